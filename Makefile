@@ -1,0 +1,79 @@
+# One place for each thing that is fetched: the Python environment in .venv, everything else in .streamrl.
+# A stamp file says that a step is done; a step runs again only when what it was made from has changed.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON    ?= python3
+VENV      := .venv
+BIN       := $(VENV)/bin
+TORCH     := 2.13.0
+DEEPSPEED := deepspeed==0.19.8
+UV        := $(BIN)/uv
+
+# A folder of wheels is used if you have one (a torch wheel for CPUs in it saves 5 GB), and never needed.
+# pip separates such places by spaces, uv by commas; uv refuses a folder that is not there.
+empty      :=
+space      := $(empty) $(empty)
+comma      := ,
+wheel_dirs := $(foreach place,$(PIP_FIND_LINKS),$(if $(findstring ://,$(place)),$(place),$(wildcard $(place))))
+ifneq ($(strip $(wheel_dirs)),)
+export UV_FIND_LINKS ?= $(subst $(space),$(comma),$(strip $(wheel_dirs)))
+endif
+cpu_torch := $(foreach place,$(wheel_dirs),$(wildcard $(place)/torch-$(TORCH)+cpu-*.whl))
+# The build of torch for CPUs imports none of the CUDA libraries that the plain one needs.
+unneeded  := $(if $(cpu_torch),^(nvidia-|cuda-),^$$)
+
+.PHONY: help setup kafka s3 demo test lint clean requirements
+
+help:  ## print the targets
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/\1|\2/' \
+		| while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
+
+setup: $(VENV)/.installed  ## make .venv with everything in it
+
+$(VENV)/.packages: requirements/cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(UV) || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	grep -vE '$(unneeded)' requirements/cpu.txt > $(VENV)/requirements.txt
+	$(UV) pip install --python $(BIN)/python --no-deps -r $(VENV)/requirements.txt
+	DS_BUILD_OPS=0 $(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation $(DEEPSPEED)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.packages pyproject.toml
+	$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
+	touch $@
+
+kafka: .streamrl/.kafka  ## fetch Apache Kafka's jars into .streamrl/kafka/lib (Java 17, Maven)
+
+.streamrl/.kafka: infra/stack/kafka_jars/pom.xml | setup
+	$(BIN)/python -m infra.stack kafka
+	touch $@
+
+s3: .streamrl/.s3  ## build the S3 server versitygw into .streamrl/bin (Go); for tests and `streamrl up --s3`
+
+.streamrl/.s3: infra/stack/s3_binary.py | setup
+	$(BIN)/python -m infra.stack s3
+	touch $@
+
+demo: setup kafka  ## a whole small run on this machine
+	$(BIN)/streamrl demo
+
+test: setup kafka s3  ## every test, against real services
+	$(BIN)/python -m pytest tests
+
+lint: setup  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+requirements:  ## compile requirements/cpu.txt again (after a change to cpu.in)
+	$(UV) pip compile requirements/cpu.in --override requirements/overrides.txt -c requirements/constraints.txt \
+		-o requirements/cpu.txt --python-version 3.11 --quiet --no-annotate \
+		--custom-compile-command 'make requirements'
+
+clean:  ## stop the local stack, then remove .venv and .streamrl
+	if test -d .streamrl/run && test -x $(BIN)/python; then $(BIN)/python -m infra.stack down; fi
+	rm -rf $(VENV) .streamrl build dist .pytest_cache .mypy_cache .ruff_cache

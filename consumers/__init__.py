@@ -1,0 +1,1 @@
+"""The trainer: stream, batches, learner, checkpoint, publisher."""

@@ -1,0 +1,139 @@
+"""From rows to micro-batches: advantages by group, then cuts by length that waste little on padding.
+
+Everything here is a function of the rows alone, in an order of its own: never of who finished first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from consumers.stream import Row
+from schemas.messages import Sample
+from schemas.runspec import AlgorithmSection
+
+_START_COST = 48  # starting another micro-batch costs about as much as so many tokens
+
+
+def advantages(samples: Sequence[Sample], algorithm: AlgorithmSection) -> np.ndarray:
+    """Advantage of each sample over its group; 0 for one without a reward, which does not touch the others."""
+    rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
+    groups = np.array([sample.group for sample in samples])
+    result = np.zeros(len(samples))
+    for group in np.unique(groups):
+        members = (groups == group) & ~np.isnan(rewards)
+        if members.sum() < 2:
+            continue  # no baseline
+        centred = rewards[members] - rewards[members].mean()
+        if not np.any(np.abs(centred) > 1e-9):
+            continue  # all alike: nothing to learn, and no rounding error to learn from
+        if algorithm.advantage == "std":
+            centred = centred / (rewards[members].std() + 1e-6)
+        result[members] = centred
+    return result
+
+
+def token_weight(length: int, algorithm: AlgorithmSection) -> float:
+    """Weight of each token of a sample of some length."""
+    return {"token": 1.0, "sqrt": length**-0.5, "sequence": 1.0 / length}[algorithm.length_weight]
+
+
+def cut(lengths: Sequence[int], budget: int) -> list[int]:
+    """Sizes of the micro-batches that sorted rows (shortest first) are cut into, at least cost.
+
+    The cost of a micro-batch is its tokens with padding plus a constant; dynamic programming over the cuts.
+    """
+    best = [0.0]
+    last_size = [0]
+    for end in range(1, len(lengths) + 1):
+        longest = lengths[end - 1]
+        options = [
+            (best[end - size] + size * longest + _START_COST, size)
+            for size in range(1, end + 1)
+            if size == 1 or size * longest <= budget
+        ]
+        cost, size = min(options)
+        best.append(cost)
+        last_size.append(size)
+    sizes: list[int] = []
+    end = len(lengths)
+    while end:
+        sizes.append(last_size[end])
+        end -= last_size[end]
+    return sizes[::-1]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples as padded tensors. Answers stand right behind their prompts, padding at the end."""
+
+    rows: Sequence[Row]
+    tokens: torch.Tensor  # [samples, longest]
+    answer: torch.Tensor  # bool, the tokens that were drawn
+    behaviour: torch.Tensor  # [drawn tokens] logprobs under the weights that drew them
+    advantage: torch.Tensor  # [drawn tokens]
+    weight: torch.Tensor  # [drawn tokens]
+    on_policy: torch.Tensor  # bool [drawn tokens], of samples made by `version` alone
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens that are not padding."""
+        return sum(row.sample.prompt_tokens.size + row.sample.tokens.size for row in self.rows)
+
+
+def micro_batch(
+    rows: Sequence[Row], advantage: Sequence[float], algorithm: AlgorithmSection, version: int
+) -> MicroBatch:
+    """Pad rows into tensors."""
+    samples = [row.sample for row in rows]
+    sizes = [sample.prompt_tokens.size + sample.tokens.size for sample in samples]
+    tokens = np.zeros((len(rows), max(sizes)), dtype=np.int64)
+    answer = np.zeros(tokens.shape, dtype=bool)
+    for number, sample in enumerate(samples):
+        start, end = sample.prompt_tokens.size, sizes[number]
+        tokens[number, :start] = sample.prompt_tokens
+        tokens[number, start:end] = sample.tokens
+        answer[number, start:end] = True
+    lengths = [sample.tokens.size for sample in samples]
+    weights = [token_weight(length, algorithm) for length in lengths]
+    exact = [bool((sample.versions == version).all()) for sample in samples]
+    return MicroBatch(
+        rows=rows,
+        tokens=torch.from_numpy(tokens),
+        answer=torch.from_numpy(answer),
+        behaviour=torch.from_numpy(np.concatenate([sample.logprobs for sample in samples])),
+        advantage=torch.from_numpy(np.repeat(np.array(advantage, dtype=np.float32), lengths)),
+        weight=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), lengths)),
+        on_policy=torch.from_numpy(np.repeat(np.array(exact), lengths)),
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The micro-batches of some rows, and the rows that are trained by none of them."""
+
+    batches: list[MicroBatch]
+    idle: list[Row]  # no advantage, no gradient: they count in the average and cost nothing
+
+
+def plan(rows: Sequence[Row], algorithm: AlgorithmSection, budget: int, version: int) -> Plan:
+    """Advantages, then micro-batches of like length."""
+    worth = advantages([row.sample for row in rows], algorithm)
+    chosen = [number for number in range(len(rows)) if worth[number]]
+    chosen.sort(key=lambda number: (_size(rows[number]), rows[number].sample.group, rows[number].sample.index))
+    batches: list[MicroBatch] = []
+    start = 0
+    for size in cut([_size(rows[number]) for number in chosen], budget):
+        members = chosen[start : start + size]
+        batches.append(
+            micro_batch([rows[n] for n in members], [worth[n] for n in members], algorithm, version)
+        )
+        start += size
+    return Plan(batches, [rows[number] for number in range(len(rows)) if not worth[number]])
+
+
+def _size(row: Row) -> int:
+    return int(row.sample.prompt_tokens.size + row.sample.tokens.size)

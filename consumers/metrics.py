@@ -1,0 +1,50 @@
+"""What a step says about itself: the ledger carries it, the live view and the report show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from consumers.batching import Plan
+from consumers.loss import LossStats
+from schemas.messages import Sample
+
+
+def step_metrics(
+    samples: Sequence[Sample], plans: Sequence[Plan], stats: Sequence[LossStats], *,
+    iteration: int, norm: float, compute_s: float, waited_s: float,
+) -> dict[str, float]:  # fmt: skip
+    """The health of one optimizer step."""
+    rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
+    lengths = np.array([sample.true_length for sample in samples])
+    staleness = np.array([iteration - int(sample.versions.min()) for sample in samples])
+    batches = [batch for planned in plans for batch in planned.batches]
+    padded = sum(batch.tokens.numel() for batch in batches)
+    tokens = sum(stat.tokens for stat in stats)
+    informative = {row.sample.group for batch in batches for row in batch.rows}
+    predicted = np.array([sample.predicted for sample in samples])
+    return {
+        "reward": float(np.nanmean(rewards)) if not np.isnan(rewards).all() else 0.0,
+        "failed_rewards": float(np.isnan(rewards).sum()),
+        "length": float(lengths.mean()),
+        "longest": float(lengths.max()),
+        "cut_off": float(np.mean([sample.finish == "length" for sample in samples])),
+        "length_error": float(np.median(np.abs(np.log(predicted / np.maximum(1, lengths))))),
+        "tokens": float(lengths.sum()),
+        "trained_tokens": float(tokens),
+        "informative_groups": float(len(informative)),
+        "microbatches": float(len(batches)),
+        "padding_waste": 1.0 - sum(batch.real_tokens for batch in batches) / padded if padded else 0.0,
+        "staleness": float(staleness.mean()),
+        "staleness_max": float(staleness.max()),
+        "grad_norm": norm,
+        "clip_fraction": sum(stat.clipped for stat in stats) / max(1, tokens),
+        "negative_logprob": sum(stat.negative_logprob for stat in stats) / max(1, tokens),
+        "logprob_gap": max((stat.gap for stat in stats), default=0.0),
+        "gap_tokens": float(sum(stat.gap_tokens for stat in stats)),
+        "logprob_drift": sum(stat.drift for stat in stats) / max(1, tokens),
+        "compute_s": compute_s,
+        "waited_s": waited_s,
+        "latency_s": float(np.mean([sample.finished_at - sample.started_at for sample in samples])),
+    }

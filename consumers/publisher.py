@@ -1,0 +1,90 @@
+"""Publishing beside training: weights, their announcement and checkpoints, in order, in one thread.
+
+A step's order of writing, of which each may be the last one before a crash:
+  1. the ledger record            the decision; from here on the step is run again exactly as recorded
+  2. the weights' manifest        the version exists
+  3. the announcement             generators may use it
+  4. the checkpoint's manifest    earlier records need not be run again
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from infra.process import Context
+from infra.weights.versions import Manifest, WeightStore
+from schemas.messages import WeightsAnnouncement
+from schemas.wire import encode
+
+_AHEAD = 2  # jobs that may wait: a store slower than training holds it up instead of filling the memory
+
+
+class Publisher:
+    """Runs publishing jobs in order; a failure is raised by the next call."""
+
+    def __init__(self, context: Context, trainer_epoch: int) -> None:
+        self._context, self._epoch = context, trainer_epoch
+        self._weights = WeightStore(context.store, context.run)
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_AHEAD)
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
+        self._thread.start()
+
+    def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Publish and announce a version in the background."""
+        self.submit(lambda: self._announce(self._weights.publish(version, weights, trainer_epoch=self._epoch)))
+
+    def find(self, version: int) -> Manifest | None:
+        """A published version's manifest."""
+        return self._weights.find(version)
+
+    def fetch(self, version: int) -> dict[str, torch.Tensor]:
+        """A published version's tensors."""
+        return self._weights.fetch(version)[1]
+
+    def _announce(self, manifest: Manifest) -> None:
+        announcement = WeightsAnnouncement(
+            run=self._context.run, version=manifest.version, root=manifest.root,
+            manifest=self._weights.manifest_key(manifest.version), size=manifest.size,
+            trainer_epoch=self._epoch, announced_at=time.time(),
+        )  # fmt: skip
+        self._context.writer.send(self._context.topics.weights, encode(announcement), key="newest")
+        self._context.writer.flush(self._context.spec.deadlines.progress_s)
+        self._weights.collect(self._context.spec.trainer.keep_weights)
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run a job behind those before it."""
+        self._raise_failure()
+        self._jobs.put(job)
+
+    def drain(self) -> None:
+        """Return when all jobs are done."""
+        self._jobs.join()
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Finish all jobs and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None:
+                    return
+                if self._failed is None:
+                    job()
+            except BaseException as error:  # the trainer's own thread raises it
+                self._failed = error
+            finally:
+                self._jobs.task_done()
+
+    def _raise_failure(self) -> None:
+        if self._failed is not None:
+            raise self._failed

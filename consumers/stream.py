@@ -1,0 +1,165 @@
+"""The sample stream: records in, whole bundles out; each sample once, and nothing unfit for training.
+
+    <run>.samples ──► readable? this run's? sound? new? ──► groups ──► bundles whose groups are all complete
+                          └─ no: <run>.dead, with the reason
+
+Positions are the trainer's own: `low_watermarks` is where a trainer must start to read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infra.bus import Record
+from infra.process import Context
+from schemas.admission import oldest_version, window_of
+from schemas.messages import TRAIN, Sample
+from schemas.wire import Unreadable, decode
+
+Key = tuple[int, int]  # iteration and optimizer step in it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sample and where it stands in the log."""
+
+    sample: Sample
+    partition: int
+    offset: int
+
+
+@dataclass
+class Bundle:
+    """Groups that are trained together."""
+
+    number: int
+    groups: int
+    rows: dict[int, dict[int, Row]] = field(default_factory=dict)  # by group, by index
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples of all groups are here."""
+        return len(self.rows) == self.groups and all(
+            len(rows) == next(iter(rows.values())).sample.size for rows in self.rows.values()
+        )
+
+    def in_order(self) -> list[Row]:
+        """All rows, by group and index."""
+        return [self.rows[group][index] for group in sorted(self.rows) for index in sorted(self.rows[group])]
+
+
+class SampleStream:
+    """Reads `<run>.samples` and keeps what is not trained yet."""
+
+    def __init__(self, context: Context, vocabulary: int, start: Mapping[int, int], trained: Key) -> None:
+        self._context, self._vocabulary = context, vocabulary
+        self._trained = trained  # everything before this key is trained
+        self._reader = context.bus.reader(context.topics.samples, start)
+        self._bundles: dict[Key, dict[int, Bundle]] = {}
+        self.duplicates = 0
+        self.received = 0
+
+    def pump(self, wait_s: float) -> int:
+        """Read what has come; how many new samples there were."""
+        before = self.received
+        for record in self._reader.poll(wait_s):
+            try:
+                sample = decode(record.value, Sample)
+            except Unreadable as error:
+                self._context.dead_letter(record, str(error))
+                continue
+            if sample.purpose == TRAIN or sample.run != self._context.run:
+                self._take(sample, record)
+        return self.received - before
+
+    def _take(self, sample: Sample, record: Record) -> None:
+        reason = self.fault(sample)
+        if reason:
+            self._context.dead_letter(record, reason)
+            return
+        key = (sample.window, sample.mini)
+        if key < self._trained:
+            self.duplicates += 1
+            return
+        bundle = self._bundles.setdefault(key, {}).setdefault(
+            sample.bundle, Bundle(sample.bundle, sample.bundle_groups)
+        )
+        rows = bundle.rows.setdefault(sample.group, {})
+        known = rows.get(sample.index)
+        if known is None:
+            rows[sample.index] = Row(sample, record.partition, record.offset)
+            self.received += 1
+        elif np.array_equal(known.sample.tokens, sample.tokens):
+            self.duplicates += 1
+        elif sample.seed == known.sample.seed:
+            self._context.dead_letter(record, f"sample {sample.id} came before with other tokens and the same seed")
+        else:
+            self.duplicates += 1  # made again with newer weights after a generator died: the first one counts
+
+    def fault(self, sample: Sample) -> str:
+        """Why a sample can't be trained; empty if it can."""
+        spec = self._context.spec
+        algorithm = spec.algorithm
+        if sample.run != self._context.run:
+            return f"it is of run {sample.run}"
+        if sample.size != algorithm.group_size or not 0 <= sample.index < sample.size:
+            return f"index {sample.index} of {sample.size} does not fit groups of {algorithm.group_size}"
+        if sample.window != window_of(sample.group, algorithm.groups):
+            return f"group {sample.group} is not of iteration {sample.window}"
+        for name, tokens in (("prompt", sample.prompt_tokens), ("answer", sample.tokens)):
+            if tokens.size == 0:
+                return f"the {name} is empty"
+            if tokens.min() < 0 or tokens.max() >= self._vocabulary:
+                return f"a token of the {name} is not in the vocabulary of {self._vocabulary}"
+        if sample.logprobs.size != sample.tokens.size:
+            return f"{sample.tokens.size} tokens have {sample.logprobs.size} logprobs"
+        if not bool(np.isfinite(sample.logprobs).all()) or float(sample.logprobs.max()) > 1e-3:
+            return "its logprobs are not logprobs"
+        if sample.versions.size == 0 or sample.versions.size != sample.version_starts.size:
+            return "it does not say which weights made it"
+        oldest = oldest_version(sample.group, algorithm.groups, algorithm.lookahead)
+        if int(sample.versions.min()) < oldest:
+            return f"weights {int(sample.versions.min())} made it; its iteration allows {oldest} and newer"
+        if algorithm.mode == "sync" and int(sample.versions.max()) != sample.window:
+            return f"weights {int(sample.versions.max())} made it; on-policy needs {sample.window}"
+        if not sample.reward_error and not np.isfinite(sample.reward):
+            return "its reward is not a number"
+        return ""
+
+    def complete(self, key: Key) -> list[Bundle]:
+        """The complete bundles of an optimizer step that are here now; they are handed out once."""
+        bundles = self._bundles.get(key, {})
+        ready = [bundle for bundle in bundles.values() if bundle.complete]
+        return sorted(ready, key=lambda bundle: bundle.number)
+
+    def outstanding(self, key: Key) -> int:
+        """How many samples of an optimizer step are not here yet."""
+        algorithm = self._context.spec.algorithm
+        wanted = algorithm.groups // algorithm.optimizer_steps * algorithm.group_size
+        return wanted - sum(
+            len(rows) for bundle in self._bundles.get(key, {}).values() for rows in bundle.rows.values()
+        )
+
+    def trained(self, key: Key) -> None:
+        """An optimizer step is done: let go of its samples."""
+        self._bundles.pop(key, None)
+        window, mini = key
+        last = mini + 1 == self._context.spec.algorithm.optimizer_steps
+        self._trained = (window + 1, 0) if last else (window, mini + 1)
+
+    def low_watermarks(self) -> dict[int, int]:
+        """By partition the position from which on nothing is trained that is not known to be."""
+        marks = dict(self._reader.positions())
+        for bundles in self._bundles.values():
+            for bundle in bundles.values():
+                for rows in bundle.rows.values():
+                    for row in rows.values():
+                        marks[row.partition] = min(marks[row.partition], row.offset)
+        return marks
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._reader.close()

@@ -1,0 +1,94 @@
+"""What can be known about a run file's files before anything is started."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+from pathlib import Path
+
+from flows.request import Request
+from schemas.loading import RunFileError, load
+from schemas.runspec import RunSpec
+
+
+def check(request: Request) -> RunSpec:
+    """The run spec, if all that it names is there. Changes nothing and imports none of the user's code."""
+    spec = load(request.runfile, request.overrides)
+    problems = [*_model_problems(spec), *_task_problems(spec)]
+    if problems:
+        raise RunFileError("\n".join(f"{request.runfile}: {problem}" for problem in problems))
+    return spec
+
+
+def _model_problems(spec: RunSpec) -> list[str]:
+    if spec.model.build:
+        return _function_problems("model.build", spec.model.build, "build")
+    folder = Path(spec.model.path or "")
+    if not folder.is_dir():
+        return [f"model.path: there is no folder {folder}"]
+    if not (folder / "config.json").is_file():
+        return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
+    return []
+
+
+def _task_problems(spec: RunSpec) -> list[str]:
+    task, found = spec.task, []
+    if task.python:
+        found += _function_problems("task.python", f"{task.python}:problems", "problems")
+        if not task.reward:
+            found += _function_problems("task.python", f"{task.python}:reward", "reward")
+    if task.reward:
+        found += _function_problems("task.reward", task.reward, "reward")
+    for name in ("jsonl", "held_out_jsonl"):
+        file = getattr(task, name)
+        if file and not Path(file).is_file():
+            found.append(f"task.{name}: there is no file {file}")
+    return found
+
+
+def _function_problems(field: str, where: str, usual: str) -> list[str]:
+    """`where` is FILE.py:function or module:function."""
+    source, colon, function = where.rpartition(":")
+    if not colon or not function:
+        return [f"{field}: {where!r} names no function: write it as FILE.py:{usual} or module:{usual}"]
+    if source.endswith(".py"):
+        file = Path(source)
+        if not file.is_file():
+            close = _near(file)
+            return [f"{field}: there is no file {source}{f'; did you mean {close}?' if close else ''}"]
+        return _missing_function(field, file, function)
+    try:
+        there = importlib.util.find_spec(source) is not None
+    except (ImportError, ValueError):
+        there = False
+    return [] if there else [f"{field}: there is no module {source}, and no file of that name ends in .py"]
+
+
+def _missing_function(field: str, file: Path, function: str) -> list[str]:
+    try:
+        tree = ast.parse(file.read_text())
+    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        return [f"{field}: {file} can't be read as Python: {error}"]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = {name for node in ast.walk(tree) for name in _names_bound(node)} | set(functions)
+    if function in names:
+        return []
+    close = difflib.get_close_matches(function, functions, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f" (it has: {', '.join(functions) or 'none'})"
+    return [f"{field}: {file} has no function {function}(){hint}"]
+
+
+def _names_bound(node: ast.AST) -> list[str]:
+    """Functions also come by import or assignment."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _near(file: Path) -> str | None:
+    names = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
+    close = difflib.get_close_matches(file.name, names, n=1)
+    return str(file.parent / close[0]) if close else None

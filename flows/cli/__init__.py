@@ -1,0 +1,26 @@
+"""The command line `streamrl`: one file a command. What is heavy is imported when a command needs it."""
+
+from __future__ import annotations
+
+import typer
+
+from flows.cli import demo, doctor, down, join, logs, run, schema, status, up
+
+app = typer.Typer(
+    name="streamrl",
+    help="Reinforcement learning for language models: vLLM generators → Kafka → a torch trainer.\n\n"
+    "Start here: [bold]streamrl doctor[/bold] looks at this machine, [bold]streamrl demo[/bold] shows a whole run, "
+    "[bold]streamrl run FILE[/bold] does yours.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+for command in (up, run, status, logs, demo, join, down, doctor, schema):
+    command.add_to(app)
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="streamrl")

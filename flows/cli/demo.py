@@ -1,0 +1,48 @@
+"""streamrl demo"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from flows.cli.talk import fail, out, plain_errors, sigterm_interrupts
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(demo))
+
+
+def demo() -> None:
+    """A whole small run: start what is needed, train examples/count.yaml, show the result, stop what was started.
+
+    A small model learns to count down: first the model is made (a minute or two, once), then trained.
+
+    Example: [bold]streamrl demo[/bold]
+    """
+    from flows.cli.run import carry_out
+    from flows.request import Request
+    from infra.stack import local
+
+    runfile = _runfile()
+    console = out()
+    before = {service.name for service in local.state() if service.status == "running"}
+    try:
+        with sigterm_interrupts():
+            local.up(
+                kafka=True, prefect=True,
+                progress=lambda name, text: console.print(f"[dim]{name}[/dim] {text}", highlight=False),
+            )  # fmt: skip
+        carry_out(Request(str(runfile)), prefect=True)
+    finally:
+        if not before:
+            local.down()
+
+
+def _runfile() -> Path:
+    """In the current folder, or beside this code: a wheel has no examples."""
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        if (folder / "examples" / "count.yaml").is_file():
+            return folder / "examples" / "count.yaml"
+    fail("examples/count.yaml is not here: run this in a clone of StreamRL")

@@ -1,0 +1,44 @@
+"""streamrl logs"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.talk import fail, out, plain_errors
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(logs))
+
+
+def logs(
+    run: Annotated[str, typer.Argument(help="The run's id, such as count-1.")],
+    role: Annotated[
+        str | None, typer.Argument(help="trainer, feeder, generator, generator-0 …; all if left out.")
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, help="How many of the last lines of each log.")
+    ] = 30,
+    store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
+) -> None:
+    """Show the last lines of the logs of a run's processes on this machine.
+
+    Example: [bold]streamrl logs count-3 trainer -n 100[/bold]
+    """
+    from flows.places import logs_folder, store_url
+    from infra.runs import find
+    from infra.stack.files import tail
+    from infra.store import open_store
+
+    folder = logs_folder(find(open_store(store_url(store)), run))
+    found = sorted(file for file in folder.glob("*.log") if role is None or file.stem.startswith(role))
+    if not found:
+        there = ", ".join(sorted(file.stem for file in folder.glob("*.log"))) or "none"
+        fail(f"no log of {role or 'any role'} in {folder}; there is: {there}")
+    console = out()
+    for file in found:
+        console.print(f"[bold]{file.stem}[/bold] [dim]{file}[/dim]", highlight=False, soft_wrap=True)
+        console.print(tail(file, lines), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,48 @@
+"""The result of a run, for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.live import number
+from flows.request import Result
+
+
+def show_result(console: Console, result: Result) -> None:
+    """Before and after, what it took, and where the report is."""
+    summary = result.summary
+    if summary["result"]:
+        table = Table(
+            "reward at temperature 1", "problems", "before", "after", "gain", title=f"run {result.run}"
+        )
+        for row in summary["result"]:
+            error = row.get("gain_error")
+            gain = f"{row['gain']:+.3f}" + (f" ± {error:.3f}" if error is not None else "")
+            table.add_row(
+                row["what"], str(row["problems"]), number(row["before"], 3), number(row["after"], 3), gain
+            )
+        console.print(table)
+    else:
+        console.print(
+            f"run {result.run}: reward of the first step {number(summary['reward_first'], 3)}, "
+            f"of the last {number(summary['reward_last'], 3)} (evaluation.problems compares on held-out problems)",
+            highlight=False,
+        )
+    console.print(
+        f"{summary['iterations']} iterations, {summary['samples']} samples in {number(summary['training_s'], 0)} s: "
+        f"{number(summary['samples_per_s'], 0)} samples/s; staleness {number(summary['staleness'], 2)}, at most "
+        f"{summary['staleness_max']}; logprob gap {number(summary['logprob_gap'], 6)}",
+        highlight=False,
+    )
+    if summary["rewards_failed"]:
+        console.print(f"{summary['rewards_failed']} samples had no reward", style="yellow", highlight=False)
+    if summary["dead_letters"]:
+        reasons = "; ".join(summary["dead_letter_reasons"])
+        console.print(
+            f"{summary['dead_letters']} dead letters: {reasons}",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
+    console.print(f"report: {result.report}", highlight=False, soft_wrap=True)

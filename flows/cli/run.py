@@ -1,0 +1,85 @@
+"""streamrl run"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.talk import INTERRUPTED, fail, out, plain_errors, sigterm_interrupts
+
+NEWEST = ""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(run))
+
+
+def run(
+    runfile: Annotated[str, typer.Argument(help="The run file, such as examples/count.yaml.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Only look whether it could run; change nothing.")
+    ] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run: the newest of this run file, or --resume RUN-ID."),
+    ] = False,
+    resume_id: Annotated[
+        str | None, typer.Argument(metavar="[RUN-ID]", help="With --resume: which run.")
+    ] = None,
+    prefect: Annotated[
+        bool,
+        typer.Option(
+            "--prefect/--no-prefect", help="Run it as a flow of the Prefect server that `up` started."
+        ),
+    ] = True,
+) -> None:
+    """Train by a run file, and watch. Ctrl-C stops it in order; it can be resumed.
+
+    Examples:
+
+    [bold]streamrl run examples/count.yaml[/bold]
+
+    [bold]streamrl run examples/count.yaml --check --set algorithm.mode=sync[/bold]
+
+    [bold]streamrl run examples/count.yaml --resume count-3[/bold]
+    """
+    from schemas.loading import RunFileError
+
+    from flows.checks import check as look_at
+    from flows.request import Request
+
+    if resume_id and not resume:
+        raise RunFileError(f"{resume_id}: a second argument is the id of a run to go on with, after --resume")
+    request = Request(runfile, tuple(changes or ()), (resume_id or True) if resume else None)
+    spec = look_at(request)
+    if check:
+        out().print(
+            f"{runfile} is fine: {spec.algorithm.iterations} iterations of {spec.algorithm.groups} × "
+            f"{spec.algorithm.group_size} samples, {spec.algorithm.mode}",
+            highlight=False,
+        )
+        return
+    carry_out(request, prefect=prefect)
+
+
+def carry_out(request: object, *, prefect: bool) -> None:
+    """Run it, with the terminal as its screen, and show the result."""
+    from flows.cli.result import show_result
+    from flows.cli.running import run_here
+    from flows.request import Request, RunCancelled
+
+    assert isinstance(request, Request)
+    console = out()
+    try:
+        with sigterm_interrupts():
+            result = run_here(request, console, prefect=prefect)
+    except KeyboardInterrupt:
+        fail("stopped; every process of the run has ended", INTERRUPTED)
+    except RunCancelled as cancelled:
+        fail(str(cancelled), INTERRUPTED)
+    show_result(console, result)

@@ -1,0 +1,88 @@
+"""A run in this process: as a flow if a Prefect server is there, plainly if not."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flows.live import terminal
+from flows.plain import train_plainly
+from flows.request import Request, Result, RunCancelled
+from flows.screen import Screen
+from infra.stack import local
+
+
+def run_here(request: Request, console: Console, *, prefect: bool) -> Result:
+    """Run it to its end."""
+    env = prefect_environment() if prefect else {}
+    with terminal(console) as screen:
+        if env:
+            return _as_flow(request, screen, env)
+        if prefect:
+            screen.say("no Prefect server is up (`streamrl up` starts one): this is a plain run")
+        return train_plainly(request.runfile, request.overrides, request.resume, screen=screen)
+
+
+def prefect_environment() -> dict[str, str]:
+    """How to reach the user's Prefect server, else the local one; empty if there is none that answers."""
+    own = os.environ.get("PREFECT_API_URL")
+    if own and healthy(own):
+        return {"PREFECT_API_URL": own}
+    stack = local.current()
+    if stack.prefect_api_url is None or not healthy(stack.prefect_api_url):
+        return {}
+    return {name: value for name, value in stack.env().items() if name.startswith(("PREFECT_", "DO_NOT"))}
+
+
+def _as_flow(request: Request, screen: Screen, env: dict[str, str]) -> Result:
+    # Prefect reads these when it is imported. Its own lines would tear the live view: they go to the server.
+    os.environ.update(env)
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+    screen.say(f"a flow of the Prefect server at {env['PREFECT_API_URL'].removesuffix('/api')}")
+    from prefect.exceptions import CancelledRun
+
+    from flows.train import train
+
+    with _seen_by(screen), _quick_end():
+        try:
+            found: dict[str, Any] = train(request.runfile, list(request.overrides), request.resume)
+        except CancelledRun as cancelled:
+            raise RunCancelled(str(cancelled)) from None
+    return Result(found.pop("run"), Path(found.pop("report")), found)
+
+
+@contextmanager
+def _seen_by(screen: Screen) -> Iterator[None]:
+    from flows.train import watchers
+
+    watchers.append(screen)
+    try:
+        yield
+    finally:
+        watchers.remove(screen)
+
+
+@contextmanager
+def _quick_end() -> Iterator[None]:
+    """Without heartbeats a flow ends a second sooner, and this terminal sees anyway whether it lives."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+def healthy(api_url: str) -> bool:
+    """Whether a Prefect server answers. No proxy: an address on loopback means this machine."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{api_url}/health", timeout=3) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False

@@ -1,0 +1,65 @@
+"""streamrl status"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.talk import out, plain_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(status))
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(help="The run's id; the newest if left out.")] = None,
+    store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
+) -> None:
+    """Show the local services, and of a run: its processes, what waits in each length class, its last step.
+
+    Example: [bold]streamrl status count-3[/bold]
+    """
+    console = out()
+    _services(console)
+    _run(console, run, store)
+
+
+def _services(console: Console) -> None:
+    import time
+
+    from rich.table import Table
+
+    from infra.stack import local
+
+    table = Table("service", "status", "where", "process", "memory", "since", box=None, pad_edge=False)
+    for service in local.state():
+        table.add_row(
+            service.name, service.status, service.url or "", str(service.pid or ""),
+            f"{service.rss_bytes / 2**20:.0f} MiB" if service.rss_bytes else "",
+            time.strftime("%H:%M", time.localtime(service.started_at)) if service.started_at else "",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _run(console: Console, run: str | None, store_name: str) -> None:
+    from flows.follow import look
+    from flows.live import one_line, picture
+    from flows.places import store_url
+    from infra.runs import find, runs_of
+    from infra.store import open_store
+
+    store = open_store(store_url(store_name))
+    records = [find(store, one) for one in runs_of(store)] if run is None else [find(store, run)]
+    if not records:
+        console.print(f"\nno runs in {store.url} yet", highlight=False, soft_wrap=True)
+        return
+    view = look(max(records, key=lambda record: record.created_at))
+    console.print()
+    console.print(picture(view))
+    console.print(one_line(view), highlight=False, soft_wrap=True)

@@ -1,0 +1,91 @@
+"""How commands speak: results to standard output, errors in red to standard error, and no traceback."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def out() -> Console:
+    """Standard output."""
+    from rich.console import Console
+
+    return Console()
+
+
+def fail(message: str, code: int = USER_ERROR) -> NoReturn:
+    """Say what is wrong, and end."""
+    from rich.console import Console
+
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Errors that say what happened are shown as they are. Those of the run file and of names end with 2."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            fail("interrupted", INTERRUPTED)
+        except Exception as error:
+            code = _code_of(error)
+            if code is None:
+                raise
+            fail(str(error), code)
+
+    return wrapped
+
+
+def _code_of(error: Exception) -> int | None:
+    """The exit code for an error that is shown without a traceback; None for a bug of ours."""
+    from flows.phases import EXPECTED
+    from infra.runs import RunError
+    from infra.stack.errors import StackError
+    from schemas.loading import RunFileError
+
+    if isinstance(error, RunFileError | RunError):
+        return USER_ERROR
+    return FAILED if isinstance(error, (*EXPECTED, StackError)) else None
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a command like Ctrl-C: in order, with everything cleared away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # A shell starts a background command with SIGINT ignored: Ctrl-C sent to it by hand must work too.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def is_terminal() -> bool:
+    """Whether somebody looks."""
+    return sys.stdout.isatty()

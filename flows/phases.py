@@ -1,0 +1,89 @@
+"""A run from its run file to its report, phase by phase. With Prefect each is a task; without, a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flows import places as place
+from flows.checks import check
+from flows.make_report import make_report
+from flows.model import prepare_model
+from flows.places import Places, start_stack
+from flows.request import Request, Result, RunCancelled, RunFailed
+from flows.screen import Screen
+from flows.watch import train
+from infra import runs
+from infra.bus import BusError
+from infra.runs import RunRecord
+from infra.stack.errors import StackError
+from infra.store import StoreError
+from infra.supervise.team import SuperviseError
+from infra.waiting import WaitedTooLong
+from schemas.runspec import RunSpec
+from schemas.topics import Topics
+
+# Errors that say what happened and what to do: shown without a traceback.
+EXPECTED = (RunFailed, runs.RunError, BusError, StackError, StoreError, SuperviseError, WaitedTooLong)
+
+F = TypeVar("F", bound=Callable[..., Any])
+AsPhase = Callable[[F], F]
+
+
+def conduct(
+    request: Request,
+    screen: Screen,
+    *,
+    as_phase: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+    told_to_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Run it. Whatever ends this, no process of the run is left."""
+    spec: RunSpec = as_phase(check)(request)
+    places: Places = as_phase(start_stack)(spec, screen.say)
+    model: Path = as_phase(prepare_model)(spec, screen.progress)
+    record: RunRecord = as_phase(create_run)(request, spec, places, model)
+    screen.say(f"run {record.id}: its logs are in {place.logs_folder(record)}")
+    try:
+        as_phase(train)(record, places, screen, told_to_stop=told_to_stop)
+    except EXPECTED as error:
+        kind = RunCancelled if isinstance(error, RunCancelled) else RunFailed
+        raise kind(f"{error}\n{resume_hint(request, record.id)}") from error
+    except BaseException:
+        screen.say(resume_hint(request, record.id))
+        raise
+    result: Result = as_phase(make_report)(record, places)
+    return result
+
+
+def create_run(request: Request, spec: RunSpec, places: Places, model: Path) -> RunRecord:
+    """The run's record in the store and its topics on the broker; or those of the run that is resumed."""
+    store = places.open_store()
+    # Absolute: whoever resumes, reports or reads logs may be in another folder.
+    spec = spec.model_copy(update={"report": str(Path(spec.report).absolute())})
+    if request.resume:
+        run = _run_to_resume(request.resume, spec, places)
+        record = runs.resume(store, run, spec, bootstrap_servers=places.bootstrap_servers)
+    else:
+        record = runs.create(store, spec, bootstrap_servers=places.bootstrap_servers, model=str(model))
+    bus = place.bus_of(record, "streamrl-run")
+    try:
+        bus.create_topics(Topics(record.id, spec.lengths.classes).all())
+    finally:
+        bus.close()
+    return record
+
+
+def _run_to_resume(resume: str | bool, spec: RunSpec, places: Places) -> str:
+    if isinstance(resume, str):
+        return resume
+    known = runs.runs_of(places.open_store(), spec.run)
+    if not known:
+        raise runs.RunError(f"there is no run of the name {spec.run} in {places.store_url} to resume")
+    return known[-1]
+
+
+def resume_hint(request: Request, run: str) -> str:
+    """The command that goes on with a run."""
+    changes = "".join(f" --set {override}" for override in request.overrides)
+    return f"go on with it: streamrl run {request.runfile}{changes} --resume {run}"

@@ -1,0 +1,71 @@
+"""One line of `metrics.jsonl` from one record of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from schemas.messages import Evaluation, StepRecord
+
+Row = dict[str, float | int | None]
+
+
+def step_row(record: StepRecord) -> Row:
+    """What one optimizer step was: its samples in numbers, and the trainer's own metrics."""
+    rewards = record.rewards[~np.isnan(record.rewards)]
+    lengths, staleness = record.lengths, record.version_in - record.versions
+    row: Row = {
+        "iteration": record.iteration,
+        "step": record.step,
+        "version": record.version_out,
+        "trainer_epoch": record.trainer_epoch,
+        "samples": int(record.groups.size),
+        "tokens": int(lengths.sum()),
+        "reward": _mean(rewards),
+        "reward_deviation": float(rewards.std()) if rewards.size else None,
+        "rewards_failed": int(record.rewards.size - rewards.size),
+        "length": _mean(lengths),
+        "length_p50": float(np.median(lengths)) if lengths.size else None,
+        "length_max": int(lengths.max(initial=0)),
+        "staleness": _mean(staleness),
+        "staleness_max": int(staleness.max(initial=0)),
+        "finished_at": record.finished_at,
+    }
+    return row | {name: value for name, value in record.metrics.items() if name not in row}
+
+
+def newest_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
+    """In order of steps. A trainer that resumed does the steps since its checkpoint again: the newer one counts."""
+    found: dict[int, StepRecord] = {}
+    for record in records:
+        known = found.get(record.step)
+        if known is None or known.trainer_epoch <= record.trainer_epoch:
+            found[record.step] = record
+    return [found[step] for step in sorted(found)]
+
+
+def with_rates(rows: list[Row]) -> list[Row]:
+    """Each row with samples and tokens a second since the step before it."""
+    for before, row in zip([None, *rows], rows, strict=False):
+        seconds = (row["finished_at"] or 0) - (before["finished_at"] or 0) if before else 0
+        usable = before is not None and seconds > 0 and before["trainer_epoch"] == row["trainer_epoch"]
+        row["samples_per_s"] = (row["samples"] or 0) / seconds if usable else None
+        row["tokens_per_s"] = (row["tokens"] or 0) / seconds if usable else None
+    return rows
+
+
+def evaluation_row(record: Evaluation) -> Row:
+    """What one weights version earns."""
+    rewards = record.rewards[~np.isnan(record.rewards)]
+    return {
+        "version": record.version,
+        "samples": int(record.rewards.size),
+        "failed": record.failed,
+        "reward": _mean(rewards),
+        "length": _mean(record.lengths),
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if values.size else None

@@ -1,0 +1,154 @@
+"""The Prefect flow `train`: a run, with its phases as tasks.
+
+It is an ordinary function too; `flows.plain.train_plainly` does the same with no Prefect installed or running.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated, Any
+from uuid import UUID
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+from prefect.states import Cancelled as PrefectCancelled
+from pydantic import Field
+
+from flows.live import one_line
+from flows.phases import conduct
+from flows.plain import train_plainly
+from flows.request import Request, Result, RunCancelled
+from flows.screen import Screen, Screens
+from flows.view import RunView
+
+__all__ = ["train", "train_plainly"]
+
+ARTIFACT_EVERY_S = 10.0
+ASK_EVERY_S = 3.0
+
+# Set by the command line, whose terminal is another screen. Not a parameter: those are shown in Prefect's pages.
+watchers: list[Screen] = []
+
+
+@flow(name="train", description="Train a language model by a run file, and watch over all its processes.")
+def train(
+    runfile: Annotated[str, Field(min_length=1, description="The run file: a YAML file.")],
+    overrides: Annotated[list[str], Field(description="Settings of the run file to change: a.b=c.")] = [],  # noqa: B006 - never changed; Prefect shows it
+    resume: Annotated[
+        str | bool | None, Field(description="A run's id to go on with; true: the newest.")
+    ] = None,
+) -> Any:
+    """Run a run file to its end. Cancelled or killed in any way, it leaves no process of the run."""
+    screen = Screens([PrefectScreen(), *watchers])
+    request = Request(runfile, tuple(overrides), resume)
+    try:
+        result = conduct(request, screen, as_phase=_as_task, told_to_stop=_cancelled_by_prefect())
+    except RunCancelled as cancelled:
+        return PrefectCancelled(message=str(cancelled))
+    _publish(result)
+    return {"run": result.run, "report": str(result.report), **result.summary}
+
+
+def _as_task(function: Callable[..., Any]) -> Callable[..., Any]:
+    # What goes in and out are live objects: nothing to hash, store or look into.
+    return task(
+        function, name=function.__name__.replace("_", " "), cache_policy=NO_CACHE, persist_result=False
+    )
+
+
+class PrefectScreen:
+    """News go to the flow run's log, the state of the run to a progress artifact."""
+
+    def __init__(self) -> None:
+        self._log = get_run_logger()
+        self._artifact: UUID | None = None
+        self._next = 0.0
+
+    def say(self, text: str) -> None:
+        self._log.info("%s", text)
+
+    def progress(self, fraction: float, text: str) -> None:
+        if self._due():
+            self._log.info("%3.0f%% %s", 100 * fraction, text)
+
+    def show(self, view: RunView) -> None:
+        if not self._due():
+            return
+        done = 0 if view.last is None else int(view.last["iteration"] or 0) + 1
+        percent = min(100.0, 100.0 * done / view.spec.algorithm.iterations)
+        self._log.info("%s", one_line(view))
+        with suppress(Exception):  # a view must not end the run: the server may be busy or away
+            if self._artifact is None:
+                self._artifact = _id(
+                    create_progress_artifact(percent, key=f"{view.run}-progress", description=view.run)
+                )
+            else:
+                update_progress_artifact(self._artifact, progress=percent, description=one_line(view))
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + ARTIFACT_EVERY_S
+        return True
+
+
+def _id(value: Any) -> UUID:
+    return value if isinstance(value, UUID) else UUID(str(value))
+
+
+def _cancelled_by_prefect() -> Callable[[], bool]:
+    """Asks now and then. A worker also kills the process of a cancelled run; a terminal's run has no worker."""
+    run_id, asked_at = flow_run.id, time.monotonic()
+
+    def told() -> bool:
+        nonlocal asked_at
+        if run_id is None or time.monotonic() - asked_at < ASK_EVERY_S:
+            return False
+        asked_at = time.monotonic()
+        with suppress(Exception), get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(run_id)).state
+            return state is not None and (state.is_cancelling() or state.is_cancelled())
+        return False
+
+    return told
+
+
+def _publish(result: Result) -> None:
+    """The result as artifacts."""
+    rows = result.summary["result"]
+    with suppress(Exception):  # the run is done and its report is written: that counts
+        if rows:
+            create_table_artifact(
+                rows, key=f"{result.run}-result", description=f"Held-out reward of {result.run}"
+            )
+        create_markdown_artifact(
+            markdown(result), key=f"{result.run}-report", description=f"Report of {result.run}"
+        )
+        create_link_artifact(
+            result.report.absolute().as_uri(), key=f"{result.run}-folder", link_text="report folder"
+        )
+
+
+def markdown(result: Result) -> str:
+    """The result as a page."""
+    summary = result.summary
+    lines = [f"# {result.run}", "", "| | problems | before | after | gain |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row['what']} | {row['problems']} | {row['before']:.3f} | {row['after']:.3f} | {row['gain']:+.3f} |"
+        for row in summary["result"]
+    ]
+    lines += ["", f"{summary['iterations']} iterations, {summary['samples']} samples, "
+              f"{summary['dead_letters']} dead letters. Report: `{result.report}`"]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""How the processes of a run are started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flows.places import Places
+from infra.runs import RunRecord
+from infra.stack.doctor import tcmalloc
+from schemas.runspec import RunSpec
+
+FEEDER, TRAINER, GENERATOR = "feeder", "trainer", "generator"
+MODULES = {FEEDER: "producers.feeder", TRAINER: "consumers.trainer", GENERATOR: "producers.generator"}
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process of a run."""
+
+    name: str
+    role: str
+    argv: list[str]
+    env: dict[str, str] = field(repr=False)
+
+
+def workers(record: RunRecord, places: Places) -> list[Worker]:
+    """All that the run starts on this machine. The trainer first: it takes longest to be ready."""
+    found = [worker(TRAINER, 0, record, places), worker(FEEDER, 0, record, places)]
+    found += [worker(GENERATOR, number, record, places) for number in range(record.spec.placement.generators)]
+    return found
+
+
+def worker(role: str, instance: int, record: RunRecord, places: Places) -> Worker:
+    """One process; anyone can start it like this by hand."""
+    argv = [
+        sys.executable, "-m", MODULES[role], "--store", places.store_url, "--run", record.id,
+        "--instance", str(instance),
+    ]  # fmt: skip
+    name = f"{role}-{instance}" if role == GENERATOR else role
+    return Worker(name, role, argv, places.env | environment(role, record.spec))
+
+
+def environment(role: str, spec: RunSpec) -> dict[str, str]:
+    """What a role needs in its environment."""
+    env = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    downloads = role == FEEDER and spec.task.dataset and not Path(spec.task.dataset).exists()
+    if not downloads:
+        env["HF_HUB_OFFLINE"] = os.environ.get(
+            "HF_HUB_OFFLINE", "1"
+        )  # models are folders: nothing is fetched
+    threads = {FEEDER: 1, TRAINER: spec.trainer.threads, GENERATOR: spec.generator.threads}[role]
+    env["OMP_NUM_THREADS"] = str(threads)
+    if role != FEEDER and (library := tcmalloc()):
+        # A tenth faster on CPUs: torch allocates and frees large buffers all the time.
+        env["LD_PRELOAD"] = " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD", "")]))
+    return env

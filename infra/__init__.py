@@ -1,0 +1,1 @@
+"""What both sides stand on: bus, object store, weights, process supervision, the local stack."""

@@ -1,0 +1,91 @@
+"""The bus: topics that records are appended to and read from by position. Kafka behind it, or a fake.
+
+Positions are ours (see design: progress belongs to the trainer's checkpoint), so readers are assigned
+partitions and never join a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.topics import Topic
+
+
+class BusError(RuntimeError):
+    """The bus can't do what is asked; the message names broker and topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record and where it stands."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes
+
+
+class Writer(Protocol):
+    """Appends records; a record is durable once `flush` has returned."""
+
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
+        """Append a record. Returns at once; a failure is raised by the next call of any method."""
+
+    def flush(self, deadline_s: float) -> None:
+        """Return when every record sent so far is acknowledged by all in-sync replicas."""
+
+    def close(self) -> None:
+        """Flush shortly and let go."""
+
+
+class Reader(Protocol):
+    """Reads partitions of one topic from given positions."""
+
+    def poll(self, wait_s: float, most: int = 500) -> list[Record]:
+        """The next records, or none after `wait_s`."""
+
+    def end_offsets(self) -> dict[int, int]:
+        """The position behind the newest record of each partition."""
+
+    def positions(self) -> dict[int, int]:
+        """The position of the next record of each partition."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
+class Bus(Protocol):
+    """Makes topics, writers and readers."""
+
+    def create_topics(self, topics: Sequence[Topic]) -> None:
+        """Create those that are missing; refuse those that exist with too few partitions."""
+
+    def writer(self) -> Writer:
+        """A writer for any topic."""
+
+    def reader(self, topic: Topic, start: Mapping[int, int] | None = None) -> Reader:
+        """A reader of all partitions of a topic, from `start` (default: from the beginning)."""
+
+    def close(self) -> None:
+        """Let go of all connections."""
+
+
+def read_all(bus: Bus, topic: Topic, start: Mapping[int, int] | None = None, *, deadline_s: float) -> list[Record]:
+    """Every record from `start` up to the end as it is now, partition by partition in order."""
+    from infra.waiting import Wait
+
+    reader = bus.reader(topic, start)
+    try:
+        ends = reader.end_offsets()
+        records: list[Record] = []
+        wait = Wait(f"records of {topic.name}", unblocked_by="the Kafka broker", deadline_s=deadline_s)
+        while any(reader.positions()[partition] < end for partition, end in ends.items()):
+            batch = reader.poll(0.2)
+            records += [record for record in batch if record.offset < ends[record.partition]]
+            wait.progress() if batch else wait.check()
+        return records
+    finally:
+        reader.close()

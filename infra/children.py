@@ -1,0 +1,34 @@
+"""Child processes that die with their parent, even if the parent is killed with kill -9."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent(parent: int) -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died between fork and prctl
+        os._exit(1)
+
+
+def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own. Call it from a thread that lives as long as the process shall:
+    the kernel sends the signal when the *thread* that started the child ends."""
+    parent = os.getpid()
+    return subprocess.Popen(argv, start_new_session=True, preexec_fn=lambda: _die_with_parent(parent), **options)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process started here, and all that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()

@@ -1,0 +1,199 @@
+"""The bus on Apache Kafka, through kafka-python.
+
+Credentials come from the environment, never from the run file:
+STREAMRL_KAFKA_SECURITY_PROTOCOL, _SASL_MECHANISM, _USERNAME, _PASSWORD, _CAFILE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from infra.bus import BusError, Record
+from schemas.topics import Topic
+
+LARGEST_RECORD = 8 << 20
+_BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
+
+
+def security_from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """kafka-python's options for TLS and SASL."""
+    names = {
+        "SECURITY_PROTOCOL": "security_protocol",
+        "SASL_MECHANISM": "sasl_mechanism",
+        "USERNAME": "sasl_plain_username",
+        "PASSWORD": "sasl_plain_password",
+        "CAFILE": "ssl_cafile",
+    }
+    found = {option: environment.get(f"STREAMRL_KAFKA_{name}") for name, option in names.items()}
+    return {option: value for option, value in found.items() if value}
+
+
+class KafkaBus:
+    """Connections to one cluster."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        name: str = "streamrl",
+        replication: int = 1,
+        retention_hours: int = 24 * 14,
+        delivery_s: float = 300.0,
+    ) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self._replication, self._retention_hours = replication, retention_hours
+        self._delivery_s = delivery_s
+        self._common: dict[str, Any] = {
+            "bootstrap_servers": bootstrap_servers.split(","),
+            "client_id": name,
+            "reconnect_backoff_max_ms": 2_000,
+            **security_from_environment(),
+        }
+
+    def create_topics(self, topics: Sequence[Topic]) -> None:
+        admin = self._connect(KafkaAdminClient)
+        try:
+            existing = set(admin.list_topics())
+            missing = {topic.name: self._settings(topic) for topic in topics if topic.name not in existing}
+            with contextlib.suppress(TopicAlreadyExistsError):  # another process made it in between
+                if missing:
+                    admin.create_topics(missing, wait_for_metadata=True)
+            names = [topic.name for topic in topics]
+            known = {found["name"]: len(found["partitions"]) for found in admin.describe_topics(names)}
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be created: {error}") from error
+        finally:
+            admin.close()
+        for topic in topics:
+            if known.get(topic.name, topic.partitions) < topic.partitions:
+                raise BusError(
+                    f"topic {topic.name} has {known[topic.name]} partitions; the run needs {topic.partitions} "
+                    "(lengths.classes): delete the topic or use another run name"
+                )
+
+    def _settings(self, topic: Topic) -> dict[str, Any]:
+        settings = {"max.message.bytes": str(LARGEST_RECORD)}
+        if topic.compacted:
+            settings["cleanup.policy"] = "compact"
+        else:
+            settings["retention.ms"] = str(self._retention_hours * 3_600_000)
+        if self._replication > 1:
+            settings["min.insync.replicas"] = str(self._replication - 1)
+        return {
+            "num_partitions": topic.partitions,
+            "replication_factor": self._replication,
+            "configs": settings,
+        }
+
+    def writer(self) -> KafkaWriter:
+        producer = self._connect(
+            KafkaProducer,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=2,
+            batch_size=_BATCH,
+            max_request_size=LARGEST_RECORD,
+            delivery_timeout_ms=int(self._delivery_s * 1000),
+        )
+        return KafkaWriter(producer, self.bootstrap_servers)
+
+    def reader(self, topic: Topic, start: Mapping[int, int] | None = None) -> KafkaReader:
+        consumer = self._connect(
+            KafkaConsumer,
+            enable_auto_commit=False,
+            auto_offset_reset="none",  # a position that is gone is an error, never a silent jump
+            fetch_max_wait_ms=100,  # the broker answers at once when there is something
+            max_partition_fetch_bytes=LARGEST_RECORD,
+        )
+        return KafkaReader(consumer, topic, dict(start or {}), self.bootstrap_servers)
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    def _connect(self, client: Any, **options: Any) -> Any:
+        try:
+            return client(**self._common, **options)
+        except (KafkaError, OSError, ValueError) as error:
+            raise BusError(
+                f"Kafka at {self.bootstrap_servers} can't be reached: {error or type(error).__name__}. "
+                "`streamrl up` starts the local one; a cluster of yours is placement.kafka.bootstrap_servers"
+            ) from error
+
+
+class KafkaWriter:
+    """An idempotent producer that waits for all in-sync replicas."""
+
+    def __init__(self, producer: KafkaProducer, broker: str) -> None:
+        self._producer, self._broker = producer, broker
+        self._failed: BaseException | None = None
+
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
+        self._raise_failure()
+        try:
+            future = self._producer.send(topic.name, value=value, key=key.encode(), partition=partition)
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self._broker}: {topic.name} can't be written: {error}") from error
+        future.add_errback(self._remember)
+
+    def flush(self, deadline_s: float) -> None:
+        try:
+            self._producer.flush(timeout=deadline_s)
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self._broker}: no acknowledgement within {deadline_s:g} s: {error}") from error
+        self._raise_failure()
+
+    def close(self) -> None:
+        self._producer.close(timeout=10)
+
+    def _remember(self, error: BaseException) -> None:
+        self._failed = self._failed or error
+
+    def _raise_failure(self) -> None:
+        if self._failed is not None:
+            raise BusError(f"Kafka at {self._broker}: a record was not accepted: {self._failed}") from self._failed
+
+
+class KafkaReader:
+    """A consumer with positions of its own."""
+
+    def __init__(self, consumer: KafkaConsumer, topic: Topic, start: dict[int, int], broker: str) -> None:
+        self._consumer, self._topic, self._broker = consumer, topic, broker
+        self._parts = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+        consumer.assign(self._parts)
+        unset = [part for part in self._parts if part.partition not in start]
+        if unset:
+            consumer.seek_to_beginning(*unset)
+        for part in self._parts:
+            if part.partition in start:
+                consumer.seek(part, start[part.partition])
+
+    def poll(self, wait_s: float, most: int = 500) -> list[Record]:
+        try:
+            batches = self._consumer.poll(timeout_ms=int(wait_s * 1000), max_records=most)
+        except KafkaError as error:
+            raise BusError(
+                f"Kafka at {self._broker}: {self._topic.name} can't be read: {error or type(error).__name__}"
+            ) from error
+        return [
+            Record(record.topic, record.partition, record.offset, record.key or b"", record.value or b"")
+            for batch in batches.values()
+            for record in batch
+        ]
+
+    def end_offsets(self) -> dict[int, int]:
+        try:
+            return {part.partition: end for part, end in self._consumer.end_offsets(self._parts).items()}
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self._broker}: {self._topic.name} has no end: {error}") from error
+
+    def positions(self) -> dict[int, int]:
+        return {part.partition: self._consumer.position(part) for part in self._parts}
+
+    def close(self) -> None:
+        self._consumer.close()

@@ -1,0 +1,96 @@
+"""A bus in memory, for unit tests: the same contract as Kafka's, within one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from infra.bus import BusError, Record
+from schemas.topics import Topic
+
+
+class MemoryBus:
+    """Topics as lists of records; several threads may use it."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, list[list[Record]]] = {}
+        self._changed = threading.Condition()
+
+    def create_topics(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            self._topics.setdefault(topic.name, [[] for _ in range(topic.partitions)])
+
+    def writer(self) -> MemoryWriter:
+        return MemoryWriter(self)
+
+    def reader(self, topic: Topic, start: Mapping[int, int] | None = None) -> MemoryReader:
+        return MemoryReader(self, topic, dict(start or {}))
+
+    def close(self) -> None:
+        pass
+
+    def append(self, topic: Topic, partition: int, key: bytes, value: bytes) -> None:
+        """What a writer does."""
+        with self._changed:
+            log = self.log(topic)[partition]
+            log.append(Record(topic.name, partition, len(log), key, value))
+            self._changed.notify_all()
+
+    def log(self, topic: Topic) -> list[list[Record]]:
+        """A topic's records by partition."""
+        if topic.name not in self._topics:
+            raise BusError(f"topic {topic.name} does not exist: create_topics makes it")
+        return self._topics[topic.name]
+
+    def wait(self, seconds: float) -> None:
+        """Until something is appended."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+
+class MemoryWriter:
+    """Appends at once."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
+        self._bus.append(topic, partition, key.encode(), value)
+
+    def flush(self, deadline_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryReader:
+    """Reads the lists."""
+
+    def __init__(self, bus: MemoryBus, topic: Topic, start: dict[int, int]) -> None:
+        self._bus, self._topic = bus, topic
+        self._positions = {partition: start.get(partition, 0) for partition in range(topic.partitions)}
+
+    def poll(self, wait_s: float, most: int = 500) -> list[Record]:
+        deadline = time.monotonic() + wait_s
+        while True:
+            found: list[Record] = []
+            for partition, log in enumerate(self._bus.log(self._topic)):
+                position = self._positions[partition]
+                batch = log[position : position + most - len(found)]
+                self._positions[partition] += len(batch)
+                found += batch
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            self._bus.wait(left)
+
+    def end_offsets(self) -> dict[int, int]:
+        return {partition: len(log) for partition, log in enumerate(self._bus.log(self._topic))}
+
+    def positions(self) -> dict[int, int]:
+        return dict(self._positions)
+
+    def close(self) -> None:
+        pass

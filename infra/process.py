@@ -1,0 +1,197 @@
+"""What every process of a run has: its arguments, its run, log, heartbeat and an orderly end.
+
+A role is started as `python -m producers.feeder --store URL --run count-1 [--instance 0]`, by the run flow
+or by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 told to stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from infra.bus import Bus, BusError, Record, Writer
+from infra.kafka_bus import KafkaBus
+from infra.logs import set_up
+from infra.runs import RunError, RunRecord, find, host_name
+from infra.store import Store, StoreError, open_store
+from infra.waiting import WaitedTooLong
+from infra.weights.versions import WeightsError
+from schemas.messages import DeadLetter, Heartbeat
+from schemas.runspec import RunSpec
+from schemas.topics import Topics
+from schemas.wire import encode
+
+DONE, FAILED, STOPPED = 0, 1, 3
+HEARTBEAT_S = 0.5
+
+# Errors that say what happened and what to do: a traceback would only hide that.
+EXPECTED = (BusError, StoreError, RunError, WeightsError, WaitedTooLong)
+
+
+class Stopped(Exception):
+    """The process was told to stop."""
+
+
+class Heart:
+    """Says on `<run>.status` what this process does, twice a second, from a thread of its own."""
+
+    def __init__(self, run: str, role: str, instance: int) -> None:
+        self._run, self._role, self._instance = run, role, instance
+        self._state, self._waits_for, self._unblocked_by = "starting", "", ""
+        self._since = time.time()
+        self._waited: dict[str, float] = {}
+        self.counters: dict[str, float] = {}
+
+    def working(self, state: str) -> None:
+        """Now at work."""
+        if self._waits_for or self._state != state:
+            self._switch(state, "", "")
+
+    def waiting(self, what: str, *, unblocked_by: str) -> None:
+        """Now waiting; the time is counted as idle."""
+        if self._waits_for != what:
+            self._switch("waiting", what, unblocked_by)
+
+    def _switch(self, state: str, waits_for: str, unblocked_by: str) -> None:
+        now = time.time()
+        if self._waits_for:
+            self.counters["idle_s"] = self.counters.get("idle_s", 0.0) + now - self._since
+        self._state, self._waits_for, self._unblocked_by, self._since = state, waits_for, unblocked_by, now
+
+    def message(self) -> Heartbeat:
+        """As it is now."""
+        return Heartbeat(
+            run=self._run, role=self._role, instance=self._instance, pid=os.getpid(), host=host_name(),
+            state=self._state, waits_for=self._waits_for, unblocked_by=self._unblocked_by, since=self._since,
+            counters=dict(self.counters) | {"cpu_s": time.process_time()}, sent_at=time.time(),
+        )  # fmt: skip
+
+    def beat(self, writer: Writer, topics: Topics) -> None:
+        """Send it."""
+        writer.send(topics.status, encode(self.message()), key=f"{self._role}-{self._instance}")
+
+
+@dataclass
+class Context:
+    """What a role works with."""
+
+    record: RunRecord
+    role: str
+    instance: int
+    store: Store
+    bus: Bus
+    writer: Writer
+    topics: Topics
+    heart: Heart
+    stop: threading.Event
+    log: logging.Logger
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run's spec."""
+        return self.record.spec
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """This process in messages for people."""
+        return f"{self.role}-{self.instance}@{host_name()}"
+
+    def dead_letter(self, record: Record, reason: str) -> None:
+        """Put a record that can't be used where people find it; the run goes on."""
+        letter = DeadLetter(
+            run=self.run, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason,
+            raw=record.value, found_by=self.name, found_at=time.time(),
+        )  # fmt: skip
+        self.writer.send(self.topics.dead, encode(letter), key=f"{record.topic}/{record.partition}/{record.offset}")
+        self.heart.counters["dead_letters"] = self.heart.counters.get("dead_letters", 0) + 1
+        self.log.warning("%s[%d]@%d goes to %s: %s", record.topic, record.partition, record.offset,
+                         self.topics.dead.name, reason)  # fmt: skip
+
+    def check_stop(self) -> None:
+        """Raise Stopped if this process was told to stop."""
+        if self.stop.is_set():
+            raise Stopped
+
+
+def connect(record: RunRecord, name: str) -> KafkaBus:
+    """The bus of a run."""
+    kafka = record.spec.placement.kafka
+    return KafkaBus(
+        record.bootstrap_servers, name=name, replication=kafka.replication,
+        retention_hours=kafka.retention_hours, delivery_s=record.spec.deadlines.progress_s,
+    )  # fmt: skip
+
+
+def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """A role's command line."""
+    parser = argparse.ArgumentParser(prog=f"python -m …{role}", description=f"The {role} of a run.")
+    parser.add_argument("--store", required=True, help="object store of the run: s3://… or file://…")
+    parser.add_argument("--run", required=True, help="id of the run, such as count-1")
+    parser.add_argument("--instance", type=int, default=0, help="number of this process among its role")
+    return parser.parse_args(argv)
+
+
+def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | None = None) -> int:
+    """Open the run, call `body`, and end in an orderly way whatever happens; returns the exit code."""
+    given = arguments(role, argv)
+    log = set_up(given.run, f"{role}-{given.instance}")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ended = threading.Event()
+    context: Context | None = None
+    try:
+        store = open_store(given.store)
+        record = find(store, given.run)
+        bus = connect(record, f"{role}-{given.instance}")
+        topics = Topics(record.id, record.spec.lengths.classes)
+        heart = Heart(record.id, role, given.instance)
+        context = Context(
+            record, role, given.instance, store, bus, bus.writer(), topics, heart, stop, log
+        )
+        threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
+        body(context)
+        return DONE
+    except Stopped:
+        log.info("told to stop")
+        return STOPPED
+    except EXPECTED as error:
+        log.error("%s", error)
+        return FAILED
+    except Exception:
+        log.exception("failed")
+        return FAILED
+    finally:
+        ended.set()
+        if context is not None:
+            _say_goodbye(context, log)
+        sys.stdout.flush()
+
+
+def _beats(context: Context, ended: threading.Event) -> None:
+    while not ended.wait(HEARTBEAT_S):
+        try:
+            context.heart.beat(context.writer, context.topics)
+        except BusError:
+            return  # the role itself meets the same error and reports it
+
+
+def _say_goodbye(context: Context, log: logging.Logger) -> None:
+    try:
+        context.heart.working("ended")
+        context.heart.beat(context.writer, context.topics)
+        context.writer.close()
+    except BusError as error:
+        log.warning("last heartbeat lost: %s", error)

@@ -1,0 +1,116 @@
+"""A run's record in the object store: what any process, on any site, needs to take part.
+
+    runs/<run>/run.json     written when the run is made; only a resume that extends the run replaces it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from infra.store import Exists, Missing, Store
+from schemas.runspec import RunSpec
+
+# What a resumed run may change: none of it touches what is learned from a sample.
+_CHANGEABLE = {"placement", "deadlines", "report", "trainer.checkpoint_every", "trainer.keep_checkpoints",
+               "trainer.keep_weights", "algorithm.iterations", "evaluation.every"}  # fmt: skip
+
+
+class RunError(RuntimeError):
+    """A run that can't be made or found."""
+
+
+class RunRecord(BaseModel):
+    """One run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    spec: RunSpec
+    bootstrap_servers: str
+    store: str
+    model: str  # folder with the starting weights and the tokenizer
+    created_at: float
+
+
+def _key(run: str) -> str:
+    return f"runs/{run}/run.json"
+
+
+def create(
+    store: Store, spec: RunSpec, *, bootstrap_servers: str, model: str, run_id: str | None = None
+) -> RunRecord:
+    """A new run, under the next free number of its name; of two callers each gets a number of its own."""
+    number = 1 + max((int(run.rpartition("-")[2]) for run in runs_of(store, spec.run)), default=0)
+    while True:
+        record = RunRecord(
+            id=run_id or f"{spec.run}-{number}", spec=spec, bootstrap_servers=bootstrap_servers,
+            store=store.url, model=model, created_at=time.time(),
+        )  # fmt: skip
+        try:
+            store.put_new(_key(record.id), record.model_dump_json(indent=1).encode())
+            return record
+        except Exists:
+            if run_id:
+                raise RunError(f"run {run_id} exists in {store.url}: resume it, or leave the id out") from None
+            number += 1
+
+
+def runs_of(store: Store, name: str | None = None) -> list[str]:
+    """The ids of all runs, or of those with a name, oldest first."""
+    ids = [key.split("/")[1] for key in store.list("runs") if key.endswith("/run.json")]
+    if name is not None:
+        ids = [run for run in ids if run.rpartition("-")[0] == name and run.rpartition("-")[2].isdigit()]
+    return sorted(ids, key=lambda run: (run.rpartition("-")[0], int(run.rpartition("-")[2])) if
+                  run.rpartition("-")[2].isdigit() else (run, 0))  # fmt: skip
+
+
+def find(store: Store, run: str) -> RunRecord:
+    """A run by its id."""
+    try:
+        raw = store.get(_key(run))
+    except Missing:
+        known = ", ".join(runs_of(store)[-5:]) or "none"
+        raise RunError(f"there is no run {run} in {store.url}; the newest there: {known}") from None
+    try:
+        return RunRecord.model_validate(json.loads(raw))
+    except (ValidationError, ValueError) as error:
+        raise RunError(f"{store.url}/{_key(run)} is not a run record: {error}") from error
+
+
+def resume(store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str) -> RunRecord:
+    """An existing run with what may change taken from `spec`; refuses what would change what is learned."""
+    old = find(store, run)
+    before, after = _flat(old.spec.model_dump(mode="json")), _flat(spec.model_dump(mode="json"))
+    changed = [name for name in after if before.get(name) != after[name] and not _changeable(name)]
+    if changed:
+        name = changed[0]
+        raise RunError(
+            f"run {run} was started with {name} = {before.get(name)!r}; the run file now says {after[name]!r}. "
+            "A resumed run must not change what is learned: undo that, or start a new run without --resume"
+        )
+    record = old.model_copy(update={"spec": spec, "bootstrap_servers": bootstrap_servers})
+    store.put(_key(run), record.model_dump_json(indent=1).encode())
+    return record
+
+
+def _changeable(name: str) -> bool:
+    return any(name == allowed or name.startswith(f"{allowed}.") for allowed in _CHANGEABLE)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def host_name() -> str:
+    """This machine's name, for people."""
+    return os.uname().nodename

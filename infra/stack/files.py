@@ -1,0 +1,69 @@
+"""Files that are whole or absent, and locks between processes."""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.stack.errors import StackBusy
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write so that a reader sees the old text or the new one, whenever the writer is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp makes it 0600: a secret is never readable by others, not even for a moment.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[None]:
+    """Hold an exclusive lock; the kernel lets go of it however the holder ends.
+
+    Waits for: the process whose pid stands in the file. Unblocked by: its end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        until = time.monotonic() + deadline_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    holder = os.pread(handle, 32, 0).decode().strip() or "unknown"
+                    raise StackBusy(
+                        f"{what} is locked by process {holder} for more than {deadline_s:.0f} s ({path})",
+                        fix=f"wait for it, or end it: kill {holder}",
+                    ) from None
+                time.sleep(0.05)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a log, for an error's text."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16_384))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

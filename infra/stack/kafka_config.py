@@ -1,0 +1,123 @@
+"""The broker's settings, each with its reason."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.stack.ports import LOOPBACK
+
+# The biggest record is 8 MiB of samples; a batch adds its header, and compression may not help.
+LARGEST_RECORD = 8 << 20
+LARGEST_BATCH = LARGEST_RECORD + (2 << 20)
+
+JVM_OPTIONS = (
+    "-Xms96m",
+    "-Xmx256m",
+    # One thread for the collector: with a small heap and few cores the parallel ones only cost memory.
+    "-XX:+UseSerialGC",
+    # A broker without memory must die and be named, not linger half alive.
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.awt.headless=true",
+    "-Djava.net.preferIPv4Stack=true",
+)
+
+
+def server_properties(*, data: Path, port: int, controller_port: int) -> str:
+    return _lines(
+        {
+            # One process is broker and controller.
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            # There is neither TLS nor a login here: nothing but this machine may reach it.
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": str(data),
+            # A mistyped topic is an error, not a new topic.
+            "auto.create.topics.enable": "false",
+            # One broker: one copy of everything.
+            "default.replication.factor": "1",
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "min.insync.replicas": "1",
+            "unclean.leader.election.enable": "false",
+            "auto.leader.rebalance.enable": "false",
+            # Groups serve lag displays here; 50 partitions for them would be 50 logs to recover.
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.num.partitions": "4",
+            "share.coordinator.state.topic.num.partitions": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            **_sizes(),
+            **_durability(),
+        }
+    )
+
+
+def _sizes() -> dict[str, str]:
+    return {
+        "message.max.bytes": str(LARGEST_BATCH),
+        "replica.fetch.max.bytes": str(LARGEST_BATCH),
+        # The heap is 256 MB: requests in line may take a quarter of it, the compactor's index 8 MB (not 128).
+        "socket.request.max.bytes": str(32 << 20),
+        "queued.max.request.bytes": str(64 << 20),
+        "log.cleaner.dedupe.buffer.size": str(8 << 20),
+        "log.cleaner.threads": "1",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "background.threads": "2",
+        # The log is what a run is replayed from; a topic that may be thinned out says so itself.
+        "log.retention.ms": "-1",
+    }
+
+
+def _durability() -> dict[str, str]:
+    """An acknowledged record is in the page cache, which a killed process leaves behind whole.
+
+    So kill -9 loses none. (A power cut may; a flush for each record would hold that too, far slower.)
+    After a kill the broker reads again each segment that it does not know to be flushed. It flushes one when
+    it begins the next; smaller segments, and a note of how far it came every few seconds, make that short.
+    """
+    return {
+        "log.segment.bytes": str(64 << 20),
+        "log.flush.offset.checkpoint.interval.ms": "5000",
+        "num.recovery.threads.per.data.dir": "2",
+        # The controller takes a killed broker's successor for a double until the old session has run out.
+        "broker.heartbeat.interval.ms": "500",
+        "broker.session.timeout.ms": "6000",
+        "initial.broker.registration.timeout.ms": "60000",
+    }
+
+
+def log4j_properties(log: Path) -> str:
+    return _lines(
+        {
+            "status": "warn",
+            "appender.file.type": "RollingFile",
+            "appender.file.name": "file",
+            "appender.file.fileName": str(log),
+            "appender.file.filePattern": f"{log}.%i",
+            "appender.file.layout.type": "PatternLayout",
+            "appender.file.layout.pattern": "%d %p %c{1}: %m%n",
+            "appender.file.policies.type": "Policies",
+            "appender.file.policies.size.type": "SizeBasedTriggeringPolicy",
+            "appender.file.policies.size.size": "8MB",
+            "appender.file.strategy.type": "DefaultRolloverStrategy",
+            "appender.file.strategy.max": "2",
+            "rootLogger.level": "info",
+            "rootLogger.appenderRef.file.ref": "file",
+            # At start it prints every setting several times over.
+            "logger.config.name": "org.apache.kafka.common.config",
+            "logger.config.level": "warn",
+            "logger.server.name": "kafka.server.KafkaConfig",
+            "logger.server.level": "warn",
+        }
+    )
+
+
+def _lines(settings: Mapping[str, str]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in settings.items())

@@ -1,0 +1,178 @@
+"""The whole local stack: up, down, state.
+
+up ── lock ──► kafka   ┐ each in a thread of its own,
+               s3      ├ all of them or none ──► Stack
+               prefect ┘
+      Ctrl-C, or one that fails ──► the others are cancelled; what this call started is ended
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from infra.stack import s3 as s3_module
+from infra.stack.files import locked
+from infra.stack.kafka import KafkaService
+from infra.stack.paths import StackPaths
+from infra.stack.prefect_server import PrefectService, client_env
+from infra.stack.s3 import S3Access, S3Service
+from infra.stack.services import (
+    Context,
+    Progress,
+    Record,
+    Service,
+    ServiceState,
+    running_record,
+    start,
+    stop,
+)
+from infra.stack.services import state as service_state
+
+BOOTSTRAP = "STREAMRL_BOOTSTRAP_SERVERS"
+LOCK_DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What runs and how to reach it; None for what does not run."""
+
+    paths: StackPaths
+    bootstrap_servers: str | None
+    prefect_api_url: str | None
+    s3: S3Access | None
+
+    def env(self) -> dict[str, str]:
+        """The environment for a process that uses the stack. It holds the S3 secret: don't print it."""
+        env = {"STREAMRL_HOME": str(self.paths.home)}
+        if self.bootstrap_servers is not None:
+            env[BOOTSTRAP] = self.bootstrap_servers
+        if self.prefect_api_url is not None:
+            env |= client_env(self.paths, self.prefect_api_url)
+        if self.s3 is not None:
+            env |= self.s3.env()
+        return env
+
+
+def up(
+    *,
+    kafka: bool = True,
+    s3: bool = False,
+    prefect: bool = True,
+    progress: Progress | None = None,
+    paths: StackPaths | None = None,
+) -> Stack:
+    """Start what is asked for and not yet there, and return all that runs once all of it answers.
+
+    `progress(service, message)` is called from other threads, one call at a time.
+    """
+    paths = paths or StackPaths.locate()
+    paths.make()
+    wanted: list[Service] = []
+    if kafka:
+        wanted.append(KafkaService())
+    if s3:
+        wanted.append(S3Service())
+    if prefect:
+        wanted.append(PrefectService())
+    with _changing(paths):
+        context = Context(paths, _one_at_a_time(progress)) if progress else Context(paths)
+        _start_all(wanted, context)
+    return current(paths)
+
+
+def down(*, progress: Progress | None = None, paths: StackPaths | None = None) -> int:
+    """End every process of the stack, also of a broken one. Returns how many there were. Data stays."""
+    paths = paths or StackPaths.locate()
+    if not paths.run.exists():
+        return 0
+    tell = _one_at_a_time(progress) if progress else Context(paths).progress
+
+    def stop_one(service: Service) -> int:
+        ended = stop(service, paths)
+        if ended:
+            tell(service.name, "stopped")
+        return ended
+
+    with _changing(paths), ThreadPoolExecutor(3) as pool:
+        return sum(pool.map(stop_one, _all_services()))
+
+
+def state(*, paths: StackPaths | None = None) -> list[ServiceState]:
+    """Every service of the stack, running or not."""
+    paths = paths or StackPaths.locate()
+    return [service_state(service, paths) for service in _all_services()]
+
+
+def current(paths: StackPaths | None = None) -> Stack:
+    """What runs now. Starts nothing."""
+    paths = paths or StackPaths.locate()
+    kafka = running_record(paths, KafkaService.name)
+    prefect = running_record(paths, PrefectService.name)
+    return Stack(
+        paths=paths,
+        bootstrap_servers=kafka.url if kafka else None,
+        prefect_api_url=prefect.url if prefect else None,
+        s3=s3_module.access(paths),
+    )
+
+
+def _start_all(wanted: Sequence[Service], context: Context) -> None:
+    pool = ThreadPoolExecutor(max(1, len(wanted)))
+    futures = {pool.submit(start, service, context): service for service in wanted}
+    try:
+        # With a timeout: a wait without one does not let Ctrl-C through on every platform.
+        while wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION).not_done:
+            if any(future.done() and future.exception() for future in futures):
+                break
+        failed = [error for future in futures if future.done() and (error := future.exception())]
+        if failed:
+            raise failed[0]
+    except BaseException:
+        with _no_interrupt():
+            _undo(futures, context)
+        raise
+    finally:
+        pool.shutdown(wait=True)
+
+
+def _undo(futures: dict[Future[tuple[Record, bool]], Service], context: Context) -> None:
+    """End what this `up` started; what ran before it stays."""
+    context.cancel.set()
+    wait(futures)  # each ends its own process on the way out, within its grace time
+    for future, service in futures.items():
+        if future.exception() is None and future.result()[1]:
+            stop(service, context.paths)
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """A second Ctrl-C must not leave behind what the first one is clearing away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _changing(paths: StackPaths) -> contextlib.AbstractContextManager[None]:
+    return locked(paths.run / "stack.lock", what=f"the stack in {paths.home}", deadline_s=LOCK_DEADLINE_S)
+
+
+def _all_services() -> list[Service]:
+    return [KafkaService(), S3Service(), PrefectService()]
+
+
+def _one_at_a_time(progress: Progress) -> Progress:
+    lock = threading.Lock()
+
+    def tell(service: str, message: str) -> None:
+        with lock:
+            progress(service, message)
+
+    return tell

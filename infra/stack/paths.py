@@ -1,0 +1,77 @@
+"""Where the local stack keeps things.
+
+.streamrl/           STREAMRL_HOME, or .streamrl in the current folder
+├── kafka/lib        jars          ┐ fetched; STREAMRL_CACHE puts these two elsewhere,
+├── bin              versitygw     ┘ so that several homes share one download
+├── kafka/data       the log
+├── s3/{objects,meta}
+├── prefect          PREFECT_HOME
+├── logs             NAME.log
+└── run              NAME.json, NAME.port, credentials (0700)
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class StackPaths:
+    home: Path
+    cache: Path
+
+    @classmethod
+    def locate(cls, home: Path | None = None) -> "StackPaths":
+        """The home named by the argument, else by STREAMRL_HOME, else .streamrl in the current folder."""
+        root = home or Path(os.environ.get("STREAMRL_HOME") or ".streamrl")
+        root = root.expanduser().absolute()
+        cache = Path(os.environ.get("STREAMRL_CACHE") or root).expanduser().absolute()
+        return cls(home=root, cache=cache)
+
+    @property
+    def kafka_lib(self) -> Path:
+        return self.cache / "kafka" / "lib"
+
+    @property
+    def bin(self) -> Path:
+        return self.cache / "bin"
+
+    @property
+    def kafka(self) -> Path:
+        return self.home / "kafka"
+
+    @property
+    def kafka_data(self) -> Path:
+        return self.kafka / "data"
+
+    @property
+    def s3(self) -> Path:
+        return self.home / "s3"
+
+    @property
+    def prefect(self) -> Path:
+        return self.home / "prefect"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def run(self) -> Path:
+        return self.home / "run"
+
+    def state_file(self, name: str) -> Path:
+        return self.run / f"{name}.json"
+
+    def port_file(self, name: str) -> Path:
+        return self.run / f"{name}.port"
+
+    def log_file(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def make(self) -> None:
+        """Make the folders that every service needs. `run` holds credentials: nobody else may look in."""
+        for folder in (self.kafka, self.s3, self.prefect, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.run.chmod(0o700)

@@ -1,0 +1,75 @@
+"""A Prefect server with a home of its own: no profile, key or database of the user is touched."""
+
+import sys
+import urllib.error
+import urllib.request
+from typing import ClassVar
+
+from infra.stack.paths import StackPaths
+from infra.stack.ports import LOOPBACK
+from infra.stack.services import Context, Launch, Record, Service, base_env
+
+
+class PrefectService(Service):
+    name: ClassVar[str] = "prefect"
+    usual_port: ClassVar[int] = 4200
+    # 4 s on quiet cores, 20 s on busy ones; the first start makes the database too.
+    start_deadline_s: ClassVar[float] = 180.0
+    stop_grace_s: ClassVar[float] = 10.0
+
+    def prepare(self, context: Context) -> None:
+        context.paths.prefect.mkdir(parents=True, exist_ok=True)
+
+    def launch(self, context: Context, port: int) -> Launch:
+        url = f"http://{LOOPBACK}:{port}/api"
+        return Launch(
+            command=[
+                sys.executable,
+                "-m",
+                "prefect",
+                "server",
+                "start",
+                "--host",
+                LOOPBACK,
+                "--port",
+                str(port),
+            ],
+            env=base_env("PREFECT_") | client_env(context.paths, url) | _server_env(),
+            url=url,
+        )
+
+    def is_ready(self, record: Record, paths: StackPaths) -> bool:
+        return _healthy(record.url)
+
+
+def client_env(paths: StackPaths, api_url: str) -> dict[str, str]:
+    """What a process that talks to this server needs."""
+    return {
+        "PREFECT_API_URL": api_url,
+        "PREFECT_HOME": str(paths.prefect),
+        # Never start a second, throw-away server when this one is away: fail and say so.
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+    }
+
+
+def _server_env() -> dict[str, str]:
+    return {
+        # Its database is SQLite: on busy cores a statement waits for the lock longer than the usual 10 s.
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _healthy(api_url: str) -> bool:
+    # No proxy: it would be asked for an address that only this machine has.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{api_url}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

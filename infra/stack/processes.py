@@ -1,0 +1,175 @@
+"""Processes that outlive the command that started them, and how to be sure that they are gone."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from infra.stack.errors import Cancelled, ToolFailed, ToolMissing, WouldNotStop
+from infra.stack.files import tail
+
+# Every process of a service carries this in its environment, and so does what it starts. A child that left
+# the process group, or a service whose starter was killed before it wrote the state file, is found by it.
+MARK = "STREAMRL_SERVICE"
+
+# The pid alone may belong to somebody else by now; pid and birth together do not. The birth is computed from
+# the boot time, which moves a little when the clock is set.
+BIRTH_TOLERANCE_S = 2.0
+
+# Our own children must be waited for when they end, or they stay as zombies while this process lives.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    pid: int
+    created: float
+
+
+def spawn(command: Sequence[str], *, env: Mapping[str, str], log: Path, mark: str, cwd: Path) -> Identity:
+    """Start it in a session of its own, so that Ctrl-C in this terminal does not reach it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env={**env, MARK: mark},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    return Identity(child.pid, psutil.Process(child.pid).create_time())
+
+
+def is_alive(identity: Identity) -> bool:
+    _reap()
+    try:
+        process = psutil.Process(identity.pid)
+        born = process.create_time()
+        return abs(born - identity.created) < BIRTH_TOLERANCE_S and not _has_ended(process)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def members(identity: Identity | None, mark: str) -> list[psutil.Process]:
+    """All processes of a service: its process group, and all that carry its mark."""
+    group = identity.pid if identity is not None and is_alive(identity) else None
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            in_group = group is not None and os.getpgid(process.pid) == group
+            if (in_group or process.environ().get(MARK) == mark) and not _has_ended(process):
+                found.append(process)
+    return found
+
+
+def end(identity: Identity | None, mark: str, *, grace_s: float) -> int:
+    """SIGTERM, then after `grace_s` SIGKILL. Returns how many processes were ended; none is left."""
+    found = members(identity, mark)
+    ended = len(found)
+    left = _signal_and_wait(found, signal.SIGTERM, grace_s)
+    # What was started while we waited carries the mark too.
+    for _ in range(3):
+        left = [*left, *(p for p in members(identity, mark) if p not in left)]
+        if not left:
+            _reap()
+            return ended
+        left = _signal_and_wait(left, signal.SIGKILL, 10.0)
+    raise WouldNotStop(
+        f"processes {[p.pid for p in left]} of {mark} outlived SIGKILL",
+        fix="they hang in the kernel, mostly on a disk: see dmesg; a reboot ends them",
+    )
+
+
+def run_tool(
+    command: Sequence[str],
+    *,
+    log: Path,
+    deadline_s: float,
+    cancel: threading.Event,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run a helper (mvn, go, StorageTool) to its end, with a deadline, and end it when the user cancels."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    name = Path(command[0]).name
+    with log.open("ab") as output:
+        try:
+            child = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise ToolMissing(f"{name} was not found", fix=f"install {name} and put it on the PATH") from None
+    until = time.monotonic() + deadline_s
+    try:
+        while child.poll() is None:
+            if cancel.wait(0.05):
+                raise Cancelled(f"cancelled while {name} ran", fix="run the command again")
+            if time.monotonic() > until:
+                raise ToolFailed(
+                    f"{name} did not end within {deadline_s:.0f} s: {' '.join(command)}\n{tail(log)}",
+                    fix=f"read {log}; it may wait for the network",
+                )
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.returncode != 0:
+        raise ToolFailed(
+            f"{name} ended with status {child.returncode}: {' '.join(command)}\n{tail(log)}",
+            fix=f"read {log}",
+        )
+
+
+def _signal_and_wait(
+    processes: list[psutil.Process], number: signal.Signals, grace_s: float
+) -> list[psutil.Process]:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    until = time.monotonic() + grace_s
+    left = processes
+    while left and time.monotonic() < until:
+        _reap()
+        left = [p for p in left if p.is_running() and not _has_ended(p)]
+        if left:
+            time.sleep(0.02)
+    return left
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Is nothing left of it but an entry that its parent has not read?
+
+    A killed JVM is a zombie as soon as its first thread is gone, while the others still hold its port and the lock
+    on its data. Whoever started it anew at that moment would give it another port, where no client looks for it.
+    """
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return False
+    except psutil.NoSuchProcess:
+        return True
+    try:
+        return len(list(Path(f"/proc/{process.pid}/task").iterdir())) <= 1
+    except OSError:
+        return True
+
+
+def _reap() -> None:
+    for pid, child in list(_children.items()):
+        if child.poll() is not None:
+            _children.pop(pid, None)

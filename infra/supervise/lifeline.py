@@ -1,0 +1,55 @@
+"""What ties the life of a process to its parent's. Linux only, like the rest of StreamRL's supervision."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+
+# Loaded once, before any fork: between fork and exec a child must not import or allocate much.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Call in a new child: the kernel sends it `number` when the thread of `parent` that made it ends."""
+    if _libc.prctl(_SET_PARENT_DEATH_SIGNAL, int(number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG was refused")
+    if os.getppid() != parent:  # it died before the call above: nobody would send the signal
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """From now on what this process's children leave behind becomes its own children."""
+    _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children_of(parent: int) -> Iterator[int]:
+    """The direct children of a process that are not zombies."""
+    for pid in _pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in brackets may hold blanks and brackets: what we need is behind the last bracket.
+            state, found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+            if int(found) == parent and state != "Z":
+                yield pid
+
+
+def carrying(mark: str) -> Iterator[int]:
+    """Processes whose environment has `mark`, a NAME=value: children inherit it whatever else they change."""
+    wanted = mark.encode()
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                yield pid
+
+
+def _pids() -> Iterator[int]:
+    me = os.getpid()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != me:
+            yield int(name)

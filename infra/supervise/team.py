@@ -1,0 +1,243 @@
+"""The flow's side of the guard: start workers, stop them, hear how they ended.
+
+    with Team(logs) as team:
+        team.start("trainer", [sys.executable, "-m", "consumers.trainer", ...])
+        for ended in team.poll(0.5): ...
+
+Leaving the block ends every worker. So does any other end of this process: see `infra.supervise.guard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from infra.supervise.lifeline import carrying
+
+MARK = "STREAMRL_TEAM"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class SuperviseError(RuntimeError):
+    """Workers can't be supervised; the message says what happened and what to do."""
+
+
+class GuardDied(SuperviseError):
+    """The guard ended without being asked to. Its workers ended with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a worker ended. `asked`: it was told to stop."""
+
+    name: str
+    pid: int
+    code: int
+    signal: int
+    asked: bool
+    log: Path
+    last_lines: str
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.signal:
+            return f"was killed by {signal.Signals(self.signal).name}"
+        return f"ended with exit code {self.code}"
+
+    @property
+    def story(self) -> str:
+        """In words, with the last lines of its log."""
+        lines = f"\n{self.last_lines}" if self.last_lines else ""
+        return f"{self.name} (process {self.pid}) {self.how}; its log is {self.log}{lines}"
+
+
+class Team:
+    """The workers of one flow."""
+
+    def __init__(self, logs: Path, *, grace_s: float = 10.0, holds: Sequence[int] = ()) -> None:
+        """`holds`: descriptors, of locks, that are let go of only when every worker is gone."""
+        self._logs, self._grace_s, self._holds = logs, grace_s, tuple(holds)
+        self._mark = f"{MARK}={uuid.uuid4().hex}"
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._pids: dict[str, int] = {}
+        self._asked: set[str] = set()
+
+    def __enter__(self) -> Team:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with (self._logs / "guard.log").open("ab") as log:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "infra.supervise.guard", "--grace-s", str(self._grace_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=worker_environment(),
+                pass_fds=self._holds,
+                start_new_session=True,  # Ctrl-C in the terminal goes to the flow alone
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        assert guard.stdin is not None and guard.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            guard.stdin.close()  # from here on the guard ends all, whatever happens to this process
+        try:
+            guard.wait(self._grace_s + 10)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            guard.wait()
+        finally:
+            guard.stdout.close()
+        if guard.returncode:
+            self._sweep()
+
+    @property
+    def running(self) -> dict[str, int]:
+        """Process ids by name."""
+        return dict(self._pids)
+
+    @property
+    def guard_pid(self) -> int:
+        """The guard's process id."""
+        return self._alive().pid
+
+    def log(self, name: str) -> Path:
+        """Where a worker's output goes. A worker that is started again goes on in the same file."""
+        return self._logs / f"{name}.log"
+
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+        """Start a worker; `env` is added to this process's environment. Returns its process id."""
+        if name in self._pids:
+            raise SuperviseError(f"{name} runs already, as process {self._pids[name]}")
+        variable, _, value = self._mark.partition("=")
+        environment = worker_environment() | dict(env or {}) | {variable: value}
+        self._asked.discard(name)
+        self._command(do="start", name=name, argv=list(argv), env=environment, log=str(self.log(name)))
+        deadline = time.monotonic() + 30.0
+        pending: list[dict[str, Any]] = []
+        try:
+            while time.monotonic() < deadline:
+                for event in self._events(0.5):
+                    if event["event"] == "exited" or event["name"] != name:
+                        pending.append(event)
+                    elif event["event"] == "failed":
+                        raise SuperviseError(f"{name} can't be started: {event['error']} ({argv[0]})")
+                    else:
+                        self._pids[name] = int(event["pid"])
+                if name in self._pids:
+                    return self._pids[name]
+        finally:
+            self._put_back(pending)
+        raise SuperviseError(f"{name} was not started within 30 s: see {self._logs / 'guard.log'}")
+
+    def stop(self, name: str, grace_s: float | None = None) -> None:
+        """Tell a worker to stop; it is killed after the grace. Its end is reported by `poll`."""
+        if name in self._pids:
+            self._asked.add(name)
+            grace = self._grace_s if grace_s is None else grace_s
+            self._command(do="stop", name=name, grace_s=grace)
+
+    def poll(self, wait_s: float = 0.0) -> list[Ended]:
+        """Who has ended; waits up to `wait_s` for the first one. Raises GuardDied."""
+        ended = []
+        for event in self._events(wait_s):
+            name = event["name"]
+            pid = self._pids.pop(name, 0)
+            asked = name in self._asked
+            ended.append(
+                Ended(name, pid, event["code"], event["signal"], asked, self.log(name), self.tail(name))
+            )
+        return ended
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The last lines of a worker's log."""
+        try:
+            with self.log(name).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _alive(self) -> subprocess.Popen[bytes]:
+        if self._guard is None:
+            raise SuperviseError("a Team is used in a `with` block")
+        return self._guard
+
+    def _command(self, **command: Any) -> None:
+        stdin = self._alive().stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps(command).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise self._guard_died() from None
+
+    def _put_back(self, events: list[dict[str, Any]]) -> None:
+        self._rest = b"".join(json.dumps(event).encode() + b"\n" for event in events) + self._rest
+
+    def _events(self, wait_s: float) -> list[dict[str, Any]]:
+        stdout = self._alive().stdout
+        assert stdout is not None
+        if b"\n" not in self._rest:
+            ready, _, _ = select.select([stdout], [], [], wait_s)
+            if not ready:
+                return []
+            data = os.read(stdout.fileno(), 1 << 16)
+            if not data:
+                raise self._guard_died()
+            self._rest += data
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _guard_died(self) -> GuardDied:
+        guard = self._alive()
+        code = guard.wait(30)
+        self._sweep()
+        names = ", ".join(self._pids) or "none"
+        self._pids.clear()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return GuardDied(
+            f"the guard (process {guard.pid}) {how}, and with it its workers ({names}); "
+            f"its log is {self._logs / 'guard.log'}"
+        )
+
+    def _sweep(self) -> None:
+        """Without the guard: kill what the workers themselves had started, wherever it is by now."""
+        for _ in range(3):
+            for pid in carrying(self._mark):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment, in which `python -m` finds our rooms and not a folder of the same name.
+
+    The folders `infra` or `schemas` of a user, in the current folder, must not hide ours; a task that is a
+    module in the current folder must be found all the same.
+    """
+    paths = [str(_ROOT), os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
+    return {
+        **os.environ,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
+        "PYTHONUNBUFFERED": "1",
+    }

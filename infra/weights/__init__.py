@@ -1,0 +1,1 @@
+"""The weight plane: versions of a model in the object store, whole and verified."""

@@ -1,0 +1,133 @@
+"""Versions of the weights in the object store.
+
+    runs/<run>/weights/v000012/model.safetensors    the tensors, by Hugging Face names
+    runs/<run>/weights/v000012/manifest.json        put last and never overwritten: the only commit point
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+
+from infra.store import Exists, Store
+from infra.weights.digest import digests_of, root_digest
+
+
+class WeightsError(RuntimeError):
+    """Weights that can't be used; the message names version, object and reason."""
+
+
+class Manifest(BaseModel):
+    """What a version is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = 1
+    run: str
+    version: int
+    root: str
+    digests: dict[str, str]
+    file: str
+    size: int
+    trainer_epoch: int
+    created_at: float
+
+
+class WeightStore:
+    """Publishes and fetches versions."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store, self._run = store, run
+        self._prefix = f"runs/{run}/weights"
+
+    def manifest_key(self, version: int) -> str:
+        """Where a version's manifest lies."""
+        return f"{self._prefix}/v{version:06d}/manifest.json"
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int) -> Manifest:
+        """Put a version; if it is there already with the same bits, that is fine (a trainer resumed)."""
+        bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+        if bad:
+            raise WeightsError(f"version {version} is not published: NaN or infinity in {', '.join(bad[:3])}")
+        digests = digests_of(tensors)
+        root = root_digest(digests)
+        known = self.find(version)
+        if known is not None:
+            return self._same(known, root)
+        # the root in the name: two trainers that race can't mix one's manifest with the other's tensors
+        file = f"{self._prefix}/v{version:06d}/{root[:12]}.safetensors"
+        data = save_safetensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        self._store.put(file, data)
+        manifest = Manifest(
+            run=self._run, version=version, root=root, digests=digests, file=file, size=len(data),
+            trainer_epoch=trainer_epoch, created_at=time.time(),
+        )  # fmt: skip
+        try:
+            self._store.put_new(self.manifest_key(version), manifest.model_dump_json().encode())
+        except Exists:
+            return self._same(self.manifest(version), root)
+        return manifest
+
+    def _same(self, known: Manifest, root: str) -> Manifest:
+        if known.root != root:
+            raise WeightsError(
+                f"version {known.version} of run {self._run} is published with other bits "
+                f"({known.root[:12]}, not {root[:12]}): another trainer is at work on this run"
+            )
+        return known
+
+    def find(self, version: int) -> Manifest | None:
+        """A version's manifest, if it is published."""
+        return self.manifest(version) if self._store.exists(self.manifest_key(version)) else None
+
+    def manifest(self, version: int) -> Manifest:
+        """A version's manifest."""
+        key = self.manifest_key(version)
+        try:
+            manifest = Manifest.model_validate(json.loads(self._store.get(key)))
+        except (ValidationError, ValueError) as error:
+            raise WeightsError(f"{self._store.url}/{key} is not a weights manifest: {error}") from error
+        if manifest.run != self._run or manifest.version != version:
+            raise WeightsError(
+                f"{self._store.url}/{key} is of run {manifest.run}, version {manifest.version}; "
+                f"{self._run}, {version} is expected"
+            )
+        return manifest
+
+    def fetch(self, version: int, *, root: str | None = None) -> tuple[Manifest, dict[str, torch.Tensor]]:
+        """A version's tensors, verified bit by bit."""
+        manifest = self.manifest(version)
+        if root is not None and manifest.root != root:
+            raise WeightsError(
+                f"version {version} has root {manifest.root[:12]} in the store; {root[:12]} was announced"
+            )
+        try:
+            tensors = load_safetensors(self._store.get(manifest.file))
+        except SafetensorError as error:
+            raise WeightsError(f"{self._store.url}/{manifest.file} is damaged: {error}") from error
+        found = digests_of(tensors)
+        wrong = [name for name in {*found, *manifest.digests} if found.get(name) != manifest.digests.get(name)]
+        if wrong:
+            raise WeightsError(f"{self._store.url}/{manifest.file}: wrong bits in {', '.join(sorted(wrong)[:3])}")
+        return manifest, tensors
+
+    def versions(self) -> list[int]:
+        """All published versions, oldest first."""
+        pattern = re.compile(rf"{re.escape(self._prefix)}/v(\d+)/manifest\.json")
+        found = (pattern.fullmatch(key) for key in self._store.list(self._prefix))
+        return sorted(int(match[1]) for match in found if match)
+
+    def collect(self, keep: int) -> None:
+        """Remove all but the newest versions; the manifest goes first, so that none points to nothing."""
+        for version in self.versions()[:-keep]:
+            manifest = self.manifest(version)
+            self._store.delete(self.manifest_key(version))
+            self._store.delete(manifest.file)

@@ -1,0 +1,1 @@
+"""The Stream Generation Service: feeder, length prediction, generators and their engines."""

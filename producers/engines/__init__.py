@@ -1,0 +1,1 @@
+"""Engines: what turns prompts into samples."""

@@ -1,0 +1,71 @@
+"""Seeded sampling without generators: one draw a token, from a hash of the sample's seed and the position.
+
+A sample's randomness depends on its seed alone: not on its neighbours in the batch, on preemption, or on which
+engine goes on with it. One vectorised inverse-CDF draw replaces a Python loop over per-request generators,
+and needs no generator state (whose winding back is what kills vLLM's seeded requests on a CPU).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A float64 in [0, 1) for each (seed, position): the splitmix64 sequence of each seed."""
+    with np.errstate(over="ignore"):
+        state = seeds.astype(np.uint64) + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def own_id(internal: str) -> str:
+    """A request's id as we gave it: vLLM appends a dash and 8 random characters."""
+    return internal[:-9]
+
+
+class StreamSampler(torch.nn.Module):
+    """Stands where vLLM's top-k/top-p sampler stands; keeps each drawn token's logprob."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch: Any = None  # the model runner's input batch
+        self._seeds: dict[str, int] = {}
+        self._logprobs: dict[str, list[float]] = {}
+
+    def open(self, request: str, seed: int) -> None:
+        """A request begins."""
+        self._seeds[request] = seed
+        self._logprobs[request] = []
+
+    def close(self, request: str) -> list[float]:
+        """A request ends: its logprobs."""
+        self._seeds.pop(request)
+        return self._logprobs.pop(request)
+
+    def forward(
+        self, logits: torch.Tensor, generators: dict[int, torch.Generator], k: Any, p: Any
+    ) -> tuple[torch.Tensor, None]:
+        """One token for each row of logits, to which the temperature has been applied."""
+        rows = logits.shape[0]
+        requests = [own_id(internal) for internal in self.batch.req_ids[:rows]]
+        positions = [len(tokens) for tokens in self.batch.req_output_token_ids[:rows]]
+        seeds = np.array([self._seeds.get(request, 0) for request in requests], dtype=np.uint64)
+        draws = torch.from_numpy(uniforms(seeds, np.array(positions))).to(logits.device)
+        logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        mass = logprobs.double().exp_().cumsum(dim=-1)
+        tokens = torch.searchsorted(mass, (draws * mass[:, -1]).unsqueeze(1), right=True)
+        tokens.clamp_(max=logits.shape[-1] - 1)
+        chosen = logprobs.gather(1, tokens).squeeze(1).tolist()
+        for request, position, logprob in zip(requests, positions, chosen, strict=True):
+            kept = self._logprobs.get(request)
+            if kept is not None:
+                del kept[position:]  # a row whose prompt was not whole yet was drawn in vain
+                kept.append(logprob)
+        return tokens.squeeze(1), None

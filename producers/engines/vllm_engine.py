@@ -1,0 +1,167 @@
+"""vLLM in this process: continuous batching, longest first, weights replaced between two steps.
+
+Two traps of vLLM's CPU build are avoided by keeping every Linear's weight as it is (vLLM would pack it, then
+`load_weights` raises and `reload_weights` leaves a tied `lm_head` stale, silently): see `_plain_linears`.
+What the engine holds is hashed after every load all the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from infra.weights.digest import tensor_digest
+from producers.engines.base import EngineError, Finished, Request
+from producers.engines.invariant import InvariantLinear
+from producers.engines.sampler import StreamSampler, own_id
+
+
+def prepare_environment(threads: int) -> None:
+    """What must be set before vLLM is imported: one process, no compiling, few threads."""
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_USE_V2_MODEL_RUNNER="0",
+        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        VLLM_NO_USAGE_STATS="1",
+        TORCHDYNAMO_DISABLE="1",
+        OMP_NUM_THREADS=str(threads),
+        HF_HUB_OFFLINE="1",
+        TOKENIZERS_PARALLELISM="false",
+    )
+    if torch.cuda.is_available():
+        os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
+
+
+def _plain_linears(invariant: bool) -> None:
+    import vllm.model_executor.layers.utils as utils
+
+    linear = InvariantLinear() if invariant else torch.nn.functional.linear
+    utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", linear)
+
+
+class VllmEngine:
+    """The engine on vLLM, CPU and GPU builds."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "float32",
+        slots: int = 64,
+        max_model_len: int = 512,
+        temperature: float = 1.0,
+        kv_cache_mib: int = 64,
+        threads: int = 1,
+        batch_invariant: bool = True,
+    ) -> None:
+        prepare_environment(threads)
+        from vllm import EngineArgs, LLMEngine, SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        torch.set_num_threads(threads)
+        on_cpu = not torch.cuda.is_available()
+        if on_cpu:
+            _plain_linears(batch_invariant)
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model,
+                dtype=dtype,
+                seed=0,
+                enforce_eager=on_cpu,
+                max_model_len=max_model_len,
+                max_num_seqs=slots,
+                max_num_batched_tokens=max(max_model_len, 64 * slots, 2048),
+                enable_chunked_prefill=False,
+                enable_prefix_caching=False,
+                async_scheduling=False,
+                scheduling_policy="priority",
+                disable_log_stats=True,
+                **({"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else {}),
+            )
+        )
+        self._params = lambda tokens: SamplingParams(
+            temperature=temperature,
+            max_tokens=tokens,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        core = self._engine.engine_core.engine_core
+        runner = core.model_executor.driver_worker.worker.model_runner
+        self._scheduler, self._runner, self._model = core.scheduler, runner, runner.model
+        self._sampler = StreamSampler()
+        runner.sampler.topk_topp_sampler = self._sampler
+        self._shapes: dict[str, torch.Size] = {}
+
+    def submit(self, request: Request) -> None:
+        self._sampler.open(request.id, request.seed)
+        self._engine.add_request(
+            request.id,
+            {"prompt_token_ids": list(request.prompt)},
+            self._params(request.max_tokens),
+            priority=-round(request.priority),
+        )
+
+    def step(self) -> list[Finished]:
+        self._sampler.batch = self._runner.input_batch
+        finished = []
+        for output in self._engine.step():
+            if not output.finished:
+                continue
+            completion = output.outputs[0]
+            logprobs = np.array(self._sampler.close(output.request_id), dtype=np.float32)
+            tokens = np.array(completion.token_ids, dtype=np.int32)
+            if len(tokens) != len(logprobs):
+                raise EngineError(
+                    f"sample {output.request_id} has {len(tokens)} tokens and {len(logprobs)} logprobs"
+                )
+            finished.append(Finished(output.request_id, tokens, logprobs, completion.finish_reason))
+        return finished
+
+    def unfinished(self) -> dict[str, int]:
+        requests = self._scheduler.requests
+        return {own_id(name): request.num_output_tokens for name, request in requests.items()}
+
+    def abort(self, ids: Sequence[str]) -> None:
+        self._engine.abort_request(list(ids))
+        for request in ids:
+            self._sampler.close(request)
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        with torch.no_grad():
+            self._model.load_weights(list(tensors.items()))
+
+    def held_digests(self) -> dict[str, str]:
+        held = {name: tensor_digest(self._held(name)) for name in self._shapes}
+        self._check_tied_head()
+        return held
+
+    def _held(self, name: str) -> torch.Tensor:
+        """A tensor by its Hugging Face name, cut out of the engine's fused parameter."""
+        parameters = dict(self._model.named_parameters())
+        rows = self._shapes[name][0]
+        if name in parameters:
+            return parameters[name].data[:rows]  # vLLM pads the vocabulary
+        for fused, parts in getattr(self._model, "packed_modules_mapping", {}).items():
+            for number, part in enumerate(parts):
+                if f".{part}." not in name:
+                    continue
+                whole = parameters.get(name.replace(f".{part}.", f".{fused}."))
+                if whole is not None:
+                    before = sum(self._shapes[name.replace(part, other)][0] for other in parts[:number])
+                    return whole.data[before : before + rows]
+        raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
+
+    def _check_tied_head(self) -> None:
+        """A tied output head must be the embedding, not an old copy of it."""
+        head = getattr(getattr(self._model, "lm_head", None), "weight", None)
+        embedding = "model.embed_tokens.weight"
+        if head is None or "lm_head.weight" in self._shapes or embedding not in self._shapes:
+            return
+        rows = self._shapes[embedding][0]
+        if not torch.equal(head.data[:rows], self._held(embedding)):
+            raise EngineError("the tied lm_head is stale: it differs from the embedding after a weight update")

@@ -1,0 +1,172 @@
+"""The feeder: admits prompts at the pace of the ledger, and has weights evaluated on held-out problems.
+
+    ledger ──► planner ──► <run>.prompts          waits for: a step / unblocked by the trainer
+                  │
+                  └─ evaluation: held-out prompts ──► generators ──► samples ──► <run>.evals
+                                                  waits for: samples / unblocked by the generators
+
+It keeps no state of its own: started again, it reads the ledger, plans all prompts anew, and sends those that
+`<run>.prompts` does not have.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from infra.bus import Reader, read_all
+from infra.logs import at_step
+from infra.process import Context, run_role
+from infra.waiting import Wait
+from producers.planner import Planner
+from producers.tasks import Problem, load_problems
+from schemas.messages import EVAL, Evaluation, Prompt, Sample, StepRecord
+from schemas.wire import Unreadable, decode, encode
+
+_POLL_S = 0.25
+
+
+class Feeder:
+    """Sends what the planner plans."""
+
+    def __init__(self, context: Context, planner: Planner, held_out: Sequence[Problem]) -> None:
+        self._context, self._planner, self._held_out = context, planner, held_out
+        self._spec = context.spec
+        self._deadline = context.spec.deadlines.progress_s
+        known = read_all(context.bus, context.topics.prompts, deadline_s=self._deadline)
+        self._sent = {decode(record.value, Prompt).group for record in known}
+        evals = read_all(context.bus, context.topics.evals, deadline_s=self._deadline)
+        self._evaluated = {decode(record.value, Evaluation).version for record in evals}
+        self._ledger = context.bus.reader(context.topics.ledger)
+
+    def run(self) -> None:
+        """Until the last iteration is trained and its weights are evaluated."""
+        self._catch_up()
+        while True:
+            version = self._planner.version
+            at_step(version)
+            if self._wants_evaluation(version):
+                self._evaluate(version)
+            self._send(self._planner.admit())
+            if version >= self._spec.algorithm.iterations:
+                return
+            self._next_iteration()
+
+    def _catch_up(self) -> None:
+        """Plan again what was planned before, as the ledger grew."""
+        ends = self._ledger.end_offsets()
+        self._send(self._planner.admit())
+        while self._ledger.positions()[0] < ends[0]:
+            for record in self._ledger.poll(_POLL_S, most=1):
+                if self._planner.observe(decode(record.value, StepRecord)):
+                    self._send(self._planner.admit())
+
+    def _next_iteration(self) -> None:
+        wait = Wait("the next optimizer step in the ledger", unblocked_by="the trainer", deadline_s=self._deadline)
+        self._context.heart.waiting(f"step of iteration {self._planner.version}", unblocked_by="trainer")
+        while True:
+            self._context.check_stop()
+            for record in self._ledger.poll(_POLL_S, most=1):
+                wait.progress()
+                if self._planner.observe(decode(record.value, StepRecord)):
+                    self._context.heart.working("admitting")
+                    return
+            wait.check()
+
+    def _send(self, prompts: Sequence[Prompt]) -> None:
+        fresh = [prompt for prompt in prompts if prompt.group not in self._sent]
+        for prompt in fresh:
+            if prompt.tokens.size > self._spec.sampling.max_prompt_tokens:
+                raise ValueError(
+                    f"problem {prompt.problem_id} has {prompt.tokens.size} prompt tokens; "
+                    f"sampling.max_prompt_tokens is {self._spec.sampling.max_prompt_tokens}"
+                )
+            self._context.writer.send(
+                self._context.topics.prompts, encode(prompt), key=str(prompt.group), partition=prompt.length_class
+            )
+            self._sent.add(prompt.group)
+        if fresh:
+            self._context.writer.flush(self._deadline)
+            counters = self._context.heart.counters
+            counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in fresh)
+
+    def _wants_evaluation(self, version: int) -> bool:
+        evaluation = self._spec.evaluation
+        if not self._held_out or version in self._evaluated:
+            return False
+        in_between = evaluation.every > 0 and version % evaluation.every == 0
+        return version in (0, self._spec.algorithm.iterations) or in_between
+
+    def _evaluate(self, version: int) -> None:
+        """Have `version` sampled on the held-out problems, and say what it earned."""
+        prompts = self._planner.evaluate(version, self._held_out)
+        resumed = any(prompt.group in self._sent for prompt in prompts)
+        samples = self._context.bus.reader(self._context.topics.samples)
+        start = {} if resumed else samples.end_offsets()
+        samples.close()
+        self._send(prompts)
+        wanted = {(prompt.group, index) for prompt in prompts for index in range(prompt.size)}
+        reader = self._context.bus.reader(self._context.topics.samples, start)
+        try:
+            found = self._collect(reader, wanted, version)
+        finally:
+            reader.close()
+        ordered = [found[key] for key in sorted(found, reverse=True)]
+        rewards = np.array([sample.reward for sample in ordered], dtype=np.float32)
+        evaluation = Evaluation(
+            run=self._context.run, version=version, problem_ids=[sample.problem_id for sample in ordered],
+            rewards=rewards, lengths=np.array([sample.true_length for sample in ordered], dtype=np.int32),
+            predicted=np.array([sample.predicted for sample in ordered], dtype=np.float32),
+            failed=int(np.isnan(rewards).sum()), finished_at=time.time(),
+        )  # fmt: skip
+        self._context.writer.send(self._context.topics.evals, encode(evaluation), key=str(version))
+        self._context.writer.flush(self._deadline)
+        self._evaluated.add(version)
+        self._context.log.info(
+            "version %d earns %.3f on %d held-out samples", version, float(np.nanmean(rewards)), len(ordered)
+        )
+
+    def _collect(
+        self, reader: Reader, wanted: set[tuple[int, int]], version: int
+    ) -> dict[tuple[int, int], Sample]:
+        found: dict[tuple[int, int], Sample] = {}
+        wait = Wait(f"held-out samples of version {version}", unblocked_by="the generators", deadline_s=self._deadline)
+        while len(found) < len(wanted):
+            self._context.check_stop()
+            self._context.heart.waiting(f"evaluation of version {version}", unblocked_by="generators")
+            before = len(found)
+            for record in reader.poll(_POLL_S):
+                try:
+                    sample = decode(record.value, Sample)
+                except Unreadable:
+                    continue  # the trainer reports it
+                key = (sample.group, sample.index)
+                if sample.purpose == EVAL and sample.run == self._context.run and key in wanted:
+                    found.setdefault(key, sample)
+            wait.progress() if len(found) > before else wait.check()
+        self._context.heart.working("admitting")
+        return found
+
+
+def body(context: Context) -> None:
+    """What the feeder does."""
+    from transformers import AutoTokenizer
+
+    spec = context.spec
+    tokenizer = AutoTokenizer.from_pretrained(context.record.model)
+    held_out: list[Problem] = []
+    if spec.evaluation.problems:
+        held_out = load_problems(spec, spec.task.held_out_split)[: spec.evaluation.problems]
+    train = load_problems(spec, spec.task.train_split)
+    planner = Planner(
+        context.run, spec, train, lambda text: tokenizer.encode(text, add_special_tokens=False)
+    )
+    context.log.info("%d problems, %d held out", len(train), len(held_out))
+    Feeder(context, planner, held_out).run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_role("feeder", body))

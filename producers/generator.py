@@ -1,0 +1,258 @@
+"""A generator: prompts in, samples out, each published the moment it is finished and scored.
+
+    <run>.prompts ──► backlog ──► engine ──► reward processes ──► <run>.samples
+    <run>.weights ──► watch ──────┘ installed between two decode steps, verified by hash
+
+    waits for                      unblocked by
+    first weights                  the trainer
+    prompts                        the feeder
+    weights that a prompt needs    the trainer
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.logs import at_step
+from infra.process import Context, run_role
+from infra.waiting import Wait
+from infra.weights.versions import WeightsError
+from producers.backlog import Backlog, Job
+from producers.engines.base import Engine, Finished, Request
+from producers.rewards import RewardPool, Score
+from producers.weights_watch import Version, WeightsWatch
+from schemas.identity import sample_id, sampling_seed
+from schemas.messages import Prompt, Sample
+from schemas.wire import Unreadable, decode, encode
+
+_LOOK_S = 0.02  # how often a busy generator looks for new prompts
+_IDLE_S = 0.1
+
+
+@dataclass
+class _Running:
+    job: Job
+    seed: int
+    started_at: float
+    version_starts: list[int]
+    versions: list[int]
+    roots: list[str]
+    finished: Finished | None = None
+    finished_at: float = 0.0
+
+
+@dataclass
+class _Progress:
+    made: int = 0
+    tokens: int = 0
+    failed_rewards: int = 0
+    unreadable: int = 0
+    busy_s: float = 0.0
+
+
+class Generator:
+    """Runs one engine."""
+
+    def __init__(self, context: Context, engine: Engine, to_text: Callable[[np.ndarray], str]) -> None:
+        self._context, self._engine, self._text = context, engine, to_text
+        self._spec = context.spec
+        self._deadline = context.spec.deadlines.progress_s
+        self._version: Version | None = None
+        self._running: dict[str, _Running] = {}
+        self._progress = _Progress()
+        self._backlog = Backlog(context.instance, self._spec.placement.generators)
+        self._backlog.recover(
+            context.bus, context.topics, lookahead=self._spec.algorithm.lookahead, deadline_s=self._deadline
+        )
+        self._prompts = context.bus.reader(context.topics.prompts)
+        self._watch = WeightsWatch(context)
+        self._rewards = RewardPool(self._spec.task)
+        self._looked = 0.0
+
+    def run(self) -> None:
+        """Until told to stop."""
+        try:
+            wait = Wait("work", unblocked_by="the feeder and the trainer", deadline_s=self._deadline)
+            while True:
+                self._context.check_stop()
+                self._install(self._watch.newest())
+                moved = self._look_for_prompts() + self._submit()
+                if self._running:
+                    began = time.monotonic()
+                    moved += self._step()
+                    self._progress.busy_s += time.monotonic() - began
+                moved += self._publish(self._rewards.poll())
+                self._report()
+                wait.progress() if moved or self._running else wait.check()
+        finally:
+            self._watch.close()
+            self._rewards.close()
+
+    def _install(self, fresh: Version | None) -> None:
+        """Replace the weights; running samples go on with the new ones and say from which token on."""
+        if fresh is None or (self._version is not None and fresh.version <= self._version.version):
+            return
+        self._engine.load_weights(fresh.tensors)
+        held = self._engine.held_digests()
+        wrong = sorted(name for name, digest in fresh.digests.items() if held.get(name) != digest)
+        if wrong:
+            raise WeightsError(
+                f"the engine does not hold version {fresh.version}: {', '.join(wrong[:3])} differ "
+                f"({len(wrong)} of {len(fresh.digests)} tensors). It is not used"
+            )
+        lengths = self._engine.unfinished()
+        for name, running in self._running.items():
+            if running.finished is None:
+                _change_version(running, lengths.get(name, 0), fresh)
+        self._version = fresh
+        at_step(fresh.version)
+
+    def _look_for_prompts(self) -> int:
+        busy = bool(self._running) or bool(self._rewards.pending())
+        now = time.monotonic()
+        if busy and now - self._looked < _LOOK_S:
+            return 0
+        self._looked = now
+        if not busy:
+            self._say_what_is_awaited()
+        found = 0
+        for record in self._prompts.poll(0.0 if busy or self._can_work() else _IDLE_S):
+            try:
+                prompt = decode(record.value, Prompt)
+            except Unreadable as error:
+                self._progress.unreadable += 1
+                self._context.dead_letter(record, str(error))
+                continue
+            if prompt.run == self._context.run:
+                found += self._backlog.add(prompt)
+        return found
+
+    def _can_work(self) -> bool:
+        needs = self._backlog.needs()
+        return self._version is not None and needs is not None and needs <= self._version.version
+
+    def _say_what_is_awaited(self) -> None:
+        heart = self._context.heart
+        if self._version is None:
+            heart.waiting("the first weights", unblocked_by="trainer")
+        elif self._backlog.needs() is None:
+            heart.waiting("prompts", unblocked_by="feeder")
+        elif not self._can_work():
+            heart.waiting(f"weights {self._backlog.needs()}", unblocked_by="trainer")
+
+    def _submit(self) -> int:
+        """Fill the free slots."""
+        if self._version is None:
+            return 0
+        count = 0
+        generating = sum(running.finished is None for running in self._running.values())
+        while generating + count < self._spec.generator.slots:
+            job = self._backlog.take(self._version.version)
+            if job is None:
+                break
+            self._start(job, self._version)
+            count += 1
+        if count:
+            self._context.heart.working("generating")
+        return count
+
+    def _start(self, job: Job, version: Version) -> None:
+        prompt = job.prompt
+        name = sample_id(prompt.group, job.index)
+        seed = sampling_seed(
+            self._spec.seed, self._context.run, prompt.problem_id, prompt.group, job.index, 0, version.version
+        )
+        self._running[name] = _Running(job, seed, time.time(), [0], [version.version], [version.root])
+        self._engine.submit(
+            Request(name, prompt.tokens.tolist(), self._spec.sampling.max_tokens, seed, prompt.predicted)
+        )
+
+    def _step(self) -> int:
+        if all(running.finished is not None for running in self._running.values()):
+            time.sleep(0.001)  # only rewards are outstanding
+            return 0
+        finished = self._engine.step()
+        for sample in finished:
+            running = self._running[sample.id]
+            running.finished, running.finished_at = sample, time.time()
+            self._rewards.score(sample.id, running.job.prompt.problem, self._text(sample.tokens))
+        return len(finished)
+
+    def _publish(self, scores: list[Score]) -> int:
+        for score in scores:
+            sample = self._sample(self._running.pop(score.key), score)
+            self._context.writer.send(
+                self._context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class
+            )
+            self._progress.made += 1
+            self._progress.tokens += sample.true_length
+            if score.error:
+                self._progress.failed_rewards += 1
+                self._context.log.warning("sample %s has no reward: %s", score.key, score.error)
+        return len(scores)
+
+    def _sample(self, running: _Running, score: Score) -> Sample:
+        prompt, finished = running.job.prompt, running.finished
+        assert finished is not None
+        return Sample(
+            run=prompt.run, purpose=prompt.purpose, group=prompt.group, index=running.job.index, attempt=0,
+            size=prompt.size, problem_id=prompt.problem_id, epoch=prompt.epoch, window=prompt.window,
+            mini=prompt.mini, bundle=prompt.bundle, bundle_groups=prompt.bundle_groups,
+            prompt_tokens=prompt.tokens, tokens=finished.tokens, logprobs=finished.logprobs,
+            version_starts=np.array(running.version_starts, dtype=np.int32),
+            versions=np.array(running.versions, dtype=np.int32), roots=running.roots, seed=running.seed,
+            finish=finished.finish, reward=score.total, reward_parts=score.parts, reward_error=score.error,
+            predicted=prompt.predicted, length_class=prompt.length_class, min_version=prompt.min_version,
+            generator=self._context.name, admitted_at=prompt.admitted_at, started_at=running.started_at,
+            finished_at=running.finished_at, scored_at=time.time(),
+        )  # fmt: skip
+
+    def _report(self) -> None:
+        self._context.heart.counters.update(
+            made=self._progress.made, tokens=self._progress.tokens, queued=len(self._backlog),
+            running=len(self._running), busy_s=self._progress.busy_s,
+            failed_rewards=self._progress.failed_rewards,
+            version=-1 if self._version is None else self._version.version,
+        )  # fmt: skip
+
+
+def _change_version(running: _Running, tokens: int, fresh: Version) -> None:
+    """From token `tokens` on, a sample is made by `fresh`."""
+    if running.version_starts[-1] == tokens:  # no token of the version before
+        running.versions[-1], running.roots[-1] = fresh.version, fresh.root
+    else:
+        running.version_starts.append(tokens)
+        running.versions.append(fresh.version)
+        running.roots.append(fresh.root)
+
+
+def body(context: Context) -> None:
+    """What a generator does."""
+    from transformers import AutoTokenizer
+
+    from producers.engines.vllm_engine import VllmEngine
+
+    spec = context.spec
+    began = time.monotonic()
+    engine = VllmEngine(
+        context.record.model,
+        dtype=spec.model.dtype,
+        slots=spec.generator.slots,
+        max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
+        temperature=spec.sampling.temperature,
+        kv_cache_mib=spec.generator.kv_cache_mib,
+        threads=spec.generator.threads,
+        batch_invariant=spec.generator.batch_invariant,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(context.record.model)
+    context.log.info("engine ready after %.1f s", time.monotonic() - began)
+    Generator(context, engine, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_role("generator", body))

@@ -1,0 +1,48 @@
+"""A process that computes rewards, so that one that hangs, throws or exits costs nothing but its sample.
+
+    in   {"problem": …, "completion": …}     one JSON line a job
+    out  {"parts": {…}} or {"error": …}      one JSON line an answer, in the order of the jobs
+
+The task's own prints go to standard error: the pipe is for answers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from typing import Any
+
+from producers.tasks import Reward, TaskError, load_reward
+from schemas.runspec import TaskSection
+
+
+def main() -> None:
+    """Answer until the jobs end."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    try:
+        reward = load_reward(TaskSection.model_validate_json(sys.argv[1]))
+    except TaskError as error:
+        answers.write(json.dumps({"error": str(error)}) + "\n")
+        sys.exit(2)
+    answers.write(json.dumps({"ready": True}) + "\n")
+    for line in sys.stdin:
+        answers.write(json.dumps(_answer(reward, json.loads(line))) + "\n")
+
+
+def _answer(reward: Reward, job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        value = reward(job["problem"], job["completion"])
+        parts = value if isinstance(value, dict) else {"reward": value}
+        parts = {str(name): float(part) for name, part in parts.items()}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    if not parts or not all(math.isfinite(part) for part in parts.values()):
+        return {"error": f"the reward is not a finite number: {parts}"}
+    return {"parts": parts}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Rewards in killable processes, each with a deadline.
+
+    score() ──► queue ──► worker: several jobs in its pipe, answered in order ──► poll()
+                             │  late, dead or unreadable: the job it was at fails, a new
+                             └─ worker gets the rest
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.children import kill, start
+from producers.tasks import TaskError
+from schemas.runspec import TaskSection
+
+_IN_PIPE = 16  # jobs sent ahead to a worker: it need not wait for us between two
+_START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward, or why there is none."""
+
+    key: str
+    parts: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def total(self) -> float:
+        """Sum of the parts; NaN without a reward."""
+        return float("nan") if self.error else sum(self.parts.values())
+
+
+class _Worker:
+    def __init__(self, task: TaskSection) -> None:
+        self.process = start(
+            [sys.executable, "-m", "producers.reward_worker", task.model_dump_json()],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.pipe, self.answers = self.process.stdin, self.process.stdout.fileno()
+        os.set_blocking(self.answers, False)
+        self.ready = False
+        self.jobs: deque[tuple[str, str]] = deque()
+        self.since = time.monotonic()  # when the job at hand began
+        self._partial = b""
+
+    def send(self, key: str, line: str) -> None:
+        if not self.jobs:
+            self.since = time.monotonic()
+        self.jobs.append((key, line))
+        try:
+            self.pipe.write(line.encode())
+            self.pipe.flush()
+        except BrokenPipeError:
+            pass  # its death is seen when its answers end
+
+    def lines(self) -> tuple[list[bytes], bool]:
+        """Whole answers that have come, and whether the worker is gone."""
+        if not select.select([self.answers], [], [], 0)[0]:
+            return [], False
+        try:
+            data = os.read(self.answers, 1 << 16)
+        except BlockingIOError:
+            return [], False
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        return whole, not data
+
+
+class RewardPool:
+    """Scores completions; use it from one thread."""
+
+    def __init__(self, task: TaskSection) -> None:
+        self._task = task
+        self._waiting: deque[tuple[str, str]] = deque()
+        self._workers = [_Worker(task) for _ in range(task.reward_workers)]
+        self.restarts = 0
+
+    def score(self, key: str, problem: str, completion: str) -> None:
+        """Queue a completion; `problem` is JSON."""
+        self._waiting.append((key, f'{{"problem":{problem},"completion":{json.dumps(completion)}}}\n'))
+        self._hand_out()
+
+    def pending(self) -> int:
+        """Completions without a score so far."""
+        return len(self._waiting) + sum(len(worker.jobs) for worker in self._workers)
+
+    def poll(self) -> list[Score]:
+        """The scores that have come since the last call. Never waits."""
+        scores: list[Score] = []
+        for number, worker in enumerate(self._workers):
+            lines, gone = worker.lines()
+            for line in lines:
+                self._take(worker, json.loads(line), scores)
+            limit = self._task.reward_deadline_s if worker.ready else _START_S
+            late = (worker.jobs or not worker.ready) and time.monotonic() - worker.since > limit
+            if gone or late:
+                self._replace(number, f"no answer within {limit:g} s" if late else "its process ended", scores)
+        self._hand_out()
+        return scores
+
+    def _take(self, worker: _Worker, answer: dict[str, Any], scores: list[Score]) -> None:
+        if not worker.ready:
+            if "error" in answer:
+                raise TaskError(answer["error"])
+            worker.ready = True
+        else:
+            key, _ = worker.jobs.popleft()
+            scores.append(Score(key, answer.get("parts", {}), answer.get("error", "")))
+        worker.since = time.monotonic()
+
+    def _replace(self, number: int, reason: str, scores: list[Score]) -> None:
+        worker = self._workers[number]
+        kill(worker.process)
+        if not worker.ready:
+            raise TaskError(f"the reward process did not start: {reason}; its output is in the generator's log")
+        if worker.jobs:
+            key, _ = worker.jobs.popleft()
+            scores.append(Score(key, error=reason))
+        self._waiting.extendleft(reversed(worker.jobs))
+        self._workers[number] = _Worker(self._task)
+        self.restarts += 1
+
+    def _hand_out(self) -> None:
+        while self._waiting:
+            worker = min(self._workers, key=lambda worker: len(worker.jobs))
+            if len(worker.jobs) >= _IN_PIPE:
+                return
+            worker.send(*self._waiting.popleft())
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            kill(worker.process)

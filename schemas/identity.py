@@ -1,0 +1,27 @@
+"""Who a sample is, before it exists: ids and seeds that follow from what is asked, never from timing."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def sample_id(group: int, index: int, attempt: int = 0) -> str:
+    """The id of one sample: the number of its group in the run, its index in the group, the attempt."""
+    tail = f".{attempt}" if attempt else ""
+    return f"{group:07d}-{index:02d}{tail}"
+
+
+def derive_seed(*parts: int | str) -> int:
+    """63 bits that depend on every part: the same parts give the same seed on every machine."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        raw = str(part).encode()
+        digest.update(len(raw).to_bytes(4, "little") + raw)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def sampling_seed(
+    run_seed: int, run: str, problem: str, group: int, index: int, attempt: int, version: int
+) -> int:
+    """The seed of one sample's tokens. It depends on the weights version: new weights draw anew."""
+    return derive_seed("sample", run_seed, run, problem, group, index, attempt, version)

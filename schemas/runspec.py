@@ -1,0 +1,251 @@
+"""The run file: one YAML file is all of a run. Validated here; read by `schemas.loading`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,48}")
+
+Positive = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A section of the run file: unknown keys are errors, and nothing changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class TaskSection(Section):
+    """What is to be learned: problems and a reward. Exactly one of `python`, `jsonl` and `dataset`."""
+
+    python: str | None = Field(
+        None, description="A .py file (relative to the run file) or module with problems() and reward()."
+    )
+    jsonl: str | None = Field(None, description="A JSONL file, one problem a line; needs `reward`.")
+    dataset: str | None = Field(
+        None, description="A Hugging Face dataset: a saved folder or a name; needs `reward`."
+    )
+    reward: str | None = Field(
+        None, description="FILE.py:function or module:function; by default `reward` of the python task."
+    )
+    held_out_jsonl: str | None = Field(None, description="JSONL file of held-out problems, for evaluation.")
+    prompt_field: str = Field("prompt", description="Field of a problem that holds the prompt's text.")
+    id_field: str = Field("id", description="Field that names a problem; absent: a hash of the prompt.")
+    train_split: str = "train"
+    held_out_split: str = "held_out"
+    limit: Positive = Field(100_000, description="Problems read at the most: endless iterators are cut here.")
+    shuffle: bool = Field(True, description="Shuffle the problems anew in every epoch, from the seed.")
+    reward_deadline_s: PositiveFloat = Field(
+        10.0, description="A reward that takes longer is killed: it costs its sample, and nothing else."
+    )
+    reward_workers: Positive = Field(1, description="Reward processes beside each generator.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TaskSection:
+        given = [name for name in ("python", "jsonl", "dataset") if getattr(self, name)]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none"
+            raise ValueError(f"exactly one of python, jsonl and dataset is needed; found {found}")
+        if not self.python and not self.reward:
+            raise ValueError(f"task.reward is needed with task.{given[0]}: FILE.py:function")
+        return self
+
+
+class ModelSection(Section):
+    """The model to train. Exactly one of `path` and `build`."""
+
+    path: str | None = Field(None, description="A folder with a Hugging Face model and tokenizer.")
+    build: str | None = Field(
+        None, description="FILE.py:function that writes such a folder: f(folder, seed, progress). Cached."
+    )
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if bool(self.path) == bool(self.build):
+            raise ValueError("exactly one of path and build is needed")
+        return self
+
+
+class SamplingSection(Section):
+    """How samples are drawn. No top-p or top-k: the trainer could not reproduce the logprobs."""
+
+    temperature: PositiveFloat = 1.0
+    max_tokens: Positive = Field(256, description="Longest answer, in tokens.")
+    max_prompt_tokens: Positive = Field(256, description="Longer prompts are left out, with a warning.")
+
+
+class AlgorithmSection(Section):
+    """What is computed. Nothing here depends on where or how fast things run."""
+
+    mode: Literal["sync", "async"] = Field(
+        "sync", description="sync: samples of iteration i come from weights i. async: at most `staleness` older."
+    )
+    staleness: float = Field(
+        0.0, ge=0, le=64, description="async: how many iterations old a sample's weights may be; 1.5 works too."
+    )
+    iterations: Positive = 100
+    groups: Positive = Field(32, description="Groups (prompts) an iteration.")
+    group_size: int = Field(8, ge=2, description="Samples a prompt: the group's mean is the baseline.")
+    optimizer_steps: Positive = Field(
+        1, description="Optimizer steps an iteration; groups are dealt to them across all lengths."
+    )
+    advantage: Literal["mean", "std"] = Field(
+        "std", description="mean: reward minus the group's mean. std: that, over the group's deviation."
+    )
+    length_weight: Literal["token", "sqrt", "sequence"] = Field(
+        "token", description="Weight of a token: equal for all, 1/sqrt(length), or 1/length of its sample."
+    )
+    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
+    clip_high: PositiveFloat = Field(0.2, description="The ratio is clipped above 1 + clip_high.")
+    learning_rate: PositiveFloat = 1e-6
+    warmup_steps: int = Field(0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _modes(self) -> AlgorithmSection:
+        if self.mode == "sync" and self.staleness:
+            raise ValueError(
+                f"staleness {self.staleness:g} needs mode async; sync is on-policy, its staleness is 0"
+            )
+        if self.groups % self.optimizer_steps:
+            raise ValueError(
+                f"groups ({self.groups}) must be a multiple of optimizer_steps ({self.optimizer_steps})"
+            )
+        return self
+
+    @property
+    def lookahead(self) -> float:
+        """By how many iterations generation may run ahead of training."""
+        return self.staleness if self.mode == "async" else 0.0
+
+
+class LengthsSection(Section):
+    """Predicted length classes: the partitions of prompts and samples."""
+
+    classes: int = Field(3, ge=1, le=64)
+    edges: Literal["learned"] | list[PositiveFloat] = Field(
+        "learned", description="Class edges in tokens (classes - 1 of them), or learned from what is generated."
+    )
+    predictor: Literal["history"] = "history"
+
+    @model_validator(mode="after")
+    def _edges_fit(self) -> LengthsSection:
+        if isinstance(self.edges, list):
+            if len(self.edges) != self.classes - 1:
+                raise ValueError(
+                    f"{self.classes} classes have {self.classes - 1} edges between them; "
+                    f"edges has {len(self.edges)}"
+                )
+            if sorted(set(self.edges)) != self.edges:
+                raise ValueError(f"edges must grow: {self.edges}")
+        return self
+
+
+class TrainerSection(Section):
+    """How the trainer does its work."""
+
+    threads: Positive = Field(1, description="CPU threads of the trainer.")
+    microbatch_tokens: Positive = Field(8192, description="Tokens of a micro-batch, padding included.")
+    bundle_tokens: Positive = Field(
+        2048, description="Groups are trained in bundles of about so many tokens: small ones start sooner."
+    )
+    exact_sums: bool = Field(
+        True, description="Add gradients in fixed point: a step has the same bits whatever finished first."
+    )
+    logits_chunk: Positive = Field(4096, description="Tokens whose logits are in memory at a time.")
+    checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
+    keep_checkpoints: Positive = 2
+    keep_weights: int = Field(16, ge=4, description="Newest weights versions kept in the store.")
+
+
+class GeneratorSection(Section):
+    """How a generator does its work."""
+
+    slots: Positive = Field(64, description="Samples that one generator runs at once.")
+    threads: Positive = Field(1, description="CPU threads of a generator: more than one rarely pays.")
+    kv_cache_mib: Positive = Field(64, description="KV cache of a generator on a CPU.")
+    batch_invariant: bool = Field(
+        True, description="A sample's bits don't depend on what else is in the batch (float32 on CPUs)."
+    )
+
+
+class EvaluationSection(Section):
+    """Held-out problems are sampled before the first and after the last iteration, and in between."""
+
+    problems: int = Field(0, ge=0, description="How many held-out problems; 0: no evaluation.")
+    every: int = Field(0, ge=0, description="Also after every so many iterations; 0: only before and after.")
+    per_problem: Positive = 1
+
+
+class KafkaSection(Section):
+    """The Kafka cluster. Credentials come from the environment: STREAMRL_KAFKA_*."""
+
+    bootstrap_servers: str = Field(
+        "local", description="host:port,host:port of your cluster, or `local`: the one that `streamrl up` runs."
+    )
+    replication: Positive = Field(1, description="Replicas of each topic; 3 on a cluster of your own.")
+    retention_hours: Positive = Field(24 * 14, description="How long samples and prompts are kept.")
+
+
+class PlacementSection(Section):
+    """Where things run. The same algorithm runs anywhere by changing only this section."""
+
+    kafka: KafkaSection = KafkaSection()
+    store: str = Field(
+        "local", description="fsspec URL for weights and checkpoints: s3://bucket/prefix, file:///path; `local`."
+    )
+    generators: int = Field(
+        1, ge=0, description="Generator processes that the run starts; 0: others start them (`streamrl join`)."
+    )
+    restarts: int = Field(3, ge=0, description="How often a process that dies is started again.")
+
+
+class DeadlinesSection(Section):
+    """Nothing waits for ever: seconds without progress after which a process says what it waited for."""
+
+    start_s: PositiveFloat = Field(300.0, description="For a process to be ready.")
+    progress_s: PositiveFloat = Field(600.0, description="Without the next group, record or weights.")
+
+
+class RunSpec(Section):
+    """A run."""
+
+    run: str = Field(description="Name: small letters, digits and dashes. Each start gets a number: count-1.")
+    seed: int = Field(0, ge=0)
+    task: TaskSection
+    model: ModelSection
+    sampling: SamplingSection = SamplingSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    lengths: LengthsSection = LengthsSection()
+    trainer: TrainerSection = TrainerSection()
+    generator: GeneratorSection = GeneratorSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    placement: PlacementSection = PlacementSection()
+    deadlines: DeadlinesSection = DeadlinesSection()
+    report: str = Field("runs", description="Folder in which each run gets its report folder.")
+
+    @field_validator("run")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError("a name has small letters, digits and dashes, at most 49")
+        return name
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunSpec:
+        longest = self.sampling.max_tokens + self.sampling.max_prompt_tokens
+        if longest > self.trainer.microbatch_tokens:
+            raise ValueError(
+                f"trainer.microbatch_tokens ({self.trainer.microbatch_tokens}) must hold the longest sample: "
+                f"sampling.max_prompt_tokens + sampling.max_tokens = {longest}"
+            )
+        if self.task.jsonl and self.evaluation.problems and not self.task.held_out_jsonl:
+            raise ValueError("evaluation.problems needs task.held_out_jsonl with a JSONL task")
+        return self

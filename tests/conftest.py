@@ -1,0 +1,89 @@
+"""Real services for the tests: one broker, one S3 and one Prefect server a session, each on demand.
+
+A test gets its marker from its folder: tests/integration/test_x.py is marked `integration`.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.stack import local
+from infra.stack.paths import StackPaths
+from infra.stack.s3 import S3Access
+
+TESTS = Path(__file__).parent
+MARKERS = ("unit", "integration", "e2e", "chaos")
+
+
+def pytest_configure() -> None:
+    # The jars and the S3 server are fetched once, by make, and not for each temporary home.
+    os.environ.setdefault("STREAMRL_CACHE", str(TESTS.parent / ".streamrl"))
+    # A developer's own stack may be running: take free ports and leave its keys alone.
+    for service in ("KAFKA", "S3", "PREFECT"):
+        os.environ[f"STREAMRL_{service}_PORT"] = "0"
+    for key in ("STREAMRL_HOME", "STREAMRL_S3_ACCESS_KEY", "STREAMRL_S3_SECRET_KEY"):
+        os.environ.pop(key, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in MARKERS:
+            item.add_marker(folder)
+
+
+@pytest.fixture(scope="session")
+def new_home(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], StackPaths]:
+    """A fresh home for a stack, with the shared downloads."""
+
+    def make(name: str) -> StackPaths:
+        return StackPaths.locate(tmp_path_factory.mktemp(name))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def kafka(new_home: Callable[[str], StackPaths]) -> Iterator[str]:
+    """Bootstrap servers of the session's broker. Use topics of your own; to kill a broker, start your own."""
+    paths = new_home("kafka")
+    try:
+        address = local.up(kafka=True, prefect=False, paths=paths).bootstrap_servers
+        assert address is not None
+        yield address
+    finally:
+        local.down(paths=paths)
+
+
+@pytest.fixture(scope="session")
+def s3_home(new_home: Callable[[str], StackPaths]) -> StackPaths:
+    return new_home("s3")
+
+
+@pytest.fixture(scope="session")
+def s3(s3_home: StackPaths) -> Iterator[S3Access]:
+    """The session's S3 server: `.endpoint_url`, `.bucket`, `.url`, and `.env()` with the keys."""
+    try:
+        access = local.up(kafka=False, s3=True, prefect=False, paths=s3_home).s3
+        assert access is not None
+        yield access
+    finally:
+        local.down(paths=s3_home)
+
+
+@pytest.fixture(scope="session")
+def prefect_stack(new_home: Callable[[str], StackPaths]) -> Iterator[local.Stack]:
+    """The session's Prefect server; `.env()` is what its clients need."""
+    paths = new_home("prefect")
+    try:
+        yield local.up(kafka=False, prefect=True, paths=paths)
+    finally:
+        local.down(paths=paths)
+
+
+@pytest.fixture(scope="session")
+def prefect_api(prefect_stack: local.Stack) -> str:
+    """The URL of the session's Prefect API."""
+    assert prefect_stack.prefect_api_url is not None
+    return prefect_stack.prefect_api_url

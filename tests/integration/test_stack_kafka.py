@@ -1,0 +1,203 @@
+"""The local broker: started, found again, killed, recovered, stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+
+from infra.stack import local
+from infra.stack.paths import StackPaths
+from infra.stack.services import Record, read_record
+from tests.stacks import listens_on, processes_of
+from tests.waiting import wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def home(new_home: Callable[[str], StackPaths]) -> Iterator[StackPaths]:
+    """A broker that these tests may kill. Each test begins with `up`: none relies on another."""
+    paths = new_home("own-kafka")
+    yield paths
+    local.down(paths=paths)
+
+
+def up(paths: StackPaths) -> Record:
+    local.up(prefect=False, paths=paths)
+    record = read_record(paths, "kafka")
+    assert record is not None
+    return record
+
+
+def make_topic(address: str, name: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
+    finally:
+        admin.close()
+
+
+def read_all(address: str, topic: str) -> list[bytes]:
+    """The whole of partition 0, up to where it ended when this began."""
+    partition = TopicPartition(topic, 0)
+    consumer = KafkaConsumer(bootstrap_servers=address, max_partition_fetch_bytes=16 << 20)
+    values: list[bytes] = []
+    try:
+        consumer.assign([partition])
+        consumer.seek_to_beginning(partition)
+        end = consumer.end_offsets([partition])[partition]
+
+        def reached_the_end() -> bool:
+            for records in consumer.poll(timeout_ms=200).values():
+                values.extend(record.value for record in records)
+            return consumer.position(partition) >= end
+
+        wait_until(reached_the_end, what=f"the end of {topic}, offset {end}")
+    finally:
+        consumer.close()
+    return values
+
+
+def test_two_ups_at_once_start_one_broker_on_the_loopback_address(home: StackPaths) -> None:
+    records: list[Record] = []
+    threads = [threading.Thread(target=lambda: records.append(up(home))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({record.pid for record in records}) == 1
+    assert len(processes_of(home.home)) == 1
+    assert listens_on(records[0].pid) == {"127.0.0.1"}
+
+
+def test_a_second_up_changes_nothing(home: StackPaths) -> None:
+    first = up(home)
+    assert up(home) == first
+    kafka = next(service for service in local.state(paths=home) if service.name == "kafka")
+    assert (kafka.status, kafka.pid, kafka.url) == ("running", first.pid, first.url)
+
+
+def test_takes_a_record_of_8_mib(home: StackPaths) -> None:
+    address = up(home).url
+    make_topic(address, "large")
+    value = os.urandom(8 << 20)
+    producer = KafkaProducer(bootstrap_servers=address, max_request_size=12 << 20)
+    try:
+        producer.send("large", value, partition=0).get(timeout=30)
+    finally:
+        producer.close()
+    assert read_all(address, "large") == [value]
+
+
+class Stream:
+    """Numbers from 0 up, sent without a pause; `acknowledged` holds those that the broker confirmed."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self.acknowledged: list[int] = []
+        self._stop = threading.Event()
+        self._topic = topic
+        self._producer = KafkaProducer(
+            bootstrap_servers=address,
+            acks="all",
+            linger_ms=2,
+            reconnect_backoff_max_ms=200,
+            delivery_timeout_ms=120_000,
+        )
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+
+    def _send(self) -> None:
+        number = 0
+        while not self._stop.wait(0.001):
+            value = f"{number}:".encode().ljust(2_000, b"x")
+            self._producer.send(self._topic, value, partition=0).add_callback(
+                lambda _, number=number: self.acknowledged.append(number)
+            )
+            number += 1
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._producer.flush(timeout=60)
+        self._producer.close()
+
+
+def test_kill_9_in_mid_stream_loses_no_acknowledged_record(home: StackPaths) -> None:
+    before = up(home)
+    make_topic(before.url, "killed")
+    stream = Stream(before.url, "killed")
+    try:
+        wait_until(lambda: len(stream.acknowledged) > 500, what="500 acknowledged records")
+        psutil.Process(before.pid).kill()
+        wait_until(
+            lambda: local.state(paths=home)[0].status == "died", what="the broker's death to be noticed"
+        )
+        after = up(home)
+        assert after.pid != before.pid
+        assert after.url == before.url, "clients look for it where it was"
+        so_far = len(stream.acknowledged)
+        wait_until(
+            lambda: len(stream.acknowledged) > so_far + 500, what="the stream to go on", deadline_s=90.0
+        )
+    finally:
+        stream.close()
+    numbers = [int(value.split(b":")[0]) for value in read_all(after.url, "killed")]
+    assert numbers == sorted(set(numbers)), "none twice, all in order"
+    assert set(stream.acknowledged) <= set(numbers)
+
+
+def test_down_leaves_no_process_and_up_brings_the_records_back(home: StackPaths) -> None:
+    address = up(home).url
+    make_topic(address, "kept")
+    producer = KafkaProducer(bootstrap_servers=address)
+    producer.send("kept", b"still here", partition=0).get(timeout=30)
+    producer.close()
+    assert local.down(paths=home) == 1
+    assert processes_of(home.home) == []
+    assert not home.state_file("kafka").exists()
+    assert local.down(paths=home) == 0
+    assert read_all(up(home).url, "kept") == [b"still here"]
+
+
+def start_up_elsewhere(paths: StackPaths) -> subprocess.Popen[bytes]:
+    """`up` in a process of its own, returned while the broker is starting."""
+    code = (
+        "import sys, pathlib; from infra.stack import local; from infra.stack.paths import StackPaths;"
+        "local.up(prefect=False, paths=StackPaths.locate(pathlib.Path(sys.argv[1])))"
+    )
+    # Ctrl-C reaches it whatever this process does with that signal.
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(paths.home)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+    )
+    wait_until(lambda: read_record(paths, "kafka"), what="the broker to be on its way", deadline_s=60.0)
+    return child
+
+
+def test_ctrl_c_in_mid_up_leaves_nothing(new_home: Callable[[str], StackPaths]) -> None:
+    paths = new_home("interrupted")
+    child = start_up_elsewhere(paths)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=60) != 0
+    assert processes_of(paths.home) == []
+    assert local.state(paths=paths)[0].status == "stopped"
+
+
+def test_up_goes_on_where_a_killed_up_left_off(new_home: Callable[[str], StackPaths]) -> None:
+    paths = new_home("abandoned")
+    child = start_up_elsewhere(paths)
+    try:
+        child.kill()
+        child.wait(timeout=30)
+        started = read_record(paths, "kafka")
+        assert started is not None
+        assert up(paths).pid == started.pid
+    finally:
+        local.down(paths=paths)
+    assert processes_of(paths.home) == []

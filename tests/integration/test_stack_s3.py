@@ -1,0 +1,77 @@
+"""The local S3 server, through the client that the system uses."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import s3fs
+
+from infra.stack import local
+from infra.stack.errors import WrongCredentials
+from infra.stack.paths import StackPaths
+from infra.stack.s3 import S3Access
+from infra.stack.services import read_record
+from tests.stacks import listens_on, processes_of
+
+
+def open_store(access: S3Access, secret: str | None = None) -> s3fs.S3FileSystem:
+    return s3fs.S3FileSystem(
+        endpoint_url=access.endpoint_url,
+        key=access.credentials.access_key,
+        secret=secret or access.credentials.secret_key,
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+
+
+def test_puts_and_gets_and_creates_only_once(s3: S3Access) -> None:
+    store = open_store(s3)
+    name = f"{s3.bucket}/once/manifest.json"
+    store.pipe_file(name, b"first", mode="create")
+    with pytest.raises(FileExistsError):
+        store.pipe_file(name, b"second", mode="create")
+    assert store.cat_file(name) == b"first"
+    assert store.cat_file(name, start=1, end=3) == b"ir"
+
+
+def test_refuses_another_secret(s3: S3Access) -> None:
+    with pytest.raises(PermissionError):
+        open_store(s3, secret="wrong").ls(s3.bucket)
+
+
+def test_objects_and_keys_outlive_a_restart(
+    new_home: Callable[[str], StackPaths], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = new_home("own-s3")
+    try:
+        first = local.up(kafka=False, s3=True, prefect=False, paths=paths).s3
+        assert first is not None
+        open_store(first).pipe_file(f"{first.bucket}/kept", b"still here")
+        record = read_record(paths, "s3")
+        assert record is not None
+        assert listens_on(record.pid) == {"127.0.0.1"}
+        assert local.up(kafka=False, s3=True, prefect=False, paths=paths).s3 == first
+
+        assert local.down(paths=paths) == 1
+        assert processes_of(paths.home) == []
+        second = local.up(kafka=False, s3=True, prefect=False, paths=paths).s3
+        assert second == first, "the same address and keys"
+        assert open_store(second).cat_file(f"{second.bucket}/kept") == b"still here"
+
+        monkeypatch.setenv("STREAMRL_S3_ACCESS_KEY", "somebody")
+        monkeypatch.setenv("STREAMRL_S3_SECRET_KEY", "else")
+        with pytest.raises(WrongCredentials, match="streamrl down"):
+            local.up(kafka=False, s3=True, prefect=False, paths=paths)
+    finally:
+        local.down(paths=paths)
+
+
+def test_the_secret_is_in_one_file_that_only_its_owner_reads(s3_home: StackPaths, s3: S3Access) -> None:
+    file = s3_home.run / "s3-credentials.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    secret = s3.credentials.secret_key
+    assert json.loads(file.read_text())["secret_key"] == secret
+    others = [path for path in s3_home.home.rglob("*") if path.is_file() and path != file]
+    assert others
+    assert not [path for path in others if secret.encode() in path.read_bytes()]
+    assert secret not in repr(s3)

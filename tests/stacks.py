@@ -1,0 +1,26 @@
+"""What the tests of the local stack share: looking at its processes without trusting its own books."""
+
+from pathlib import Path
+
+import psutil
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process whose command line or environment names this home, this one excepted."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == psutil.Process().pid or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            words = [*process.cmdline(), *process.environ().values()]
+        except psutil.Error:
+            continue
+        if any(str(home) in word for word in words):
+            found.append(process)
+    return found
+
+
+def listens_on(pid: int) -> set[str]:
+    """The addresses on which it accepts connections."""
+    connections = psutil.Process(pid).net_connections("inet")
+    return {str(c.laddr.ip) for c in connections if c.status == psutil.CONN_LISTEN}

@@ -1,0 +1,12 @@
+"""Waiting for a condition with a deadline: what tests use in place of a sleep."""
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = 30.0) -> None:
+    until = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError(f"waited {deadline_s:.0f} s in vain: {what}")
+        time.sleep(0.02)
