@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -81,8 +82,8 @@ class TorchLearner:
     def accumulate(self, batch: MicroBatch) -> LossStats:
         logprobs = self._logprobs(batch.tokens.to(self._device), batch.answer.to(self._device))
         loss, stats = policy_loss(logprobs, batch, self._algorithm)
-        if not torch.isfinite(loss):
-            raise NotFinite(f"the loss is {float(loss)}")
+        if not math.isfinite(stats.loss):
+            raise NotFinite(f"the loss is {stats.loss}")
         loss.backward()
         if self._sum is not None:
             if not bool(self._gradient.abs().max() < _LARGEST):

@@ -36,7 +36,7 @@ def policy_loss(
         distance = change.abs()
         exact = distance[batch.on_policy]
         stats = LossStats(
-            loss=float(loss),
+            loss=float(loss.detach()),
             tokens=int(ratio.numel()),
             clipped=int((clipped * batch.advantage < ratio * batch.advantage).sum()),
             negative_logprob=float(-logprobs.sum()),

@@ -28,7 +28,7 @@ POOL = 16  # batches drawn at once and cut by length, so that little of a batch 
 LEARNING_RATE = 3e-3
 WARMUP = 30
 EVEN = 0.35  # how many of the demonstrations are of any length alike
-FULL = 0.25  # how many of the demonstrations are complete
+FULL = 0.25  # how many are meant to be complete; the others stop after any of their numbers
 
 
 def _load_task() -> ModuleType:
@@ -86,7 +86,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalL
 def demonstration(rng: random.Random, held_out: set[str]) -> tuple[str, str]:
     """A prompt and an answer that counts right, but that mostly stops too early.
 
-    Some of the counts are drawn evenly, so that the model has also seen how long ones go on.
+    Some of the counts are drawn evenly, so that the model has also seen how long ones go on. No
+    held-out prompt is used.
     """
     while True:
         count = rng.randint(1, task.LONGEST) if rng.random() < EVEN else task.draw_count(rng)
@@ -110,7 +111,7 @@ def _batches(
     batches = []
     for start in range(0, len(pairs), BATCH):
         chunk = pairs[start : start + BATCH]
-        rows = [tokenizer.encode(prompt + answer) + [tokenizer.eos_token_id] for prompt, answer in chunk]
+        rows = [[*tokenizer.encode(prompt + answer), tokenizer.eos_token_id] for prompt, answer in chunk]
         width = max(map(len, rows))
         tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
         labels = torch.full((len(rows), width), -100)
@@ -128,9 +129,7 @@ def build(folder: Path, seed: int, progress: Callable[[float, str], None]) -> No
     model = make_model(tokenizer, seed)
     model.train()
     rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
     for step in range(STEPS):
         if not waiting:

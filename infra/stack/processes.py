@@ -155,8 +155,8 @@ def _signal_and_wait(
 def _has_ended(process: psutil.Process) -> bool:
     """Is nothing left of it but an entry that its parent has not read?
 
-    A killed JVM is a zombie as soon as its first thread is gone, while the others still hold its port and the lock
-    on its data. Whoever started it anew at that moment would give it another port, where no client looks for it.
+    A killed JVM is a zombie as soon as its first thread is gone, while the others still hold its port and the
+    lock on its data. Started anew at that moment it would get another port, where no client looks for it.
     """
     try:
         if process.status() != psutil.STATUS_ZOMBIE:

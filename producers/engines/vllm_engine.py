@@ -75,7 +75,6 @@ class VllmEngine:
                 max_model_len=max_model_len,
                 max_num_seqs=slots,
                 max_num_batched_tokens=max(max_model_len, 64 * slots, 2048),
-                enable_chunked_prefill=False,
                 enable_prefix_caching=False,
                 async_scheduling=False,
                 scheduling_policy="priority",

@@ -1,0 +1,111 @@
+"""Things that many tests need: a small spec, samples, a context on fakes, a tiny model."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.memory_bus import MemoryBus
+from infra.process import Context, Heart
+from infra.runs import RunRecord
+from infra.store import open_store
+from schemas.admission import oldest_version, window_of
+from schemas.messages import TRAIN, Sample
+from schemas.runspec import RunSpec
+from schemas.topics import Topics
+
+TASK = """
+def problems(split):
+    count, base = (64, 0) if split == "train" else (16, 1000)
+    return [{"id": str(base + n), "prompt": f"{n % 10}:", "kind": str(n % 5)} for n in range(count)]
+
+def reward(problem, completion):
+    return {"digits": sum(c.isdigit() for c in completion) / 16}
+"""
+
+
+def make_spec(**sections: Any) -> RunSpec:
+    """A small run; sections replace keys, as in `algorithm={"groups": 4}`."""
+    data: dict[str, Any] = {
+        "run": "test",
+        "seed": 7,
+        "task": {"python": "task.py"},
+        "model": {"path": "model"},
+        "sampling": {"max_tokens": 16, "max_prompt_tokens": 8},
+        "algorithm": {"iterations": 3, "groups": 4, "group_size": 2, "learning_rate": 1e-3},
+        "lengths": {"classes": 2},
+        "trainer": {"microbatch_tokens": 64, "bundle_tokens": 32, "checkpoint_every": 2},
+        "deadlines": {"progress_s": 20, "start_s": 120},
+    }
+    for name, section in sections.items():
+        data[name] = {**data[name], **section} if isinstance(data.get(name), dict) else section
+    return RunSpec.model_validate(data)
+
+
+def make_context(spec: RunSpec, folder: Path, *, role: str = "trainer", run: str = "test-1") -> Context:
+    """A context on the fake bus and a store in a folder."""
+    store = open_store(f"file://{folder}/store")
+    record = RunRecord(
+        id=run, spec=spec, bootstrap_servers="none", store=store.url, model=str(folder / "model"), created_at=0.0
+    )
+    bus = MemoryBus()
+    topics = Topics(run, spec.lengths.classes)
+    bus.create_topics(topics.all())
+    return Context(
+        record, role, 0, store, bus, bus.writer(), topics, Heart(run, role, 0), threading.Event(),
+        logging.getLogger("streamrl.test"),
+    )  # fmt: skip
+
+
+def make_sample(spec: RunSpec, group: int, index: int, **fields: Any) -> Sample:
+    """A sample that a trainer of `spec` takes."""
+    algorithm = spec.algorithm
+    length = fields.pop("length", 3 + (group * 5 + index * 3) % 9)
+    version = oldest_version(group, algorithm.groups, algorithm.lookahead)
+    draw = np.random.default_rng([group, index])
+    values: dict[str, Any] = {
+        "run": "test-1", "purpose": TRAIN, "group": group, "index": index, "attempt": 0,
+        "size": algorithm.group_size, "problem_id": str(group), "epoch": 0,
+        "window": window_of(group, algorithm.groups), "mini": group % algorithm.optimizer_steps,
+        "bundle": group, "bundle_groups": 1, "prompt_tokens": np.array([4, 5], dtype=np.int32),
+        "tokens": draw.integers(2, 20, length).astype(np.int32),
+        "logprobs": -draw.random(length).astype(np.float32),
+        "version_starts": np.zeros(1, dtype=np.int32), "versions": np.array([version], dtype=np.int32),
+        "roots": ["r"], "seed": group * 100 + index, "finish": "stop", "reward": float(draw.random()),
+        "reward_parts": {}, "reward_error": "", "predicted": float(length), "length_class": group % spec.lengths.classes,
+        "min_version": version, "generator": "g", "admitted_at": 0.0, "started_at": 0.0, "finished_at": 0.0,
+        "scored_at": 0.0,
+    }  # fmt: skip
+    return Sample(**{**values, **fields})
+
+
+def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+    """A Qwen2 model of some 30,000 parameters with random weights and a tokenizer of characters."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    words = {word: number for number, word in enumerate(["<pad>", "<end>", *"0123456789:- abcdefg"])}
+    raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    raw.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<end>")
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=24, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=1,
+            pad_token_id=0, bos_token_id=None,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)  # a random model is nearly uniform: make it prefer something
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

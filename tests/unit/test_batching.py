@@ -1,0 +1,81 @@
+"""Advantages, cuts and micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.batching import _START_COST, advantages, cut, plan
+from consumers.stream import Row
+from tests.factories import make_sample, make_spec
+
+
+def cost(lengths: list[int], sizes: list[int]) -> float:
+    ends = list(itertools.accumulate(sizes))
+    return sum(size * lengths[end - 1] + _START_COST for size, end in zip(sizes, ends, strict=True))
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=9).map(sorted), st.integers(200, 900))
+@settings(deadline=None)
+def test_cut_is_the_cheapest(lengths: list[int], budget: int) -> None:
+    sizes = cut(lengths, budget)
+    assert sum(sizes) == len(lengths)
+    possible = [
+        [end - start for start, end in itertools.pairwise([0, *ends, len(lengths)])]
+        for count in range(len(lengths))
+        for ends in itertools.combinations(range(1, len(lengths)), count)
+    ]
+
+    def fits(sizes: list[int]) -> bool:
+        ends = itertools.accumulate(sizes)
+        return all(size == 1 or size * lengths[end - 1] <= budget for size, end in zip(sizes, ends, strict=True))
+
+    assert fits(sizes)
+    assert cost(lengths, sizes) == pytest.approx(min(cost(lengths, option) for option in possible if fits(option)))
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.sampled_from(["mean", "std"]))
+def test_advantages_are_centred_in_their_group(rewards: list[float], kind: str) -> None:
+    spec = make_spec(algorithm={"advantage": kind, "group_size": len(rewards)})
+    samples = [make_sample(spec, 0, index, reward=reward) for index, reward in enumerate(rewards)]
+    found = advantages(samples, spec.algorithm)
+    expected = np.array(rewards) - np.mean(rewards)
+    if np.abs(expected).max() <= 1e-9:
+        assert not found.any()
+        return
+    if kind == "std":
+        expected = expected / (np.std(rewards) + 1e-6)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_a_sample_without_a_reward_does_not_touch_its_group() -> None:
+    spec = make_spec(algorithm={"advantage": "mean", "group_size": 3})
+    samples = [
+        make_sample(spec, 0, 0, reward=1.0),
+        make_sample(spec, 0, 1, reward=float("nan"), reward_error="it hung"),
+        make_sample(spec, 0, 2, reward=0.0),
+    ]
+    np.testing.assert_allclose(advantages(samples, spec.algorithm), [0.5, 0.0, -0.5])
+
+
+def test_a_plan_holds_every_row_once_and_fits_the_budget() -> None:
+    spec = make_spec(algorithm={"groups": 8, "group_size": 4})
+    rows = [Row(make_sample(spec, g, i), 0, g * 4 + i) for g in range(8) for i in range(4)]
+    planned = plan(rows, spec.algorithm, 64, 0)
+    held = [row.offset for batch in planned.batches for row in batch.rows] + [row.offset for row in planned.idle]
+    assert sorted(held) == list(range(32))
+    assert all(batch.tokens.numel() <= 64 for batch in planned.batches if len(batch.rows) > 1)
+    for batch in planned.batches:
+        assert int(batch.answer.sum()) == sum(row.sample.tokens.size for row in batch.rows) == batch.behaviour.numel()
+
+
+def test_equal_rewards_cost_nothing() -> None:
+    spec = make_spec()
+    rows = [Row(make_sample(spec, 0, index, reward=0.1 + 0.2), 0, index) for index in range(2)]
+    planned = plan(rows, spec.algorithm, 64, 0)
+    assert not planned.batches
+    assert len(planned.idle) == 2

@@ -1,0 +1,83 @@
+"""Rewards: one that hangs, throws or exits costs its sample and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from producers.rewards import RewardPool, Score
+from producers.tasks import TaskError
+from schemas.runspec import TaskSection
+from tests.waiting import wait_until
+
+REWARD = """
+import os, time
+def problems(split):
+    return []
+def reward(problem, completion):
+    print("a task may print")
+    if completion == "hang":
+        time.sleep(600)
+    if completion == "throw":
+        raise KeyError("no such answer")
+    if completion == "exit":
+        os._exit(7)
+    if completion == "nan":
+        return float("nan")
+    if completion == "parts":
+        return {"right": 0.5, "short": 0.25}
+    return float(len(completion))
+"""
+
+
+def scores(folder: Path, completions: list[str], workers: int = 1) -> tuple[dict[str, Score], RewardPool]:
+    (folder / "task.py").write_text(REWARD)
+    pool = RewardPool(TaskSection(python=str(folder / "task.py"), reward_deadline_s=1.0, reward_workers=workers))
+    found: dict[str, Score] = {}
+    try:
+        for completion in completions:
+            pool.score(completion, json.dumps({"id": "1", "prompt": "p"}), completion)
+
+        def all_came() -> bool:
+            found.update({score.key: score for score in pool.poll()})
+            return len(found) == len(completions)
+
+        wait_until(all_came, what="the scores")
+        assert pool.pending() == 0
+    finally:
+        pool.close()
+    return found, pool
+
+
+def test_bad_rewards_cost_only_their_sample(tmp_path: Path) -> None:
+    good = [f"good {'x' * number}" for number in range(40)]
+    found, pool = scores(tmp_path, [*good[:20], "hang", "throw", "exit", "nan", "parts", *good[20:]])
+    assert all(found[name].total == len(name) and not found[name].error for name in good)
+    assert "within 1 s" in found["hang"].error
+    assert found["throw"].error == "KeyError: 'no such answer'"
+    assert "process ended" in found["exit"].error
+    assert "not a finite number" in found["nan"].error
+    assert found["parts"].parts == {"right": 0.5, "short": 0.25}
+    assert found["parts"].total == 0.75
+    assert math.isnan(found["hang"].total)
+    assert pool.restarts == 2
+
+
+def test_several_workers_score_everything(tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(100)]
+    found, _ = scores(tmp_path, names, workers=3)
+    assert set(found) == set(names)
+
+
+def test_a_task_that_does_not_load_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("import nothing_like_this\n")
+    pool = RewardPool(TaskSection(python=str(tmp_path / "task.py")))
+    pool.score("a", "{}", "x")
+    try:
+        with pytest.raises(TaskError, match="nothing_like_this"):
+            wait_until(pool.poll, what="the error")
+    finally:
+        pool.close()

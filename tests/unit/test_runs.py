@@ -1,0 +1,55 @@
+"""Run records."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infra import runs
+from infra.store import open_store
+from schemas.runspec import RunSpec
+from tests.factories import make_spec
+
+
+def test_each_start_gets_a_number_even_at_the_same_time(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+
+    def make(_: int) -> str:
+        return runs.create(store, make_spec(), bootstrap_servers="k", model="m").id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(make, range(12)))
+    assert sorted(ids) == sorted(f"test-{number}" for number in range(1, 13))
+    assert runs.runs_of(store, "test")[-1] == "test-12"
+
+
+def test_find_names_what_is_there(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    record = runs.create(store, make_spec(), bootstrap_servers="k", model="m")
+    assert runs.find(store, record.id) == record
+    with pytest.raises(runs.RunError, match="no run test-9 .* newest there: test-1"):
+        runs.find(store, "test-9")
+
+
+@pytest.mark.parametrize(
+    ("changed", "allowed"),
+    [
+        (make_spec(algorithm={"iterations": 9}), True),
+        (make_spec(trainer={"checkpoint_every": 5}), True),
+        (make_spec(placement={"generators": 2}), True),
+        (make_spec(algorithm={"learning_rate": 0.5}), False),
+        (make_spec(seed=8), False),
+        (make_spec(lengths={"classes": 3}), False),
+    ],
+)
+def test_resume_refuses_what_would_change_what_is_learned(tmp_path: Path, changed: RunSpec, allowed: bool) -> None:
+    store = open_store(f"file://{tmp_path}")
+    run = runs.create(store, make_spec(), bootstrap_servers="k", model="m").id
+    if allowed:
+        assert runs.resume(store, run, changed, bootstrap_servers="new").spec == changed
+        assert runs.find(store, run).bootstrap_servers == "new"
+    else:
+        with pytest.raises(runs.RunError, match="must not change what is learned"):
+            runs.resume(store, run, changed, bootstrap_servers="new")

@@ -1,0 +1,97 @@
+"""The codec: what goes in comes out, arrays are views, and what can't be read is refused with a reason."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas import messages
+from schemas.wire import Array, Message, Unreadable, decode, encode
+from tests.factories import make_sample, make_spec
+
+KINDS = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message) and kind.KIND]
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(max_size=20),
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=True, width=64),
+    bool: st.booleans(),
+    bytes: st.binary(max_size=64),
+    list[str]: st.lists(st.text(max_size=5), max_size=4),
+    list[float]: st.lists(st.floats(allow_nan=False), max_size=4),
+    dict[str, float]: st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=4),
+}
+
+
+def arrays(dtype: str) -> st.SearchStrategy[np.ndarray]:
+    """Any bits of a dtype: NaN payloads too."""
+    size = np.dtype(dtype).itemsize
+    return st.binary(max_size=size * 40).map(lambda raw: np.frombuffer(raw[: len(raw) // size * size], dtype=dtype))
+
+
+def any_message(kind: type[Message]) -> st.SearchStrategy[Message]:
+    fields = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if name in ("KIND", "VERSION"):
+            continue
+        marks = [mark for mark in get_args(hint) if isinstance(mark, Array)] if get_origin(hint) else []
+        fields[name] = arrays(marks[0].dtype) if marks else SCALARS[hint]
+    return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.KIND)
+def test_round_trip(kind: type[Message]) -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(any_message(kind))
+    def check(message: Message) -> None:
+        assert decode(encode(message), kind) == message
+
+    check()
+
+
+def test_arrays_are_views_into_the_record() -> None:
+    sample = make_sample(make_spec(), 0, 0, length=2500)
+    raw = encode(sample)
+    assert 18_000 < len(raw) < 22_000
+    read = decode(raw, messages.Sample)
+    whole = np.frombuffer(raw, dtype=np.uint8)
+    for array in (read.tokens, read.logprobs, read.prompt_tokens):
+        assert np.shares_memory(array, whole)
+        assert not array.flags.writeable
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
+    raw = bytearray(encode(make_sample(make_spec(), 3, 1)))
+    if data.draw(st.booleans()):
+        raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
+        with pytest.raises(Unreadable):
+            decode(bytes(raw), messages.Sample)
+        return
+    place, bit = data.draw(st.integers(0, len(raw) - 1)), data.draw(st.integers(0, 7))
+    raw[place] ^= 1 << bit
+    try:
+        decode(bytes(raw), messages.Sample)  # a flipped value may still be a message: never another error
+    except Unreadable as error:
+        assert str(error)
+
+
+def test_reasons_say_what_is_wrong() -> None:
+    sample = make_sample(make_spec(), 0, 0)
+    with pytest.raises(Unreadable, match="not a StreamRL record"):
+        decode(b"{'pickle': 'no'}" * 4, messages.Sample)
+    with pytest.raises(Unreadable, match="'sample' record where a 'prompt' is expected"):
+        decode(encode(sample), messages.Prompt)
+    newer = type("Newer", (messages.Sample,), {"VERSION": 2}, frozen=True, kw_only=True)
+    fields = {name: getattr(sample, name) for name in sample.__struct_fields__}
+    with pytest.raises(Unreadable, match="schema 2 is newer than 1.*upgrade the reader"):
+        decode(encode(newer(**fields)), messages.Sample)
+
+
+def test_nan_survives() -> None:
+    assert math.isnan(decode(encode(make_sample(make_spec(), 0, 0, reward=math.nan)), messages.Sample).reward)
