@@ -3,11 +3,12 @@
 starting ──► running ──► ended with 0: done
                │  ▲
                ▼  │ after a moment, at most `placement.restarts` times
-             died ──► no restarts left: the run fails, with the process's name, log and last lines
+             died ──► no restarts left, or the same error twice: the run fails
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from flows.request import RunFailed
 from flows.workers import FEEDER, GENERATOR, TRAINER, Worker
 from infra.supervise.team import Ended, Team
 
+_TIME = re.compile(r"\d\d:\d\d:\d\d ")
 PAUSES_S = (0.0, 2.0, 5.0, 15.0)  # before the first restart, the second, ...
 
 
@@ -24,6 +26,7 @@ class _Member:
     worker: Worker
     restarts: int = 0
     done: bool = False
+    last_words: str = ""
     start_at: float | None = None  # monotonic; set while it waits to be started again
 
 
@@ -58,10 +61,19 @@ class Crew:
             member.restarts += 1
         if member.restarts > self._restarts:
             raise RunFailed(f"{self._often(member)}{ended.story}")
+        if self._same_again(member, ended) and not excused:
+            raise RunFailed(f"twice of the same: {ended.story}")
         pause = PAUSES_S[min(max(member.restarts - 1, 0), len(PAUSES_S) - 1)]
         member.start_at = time.monotonic() + pause
         count = "" if excused else f" (restart {member.restarts} of {self._restarts})"
         self._say(f"{ended.name} {ended.how}; it is started again{count}; log: {ended.log}")
+
+    def _same_again(self, member: _Member, ended: Ended) -> bool:
+        """Whether it ended by itself, saying the same as before: it would say so a third time."""
+        last = ended.last_lines.rpartition("\n")[2]
+        last = last.partition(" ")[2] if _TIME.match(last) else last
+        before, member.last_words = member.last_words, last
+        return bool(ended.code and last and last == before)
 
     def _often(self, member: _Member) -> str:
         return f"died {member.restarts} times, the last time: " if member.restarts > 1 else ""
@@ -76,7 +88,7 @@ class Crew:
                 self._wake_generators()
 
     def _wake_generators(self) -> None:
-        """A generator that is done may be needed by one that goes back to its checkpoint. If not, it ends again."""
+        """One that is done may be needed by a trainer that went back; if not, it ends again."""
         for member in self._members.values():
             if member.worker.role == GENERATOR and member.done:
                 member.done, member.start_at = False, time.monotonic()

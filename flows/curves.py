@@ -22,7 +22,10 @@ _PANELS = (
     _Panel("reward", (("reward", "training"),)),
     _Panel("length in tokens", (("length", "mean"), ("length_p50", "median"), ("length_max", "longest"))),
     _Panel("staleness in versions", (("staleness", "mean"), ("staleness_max", "largest"))),
-    _Panel("logprob gap, trainer to generator", (("logprob_gap", "mean"), ("logprob_gap_max", "largest"))),
+    _Panel(
+        "logprob gap, trainer to generator",
+        (("logprob_gap", "largest, same weights"), ("logprob_drift", "mean, older weights")),
+    ),
     _Panel("samples a second", (("samples_per_s", "trained"),)),
 )
 
@@ -40,10 +43,10 @@ def draw(rows: Sequence[Row], evaluations: Sequence[Row], processes: Path, targe
         axes.set_xlabel("optimizer step")
         for key, label in panel.lines:
             points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-            if points:
+            if any(value for _, value in points):
                 axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
     _add_evaluations(grid.flat[0], rows, evaluations)
-    _draw_idle(grid.flat[5], processes)
+    _draw_idle(grid.flat[5], rows, processes)
     for axes in grid.flat:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
@@ -62,15 +65,19 @@ def _add_evaluations(axes: Any, rows: Sequence[Row], evaluations: Sequence[Row])
         axes.plot(*zip(*points, strict=True), "o--", label="held-out", color="black")
 
 
-def _draw_idle(axes: Any, processes: Path) -> None:
+def _draw_idle(axes: Any, rows: Sequence[Row], processes: Path) -> None:
     axes.set_title("share of time spent waiting")
     axes.set_xlabel("optimizer step")
     axes.set_ylim(-0.02, 1.02)
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    # The trainer says it step by step; of the others we have what their heartbeats said.
+    found["trainer"] = [(row["step"] or 0, row["idle"] or 0) for row in rows if row.get("idle") is not None]
     if processes.is_file():
         for line in processes.read_text().splitlines():
             note = json.loads(line)
-            if note["idle"] is not None and note["step"] is not None:
+            if note["idle"] is not None and note["step"] is not None and note["process"] != "trainer-0":
                 found[note["process"]].append((note["step"], note["idle"]))
     for name, points in sorted(found.items()):
+        if not points:
+            continue
         axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2)

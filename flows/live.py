@@ -90,6 +90,8 @@ def one_line(view: RunView) -> str:
     """A run in one line."""
     row = view.last
     if row is None:
+        if not view.processes:
+            return f"{view.run}: its processes are starting"
         return f"{view.run}: {int(view.generated.sum())} samples generated, no step trained yet{_dead(view)}"
     parts = [
         f"{view.run}: iteration {_of(row['iteration'], view)}",
@@ -116,7 +118,7 @@ def picture(view: RunView) -> Group:
     )  # fmt: skip
     facts.add_row(
         "length", f"{number(row.get('length'), 1)}, longest {row.get('length_max', '–')}",
-        "logprob gap", number(row.get("logprob_gap"), 5), f"dead letters {view.dead_letters}",
+        "logprob gap", tiny(row.get("logprob_gap")), f"dead letters {view.dead_letters}",
     )  # fmt: skip
     parts: list[Any] = [Text(f"run {view.run}", style="bold"), facts, _queues(view), _processes(view)]
     if view.dead_letters:
@@ -164,6 +166,11 @@ def _dead(view: RunView) -> str:
 def number(value: Any, digits: int) -> str:
     """A number for people; a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def tiny(value: Any) -> str:
+    """A number that may be very small."""
+    return "–" if value is None else f"{value:.1e}"
 
 
 def share(value: float | None) -> str:

@@ -35,7 +35,7 @@ def prepare_model(spec: RunSpec, progress: Progress) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever holds it builds this very model, which takes as long as it takes: `progress_s` is not for this.
+    # Whoever holds it builds this very model: that takes as long as it takes.
     with locked(target.with_suffix(".lock"), what=f"the model {target.name}", deadline_s=3600.0):
         if not target.is_dir():
             _build(spec, target, progress)
@@ -72,8 +72,8 @@ def _build(spec: RunSpec, target: Path, progress: Progress) -> None:
     work.mkdir()
     (work / "progress").touch()
     argv = [
-        sys.executable, "-m", "flows.build_model", "--build", spec.model.build, "--folder", str(work / "model"),
-        "--seed", str(spec.seed), "--progress", str(work / "progress"),
+        sys.executable, "-m", "flows.build_model", "--build", spec.model.build,
+        "--folder", str(work / "model"), "--seed", str(spec.seed), "--progress", str(work / "progress"),
     ]  # fmt: skip
     threads = str(min(8, len(os.sched_getaffinity(0))))
     try:
@@ -92,6 +92,6 @@ def _build(spec: RunSpec, target: Path, progress: Progress) -> None:
                 wait.progress() if lines else wait.check()
         if ended[0].code or ended[0].signal:
             raise RunFailed(f"model.build {spec.model.build} failed: {ended[0].story}")
-        os.replace(work / "model", target)
+        (work / "model").replace(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)

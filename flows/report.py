@@ -58,6 +58,7 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
         "version": version,
         "dead_letters": len(dead),
         "dead_letter_reasons": sorted({letter.reason for letter in dead})[:5],
+        "generator_idle": _generators_idle(folder / PROCESSES_FILE),
         "processes": _last_counters(folder / PROCESSES_FILE),
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -111,7 +112,8 @@ def _totals(rows: Sequence[Row]) -> dict[str, Any]:
     timed = [row for row in rows if row["samples_per_s"]]
     seconds = sum((row["samples"] or 0) / (row["samples_per_s"] or 1) for row in timed)
     samples, tokens = sum(row["samples"] or 0 for row in rows), sum(row["tokens"] or 0 for row in rows)
-    gaps = [row["logprob_gap"] for row in rows if row.get("logprob_gap") is not None]
+    gaps = [row["logprob_gap"] or 0 for row in rows if row.get("gap_tokens", row.get("logprob_gap"))]
+    waited = sum((row["idle"] or 0) * (row["samples"] or 0) / (row["samples_per_s"] or 1) for row in timed)
     return {
         "iterations": len({row["iteration"] for row in rows}),
         "steps": len(rows),
@@ -123,10 +125,21 @@ def _totals(rows: Sequence[Row]) -> dict[str, Any]:
         "tokens_per_s": sum(row["tokens"] or 0 for row in timed) / seconds if seconds else None,
         "staleness": sum((row["staleness"] or 0) * (row["samples"] or 0) for row in rows) / max(1, samples),
         "staleness_max": max((row["staleness_max"] or 0 for row in rows), default=0),
-        "logprob_gap": sum(gaps) / len(gaps) if gaps else None,  # type: ignore[arg-type]
+        "logprob_gap": max(gaps, default=None),
+        "trainer_idle": waited / seconds if seconds else None,
         "reward_first": rows[0]["reward"] if rows else None,
         "reward_last": rows[-1]["reward"] if rows else None,
     }
+
+
+def _generators_idle(path: Path) -> float | None:
+    """Share of the time in training in which the generators waited, as their heartbeats said."""
+    if not path.is_file():
+        return None
+    notes = [json.loads(line) for line in path.read_text().splitlines()]
+    of_generators = [note for note in notes if note["process"].startswith("generator") and note["step"]]
+    found = [note["idle"] for note in of_generators if note["idle"] is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _last_counters(path: Path) -> dict[str, Any]:

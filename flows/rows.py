@@ -36,7 +36,7 @@ def step_row(record: StepRecord) -> Row:
 
 
 def newest_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """In order of steps. A trainer that resumed does the steps since its checkpoint again: the newer one counts."""
+    """In order. A resumed trainer does the steps since its checkpoint again: the newer one counts."""
     found: dict[int, StepRecord] = {}
     for record in records:
         known = found.get(record.step)
@@ -51,6 +51,8 @@ def with_rates(rows: list[Row]) -> list[Row]:
         seconds = (row["finished_at"] or 0) - (before["finished_at"] or 0) if before else 0
         usable = before is not None and seconds > 0 and before["trainer_epoch"] == row["trainer_epoch"]
         row["samples_per_s"] = (row["samples"] or 0) / seconds if usable else None
+        waited = row.get("waited_s")
+        row["idle"] = min(1.0, waited / seconds) if usable and waited is not None else None
         row["tokens_per_s"] = (row["tokens"] or 0) / seconds if usable else None
     return rows
 

@@ -1,6 +1,6 @@
 """The Prefect flow `train`: a run, with its phases as tasks.
 
-It is an ordinary function too; `flows.plain.train_plainly` does the same with no Prefect installed or running.
+`flows.plain.train_plainly` does the same with no Prefect installed or running.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled as PrefectCancelled
 from pydantic import Field
 
-from flows.live import one_line
+from flows.live import number, one_line
 from flows.phases import conduct
 from flows.plain import train_plainly
 from flows.request import Request, Result, RunCancelled
@@ -37,7 +37,7 @@ __all__ = ["train", "train_plainly"]
 ARTIFACT_EVERY_S = 10.0
 ASK_EVERY_S = 3.0
 
-# Set by the command line, whose terminal is another screen. Not a parameter: those are shown in Prefect's pages.
+# Set by the command line, whose terminal is another screen. No parameter: Prefect shows and stores those.
 watchers: list[Screen] = []
 
 
@@ -73,7 +73,7 @@ class PrefectScreen:
     def __init__(self) -> None:
         self._log = get_run_logger()
         self._artifact: UUID | None = None
-        self._next = 0.0
+        self._next, self._percent = 0.0, 0.0
 
     def say(self, text: str) -> None:
         self._log.info("%s", text)
@@ -83,10 +83,11 @@ class PrefectScreen:
             self._log.info("%3.0f%% %s", 100 * fraction, text)
 
     def show(self, view: RunView) -> None:
-        if not self._due():
-            return
         done = 0 if view.last is None else int(view.last["iteration"] or 0) + 1
         percent = min(100.0, 100.0 * done / view.spec.algorithm.iterations)
+        if not self._due() and (percent < 100.0 or self._percent == percent):
+            return
+        self._percent = percent
         self._log.info("%s", one_line(view))
         with suppress(Exception):  # a view must not end the run: the server may be busy or away
             if self._artifact is None:
@@ -109,7 +110,7 @@ def _id(value: Any) -> UUID:
 
 
 def _cancelled_by_prefect() -> Callable[[], bool]:
-    """Asks now and then. A worker also kills the process of a cancelled run; a terminal's run has no worker."""
+    """Asks now and then. A worker kills the process of a cancelled run; a terminal's run has no worker."""
     run_id, asked_at = flow_run.id, time.monotonic()
 
     def told() -> bool:
@@ -145,10 +146,9 @@ def markdown(result: Result) -> str:
     """The result as a page."""
     summary = result.summary
     lines = [f"# {result.run}", "", "| | problems | before | after | gain |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {row['what']} | {row['problems']} | {row['before']:.3f} | {row['after']:.3f} | {row['gain']:+.3f} |"
-        for row in summary["result"]
-    ]
-    lines += ["", f"{summary['iterations']} iterations, {summary['samples']} samples, "
-              f"{summary['dead_letters']} dead letters. Report: `{result.report}`"]  # fmt: skip
+    for row in summary["result"]:
+        numbers = [number(row[name], 3) for name in ("before", "after", "gain")]
+        lines.append(f"| {row['what']} | {row['problems']} | {' | '.join(numbers)} |")
+    counts = f"{summary['iterations']} iterations, {summary['samples']} samples"
+    lines += ["", f"{counts}, {summary['dead_letters']} dead letters. Report: `{result.report}`"]
     return "\n".join(lines)

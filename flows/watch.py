@@ -56,6 +56,7 @@ def train(record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Ca
                 raise RunCancelled(f"run {record.id} was cancelled")
         crew.dismiss(GRACE_S)
         follower.see(screen.show)
+        follower.see(notes.note_all)
 
 
 class _Broker:
@@ -90,8 +91,8 @@ class _Broker:
         self._back_at = self._checked_at = time.monotonic()
         if running.bootstrap_servers != self._servers:
             raise RunFailed(
-                f"Kafka came back at {running.bootstrap_servers}, not at {self._servers}, whose port is taken: "
-                "resume the run"
+                f"Kafka came back at {running.bootstrap_servers}: the port of {self._servers} is taken. "
+                "Resume the run"
             )
 
 
@@ -112,7 +113,8 @@ class _Pulse:
         elif time.monotonic() - self._since > self._patience_s:
             trouble = f"\n  {view.trouble}" if view.trouble else ""
             raise WaitedTooLong(
-                f"run {view.run}: nothing got on for {self._patience_s:.0f} s. Its processes:\n{view.waits()}{trouble}"
+                f"run {view.run}: nothing got on for {self._patience_s:.0f} s. Its processes:\n"
+                f"{view.waits()}{trouble}"
             )
 
 
@@ -124,17 +126,21 @@ class _Notes:
 
     def note(self, view: RunView) -> None:
         """One line for each process, every few seconds."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + NOTE_EVERY_S
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + NOTE_EVERY_S
+            self._write(view, [name for name, process in view.processes.items() if process.alive])
+
+    def note_all(self, view: RunView) -> None:
+        """What all of them said last."""
+        self._write(view, list(view.processes))
+
+    def _write(self, view: RunView, names: list[str]) -> None:
         step = view.last["step"] if view.last else None
-        lines = [
-            json.dumps({
-                "at": process.beat.sent_at, "process": name, "step": step, "idle": process.idle_share,
-                "cpu": process.cpu.per_s, "counters": process.beat.counters,
-            })
-            for name, process in sorted(view.processes.items()) if process.alive
-        ]  # fmt: skip
-        if lines:
+        notes = []
+        for name in sorted(names):
+            process = view.processes[name]
+            note = {"at": process.beat.sent_at, "process": name, "step": step, "idle": process.idle_share}
+            notes.append(note | {"cpu": process.cpu.per_s, "counters": process.beat.counters})
+        if notes:
             with self._path.open("a") as file:
-                file.write("\n".join(lines) + "\n")
+                file.writelines(json.dumps(note) + "\n" for note in notes)

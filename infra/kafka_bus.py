@@ -100,6 +100,7 @@ class KafkaBus:
             batch_size=_BATCH,
             max_request_size=LARGEST_RECORD,
             delivery_timeout_ms=int(self._delivery_s * 1000),
+            request_timeout_ms=int(min(30.0, self._delivery_s / 2) * 1000),
         )
         return KafkaWriter(producer, self.bootstrap_servers)
 

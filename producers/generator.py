@@ -165,7 +165,7 @@ class Generator:
         prompt = job.prompt
         name = sample_id(prompt.group, job.index)
         seed = sampling_seed(
-            self._spec.seed, self._context.run, prompt.problem_id, prompt.group, job.index, 0, version.version
+            self._spec.seed, self._spec.run, prompt.problem_id, prompt.group, job.index, 0, version.version
         )
         self._running[name] = _Running(job, seed, time.time(), [0], [version.version], [version.root])
         self._engine.submit(

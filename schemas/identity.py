@@ -23,5 +23,8 @@ def derive_seed(*parts: int | str) -> int:
 def sampling_seed(
     run_seed: int, run: str, problem: str, group: int, index: int, attempt: int, version: int
 ) -> int:
-    """The seed of one sample's tokens. It depends on the weights version: new weights draw anew."""
+    """The seed of one sample's tokens. It depends on the weights version: new weights draw anew.
+
+    `run` is the name in the run file, not the number of a start: the same file gives the same samples again.
+    """
     return derive_seed("sample", run_seed, run, problem, group, index, attempt, version)

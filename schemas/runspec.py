@@ -86,7 +86,7 @@ class AlgorithmSection(Section):
         "sync", description="sync: samples of iteration i come from weights i. async: at most `staleness` older."
     )
     staleness: float = Field(
-        0.0, ge=0, le=64, description="async: how many iterations old a sample's weights may be; 1.5 works too."
+        0.0, ge=0, le=64, description="async: how many iterations old weights may be; 1.5: half the samples 2, the others 1."
     )
     iterations: Positive = 100
     groups: Positive = Field(32, description="Groups (prompts) an iteration.")

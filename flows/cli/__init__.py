@@ -9,8 +9,8 @@ from flows.cli import demo, doctor, down, join, logs, run, schema, status, up
 app = typer.Typer(
     name="streamrl",
     help="Reinforcement learning for language models: vLLM generators → Kafka → a torch trainer.\n\n"
-    "Start here: [bold]streamrl doctor[/bold] looks at this machine, [bold]streamrl demo[/bold] shows a whole run, "
-    "[bold]streamrl run FILE[/bold] does yours.",
+    "Start here: [bold]streamrl doctor[/bold] looks at this machine, [bold]streamrl demo[/bold] shows "
+    "a whole run, [bold]streamrl run FILE[/bold] does yours.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -15,9 +15,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo() -> None:
-    """A whole small run: start what is needed, train examples/count.yaml, show the result, stop what was started.
+    """A whole small run: start what is needed, train, show the result, stop what was started.
 
-    A small model learns to count down: first the model is made (a minute or two, once), then trained.
+    A small model learns to count down: first the model is made (a minute or two, once), then
+    trained by examples/count.yaml.
 
     Example: [bold]streamrl demo[/bold]
     """
@@ -45,4 +46,4 @@ def _runfile() -> Path:
     for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
         if (folder / "examples" / "count.yaml").is_file():
             return folder / "examples" / "count.yaml"
-    fail("examples/count.yaml is not here: run this in a clone of StreamRL")
+    return fail("examples/count.yaml is not here: run this in a clone of StreamRL")

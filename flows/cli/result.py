@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from flows.live import number
+from flows.live import number, share, tiny
 from flows.request import Result
 
 
@@ -26,15 +26,17 @@ def show_result(console: Console, result: Result) -> None:
     else:
         console.print(
             f"run {result.run}: reward of the first step {number(summary['reward_first'], 3)}, "
-            f"of the last {number(summary['reward_last'], 3)} (evaluation.problems compares on held-out problems)",
+            f"of the last {number(summary['reward_last'], 3)} (evaluation.problems compares more)",
             highlight=False,
         )
-    console.print(
-        f"{summary['iterations']} iterations, {summary['samples']} samples in {number(summary['training_s'], 0)} s: "
-        f"{number(summary['samples_per_s'], 0)} samples/s; staleness {number(summary['staleness'], 2)}, at most "
-        f"{summary['staleness_max']}; logprob gap {number(summary['logprob_gap'], 6)}",
-        highlight=False,
-    )
+    facts = [
+        f"{summary['iterations']} iterations, {summary['samples']} samples",
+        f"{number(summary['training_s'], 0)} s, {number(summary['samples_per_s'], 0)} samples/s",
+        f"staleness {number(summary['staleness'], 2)}, at most {summary['staleness_max']}",
+        f"logprob gap {tiny(summary['logprob_gap'])}",
+        f"idle: trainer {share(summary['trainer_idle'])}, generators {share(summary['generator_idle'])}",
+    ]
+    console.print("; ".join(facts), highlight=False)
     if summary["rewards_failed"]:
         console.print(f"{summary['rewards_failed']} samples had no reward", style="yellow", highlight=False)
     if summary["dead_letters"]:

@@ -48,10 +48,9 @@ def run(
 
     [bold]streamrl run examples/count.yaml --resume count-3[/bold]
     """
-    from schemas.loading import RunFileError
-
     from flows.checks import check as look_at
     from flows.request import Request
+    from schemas.loading import RunFileError
 
     if resume_id and not resume:
         raise RunFileError(f"{resume_id}: a second argument is the id of a run to go on with, after --resume")

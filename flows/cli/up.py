@@ -26,6 +26,7 @@ def up(
 
     Example: [bold]streamrl up --s3[/bold]
     """
+    from flows.cli.pool import ensure_pool
     from infra.stack import local
 
     console = out()
@@ -36,6 +37,7 @@ def up(
         )  # fmt: skip
     console.print(f"Kafka    {stack.bootstrap_servers}", highlight=False)
     if stack.prefect_api_url:
+        ensure_pool(stack.prefect_api_url)
         console.print(f"Prefect  {stack.prefect_api_url.removesuffix('/api')}", highlight=False)
         console.print(
             f"         for its own command: export PREFECT_API_URL={stack.prefect_api_url}", highlight=False

@@ -87,7 +87,7 @@ class _Guard:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     process_group=0,
-                    preexec_fn=_before_exec(os.getpid()),  # noqa: PLW1509 - there is one thread
+                    preexec_fn=_before_exec(os.getpid()),  # safe: there is one thread
                 )
         except (OSError, subprocess.SubprocessError) as error:
             _tell(event="failed", name=name, error=str(error))

@@ -50,6 +50,6 @@ def carrying(mark: str) -> Iterator[int]:
 
 def _pids() -> Iterator[int]:
     me = os.getpid()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != me:
-            yield int(name)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != me:
+            yield int(entry.name)

@@ -39,19 +39,39 @@ def body(context: Context) -> None:
 def make_prompt(run: str, group: int, iteration: int, size: int, place: int) -> Prompt:
     return fill(
         Prompt,
-        run=run, purpose=TRAIN, group=group, size=size, problem_id=f"p{group}", problem="{}", epoch=0,
-        tokens=np.arange(4), window=iteration, bundle=0, bundle_groups=GROUPS, min_version=iteration, predicted=5.0,
-        predictor="fake", length_class=place, edges=[], admitted_at=time.time(),
-    )  # fmt: skip
+        run=run,
+        purpose=TRAIN,
+        group=group,
+        size=size,
+        problem_id=f"p{group}",
+        problem="{}",
+        epoch=0,
+        tokens=np.arange(4),
+        window=iteration,
+        bundle=0,
+        bundle_groups=GROUPS,
+        min_version=iteration,
+        predicted=5.0,
+        predictor="fake",
+        length_class=place,
+        edges=[],
+        admitted_at=time.time(),
+    )
 
 
 def evaluate(context: Context, version: int, reward: float) -> None:
     names = [f"h{number}" for number in range(10)]
     found = fill(
         Evaluation,
-        run=context.run, version=version, problem_ids=names, rewards=np.full(10, reward),
-        lengths=np.arange(1, 11), predicted=np.full(10, 5.0), failed=0, finished_at=time.time(),
-    )  # fmt: skip
+        run=context.run,
+        version=version,
+        problem_ids=names,
+        rewards=np.full(10, reward),
+        lengths=np.arange(1, 11),
+        predicted=np.full(10, 5.0),
+        failed=0,
+        finished_at=time.time(),
+    )
     assert EVAL
     context.writer.send(context.topics.evals, encode(found), key=str(version))
     context.writer.flush(30)

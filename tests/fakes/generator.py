@@ -1,4 +1,4 @@
-"""A generator for tests of supervision: answers every prompt at once; has a child of its own, like rewards."""
+"""A generator for tests of supervision: answers every prompt at once, and has a child of its own."""
 
 import subprocess
 import sys
@@ -43,13 +43,37 @@ def make_sample(prompt: Prompt, index: int, name: str) -> Sample:
     now = time.time()
     return fill(
         Sample,
-        run=prompt.run, purpose=prompt.purpose, group=prompt.group, index=index, attempt=0, size=prompt.size,
-        problem_id=prompt.problem_id, epoch=0, window=prompt.window, bundle=0, bundle_groups=prompt.bundle_groups,
-        prompt_tokens=prompt.tokens, tokens=np.arange(5), logprobs=np.zeros(5), version_starts=np.zeros(1),
-        versions=np.array([prompt.window]), roots=["r"], seed=1, finish="stop", reward=0.5 + 0.01 * index, reward_parts={},
-        reward_error="", predicted=5.0, length_class=prompt.length_class, min_version=prompt.min_version,
-        generator=name, admitted_at=prompt.admitted_at, started_at=now, finished_at=now, scored_at=now,
-    )  # fmt: skip
+        run=prompt.run,
+        purpose=prompt.purpose,
+        group=prompt.group,
+        index=index,
+        attempt=0,
+        size=prompt.size,
+        problem_id=prompt.problem_id,
+        epoch=0,
+        window=prompt.window,
+        bundle=0,
+        bundle_groups=prompt.bundle_groups,
+        prompt_tokens=prompt.tokens,
+        tokens=np.arange(5),
+        logprobs=np.zeros(5),
+        version_starts=np.zeros(1),
+        versions=np.array([prompt.window]),
+        roots=["r"],
+        seed=1,
+        finish="stop",
+        reward=0.5 + 0.01 * index,
+        reward_parts={},
+        reward_error="",
+        predicted=5.0,
+        length_class=prompt.length_class,
+        min_version=prompt.min_version,
+        generator=name,
+        admitted_at=prompt.admitted_at,
+        started_at=now,
+        finished_at=now,
+        scored_at=now,
+    )
 
 
 if __name__ == "__main__":

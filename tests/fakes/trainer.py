@@ -54,9 +54,14 @@ def announce(context: Context, weights: WeightStore, version: int) -> None:
     manifest = weights.publish(version, {"w": torch.full((4,), float(version))}, trainer_epoch=1)
     message = fill(
         WeightsAnnouncement,
-        run=context.run, version=version, root=manifest.root, manifest=weights.manifest_key(version),
-        size=manifest.size, trainer_epoch=1, announced_at=time.time(),
-    )  # fmt: skip
+        run=context.run,
+        version=version,
+        root=manifest.root,
+        manifest=weights.manifest_key(version),
+        size=manifest.size,
+        trainer_epoch=1,
+        announced_at=time.time(),
+    )
     context.writer.send(context.topics.weights, encode(message), key="weights")
 
 
@@ -64,15 +69,30 @@ def make_step(run: str, iteration: int, rows: list) -> StepRecord:
     records, samples = [r for r, _ in rows], [s for _, s in rows]
     return fill(
         StepRecord,
-        run=run, trainer_epoch=1, iteration=iteration, step=iteration, last_of_iteration=True, version_in=iteration,
-        version_out=iteration + 1, root_out="r", recipe="x", partitions=np.array([r.partition for r in records]),
-        offsets=np.array([r.offset for r in records]), groups=np.array([s.group for s in samples]),
-        indexes=np.array([s.index for s in samples]), lengths=np.array([s.true_length for s in samples]),
-        rewards=np.array([s.reward for s in samples]), versions=np.array([int(s.versions[0]) for s in samples]),
-        seeds=np.zeros(len(rows)), predicted=np.zeros(len(rows)), problem_ids=[s.problem_id for s in samples],
-        microbatches=np.array([len(rows)]), losses=np.array([0.1]), metrics={"logprob_gap": 1e-6},
+        run=run,
+        trainer_epoch=1,
+        iteration=iteration,
+        step=iteration,
+        last_of_iteration=True,
+        version_in=iteration,
+        version_out=iteration + 1,
+        root_out="r",
+        recipe="x",
+        partitions=np.array([r.partition for r in records]),
+        offsets=np.array([r.offset for r in records]),
+        groups=np.array([s.group for s in samples]),
+        indexes=np.array([s.index for s in samples]),
+        lengths=np.array([s.true_length for s in samples]),
+        rewards=np.array([s.reward for s in samples]),
+        versions=np.array([int(s.versions[0]) for s in samples]),
+        seeds=np.zeros(len(rows)),
+        predicted=np.zeros(len(rows)),
+        problem_ids=[s.problem_id for s in samples],
+        microbatches=np.array([len(rows)]),
+        losses=np.array([0.1]),
+        metrics={"logprob_gap": 1e-6},
         finished_at=time.time(),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,12 +13,14 @@ groups_in = st.integers(1, 64)
 lookaheads = st.one_of(st.integers(0, 8).map(float), st.floats(0, 8, allow_nan=False).map(lambda k: round(k, 2)))
 
 
-@given(st.integers(0, 5000), groups_in, lookaheads)
-def test_staleness_is_bounded(group: int, groups: int, lookahead: float) -> None:
-    trained_at = window_of(group, groups)
-    staleness = trained_at - oldest_version(group, groups, lookahead)
-    assert staleness <= lookahead + 1e-6 or staleness - lookahead < 1  # the whole iterations that k allows
-    assert oldest_version(group, groups, lookahead) <= trained_at
+@given(st.integers(0, 200), groups_in, lookaheads)
+def test_staleness_is_bounded_and_so_is_its_mean(window: int, groups: int, lookahead: float) -> None:
+    members = range(window * groups, (window + 1) * groups)
+    assert all(window_of(group, groups) == window for group in members)
+    staleness = [window - oldest_version(group, groups, lookahead) for group in members]
+    assert 0 <= min(staleness)
+    assert max(staleness) <= math.ceil(lookahead)
+    assert sum(staleness) / groups <= lookahead + 1e-6
 
 
 @given(st.integers(0, 5000), groups_in, lookaheads)

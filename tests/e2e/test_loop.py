@@ -1,0 +1,68 @@
+"""The whole loop: feeder, vLLM generator, Kafka, trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infra.weights.versions import WeightStore
+from schemas.messages import WeightsAnnouncement
+from tests.factories import make_spec
+from tests.harness import running, trained_ids
+
+ALGORITHM: dict[str, Any] = {"iterations": 4, "groups": 8, "group_size": 4, "learning_rate": 3e-3}
+SYNC = make_spec(algorithm=ALGORITHM, evaluation={"problems": 8}, trainer={"bundle_tokens": 64})
+ASYNC = make_spec(
+    algorithm={**ALGORITHM, "mode": "async", "staleness": 1.5, "optimizer_steps": 2}, placement={"generators": 2}
+)
+
+
+@pytest.mark.timeout(300)
+def test_a_sync_run_is_on_policy_and_its_ledger_complete(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+    with running(tmp_path, kafka, SYNC, tiny_model) as run:
+        run.wait_for_end()
+        steps, samples = run.steps(), run.samples()
+        assert [step.iteration for step in steps] == [0, 1, 2, 3]
+        expected = [(group, index) for group in range(32) for index in range(4)]
+        assert sorted(trained_ids(steps)) == expected
+        by_place = {}
+        for sample in samples:
+            by_place.setdefault((sample.group, sample.index), sample)
+        for step in steps:
+            assert (step.versions == step.iteration).all()
+            assert step.metrics["logprob_gap"] < 1e-3, "trainer and generator disagree on the same weights"
+            assert step.metrics["gap_tokens"] == step.metrics["trained_tokens"]
+            assert int(step.microbatches.sum()) == len(step.groups)
+            for row, (group, index) in enumerate(zip(step.groups.tolist(), step.indexes.tolist(), strict=True)):
+                sample = by_place[group, index]
+                assert sample.true_length == step.lengths[row]
+                assert sample.seed == step.seeds[row]
+        weights = WeightStore(run.store, run.record.id)
+        announced = run.read("weights", WeightsAnnouncement)
+        assert [a.version for a in announced] == [0, 1, 2, 3, 4]
+        for announcement, step in zip(announced[1:], steps, strict=True):
+            assert weights.fetch(announcement.version, root=step.root_out)
+        first, last = run.evaluations()
+        assert (first.version, last.version) == (0, 4)
+        assert len(last.rewards) == 8
+        assert not run.dead_letters()
+
+
+@pytest.mark.timeout(300)
+def test_an_async_run_overlaps_within_its_bound_and_drops_nothing(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+    with running(tmp_path, kafka, ASYNC, tiny_model, generators=2) as run:
+        run.wait_for_end()
+        steps, samples = run.steps(), run.samples()
+        assert [(s.iteration, s.last_of_iteration) for s in steps] == [(i, m) for i in range(4) for m in (False, True)]
+        made = {(sample.group, sample.index) for sample in samples}
+        assert sorted(trained_ids(steps)) == sorted(made)
+        assert len({sample.generator for sample in samples}) == 2
+        staleness = np.concatenate([step.iteration - step.versions for step in steps])
+        assert 0 <= staleness.min()
+        assert staleness.max() <= 2
+        assert staleness.mean() <= 1.5
+        assert staleness.max() >= 1, "nothing was generated ahead: this run did not overlap"
+        assert not run.dead_letters()
