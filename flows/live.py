@@ -109,7 +109,7 @@ def picture(view: RunView) -> Group:
     row = view.last or {}
     facts = Table.grid(padding=(0, 2))
     facts.add_row(
-        "iteration", _of(row.get("iteration"), view), "reward", number(row.get("reward"), 3), _spark(view)
+        "iteration", _of(row.get("iteration"), view), "reward", number(row.get("reward"), 3), f"weights version {'–' if view.version is None else view.version}"
     )
     facts.add_row(
         "samples/s", f"{number(view.generated_per_s, 0)} generated, {number(view.trained_per_s, 0)} trained",

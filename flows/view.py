@@ -108,6 +108,7 @@ class RunView:
         self.generated = np.zeros(classes, np.int64)  # samples on the topic, by class
         self._asked = np.zeros(classes, np.int64)
         self._trained = np.zeros(classes, np.int64)
+        self._by_step: list[np.ndarray] = []
         self._evaluated: dict[int, np.ndarray] = {}
         self._generated_rate, self._trained_rate = Rate(), Rate()
         self._trained_total = 0
@@ -142,9 +143,13 @@ class RunView:
         self._generated_rate.add(at, float(self.generated.sum()))
 
     def _take_step(self, record: StepRecord) -> None:
-        row = step_row(record)
-        self.rows = [*(r for r in self.rows if (r["step"] or 0) < record.step), row]
-        self._trained += np.bincount(record.partitions, minlength=self._trained.size)[: self._trained.size]
+        while self.rows and (self.rows[-1]["step"] or 0) >= record.step:  # a trainer went back to its checkpoint
+            self.rows.pop()
+            self._trained -= self._by_step.pop()
+        classes = self._trained.size
+        self._by_step.append(np.bincount(record.partitions, minlength=classes)[:classes])
+        self._trained += self._by_step[-1]
+        self.rows.append(step_row(record))
         self._trained_total += int(record.groups.size)
         self._trained_rate.add(record.finished_at, float(self._trained_total))
 

@@ -53,6 +53,7 @@ class KafkaBus:
             "bootstrap_servers": bootstrap_servers.split(","),
             "client_id": name,
             "reconnect_backoff_max_ms": 2_000,
+            "bootstrap_timeout_ms": 15_000,
             **security_from_environment(),
         }
 

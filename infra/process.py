@@ -22,7 +22,7 @@ from infra.logs import set_up
 from infra.runs import RunError, RunRecord, find, host_name
 from infra.store import Store, StoreError, open_store
 from infra.waiting import WaitedTooLong
-from infra.weights.versions import WeightsError
+from infra.weights.errors import WeightsError
 from schemas.messages import DeadLetter, Heartbeat
 from schemas.runspec import RunSpec
 from schemas.topics import Topics

@@ -23,6 +23,7 @@ from infra.process import Context, run_role
 from infra.waiting import Wait
 from producers.planner import Planner
 from producers.tasks import Problem, load_problems
+from producers.tokenizing import load_tokenize
 from schemas.messages import EVAL, Evaluation, Prompt, Sample, StepRecord
 from schemas.wire import Unreadable, decode, encode
 
@@ -153,17 +154,12 @@ class Feeder:
 
 def body(context: Context) -> None:
     """What the feeder does."""
-    from transformers import AutoTokenizer
-
     spec = context.spec
-    tokenizer = AutoTokenizer.from_pretrained(context.record.model)
     held_out: list[Problem] = []
     if spec.evaluation.problems:
         held_out = load_problems(spec, spec.task.held_out_split)[: spec.evaluation.problems]
     train = load_problems(spec, spec.task.train_split)
-    planner = Planner(
-        context.run, spec, train, lambda text: tokenizer.encode(text, add_special_tokens=False)
-    )
+    planner = Planner(context.run, spec, train, load_tokenize(context.record.model))
     context.log.info("%d problems, %d held out", len(train), len(held_out))
     Feeder(context, planner, held_out).run()
 

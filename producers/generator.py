@@ -21,7 +21,7 @@ import numpy as np
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.waiting import Wait
-from infra.weights.versions import WeightsError
+from infra.weights.errors import WeightsError
 from producers.backlog import Backlog, Job
 from producers.engines.base import Engine, Finished, Request
 from producers.rewards import RewardPool, Score

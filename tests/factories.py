@@ -98,7 +98,7 @@ def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=24, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=1,
+            num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=1,
             pad_token_id=0, bos_token_id=None,
         )
     )  # fmt: skip

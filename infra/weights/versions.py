@@ -19,10 +19,7 @@ from safetensors.torch import save as save_safetensors
 
 from infra.store import Exists, Store
 from infra.weights.digest import digests_of, root_digest
-
-
-class WeightsError(RuntimeError):
-    """Weights that can't be used; the message names version, object and reason."""
+from infra.weights.errors import WeightsError
 
 
 class Manifest(BaseModel):

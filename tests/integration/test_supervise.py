@@ -24,7 +24,9 @@ print(os.getpid(), child.pid, flush=True)
 time.sleep(3600)
 """
 
-STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(3600)"
+STUBBORN = (
+    "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(3600)"
+)
 
 HOLDER = """
 import json, sys

@@ -9,7 +9,8 @@ import torch
 
 from infra.store import Missing, open_store
 from infra.weights.digest import digests_of, root_digest
-from infra.weights.versions import WeightsError, WeightStore
+from infra.weights.errors import WeightsError
+from infra.weights.versions import WeightStore
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 

@@ -1,0 +1,31 @@
+"""The benches' command line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+
+import tests.bench as benches
+
+
+def main() -> None:
+    """Run one bench."""
+    names = sorted(m.name for m in pkgutil.iter_modules(benches.__path__) if hasattr_main(m.name))
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=benches.__doc__)
+    parser.add_argument("name", choices=names)
+    parser.add_argument("--quick", action="store_true", help="at most three minutes, with wider error")
+    given, rest = parser.parse_known_args()
+    result = importlib.import_module(f"tests.bench.{given.name}").main(quick=given.quick, argv=rest)
+    sys.stdout.flush()
+    print(f"BENCH {given.name} {json.dumps(result)}")
+
+
+def hasattr_main(name: str) -> bool:
+    """A bench is a module of this folder that does not begin with an underscore."""
+    return not name.startswith("_")
+
+
+main()

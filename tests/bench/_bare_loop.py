@@ -1,0 +1,130 @@
+"""The colocated reference: vLLM generates, torch steps, weights are loaded; one process, nothing overlaps.
+
+The same engine, learner, batching, loss and seeds as ours: what differs is only that there is no stream.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from consumers.batching import plan, token_weight
+from consumers.learner import TorchLearner
+from consumers.stream import Row
+from producers.engines.base import Request
+from producers.engines.vllm_engine import VllmEngine
+from producers.planner import Planner
+from producers.tasks import load_problems, load_reward
+from schemas.identity import sample_id, sampling_seed
+from schemas.messages import Prompt, Sample, StepRecord
+from schemas.runspec import RunSpec
+
+
+@dataclass
+class Iteration:
+    """Times and counts of one iteration."""
+
+    generate_s: float
+    train_s: float
+    samples: int
+    tokens: int
+    reward: float
+
+
+class BareLoop:
+    """Generate, train, load, over and over; `threads` for training (more than one only slows generation)."""
+
+    def __init__(self, spec: RunSpec, model: str, *, threads: int) -> None:
+        from transformers import AutoTokenizer
+
+        self._spec, self._threads = spec, threads
+        self._engine = VllmEngine(
+            model, slots=spec.generator.slots, temperature=spec.sampling.temperature, threads=1,
+            max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
+            kv_cache_mib=spec.generator.kv_cache_mib, batch_invariant=spec.generator.batch_invariant,
+        )  # fmt: skip
+        self._learner = TorchLearner(model, spec)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        self._text = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+        self._reward = load_reward(spec.task)
+        self._planner = Planner(
+            spec.run, spec, load_problems(spec, spec.task.train_split),
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+        )  # fmt: skip
+        self._engine.load_weights(self._learner.weights())
+
+    def iterate(self, number: int) -> Iteration:
+        """One iteration."""
+        prompts = self._planner.admit()
+        torch.set_num_threads(1)
+        began = time.perf_counter()
+        rows = self._generate(prompts, number)
+        generated = time.perf_counter()
+        torch.set_num_threads(self._threads)
+        self._train(rows, number)
+        self._engine.load_weights(self._learner.weights())
+        done = time.perf_counter()
+        samples = [row.sample for row in rows]
+        self._planner.observe(_record(number, samples))
+        return Iteration(
+            generated - began, done - generated, len(rows), sum(s.true_length for s in samples),
+            float(np.mean([s.reward for s in samples])),
+        )  # fmt: skip
+
+    def _generate(self, prompts: list[Prompt], version: int) -> list[Row]:
+        asked: dict[str, tuple[Prompt, int, int]] = {}
+        for prompt in prompts:
+            for index in range(prompt.size):
+                name = sample_id(prompt.group, index)
+                seed = sampling_seed(
+                    self._spec.seed, self._spec.run, prompt.problem_id, prompt.group, index, 0, version
+                )
+                asked[name] = prompt, index, seed
+                self._engine.submit(
+                    Request(name, prompt.tokens.tolist(), self._spec.sampling.max_tokens, seed, prompt.predicted)
+                )
+        samples: list[Sample] = []
+        while len(samples) < len(asked):
+            for made in self._engine.step():
+                prompt, index, seed = asked[made.id]
+                value = self._reward(json.loads(prompt.problem), self._text(made.tokens))
+                parts = value if isinstance(value, dict) else {"reward": value}
+                samples.append(_sample(prompt, index, seed, version, made, parts))
+        samples.sort(key=lambda sample: (sample.group, sample.index))
+        return [Row(sample, 0, number) for number, sample in enumerate(samples)]
+
+    def _train(self, rows: list[Row], version: int) -> None:
+        planned = plan(rows, self._spec.algorithm, self._spec.trainer.microbatch_tokens, version)
+        for batch in planned.batches:
+            self._learner.accumulate(batch)
+        lengths = [row.sample.true_length for row in rows]
+        self._learner.step(sum(length * token_weight(length, self._spec.algorithm) for length in lengths))
+
+
+def _sample(prompt: Prompt, index: int, seed: int, version: int, made: object, parts: dict[str, float]) -> Sample:
+    return Sample(
+        run=prompt.run, purpose=prompt.purpose, group=prompt.group, index=index, attempt=0, size=prompt.size,
+        problem_id=prompt.problem_id, epoch=prompt.epoch, window=prompt.window, mini=prompt.mini,
+        bundle=prompt.bundle, bundle_groups=prompt.bundle_groups, prompt_tokens=prompt.tokens,
+        tokens=made.tokens, logprobs=made.logprobs, version_starts=np.zeros(1, np.int32),  # type: ignore[attr-defined]
+        versions=np.array([version], np.int32), roots=[""], seed=seed, finish=made.finish,  # type: ignore[attr-defined]
+        reward=float(sum(parts.values())), reward_parts=parts, reward_error="", predicted=prompt.predicted,
+        length_class=prompt.length_class, min_version=prompt.min_version, generator="bare", admitted_at=0.0,
+        started_at=0.0, finished_at=0.0, scored_at=0.0,
+    )  # fmt: skip
+
+
+def _record(number: int, samples: list[Sample]) -> StepRecord:
+    """What the planner learns lengths from."""
+    none = np.zeros(0)
+    return StepRecord(
+        run="", trainer_epoch=0, iteration=number, step=number, last_of_iteration=True, version_in=number,
+        version_out=number + 1, root_out="", recipe="", partitions=none, offsets=none, groups=none, indexes=none,
+        lengths=np.array([s.true_length for s in samples], np.int32), rewards=none, versions=none, seeds=none,
+        predicted=none, problem_ids=[s.problem_id for s in samples], microbatches=none, losses=none, metrics={},
+        finished_at=0.0,
+    )  # fmt: skip

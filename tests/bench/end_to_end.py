@@ -1,0 +1,250 @@
+"""Ours async, ours sync and a bare in-process loop on the same model, task, batch and seed, in one run.
+
+    limit = samples / max(seconds to generate them, seconds to train them), each alone on one core,
+            measured on the very samples of the async run
+
+Ours runs whole: broker, Prefect server, flow, feeder, generator, trainer, reward process. Rates are those of the
+iterations after the first few, by the times in the ledger: start-up is in nobody's figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from infra.bus import read_all
+from infra.kafka_bus import KafkaBus
+from infra.runs import find, runs_of
+from infra.stack import local
+from infra.stack.paths import StackPaths
+from infra.store import open_store
+from schemas.loading import load
+from schemas.messages import Heartbeat, Sample, StepRecord
+from schemas.topics import Topics
+from schemas.wire import decode
+
+ROOT = Path(__file__).parents[2]
+RUNFILE = ROOT / "examples" / "count.yaml"
+WARM = 4  # iterations that are not counted
+
+
+@dataclass
+class Ours:
+    """What a run of ours did in its counted iterations."""
+
+    seconds: float
+    samples: int
+    tokens: int
+    trainer_idle: float
+    generator_idle: float
+    cpu: dict[str, float]
+    iterations: list[list[Sample]]
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds
+
+
+def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench end_to_end")
+    parser.add_argument("--iterations", type=int, default=16 if quick else 44)
+    parser.add_argument("--runfile", default=str(RUNFILE))
+    given = parser.parse_args(argv)
+    console = Console(stderr=True)
+    changes = [f"algorithm.iterations={given.iterations}", "evaluation.problems=0"]
+    os.environ.setdefault("STREAMRL_CACHE", str(ROOT / ".streamrl"))
+    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
+        paths = StackPaths.locate(Path(folder))
+        os.environ["STREAMRL_HOME"] = folder
+        _share_models(Path(folder))
+        stack = local.up(paths=paths)
+        try:
+            results = {}
+            for mode in ("async", "sync"):
+                console.print(f"ours, {mode} …")
+                overrides = [*changes, f"report={folder}/runs", f"algorithm.mode={mode}"]
+                if mode == "sync":
+                    overrides.append("algorithm.staleness=0")
+                results[mode] = _ours(given.runfile, overrides, stack)
+            record = find(open_store(f"file://{folder}/store"), runs_of(open_store(f"file://{folder}/store"))[0])
+        finally:
+            local.down(paths=paths)
+        console.print("the bare loop …")
+        bare = _alone("_bare", given.runfile, changes, record.model, given.iterations)
+        console.print("generation alone, training alone …")
+        limit = _limit(given.runfile, changes, record.model, results["async"].iterations, Path(folder))
+    return _report(results, bare, limit)
+
+
+def _share_models(home: Path) -> None:
+    """The warm-started model is built once for this checkout."""
+    models = ROOT / ".streamrl" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    (home / "models").symlink_to(models)
+
+
+def _ours(runfile: str, overrides: Sequence[str], stack: local.Stack) -> Ours:
+    settings = [part for override in overrides for part in ("--set", override)]
+    services = {state.name: psutil.Process(state.pid) for state in local.state(paths=stack.paths) if state.pid}
+    before = {name: _cpu(process) for name, process in services.items()}
+    flow = psutil.Popen(
+        [sys.executable, "-m", "flows.cli", "run", runfile, *settings],
+        env={**os.environ, **stack.env()}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    output, _ = flow.communicate()
+    if flow.returncode:
+        raise RuntimeError(f"the run failed:\n{output.decode()[-3000:]}")
+    after = {name: _cpu(process) for name, process in services.items()}
+    store = open_store(f"file://{stack.paths.home}/store")
+    newest = max((find(store, run) for run in runs_of(store)), key=lambda record: record.created_at)
+    assert stack.bootstrap_servers is not None
+    bus = KafkaBus(stack.bootstrap_servers)
+    topics = Topics(newest.id, newest.spec.lengths.classes)
+    steps = [decode(r.value, StepRecord) for r in read_all(bus, topics.ledger, deadline_s=60)]
+    counted = steps[WARM:]
+    begin, end = steps[WARM - 1].finished_at, steps[-1].finished_at
+    beats = [decode(r.value, Heartbeat) for r in read_all(bus, topics.status, deadline_s=60)]
+    cpu = {role: _rate(beats, role, "cpu_s", begin, end) * (end - begin) for role in ("trainer", "generator", "feeder")}
+    cpu |= {name: after[name] - before[name] for name in services}
+    samples: dict[tuple[int, int], Sample] = {}
+    for record in read_all(bus, topics.samples, deadline_s=60):
+        sample = decode(record.value, Sample)
+        samples.setdefault((sample.group, sample.index), sample)
+    return Ours(
+        seconds=end - begin,
+        samples=sum(len(step.rewards) for step in counted),
+        tokens=sum(int(step.lengths.sum()) for step in counted),
+        trainer_idle=sum(step.metrics["waited_s"] for step in counted) / (end - begin),
+        generator_idle=1 - _rate(beats, "generator", "busy_s", begin, end),
+        cpu=cpu,
+        iterations=[
+            [samples[g, i] for g, i in zip(step.groups.tolist(), step.indexes.tolist(), strict=True)] for step in counted
+        ],
+    )
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _rate(beats: Sequence[Heartbeat], role: str, counter: str, begin: float, end: float) -> float:
+    """Growth of a counter per second between two moments."""
+    mine = [b for b in beats if b.role == role and begin <= b.sent_at <= end and counter in b.counters]
+    if len(mine) < 2:
+        return float("nan")
+    return (mine[-1].counters[counter] - mine[0].counters[counter]) / (mine[-1].sent_at - mine[0].sent_at)
+
+
+def _alone(what: str, *arguments: Any) -> dict[str, float]:
+    """One part in a process of its own, with nothing else running."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2" if what == "_bare" else "1", "HF_HUB_OFFLINE": "1"}
+    code = f"from tests.bench import end_to_end as b; b.{what}(*{list(arguments)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{what} failed:\n{done.stderr.decode()[-3000:]}")
+    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+
+
+def _bare(runfile: str, changes: list[str], model: str, iterations: int) -> None:
+    """The bare loop; in a process of its own."""
+    from tests.bench._bare_loop import BareLoop
+
+    spec = load(runfile, [*changes, "algorithm.mode=sync", "algorithm.staleness=0"])
+    loop = BareLoop(spec, model, threads=2)
+    for number in range(WARM):
+        loop.iterate(number)
+    began, cpu = time.perf_counter(), time.process_time()
+    done = [loop.iterate(number) for number in range(WARM, iterations)]
+    result = {
+        "seconds": time.perf_counter() - began,
+        "cpu_s": time.process_time() - cpu,
+        "samples": sum(i.samples for i in done),
+        "tokens": sum(i.tokens for i in done),
+        "generate_s": sum(i.generate_s for i in done),
+        "train_s": sum(i.train_s for i in done),
+    }
+    print("RESULT", json.dumps(result))
+
+
+def _limit(runfile: str, changes: list[str], model: str, iterations: list[list[Sample]], folder: Path) -> dict[str, float]:
+    from schemas.wire import encode
+
+    for number, samples in enumerate(iterations):
+        for place, sample in enumerate(samples):
+            file = folder / "limit" / f"{number:04d}" / f"{place:04d}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encode(sample))
+    arguments = (runfile, changes, model, str(folder / "limit"))
+    return {**_alone("_generation", *arguments), **_alone("_training", *arguments)}
+
+
+def _read(folder: str) -> list[list[Sample]]:
+    return [
+        [decode(file.read_bytes(), Sample) for file in sorted(iteration.iterdir())]
+        for iteration in sorted(Path(folder).iterdir())
+    ]
+
+
+def _generation(runfile: str, changes: list[str], model: str, folder: str) -> None:
+    from tests.bench._limit import generation_s
+
+    print("RESULT", json.dumps({"generate_s": generation_s(load(runfile, changes), model, _read(folder))}))
+
+
+def _training(runfile: str, changes: list[str], model: str, folder: str) -> None:
+    from tests.bench._limit import training_s
+
+    print("RESULT", json.dumps({"train_s": training_s(load(runfile, changes), model, _read(folder))}))
+
+
+def _report(ours: dict[str, Ours], bare: dict[str, float], limit: dict[str, float]) -> dict[str, Any]:
+    fast, on_policy = ours["async"], ours["sync"]
+    limit_rate = fast.samples / max(limit["generate_s"], limit["train_s"])
+    bare_rate = bare["samples"] / bare["seconds"]
+    table = Table(title="samples of the counting task, one machine")
+    for column in ("", "samples/s", "trained tokens/s", "tokens/sample", "trainer idle", "generator idle", "CPU seconds"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, run in (("ours, async", fast), ("ours, sync", on_policy)):
+        table.add_row(
+            name, f"{run.rate:.0f}", f"{run.tokens / run.seconds:.0f}", f"{run.tokens / run.samples:.1f}",
+            f"{run.trainer_idle:.1%}", f"{run.generator_idle:.1%}",
+            ", ".join(f"{role} {seconds:.1f}" for role, seconds in run.cpu.items()),
+        )  # fmt: skip
+    table.add_row(
+        "bare loop", f"{bare_rate:.0f}", f"{bare['tokens'] / bare['seconds']:.0f}",
+        f"{bare['tokens'] / bare['samples']:.1f}", f"{bare['generate_s'] / bare['seconds']:.1%}",
+        f"{bare['train_s'] / bare['seconds']:.1%}", f"{bare['cpu_s']:.1f}",
+    )  # fmt: skip
+    table.add_row("limit of overlap", f"{limit_rate:.0f}", "", "", "", "",
+                  f"generate {limit['generate_s']:.1f}, train {limit['train_s']:.1f}")  # fmt: skip
+    Console(width=150).print(table)
+    figures = {
+        "async_samples_per_s": fast.rate,
+        "sync_samples_per_s": on_policy.rate,
+        "bare_samples_per_s": bare_rate,
+        "limit_samples_per_s": limit_rate,
+        "async_over_limit": fast.rate / limit_rate,
+        "async_over_bare": fast.rate / bare_rate,
+        "sync_over_bare": on_policy.rate / bare_rate,
+        "async_tokens_per_sample": fast.tokens / fast.samples,
+        "bare_tokens_per_sample": bare["tokens"] / bare["samples"],
+    }
+    return {name: float(np.round(value, 4)) for name, value in figures.items()}

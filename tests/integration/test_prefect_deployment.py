@@ -1,0 +1,152 @@
+"""The deployment of prefect.yaml on a real server with a worker: a run to its end, and one cancelled."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+import yaml
+
+from flows.cli.pool import POOL, ensure_pool
+from infra.stack.local import Stack
+from tests.factories import TASK, make_spec, make_tiny_model
+from tests.stacks import processes_of
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(400)
+
+
+@dataclass
+class Deployed:
+    """A deployment with a worker; every process of its runs has `home` in its environment."""
+
+    api: str
+    env: dict[str, str]
+    home: Path
+    runfile: Path
+
+    def start(self, *overrides: str) -> UUID:
+        """What a user types; returns the flow run's id."""
+        told = self.prefect(
+            "deployment", "run", "train/local", "-p", f"runfile={self.runfile}",
+            "-p", f"overrides={json.dumps(overrides)}",
+        )  # fmt: skip
+        return UUID(told.rpartition("flow-run/")[2].split()[0])
+
+    def prefect(self, *words: str) -> str:
+        found = subprocess.run(
+            [sys.executable, "-m", "prefect", *words], cwd=ROOT, env=self.env, capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout
+
+    def get(self, path: str) -> Any:
+        return httpx.get(f"{self.api}/{path}", trust_env=False).raise_for_status().json()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return httpx.post(f"{self.api}/{path}", json=body, trust_env=False).raise_for_status().json()
+
+    def state(self, run: UUID) -> str:
+        return str(self.get(f"flow_runs/{run}")["state"]["type"])
+
+    def roles(self) -> set[str]:
+        """The roles of a run that have a process now."""
+        wanted = ("consumers.trainer", "producers.feeder", "producers.generator", "infra.supervise.guard")
+        words = [word for process in processes_of(self.home) for word in _words(process)]
+        return {role for role in wanted if role in words}
+
+
+def _words(process: Any) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except Exception:  # it ended since
+        return []
+
+
+@pytest.fixture(scope="module")
+def deployed(
+    prefect_stack: Stack, kafka: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployed]:
+    folder = tmp_path_factory.mktemp("deployed")
+    make_tiny_model(folder / "model")
+    (folder / "task.py").write_text(TASK)
+    spec = make_spec(
+        run="deployed",
+        evaluation={"problems": 8},
+        placement={"kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store"},
+        report=str(folder / "runs"),
+    )
+    (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    home = folder / "home"
+    env = {**os.environ, **prefect_stack.env(), "STREAMRL_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    assert prefect_stack.prefect_api_url is not None
+    found = Deployed(prefect_stack.prefect_api_url, env, home, folder / "run.yaml")
+    ensure_pool(found.api)  # what `streamrl up` does
+    ensure_pool(found.api)
+    found.prefect("deploy", "--all", "--no-prompt")
+    worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    with (folder / "worker.log").open("w") as log:
+        process = subprocess.Popen(
+            worker, cwd=ROOT, env=env, stdout=log, stderr=log, preexec_fn=_listen_to_ctrl_c
+        )
+    try:
+        yield found
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+def _listen_to_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_run_by_deployment(deployed: Deployed) -> None:
+    run = deployed.start("algorithm.iterations=2")
+    wait_until(
+        lambda: deployed.state(run) in ("COMPLETED", "FAILED", "CRASHED"),
+        what="the end of the run",
+        deadline_s=240,
+    )
+    log = deployed.post("logs/filter", {"logs": {"flow_run_id": {"any_": [str(run)]}}})
+    assert deployed.state(run) == "COMPLETED", "\n".join(line["message"] for line in log)
+    report = deployed.runfile.parent / "runs" / "deployed-1"
+    assert {"metrics.jsonl", "curves.png", "summary.json", "run.yaml", "model"} <= set(os.listdir(report))
+    summary = json.loads((report / "summary.json").read_text())
+    assert (summary["steps"], summary["samples"], summary["version"]) == (2, 16, 2)
+    assert summary["result"][0]["problems"] == 8
+    artifacts = deployed.post("artifacts/filter", {})
+    kinds = {artifact["key"]: artifact["type"] for artifact in artifacts}
+    assert kinds["deployed-1-result"] == "table"
+    assert kinds["deployed-1-report"] == "markdown"
+    assert kinds["deployed-1-progress"] == "progress"
+    assert next(a["data"] for a in artifacts if a["key"] == "deployed-1-progress") == 100.0
+    assert deployed.roles() == set()
+
+
+def test_a_bad_parameter_is_refused_before_there_is_a_run(deployed: Deployed) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "prefect", "deployment", "run", "train/local", "-p", "runfile=5"],
+        cwd=ROOT, env=deployed.env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode != 0
+    assert "runfile" in found.stdout + found.stderr
+
+
+def test_a_cancelled_run_leaves_nothing_behind(deployed: Deployed) -> None:
+    run = deployed.start("algorithm.iterations=100000", "evaluation.problems=0")
+    wait_until(lambda: len(deployed.roles()) == 4, what="every process of the run", deadline_s=120)
+    deployed.prefect("flow-run", "cancel", str(run))
+    wait_until(lambda: not deployed.roles(), what="the end of every process", deadline_s=90)
+    wait_until(lambda: deployed.state(run) == "CANCELLED", what="the state of the flow run", deadline_s=60)

@@ -1,0 +1,175 @@
+"""`streamrl run`: what it refuses before anything is started, and how it ends."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app, running
+from flows.request import Request, Result, RunCancelled, RunFailed
+
+RUN = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
+TASK = "def problems(split):\n    return []\n\ndef reward(problem, completion):\n    return 0.0\n"
+SUMMARY = {
+    "result": [
+        {
+            "what": "all held-out problems",
+            "problems": 8,
+            "before": 0.25,
+            "after": 0.5,
+            "gain": 0.25,
+            "gain_error": 0.01,
+        }
+    ],
+    "iterations": 3,
+    "samples": 96,
+    "training_s": 12.0,
+    "samples_per_s": 8.0,
+    "staleness": 0.5,
+    "staleness_max": 1,
+    "logprob_gap": 1e-5,
+    "trainer_idle": 0.1,
+    "generator_idle": 0.0,
+    "rewards_failed": 2,
+    "dead_letters": 1,
+    "dead_letter_reasons": ["not a StreamRL record"],
+    "reward_first": 0.1,
+    "reward_last": 0.2,
+}
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """In a folder with a run file that is fine."""
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "count.yaml").write_text(RUN)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return CliRunner()
+
+
+def test_check_changes_nothing(cli: CliRunner, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    result = cli.invoke(app, ["run", "count.yaml", "--check", "--set", "algorithm.mode=async"])
+    assert result.exit_code == 0
+    assert result.output == "count.yaml is fine: 100 iterations of 32 × 8 samples, async\n"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_broken_run_file_is_a_user_error(cli: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "count.yaml").write_text(RUN + "algorithm: {mode: asynch}\n")
+    result = cli.invoke(app, ["run", "count.yaml", "--check"])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "count.yaml:4: algorithm.mode: 'asynch' is not one of 'sync' or 'async'; did you mean 'async'?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("task.python=tusk.py", "task.python: there is no file tusk.py; did you mean task.py?"),
+        ("task.python=other_task", "task.python: there is no module other_task"),
+        ("task.reward=task.py", "task.py' names no function: write it as FILE.py:reward or module:reward"),
+        ("task.reward=task.py:rewrad", "task.py has no function rewrad(); did you mean 'reward'?"),
+        ("model.path=nowhere", "model.path: there is no folder nowhere"),
+        ("model={build: 'task.py:build'}", "task.py has no function build() (it has: problems, reward)"),
+        ("task={jsonl: p.jsonl, reward: 'task.py:reward'}", "task.jsonl: there is no file p.jsonl"),
+    ],
+)
+def test_files_that_are_not_there(change: str, expected: str, cli: CliRunner) -> None:
+    result = cli.invoke(app, ["run", "count.yaml", "--check", "--set", change])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("count.yaml: ")
+    assert expected in result.stderr
+
+
+def test_a_folder_that_is_no_model(cli: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").unlink()
+    result = cli.invoke(app, ["run", "count.yaml", "--check"])
+    assert "has no config.json: it is not a Hugging Face model" in result.stderr
+
+
+def test_the_task_is_not_imported_by_a_check(cli: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK + "\nraise SystemExit('imported')\n")
+    assert cli.invoke(app, ["run", "count.yaml", "--check"]).exit_code == 0
+
+
+def test_a_run_id_needs_resume(cli: CliRunner) -> None:
+    result = cli.invoke(app, ["run", "count.yaml", "count-3"])
+    assert result.exit_code == 2
+    assert "after --resume" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["count.yaml"], Request("count.yaml")),
+        (["count.yaml", "--resume"], Request("count.yaml", resume=True)),
+        (["count.yaml", "--resume", "count-3"], Request("count.yaml", resume="count-3")),
+        (
+            ["--set", "seed=2", "--set", "algorithm.groups=8", "count.yaml"],
+            Request("count.yaml", ("seed=2", "algorithm.groups=8")),
+        ),
+    ],
+)
+def test_what_is_asked_for(
+    words: list[str], expected: Request, cli: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Request] = []
+
+    def run_here(request: Request, console: object, *, prefect: bool) -> Result:
+        asked.append(request)
+        return Result("count-1", Path("runs/count-1"), SUMMARY)
+
+    monkeypatch.setattr(running, "run_here", run_here)
+    result = cli.invoke(app, ["run", *words])
+    assert asked == [expected]
+    assert result.exit_code == 0
+    assert "+0.250 ± 0.010" in result.output
+    assert "report: runs/count-1" in result.output
+    assert "1 dead letters: not a StreamRL record" in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            RunFailed("trainer died\ngo on with it: streamrl run f --resume count-1"),
+            1,
+            "go on with it: streamrl run",
+        ),
+        (RunCancelled("run count-1 was cancelled"), 130, "was cancelled"),
+        (KeyboardInterrupt(), 130, "stopped; every process of the run has ended"),
+    ],
+)
+def test_how_it_ends(
+    error: BaseException, code: int, said: str, cli: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_here(*_: object, **__: object) -> Result:
+        raise error
+
+    monkeypatch.setattr(running, "run_here", run_here)
+    result = cli.invoke(app, ["run", "count.yaml"])
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_resuming_what_never_ran(cli: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = cli.invoke(
+        app,
+        [
+            "run",
+            "count.yaml",
+            "--resume",
+            "--no-prefect",
+            "--set",
+            "placement.kafka.bootstrap_servers=nowhere:9092",
+        ],
+    )
+    assert result.exit_code == 2
+    assert "there is no run of the name count in file://" in result.stderr

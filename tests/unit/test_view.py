@@ -1,0 +1,159 @@
+"""What the live view, the plain lines and `status` show."""
+
+import io
+import time
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from flows.live import LiveScreen, PlainScreen, one_line, picture, terminal
+from flows.view import Rate, RunView
+from schemas.messages import (
+    EVAL,
+    TRAIN,
+    DeadLetter,
+    Evaluation,
+    Heartbeat,
+    Prompt,
+    StepRecord,
+    WeightsAnnouncement,
+)
+from tests.factories import make_spec
+from tests.fakes.fill import fill
+
+
+@pytest.fixture
+def view() -> RunView:
+    return RunView("test-1", make_spec(lengths={"classes": 2}))
+
+
+def prompt(length_class: int, size: int, purpose: str = TRAIN, window: int = 0) -> Prompt:
+    return fill(Prompt, length_class=length_class, size=size, purpose=purpose, window=window)
+
+
+def step(number: int, samples: int, **fields: object) -> StepRecord:
+    return fill(
+        StepRecord, step=number, iteration=number, groups=np.zeros(samples), partitions=np.zeros(samples, int),
+        rewards=np.full(samples, 0.5), lengths=np.full(samples, 7), versions=np.zeros(samples),
+        finished_at=float(number), **fields,
+    )  # fmt: skip
+
+
+def beat(role: str, waits_for: str = "", **fields: object) -> Heartbeat:
+    now = time.time()
+    given = {
+        "role": role,
+        "state": "working",
+        "waits_for": waits_for,
+        "unblocked_by": "the feeder",
+        "since": now - 3,
+    }
+    return fill(Heartbeat, **{**given, "since": now - 3, "sent_at": now, **fields})
+
+
+def test_queues_by_class(view: RunView) -> None:
+    view.take_all([prompt(0, 8), prompt(1, 8), prompt(1, 4, EVAL, window=0)], {0: 5, 1: 6})
+    assert view.to_generate == [3, 6]
+    view.take_all([step(0, 2)], {0: 8, 1: 12})
+    assert (view.to_generate, view.to_train) == ([0, 0], [6, 12])
+    view.take(fill(Evaluation, version=0))
+    assert view.to_train == [6, 8]
+
+
+def test_a_step_that_is_done_again_replaces_what_came_after_it(view: RunView) -> None:
+    view.take_all([step(0, 2), step(1, 2), step(2, 2), step(1, 2, trainer_epoch=1)], {})
+    assert [row["step"] for row in view.rows] == [0, 1]
+
+
+def test_one_line_says_what_matters(view: RunView) -> None:
+    assert one_line(view) == "test-1: its processes are starting"
+    view.take(beat("trainer"))
+    view.take_all([], {0: 3})
+    assert one_line(view) == "test-1: 3 samples generated, no step trained yet"
+    view.take(step(0, 4))
+    view.take(fill(DeadLetter, topic="test-1.samples", offset=7, reason="not a StreamRL record"))
+    line = one_line(view)
+    assert "iteration 1 of 3, reward 0.500, length 7.0" in line
+    assert "1 dead letters (test-1.samples[0]@7: not a StreamRL record)" in line
+
+
+def test_what_a_process_waits_for_and_who_would_help(view: RunView) -> None:
+    view.take(beat("generator", "prompts"))
+    assert view.processes["generator-0"].doing == "waits 3 s for prompts ← the feeder"
+    view.take(beat("generator", "prompts", sent_at=time.time() - 60))
+    assert view.processes["generator-0"].doing == "silent for 60 s (was: prompts)"
+    assert not view.processes["generator-0"].alive
+
+
+def test_the_idle_share_counts_the_wait_that_goes_on(view: RunView) -> None:
+    for second in (0, 1, 2, 3, 4):
+        view.take(beat("trainer", "samples", since=100.0, sent_at=100.0 + second))
+    assert view.processes["trainer-0"].idle_share == 1.0
+    view.take(beat("trainer", since=104.0, sent_at=108.0, counters={"idle_s": 4.0}))
+    assert view.processes["trainer-0"].idle_share == 0.5
+
+
+def test_a_new_process_under_an_old_name_starts_anew(view: RunView) -> None:
+    view.take(beat("trainer", pid=1, sent_at=1.0, counters={"cpu_s": 50.0}))
+    view.take(beat("trainer", pid=2, sent_at=2.0, counters={"cpu_s": 1.0}))
+    view.take(beat("trainer", pid=2, sent_at=3.0, counters={"cpu_s": 1.5}))
+    assert view.processes["trainer-0"].cpu.per_s == 0.5
+
+
+def test_a_rate_forgets_what_is_old() -> None:
+    rate = Rate(window_s=10)
+    assert rate.per_s is None
+    for second in range(30):
+        rate.add(second, 100.0 * min(second, 20))
+    assert rate.per_s == pytest.approx(100 * 2 / 11, rel=0.2)  # it grew in two of the last eleven seconds
+
+
+def test_the_pulse_is_still_when_nothing_gets_on(view: RunView) -> None:
+    view.take(beat("trainer", "samples"))
+    before = view.pulse
+    view.take(beat("trainer", "samples"))
+    assert view.pulse == before
+    view.take(fill(WeightsAnnouncement, version=1))
+    assert view.pulse != before
+
+
+def text_of(thing: object) -> str:
+    console = Console(file=io.StringIO(), width=150)
+    console.print(thing)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_picture(view: RunView) -> None:
+    assert "iteration" in text_of(picture(view))  # before anything is known
+    view.take_all([beat("trainer", "samples"), prompt(1, 8), *(step(n, 4) for n in range(50))], {1: 2})
+    text = text_of(picture(view))
+    assert "run test-1" in text
+    assert "waits 3 s for samples ← the feeder" in text
+    assert [line.split() for line in text.splitlines() if "to generate" in line] == [
+        ["to", "generate", "0", "6"]
+    ]
+
+
+def test_plain_lines_where_there_is_no_terminal(view: RunView) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with terminal(console) as screen:
+        assert isinstance(screen, PlainScreen)
+        screen.say(
+            "run [test-1]: a line longer than the console is wide, which must stay in one piece anyway"
+        )
+        screen.show(view)
+        screen.show(view)  # not again within seconds
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 2
+    assert lines[0].endswith("in one piece anyway")
+
+
+def test_a_live_view_in_a_terminal(view: RunView) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with terminal(console) as screen:
+        assert isinstance(screen, LiveScreen)
+        screen.progress(0.5, "building")
+        screen.say("news")
+        screen.show(view)
+    assert "news" in console.file.getvalue()  # type: ignore[attr-defined]
