@@ -24,7 +24,7 @@ from schemas.messages import (
 from schemas.topics import Topic, Topics
 from schemas.wire import Message, Unreadable, decode
 
-EVERY_S = 0.5
+EVERY_S = 1.0
 AGAIN_S = 2.0
 
 T = TypeVar("T")

@@ -108,9 +108,7 @@ def picture(view: RunView) -> Group:
     """A run as tables."""
     row = view.last or {}
     facts = Table.grid(padding=(0, 2))
-    facts.add_row(
-        "iteration", _of(row.get("iteration"), view), "reward", number(row.get("reward"), 3), f"weights version {'–' if view.version is None else view.version}"
-    )
+    facts.add_row("iteration", _of(row.get("iteration"), view), "reward", number(row.get("reward"), 3), "")
     facts.add_row(
         "samples/s", f"{number(view.generated_per_s, 0)} generated, {number(view.trained_per_s, 0)} trained",
         "staleness", f"{number(row.get('staleness'), 2)}, at most {row.get('staleness_max', '–')}",
@@ -120,7 +118,8 @@ def picture(view: RunView) -> Group:
         "length", f"{number(row.get('length'), 1)}, longest {row.get('length_max', '–')}",
         "logprob gap", tiny(row.get("logprob_gap")), f"dead letters {view.dead_letters}",
     )  # fmt: skip
-    parts: list[Any] = [Text(f"run {view.run}", style="bold"), facts, _queues(view), _processes(view)]
+    title = Text.assemble((f"run {view.run}", "bold"), "  ", (_spark(view), "green"))
+    parts: list[Any] = [title, facts, _queues(view), _processes(view)]
     if view.dead_letters:
         parts.append(Text(f"last dead letter: {view.last_dead}", style="yellow"))
     if view.trouble:

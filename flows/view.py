@@ -143,7 +143,9 @@ class RunView:
         self._generated_rate.add(at, float(self.generated.sum()))
 
     def _take_step(self, record: StepRecord) -> None:
-        while self.rows and (self.rows[-1]["step"] or 0) >= record.step:  # a trainer went back to its checkpoint
+        while (
+            self.rows and (self.rows[-1]["step"] or 0) >= record.step
+        ):  # a trainer went back to its checkpoint
             self.rows.pop()
             self._trained -= self._by_step.pop()
         classes = self._trained.size

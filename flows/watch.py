@@ -1,7 +1,7 @@
 """The phase in which a run is trained: start the processes, watch them, end when all is done.
 
 crew ◄── who died ── team ◄── guard ◄── feeder, trainer, generators
-follower ◄── topics          every half second: show, note, and check that something gets on
+follower ◄── topics           three times a second: show, note, and check that something gets on
 """
 
 from __future__ import annotations
@@ -78,12 +78,15 @@ class _Broker:
         return self._back_at is not None and time.monotonic() - self._back_at < self.EXCUSE_S
 
     def check(self, *, now: bool = False) -> None:
-        """Start it again if it died."""
+        """Start it again if it died; not if somebody stopped it."""
         if not self._local or (not now and time.monotonic() - self._checked_at < self.CHECK_EVERY_S):
             return
         self._checked_at = time.monotonic()
-        if any(service.name == "kafka" and service.status == "running" for service in stack.state()):
+        status = next(service.status for service in stack.state() if service.name == "kafka")
+        if status in ("running", "starting"):
             return
+        if status == "stopped":
+            raise RunFailed("the local Kafka was stopped while the run went on, by `streamrl down`")
         self._say("the local Kafka is gone; starting it again")
         running = stack.up(
             kafka=True, prefect=False, progress=lambda name, text: self._say(f"{name}: {text}")

@@ -10,6 +10,7 @@
 Waits for: the service's answer. Unblocked by: the service, its death, the deadline, or `Context.cancel`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -119,12 +120,14 @@ def start(service: Service, context: Context) -> tuple[Record, bool]:
     paths = context.paths
     record = read_record(paths, service.name)
     if record is not None and processes.is_alive(record.identity):
-        wait_until_ready(service, record, context)
-        if not record.ready:
-            # Whoever started it was killed before it was ready.
-            record = dataclasses.replace(record, ready=True)
-            _write_record(paths, record)
-        return record, False
+        # It may be dying at this very moment: then it is started again like one that is dead.
+        with contextlib.suppress(ServiceDied):
+            wait_until_ready(service, record, context)
+            if not record.ready:
+                # Whoever started it was killed before it was ready.
+                record = dataclasses.replace(record, ready=True)
+                _write_record(paths, record)
+            return record, False
     if record is not None:
         context.progress(service.name, "died since its last start; starting it again")
         paths.state_file(service.name).unlink(missing_ok=True)

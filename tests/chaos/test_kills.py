@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from infra.stack import local
+from infra.stack.paths import StackPaths
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
 
@@ -44,3 +49,23 @@ def test_a_killed_process_changes_nothing(
             run.start(victim)
         run.wait_for_end()
         check(run, undisturbed)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_broker_loses_nothing(
+    tmp_path: Path, new_home: Callable[[str], StackPaths], tiny_model: Path, undisturbed: list[str]
+) -> None:
+    paths = new_home("killed-broker")
+    try:
+        address = local.up(kafka=True, prefect=False, paths=paths).bootstrap_servers
+        assert address is not None
+        with running(tmp_path, address, SPEC, tiny_model) as run:
+            run.wait_for_steps(2)
+            (broker,) = (state for state in local.state(paths=paths) if state.name == "kafka")
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGKILL)
+            assert local.up(kafka=True, prefect=False, paths=paths).bootstrap_servers == address
+            run.wait_for_end()
+            check(run, undisturbed)
+    finally:
+        local.down(paths=paths)

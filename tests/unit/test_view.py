@@ -34,9 +34,9 @@ def prompt(length_class: int, size: int, purpose: str = TRAIN, window: int = 0) 
 
 def step(number: int, samples: int, **fields: object) -> StepRecord:
     return fill(
-        StepRecord, step=number, iteration=number, groups=np.zeros(samples), partitions=np.zeros(samples, int),
-        rewards=np.full(samples, 0.5), lengths=np.full(samples, 7), versions=np.zeros(samples),
-        finished_at=float(number), **fields,
+        StepRecord, step=number, iteration=number, groups=np.zeros(samples),
+        partitions=np.zeros(samples, int), rewards=np.full(samples, 0.5), lengths=np.full(samples, 7),
+        versions=np.zeros(samples), finished_at=float(number), **fields,
     )  # fmt: skip
 
 

@@ -1,0 +1,151 @@
+"""A whole run with processes that only pretend: what is started again, and what every kind of end leaves."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from flows import workers
+from flows.plain import train_plainly
+from flows.request import RunFailed
+from infra.runs import RunError
+from tests.factories import TASK, make_spec
+from tests.stacks import processes_of
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKES = {role: f"tests.fakes.{role}" for role in workers.MODULES}
+
+PROGRAM = """
+import sys
+from flows import workers
+workers.MODULES.update({role: f"tests.fakes.{role}" for role in workers.MODULES})
+from flows.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a run file of five iterations; its home is in the environment of all that is started."""
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(workers, "MODULES", FAKES)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "task.py").write_text(TASK)
+    name = re.sub("[^a-z0-9]+", "-", tmp_path.name.lower())
+    spec = make_spec(
+        run=name[:40].strip("-"),
+        algorithm={"iterations": 5, "groups": 2},
+        placement={"kafka": {"bootstrap_servers": kafka}, "store": f"file://{tmp_path}/store"},
+        report=str(tmp_path / "runs"),
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    yield tmp_path
+    for process in processes_of(tmp_path / "home"):
+        process.kill()
+
+
+def working(folder: Path) -> list[str]:
+    """What runs for this folder, beside this process."""
+    found = []
+    for process in processes_of(folder / "home"):
+        try:
+            found += [
+                word
+                for word in process.cmdline()
+                if word.startswith(("tests.fakes", "infra.supervise", "3600"))
+            ]
+        except psutil.Error:
+            continue
+    return found
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    (report,) = (folder / "runs").iterdir()
+    return [json.loads(line) for line in (report / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_and_its_report(folder: Path) -> None:
+    result = train_plainly(str(folder / "run.yaml"))
+    assert working(folder) == []
+    assert [row["step"] for row in steps(folder)] == [0, 1, 2, 3, 4]
+    assert (result.summary["steps"], result.summary["samples"], result.summary["version"]) == (5, 20, 5)
+    assert [row["gain"] for row in result.summary["result"]] == [pytest.approx(0.5), pytest.approx(0.5)]
+    files = {path.name for path in result.report.iterdir()}
+    assert {
+        "metrics.jsonl",
+        "curves.png",
+        "summary.json",
+        "run.yaml",
+        "model",
+        "logs",
+        "processes.jsonl",
+    } <= files
+    assert {path.name for path in (result.report / "model").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_trainer_that_is_killed_is_started_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_TRAINER_DIES", "2")
+    train_plainly(str(folder / "run.yaml"))
+    assert [row["step"] for row in steps(folder)] == [0, 1, 2, 3, 4]
+    assert working(folder) == []
+
+
+def test_a_process_that_can_not_go_on_is_named_with_its_last_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "MODULES", {**FAKES, "feeder": "tests.fakes.no_such_module"})
+    with pytest.raises(RunFailed) as caught:
+        train_plainly(str(folder / "run.yaml"))
+    message = str(caught.value)
+    assert "feeder (process " in message
+    assert "ended with exit code 1; its log is " in message
+    assert "No module named tests.fakes.no_such_module" in message
+    assert "go on with it: streamrl run " in message.splitlines()[-1]
+    assert working(folder) == []
+
+
+def test_resuming_with_other_settings_is_refused(folder: Path) -> None:
+    train_plainly(str(folder / "run.yaml"))
+    with pytest.raises(RunError, match=r"algorithm\.group_size = 2; the run file now says 4"):
+        train_plainly(str(folder / "run.yaml"), ["algorithm.group_size=4"], resume=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_nothing_and_is_resumed(
+    number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", str(folder / "run.yaml"), "--no-prefect", "--set", "algorithm.iterations=200"]
+    with (folder / "out").open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words],
+            cwd=ROOT, env={**os.environ, "FAKE_STEP_S": "0.2"}, stdout=out, stderr=out,
+        )  # fmt: skip
+    try:
+        wait_until(
+            lambda: "iteration" in (folder / "out").read_text(), what="some steps of the run", deadline_s=90
+        )
+        assert len(working(folder)) == 5, "guard, three roles and the generator's child"
+        process.send_signal(number)
+        code = process.wait(40)
+    finally:
+        process.kill()
+    wait_until(lambda: working(folder) == [], what="the end of every process", deadline_s=40)
+    told = (folder / "out").read_text()
+    if number != signal.SIGKILL:
+        assert code == 130
+        assert "stopped; every process of the run has ended" in told
+        assert "--set algorithm.iterations=200 --resume " in told
+    done = train_plainly(str(folder / "run.yaml"), ["algorithm.iterations=30"], resume=True)
+    assert [row["step"] for row in steps(folder)] == list(range(done.summary["steps"]))
+    assert done.summary["steps"] >= 30
