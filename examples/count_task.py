@@ -63,6 +63,7 @@ def problems(split: str) -> Iterable[dict[str, Any]]:
                     "id": f"{split}-{index:05d}",
                     "prompt": make_prompt(count, word),
                     "answer": make_answer(count, word),
+                    "kind": f"{count:02d}",  # prompts alike: their lengths predict one another
                 }
 
 

@@ -116,7 +116,7 @@ def picture(view: RunView) -> Group:
     )  # fmt: skip
     facts.add_row(
         "length", f"{number(row.get('length'), 1)}, longest {row.get('length_max', '–')}",
-        "logprob gap", tiny(row.get("logprob_gap")), f"dead letters {view.dead_letters}",
+        "logprob gap", tiny(view.logprob_gap), f"dead letters {view.dead_letters}",
     )  # fmt: skip
     title = Text.assemble((f"run {view.run}", "bold"), "  ", (_spark(view), "green"))
     parts: list[Any] = [title, facts, _queues(view), _processes(view)]

@@ -168,6 +168,11 @@ class RunView:
         return self.rows[-1] if self.rows else None
 
     @property
+    def logprob_gap(self) -> float | None:
+        """Of the newest step that had samples of its own weights: only those can tell."""
+        return next((row["logprob_gap"] for row in reversed(self.rows) if row.get("gap_tokens")), None)
+
+    @property
     def generated_per_s(self) -> float | None:
         """Samples a second that the generators finish."""
         return self._generated_rate.per_s

@@ -18,6 +18,8 @@ from flows.request import Request, Result, RunCancelled
 from flows.screen import Screen
 from infra.stack import local
 
+SEND_S = 10.0
+
 
 def run_here(request: Request, console: Console, *, prefect: bool) -> Result:
     """Run it to its end."""
@@ -50,7 +52,7 @@ def _as_flow(request: Request, screen: Screen, env: dict[str, str]) -> Result:
 
     from flows.train import train
 
-    with _seen_by(screen), _quick_end():
+    with _everything_sent(), _seen_by(screen), _quick_end():
         try:
             found: dict[str, Any] = train(request.runfile, list(request.overrides), request.resume)
         except CancelledRun as cancelled:
@@ -67,6 +69,22 @@ def _seen_by(screen: Screen) -> Iterator[None]:
         yield
     finally:
         watchers.remove(screen)
+
+
+@contextmanager
+def _everything_sent() -> Iterator[None]:
+    """Prefect sends its logs and events from threads, the last of them at exit.
+
+    If the server is stopped before that, as `demo` does, the exit tries in vain for a minute.
+    """
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    try:
+        yield
+    finally:
+        for worker in (APILogWorker, EventsWorker):
+            worker.drain_all(timeout=SEND_S)
 
 
 @contextmanager
