@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +21,18 @@ import numpy as np
 
 from infra.logs import at_step
 from infra.process import Context, run_role
+from infra.tail import Tail
 from infra.waiting import Wait
 from infra.weights.errors import WeightsError
 from producers.backlog import Backlog, Job
 from producers.engines.base import Engine, Finished, Request
 from producers.rewards import RewardPool, Score
-from producers.weights_watch import Version, WeightsWatch
+from producers.weights_watch import Version, watch_weights
 from schemas.identity import sample_id, sampling_seed
 from schemas.messages import Prompt, Sample
 from schemas.wire import Unreadable, decode, encode
 
-_LOOK_S = 0.02  # how often a busy generator looks for new prompts
-_IDLE_S = 0.1
+_IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
 
 
 @dataclass
@@ -51,7 +52,6 @@ class _Progress:
     made: int = 0
     tokens: int = 0
     failed_rewards: int = 0
-    unreadable: int = 0
     busy_s: float = 0.0
 
 
@@ -69,10 +69,10 @@ class Generator:
         self._backlog.recover(
             context.bus, context.topics, lookahead=self._spec.algorithm.lookahead, deadline_s=self._deadline
         )
-        self._prompts = context.bus.reader(context.topics.prompts)
-        self._watch = WeightsWatch(context)
+        self._bell = threading.Event()
+        self._prompts = Tail(context.bus, context.topics.prompts, lambda records: records, self._bell)
+        self._weights = watch_weights(context, self._bell)
         self._rewards = RewardPool(self._spec.task)
-        self._looked = 0.0
 
     def run(self) -> None:
         """Until told to stop."""
@@ -80,23 +80,39 @@ class Generator:
             wait = Wait("work", unblocked_by="the feeder and the trainer", deadline_s=self._deadline)
             while True:
                 self._context.check_stop()
-                self._install(self._watch.newest())
-                moved = self._look_for_prompts() + self._submit()
+                for version in self._weights.take():
+                    self._install(version)
+                moved = self._take_prompts() + self._submit()
                 if self._running:
                     began = time.monotonic()
                     moved += self._step()
                     self._progress.busy_s += time.monotonic() - began
                 moved += self._publish(self._rewards.poll())
                 self._report()
-                wait.progress() if moved or self._running else wait.check()
+                if moved or self._running:
+                    wait.progress()
+                else:
+                    self._idle()
+                    wait.check()
         finally:
-            self._watch.close()
             self._rewards.close()
+            self._prompts.close()
+            self._weights.close()
 
-    def _install(self, fresh: Version | None) -> None:
+    def _idle(self) -> None:
+        """Say what is awaited, until something comes."""
+        heart, needs = self._context.heart, self._backlog.needs()
+        if self._version is None:
+            heart.waiting("the first weights", unblocked_by="trainer")
+        elif needs is None:
+            heart.waiting("prompts", unblocked_by="feeder")
+        else:
+            heart.waiting(f"weights {needs}", unblocked_by="trainer")
+        self._bell.wait(_IDLE_S)
+        self._bell.clear()
+
+    def _install(self, fresh: Version) -> None:
         """Replace the weights; running samples go on with the new ones and say from which token on."""
-        if fresh is None or (self._version is not None and fresh.version <= self._version.version):
-            return
         self._engine.load_weights(fresh.tensors)
         held = self._engine.held_digests()
         wrong = sorted(name for name, digest in fresh.digests.items() if held.get(name) != digest)
@@ -112,38 +128,17 @@ class Generator:
         self._version = fresh
         at_step(fresh.version)
 
-    def _look_for_prompts(self) -> int:
-        busy = bool(self._running) or bool(self._rewards.pending())
-        now = time.monotonic()
-        if busy and now - self._looked < _LOOK_S:
-            return 0
-        self._looked = now
-        if not busy:
-            self._say_what_is_awaited()
+    def _take_prompts(self) -> int:
         found = 0
-        for record in self._prompts.poll(0.0 if busy or self._can_work() else _IDLE_S):
+        for record in self._prompts.take():
             try:
                 prompt = decode(record.value, Prompt)
             except Unreadable as error:
-                self._progress.unreadable += 1
                 self._context.dead_letter(record, str(error))
                 continue
             if prompt.run == self._context.run:
                 found += self._backlog.add(prompt)
         return found
-
-    def _can_work(self) -> bool:
-        needs = self._backlog.needs()
-        return self._version is not None and needs is not None and needs <= self._version.version
-
-    def _say_what_is_awaited(self) -> None:
-        heart = self._context.heart
-        if self._version is None:
-            heart.waiting("the first weights", unblocked_by="trainer")
-        elif self._backlog.needs() is None:
-            heart.waiting("prompts", unblocked_by="feeder")
-        elif not self._can_work():
-            heart.waiting(f"weights {self._backlog.needs()}", unblocked_by="trainer")
 
     def _submit(self) -> int:
         """Fill the free slots."""

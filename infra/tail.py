@@ -1,0 +1,62 @@
+"""Follows a topic beside a busy loop: a thread waits for records, the loop only looks whether some came."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from infra.bus import Bus, BusError, Record
+from schemas.topics import Topic
+
+Item = TypeVar("Item")
+
+_POLL_S = 0.5
+
+
+class Tail(Generic[Item]):
+    """A thread that reads a topic from its beginning, and makes of each batch what the loop wants of it.
+
+    `bell` is rung whenever something came: a loop that waits for several things waits for one bell.
+    """
+
+    def __init__(
+        self, bus: Bus, topic: Topic, work: Callable[[list[Record]], list[Item]], bell: threading.Event
+    ) -> None:
+        self._bus, self._topic, self._work, self._bell = bus, topic, work, bell
+        self._came: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True, name=f"tail {topic.name}")
+        self._thread.start()
+
+    def take(self) -> list[Item]:
+        """What came since the last call. Never waits; raises what went wrong in the thread."""
+        items: list[Item] = []
+        while True:
+            try:
+                item = self._came.get_nowait()
+            except queue.Empty:
+                return items
+            if isinstance(item, BaseException):
+                raise item
+            items.append(item)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            reader = self._bus.reader(self._topic)
+            while not self._closed.is_set():
+                records = reader.poll(_POLL_S)
+                if records:
+                    for item in self._work(records):
+                        self._came.put(item)
+                    self._bell.set()
+            reader.close()
+        except (BusError, RuntimeError, OSError) as error:  # the loop's own thread raises it
+            self._came.put(error)
+            self._bell.set()
