@@ -19,7 +19,7 @@ _START_COST = 48  # starting another micro-batch costs about as much as so many 
 
 
 def advantages(samples: Sequence[Sample], algorithm: AlgorithmSection) -> np.ndarray:
-    """Advantage of each sample over its group; 0 for one without a reward, which does not touch the others."""
+    """Advantage of each sample over its group; 0 for one without a reward, which doesn't touch the others."""
     rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
     groups = np.array([sample.group for sample in samples])
     result = np.zeros(len(samples))
@@ -123,7 +123,9 @@ def plan(rows: Sequence[Row], algorithm: AlgorithmSection, budget: int, version:
     """Advantages, then micro-batches of like length."""
     worth = advantages([row.sample for row in rows], algorithm)
     chosen = [number for number in range(len(rows)) if worth[number]]
-    chosen.sort(key=lambda number: (_size(rows[number]), rows[number].sample.group, rows[number].sample.index))
+    chosen.sort(
+        key=lambda number: (_size(rows[number]), rows[number].sample.group, rows[number].sample.index)
+    )
     batches: list[MicroBatch] = []
     start = 0
     for size in cut([_size(rows[number]) for number in chosen], budget):

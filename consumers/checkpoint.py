@@ -1,7 +1,7 @@
 """Checkpoints: weights, optimizer, RNG and stream positions, committed by one manifest written last.
 
-    runs/<run>/checkpoints/i000040-e02/state.safetensors
-    runs/<run>/checkpoints/i000040-e02/manifest.json      the commit point
+runs/<run>/checkpoints/i000040-e02/state.safetensors
+runs/<run>/checkpoints/i000040-e02/manifest.json      the commit point
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class Checkpoints:
         self._store, self._run = store, run
         self._prefix = f"runs/{run}/checkpoints"
 
-    def save(self, state: Mapping[str, torch.Tensor], *, keep: int, iteration: int, trainer_epoch: int, step: int,
-             root: str, positions: Mapping[int, int], ledger: int, recipe: str) -> None:  # fmt: skip
+    def save(self, state: Mapping[str, torch.Tensor], *, keep: int, iteration: int, trainer_epoch: int,
+             step: int, root: str, positions: Mapping[int, int], ledger: int,
+             recipe: str) -> None:  # fmt: skip
         """Write a checkpoint, then remove the oldest ones."""
         folder = f"{self._prefix}/i{iteration:06d}-e{trainer_epoch:02d}"
         data = save_safetensors(dict(state))
         manifest = CheckpointManifest(
-            run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions), ledger=ledger,
-            recipe=recipe, trainer_epoch=trainer_epoch, state=f"{folder}/state.safetensors",
+            run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions),
+            ledger=ledger, recipe=recipe, trainer_epoch=trainer_epoch, state=f"{folder}/state.safetensors",
             digest=blake3(data).hexdigest(), created_at=time.time(),
         )  # fmt: skip
         self._store.put(manifest.state, data)
@@ -70,7 +71,9 @@ class Checkpoints:
         try:
             manifest = CheckpointManifest.model_validate(json.loads(self._store.get(keys[-1])))
         except (ValidationError, ValueError) as error:
-            raise StoreError(f"{self._store.url}/{keys[-1]} is not a checkpoint's manifest: {error}") from error
+            raise StoreError(
+                f"{self._store.url}/{keys[-1]} is not a checkpoint's manifest: {error}"
+            ) from error
         data = self._store.get(manifest.state)
         if blake3(data).hexdigest() != manifest.digest:
             raise StoreError(f"{self._store.url}/{manifest.state} has other bits than its manifest says")

@@ -64,7 +64,9 @@ class TorchLearner:
         self._named = dict(self._model.named_parameters())
         size = sum(parameter.numel() for parameter in self._named.values())
         self._gradient = torch.zeros(size, device=self._device)  # all gradients are views into it
-        self._sum = torch.zeros(size, dtype=torch.int64, device=self._device) if spec.trainer.exact_sums else None
+        self._sum = (
+            torch.zeros(size, dtype=torch.int64, device=self._device) if spec.trainer.exact_sums else None
+        )
         self._attach_gradients()
         algorithm = spec.algorithm
         self._optimizer = torch.optim.AdamW(
@@ -87,7 +89,9 @@ class TorchLearner:
         loss.backward()
         if self._sum is not None:
             if not bool(self._gradient.abs().max() < _LARGEST):
-                raise NotFinite("a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)")
+                raise NotFinite(
+                    "a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)"
+                )
             self._sum += (self._gradient * _SCALE).round_().to(torch.int64)
             self._gradient.zero_()
         return stats
@@ -101,7 +105,9 @@ class TorchLearner:
             parts = [
                 self._chunk(states, wanted)
                 for states, wanted in zip(
-                    before.split(self._trainer.logits_chunk), targets.split(self._trainer.logits_chunk), strict=True
+                    before.split(self._trainer.logits_chunk),
+                    targets.split(self._trainer.logits_chunk),
+                    strict=True,
                 )
             ]
         return torch.cat(parts)
@@ -144,7 +150,8 @@ class TorchLearner:
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {
-            name: parameter.detach().to("cpu", self._dtype, copy=True) for name, parameter in self._named.items()
+            name: parameter.detach().to("cpu", self._dtype, copy=True)
+            for name, parameter in self._named.items()
         }
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:

@@ -37,7 +37,9 @@ class Publisher:
 
     def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Publish and announce a version in the background."""
-        self.submit(lambda: self._announce(self._weights.publish(version, weights, trainer_epoch=self._epoch)))
+        self.submit(
+            lambda: self._announce(self._weights.publish(version, weights, trainer_epoch=self._epoch))
+        )
 
     def find(self, version: int) -> Manifest | None:
         """A published version's manifest."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from consumers.stream import Row
 from infra.bus import Record
 from infra.process import Context
 from infra.waiting import Wait
-from consumers.stream import Row
 from schemas.messages import Sample, StepRecord
 from schemas.wire import decode
 

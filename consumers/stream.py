@@ -95,7 +95,9 @@ class SampleStream:
         elif np.array_equal(known.sample.tokens, sample.tokens):
             self.duplicates += 1
         elif sample.seed == known.sample.seed:
-            self._context.dead_letter(record, f"sample {sample.id} came before with other tokens and the same seed")
+            self._context.dead_letter(
+                record, f"sample {sample.id} came before with other tokens and the same seed"
+            )
         else:
             self.duplicates += 1  # made again with newer weights after a generator died: the first one counts
 

@@ -1,12 +1,12 @@
 """The trainer: streamed samples in, optimizer steps out, each recorded in the ledger before anyone sees it.
 
-    samples ──► bundles ──► micro-batches, in whichever order they complete ──► sums that don't depend on it
-                                                                                   │
-    ledger ◄── record ◄── optimizer step ◄── the last bundle of the step ◄─────────┘
-                 └──► weights, announcement, checkpoint (publisher's thread)
+samples ──► bundles ──► micro-batches, in whichever order they complete ──► sums that don't depend on it
+                                                                               │
+ledger ◄── record ◄── optimizer step ◄── the last bundle of the step ◄─────────┘
+             └──► weights, announcement, checkpoint (publisher's thread)
 
-    waits for            unblocked by
-    bundles of a step    the generators
+waits for            unblocked by
+bundles of a step    the generators
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class Trainer:
             rows = fetch_rows(self._context, record)
             step = _Step()
             for bundle in _bundles_in(rows):
-                planned = plan(bundle, self._algorithm, self._spec.trainer.microbatch_tokens, record.version_in)
+                planned = plan(
+                    bundle, self._algorithm, self._spec.trainer.microbatch_tokens, record.version_in
+                )
                 self._accumulate(step, bundle[0].sample.bundle, planned)
             self._learner.step(self._normaliser(rows))
             self._root = root_digest(digests_of(self._learner.weights()))
@@ -139,7 +141,9 @@ class Trainer:
 
     def _advance(self, last_of_iteration: bool) -> None:
         self._number += 1
-        self._iteration, self._mini = (self._iteration + 1, 0) if last_of_iteration else (self._iteration, self._mini + 1)
+        self._iteration, self._mini = (
+            (self._iteration + 1, 0) if last_of_iteration else (self._iteration, self._mini + 1)
+        )
 
     def _publish(self) -> None:
         """The weights between two iterations; after a partial one there is nothing new."""
@@ -184,7 +188,9 @@ class Trainer:
             if ready:
                 bundle = ready[0]
                 self._context.heart.working("training")
-                planned = plan(bundle.in_order(), self._algorithm, self._spec.trainer.microbatch_tokens, key[0])
+                planned = plan(
+                    bundle.in_order(), self._algorithm, self._spec.trainer.microbatch_tokens, key[0]
+                )
                 self._accumulate(step, bundle.number, planned)
                 have += bundle.groups
                 stream.pump(0.0)
@@ -225,21 +231,23 @@ class Trainer:
         plans = [step.rows[bundle] for bundle in sorted(step.rows)]
         return StepRecord(
             run=self._context.run, trainer_epoch=self._epoch, iteration=self._iteration, step=self._number,
-            last_of_iteration=last, version_in=self._iteration,
-            version_out=self._iteration + 1 if last else self._iteration, root_out=self._root, recipe=self._recipe,
+            last_of_iteration=last, version_in=self._iteration, recipe=self._recipe,
+            version_out=self._iteration + 1 if last else self._iteration, root_out=self._root,
             partitions=np.array([row.partition for row in rows], dtype=np.int16),
             offsets=np.array([row.offset for row in rows], dtype=np.int64),
             groups=np.array([sample.group for sample in samples], dtype=np.int64),
             indexes=np.array([sample.index for sample in samples], dtype=np.int16),
             lengths=np.array([sample.true_length for sample in samples], dtype=np.int32),
-            rewards=np.array([np.nan if sample.reward_error else sample.reward for sample in samples], dtype=np.float32),
+            rewards=np.array(
+                [np.nan if sample.reward_error else sample.reward for sample in samples], dtype=np.float32
+            ),
             versions=np.array([sample.versions.min() for sample in samples], dtype=np.int32),
             seeds=np.array([sample.seed for sample in samples], dtype=np.uint64),
             predicted=np.array([sample.predicted for sample in samples], dtype=np.float32),
             problem_ids=[sample.problem_id for sample in samples],
             microbatches=np.array(
-                [size for planned, _ in plans for size in [*(len(b.rows) for b in planned.batches), len(planned.idle)]],
-                dtype=np.int32,
+                [size for planned, _ in plans
+                 for size in [*(len(b.rows) for b in planned.batches), len(planned.idle)]], dtype=np.int32,
             ),
             losses=np.array([stat.loss for _, stats in plans for stat in stats], dtype=np.float64),
             metrics=step_metrics(
@@ -255,12 +263,14 @@ class Trainer:
         counters.update(
             step=record.step, iteration=record.iteration, version=record.version_out,
             trained=counters.get("trained", 0) + len(record.rewards),
-            trained_tokens=counters.get("trained_tokens", 0) + metrics["tokens"], duplicates=stream.duplicates,
+            trained_tokens=counters.get("trained_tokens", 0) + metrics["tokens"],
+            duplicates=stream.duplicates,
         )  # fmt: skip
         if metrics["gap_tokens"] and metrics["logprob_gap"] > _GAP_LIMIT[self._spec.model.dtype]:
             self._context.log.warning(
                 "the generators' logprobs differ by %.3g from the trainer's on the same weights: one of them "
-                "computes wrongly (stale weights, another temperature, another model?)", metrics["logprob_gap"],
+                "computes wrongly (stale weights, another temperature, another model?)",
+                metrics["logprob_gap"],
             )  # fmt: skip
         if not metrics["informative_groups"]:
             self._context.log.warning("in no group do rewards differ: this step learned nothing")
@@ -295,7 +305,8 @@ def _bundles_in(rows: Sequence[Row]) -> list[list[Row]]:
     for row in rows:
         bundles.setdefault(row.sample.bundle, []).append(row)
     return [
-        sorted(bundles[number], key=lambda row: (row.sample.group, row.sample.index)) for number in sorted(bundles)
+        sorted(bundles[number], key=lambda row: (row.sample.group, row.sample.index))
+        for number in sorted(bundles)
     ]
 
 

@@ -73,7 +73,9 @@ class Bus(Protocol):
         """Let go of all connections."""
 
 
-def read_all(bus: Bus, topic: Topic, start: Mapping[int, int] | None = None, *, deadline_s: float) -> list[Record]:
+def read_all(
+    bus: Bus, topic: Topic, start: Mapping[int, int] | None = None, *, deadline_s: float
+) -> list[Record]:
     """Every record from `start` up to the end as it is now, partition by partition in order."""
     from infra.waiting import Wait
 

@@ -23,7 +23,9 @@ def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process in a group of its own. Call it from a thread that lives as long as the process shall:
     the kernel sends the signal when the *thread* that started the child ends."""
     parent = os.getpid()
-    return subprocess.Popen(argv, start_new_session=True, preexec_fn=lambda: _die_with_parent(parent), **options)
+    return subprocess.Popen(
+        argv, start_new_session=True, preexec_fn=lambda: _die_with_parent(parent), **options
+    )
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -74,8 +74,8 @@ class KafkaBus:
         for topic in topics:
             if known.get(topic.name, topic.partitions) < topic.partitions:
                 raise BusError(
-                    f"topic {topic.name} has {known[topic.name]} partitions; the run needs {topic.partitions} "
-                    "(lengths.classes): delete the topic or use another run name"
+                    f"topic {topic.name} has {known[topic.name]} partitions; the run needs "
+                    f"{topic.partitions} (lengths.classes): delete the topic or use another run name"
                 )
 
     def _settings(self, topic: Topic) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class KafkaBus:
             KafkaProducer,
             acks="all",
             enable_idempotence=True,
-            linger_ms=2,
+            linger_ms=8,  # a busy generator finishes several samples in that time: one request for all
             batch_size=_BATCH,
             max_request_size=LARGEST_RECORD,
             delivery_timeout_ms=int(self._delivery_s * 1000),
@@ -110,7 +110,7 @@ class KafkaBus:
             KafkaConsumer,
             enable_auto_commit=False,
             auto_offset_reset="none",  # a position that is gone is an error, never a silent jump
-            fetch_max_wait_ms=100,  # the broker answers at once when there is something
+            fetch_max_wait_ms=400,  # the broker answers at once when there is something; polls cost it CPU
             max_partition_fetch_bytes=LARGEST_RECORD,
         )
         return KafkaReader(consumer, topic, dict(start or {}), self.bootstrap_servers)
@@ -147,7 +147,9 @@ class KafkaWriter:
         try:
             self._producer.flush(timeout=deadline_s)
         except KafkaError as error:
-            raise BusError(f"Kafka at {self._broker}: no acknowledgement within {deadline_s:g} s: {error}") from error
+            raise BusError(
+                f"Kafka at {self._broker}: no acknowledgement within {deadline_s:g} s: {error}"
+            ) from error
         self._raise_failure()
 
     def close(self) -> None:
@@ -158,7 +160,9 @@ class KafkaWriter:
 
     def _raise_failure(self) -> None:
         if self._failed is not None:
-            raise BusError(f"Kafka at {self._broker}: a record was not accepted: {self._failed}") from self._failed
+            raise BusError(
+                f"Kafka at {self._broker}: a record was not accepted: {self._failed}"
+            ) from self._failed
 
 
 class KafkaReader:

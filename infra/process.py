@@ -114,7 +114,9 @@ class Context:
             run=self.run, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason,
             raw=record.value, found_by=self.name, found_at=time.time(),
         )  # fmt: skip
-        self.writer.send(self.topics.dead, encode(letter), key=f"{record.topic}/{record.partition}/{record.offset}")
+        self.writer.send(
+            self.topics.dead, encode(letter), key=f"{record.topic}/{record.partition}/{record.offset}"
+        )
         self.heart.counters["dead_letters"] = self.heart.counters.get("dead_letters", 0) + 1
         self.log.warning("%s[%d]@%d goes to %s: %s", record.topic, record.partition, record.offset,
                          self.topics.dead.name, reason)  # fmt: skip
@@ -158,9 +160,7 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
         bus = connect(record, f"{role}-{given.instance}")
         topics = Topics(record.id, record.spec.lengths.classes)
         heart = Heart(record.id, role, given.instance)
-        context = Context(
-            record, role, given.instance, store, bus, bus.writer(), topics, heart, stop, log
-        )
+        context = Context(record, role, given.instance, store, bus, bus.writer(), topics, heart, stop, log)
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
         body(context)
         return DONE

@@ -1,6 +1,6 @@
 """A run's record in the object store: what any process, on any site, needs to take part.
 
-    runs/<run>/run.json     written when the run is made; only a resume that extends the run replaces it
+runs/<run>/run.json     written when the run is made; only a resume that extends the run replaces it
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def create(
             return record
         except Exists:
             if run_id:
-                raise RunError(f"run {run_id} exists in {store.url}: resume it, or leave the id out") from None
+                raise RunError(
+                    f"run {run_id} exists in {store.url}: resume it, or leave the id out"
+                ) from None
             number += 1
 
 
@@ -90,8 +92,9 @@ def resume(store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str) -> 
     if changed:
         name = changed[0]
         raise RunError(
-            f"run {run} was started with {name} = {before.get(name)!r}; the run file now says {after[name]!r}. "
-            "A resumed run must not change what is learned: undo that, or start a new run without --resume"
+            f"run {run} was started with {name} = {before.get(name)!r}; the run file now says "
+            f"{after[name]!r}. A resumed run must not change what is learned: undo that, "
+            "or start a new run without --resume"
         )
     record = old.model_copy(update={"spec": spec, "bootstrap_servers": bootstrap_servers})
     store.put(_key(run), record.model_dump_json(indent=1).encode())

@@ -79,7 +79,7 @@ class FileStore:
 
     def put(self, key: str, data: bytes) -> None:
         with self._written(key, data) as (temporary, target):
-            os.replace(temporary, target)
+            temporary.replace(target)
 
     def put_new(self, key: str, data: bytes) -> None:
         with self._written(key, data) as (temporary, target):
@@ -94,7 +94,7 @@ class FileStore:
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
+            with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -28,7 +28,8 @@ class Wait:
         waited = time.monotonic() - self._since
         if waited > self.deadline_s:
             raise WaitedTooLong(
-                f"waited {waited:.0f} s for {self.what} without progress; {self.unblocked_by} would unblock it"
+                f"waited {waited:.0f} s for {self.what} without progress; "
+                f"{self.unblocked_by} would unblock it"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a generator has to do: its share of the admitted prompts, longest first, without what is done already."""
+"""What a generator has to do: its share of the admitted prompts, longest first, without what is done."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Backlog:
         Samples of a window that is not trained yet come behind every sample of the windows that were trained
         before the first of them could be admitted: so only the log's end has to be read.
         """
-        steps = [decode(record.value, StepRecord) for record in read_all(bus, topics.ledger, deadline_s=deadline_s)]
+        steps = [
+            decode(record.value, StepRecord) for record in read_all(bus, topics.ledger, deadline_s=deadline_s)
+        ]
         self._trained = max((step.iteration + 1 for step in steps if step.last_of_iteration), default=0)
         behind: dict[int, int] = {}
         for step in steps:

@@ -66,7 +66,9 @@ class Feeder:
                     self._send(self._planner.admit())
 
     def _next_iteration(self) -> None:
-        wait = Wait("the next optimizer step in the ledger", unblocked_by="the trainer", deadline_s=self._deadline)
+        wait = Wait(
+            "the next optimizer step in the ledger", unblocked_by="the trainer", deadline_s=self._deadline
+        )
         self._context.heart.waiting(f"step of iteration {self._planner.version}", unblocked_by="trainer")
         while True:
             self._context.check_stop()
@@ -86,7 +88,10 @@ class Feeder:
                     f"sampling.max_prompt_tokens is {self._spec.sampling.max_prompt_tokens}"
                 )
             self._context.writer.send(
-                self._context.topics.prompts, encode(prompt), key=str(prompt.group), partition=prompt.length_class
+                self._context.topics.prompts,
+                encode(prompt),
+                key=str(prompt.group),
+                partition=prompt.length_class,
             )
             self._sent.add(prompt.group)
         if fresh:
@@ -134,7 +139,9 @@ class Feeder:
         self, reader: Reader, wanted: set[tuple[int, int]], version: int
     ) -> dict[tuple[int, int], Sample]:
         found: dict[tuple[int, int], Sample] = {}
-        wait = Wait(f"held-out samples of version {version}", unblocked_by="the generators", deadline_s=self._deadline)
+        wait = Wait(
+            f"held-out samples of version {version}", unblocked_by="the generators", deadline_s=self._deadline
+        )
         while len(found) < len(wanted):
             self._context.check_stop()
             self._context.heart.waiting(f"evaluation of version {version}", unblocked_by="generators")

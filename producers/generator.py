@@ -1,12 +1,12 @@
 """A generator: prompts in, samples out, each published the moment it is finished and scored.
 
-    <run>.prompts ──► backlog ──► engine ──► reward processes ──► <run>.samples
-    <run>.weights ──► watch ──────┘ installed between two decode steps, verified by hash
+<run>.prompts ──► backlog ──► engine ──► reward processes ──► <run>.samples
+<run>.weights ──► watch ──────┘ installed between two decode steps, verified by hash
 
-    waits for                      unblocked by
-    first weights                  the trainer
-    prompts                        the feeder
-    weights that a prompt needs    the trainer
+waits for                      unblocked by
+first weights                  the trainer
+prompts                        the feeder
+weights that a prompt needs    the trainer
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ class LengthPredictor(Protocol):
 class HistoryPredictor:
     """What this prompt, then prompts like it, then all prompts produced so far.
 
-    Means of log lengths (lengths are heavy-tailed), old ones fading, each level drawn towards the one above it
-    as long as it has seen little. Prompts alike are those of one `kind`: the task's own word, or equal length.
+    Means of log lengths (lengths are heavy-tailed), old ones fading, each level drawn towards the one above
+    it as long as it has seen little. Prompts alike are those of one `kind`: the task's own word, or equal
+    length.
     """
 
     _PRIOR = 2.0  # the level above weighs as much as so many observations

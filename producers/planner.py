@@ -61,7 +61,8 @@ class Planner:
         """All groups that may be admitted now and were not before."""
         algorithm = self._spec.algorithm
         allowed = min(
-            admissible(self.version, algorithm.groups, algorithm.lookahead), algorithm.iterations * algorithm.groups
+            admissible(self.version, algorithm.groups, algorithm.lookahead),
+            algorithm.iterations * algorithm.groups,
         )
         fresh = range(self._admitted, allowed)
         self._admitted = max(allowed, self._admitted)
@@ -72,7 +73,7 @@ class Planner:
         return prompts
 
     def _admit_window(self, window: int, groups: Sequence[int]) -> Iterator[Prompt]:
-        """Deal groups to optimizer steps across all lengths, and cut each step's into bundles of like length."""
+        """Deal groups to optimizer steps across all lengths; cut each step's into bundles of like length."""
         algorithm = self._spec.algorithm
         problems = {group: self._problem(group) for group in groups}
         predicted = {group: self._predict(problems[group][0]) for group in groups}
@@ -83,8 +84,8 @@ class Planner:
                 for group in bundle:
                     problem, epoch = problems[group]
                     yield self._prompt(
-                        TRAIN, group, problem, epoch, size=algorithm.group_size, window=window, mini=mini,
-                        bundle=bundle[0], bundle_groups=len(bundle), predicted=predicted[group],
+                        TRAIN, group, problem, epoch, size=algorithm.group_size, window=window,
+                        mini=mini, bundle=bundle[0], bundle_groups=len(bundle), predicted=predicted[group],
                         min_version=oldest_version(group, algorithm.groups, algorithm.lookahead),
                     )  # fmt: skip
 
@@ -106,8 +107,9 @@ class Planner:
         first = version * len(problems)
         return [
             self._prompt(
-                EVAL, -1 - (first + number), problem, 0, size=self._spec.evaluation.per_problem, window=version,
-                mini=0, bundle=0, bundle_groups=1, predicted=self._predict(problem), min_version=version,
+                EVAL, -1 - (first + number), problem, 0, size=self._spec.evaluation.per_problem,
+                window=version, mini=0, bundle=0, bundle_groups=1, predicted=self._predict(problem),
+                min_version=version,
             )
             for number, problem in enumerate(problems)
         ]  # fmt: skip

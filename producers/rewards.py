@@ -1,8 +1,8 @@
 """Rewards in killable processes, each with a deadline.
 
-    score() ──► queue ──► worker: several jobs in its pipe, answered in order ──► poll()
-                             │  late, dead or unreadable: the job it was at fails, a new
-                             └─ worker gets the rest
+score() ──► queue ──► worker: several jobs in its pipe, answered in order ──► poll()
+                         │  late, dead or unreadable: the job it was at fails, a new
+                         └─ worker gets the rest
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class RewardPool:
             limit = self._task.reward_deadline_s if worker.ready else _START_S
             late = (worker.jobs or not worker.ready) and time.monotonic() - worker.since > limit
             if gone or late:
-                self._replace(number, f"no answer within {limit:g} s" if late else "its process ended", scores)
+                self._replace(
+                    number, f"no answer within {limit:g} s" if late else "its process ended", scores
+                )
         self._hand_out()
         return scores
 
@@ -121,7 +123,9 @@ class RewardPool:
         worker = self._workers[number]
         kill(worker.process)
         if not worker.ready:
-            raise TaskError(f"the reward process did not start: {reason}; its output is in the generator's log")
+            raise TaskError(
+                f"the reward process did not start: {reason}; its output is in the generator's log"
+            )
         if worker.jobs:
             key, _ = worker.jobs.popleft()
             scores.append(Score(key, error=reason))

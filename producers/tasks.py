@@ -27,7 +27,8 @@ def load_problems(spec: RunSpec, split: str) -> list[Problem]:
     """The problems of a split, each with "id" and "prompt"; at most task.limit."""
     task = spec.task
     problems = [
-        _checked(problem, number, task) for number, problem in enumerate(itertools.islice(_rows(task, split), task.limit))
+        _checked(problem, number, task)
+        for number, problem in enumerate(itertools.islice(_rows(task, split), task.limit))
     ]
     if not problems:
         raise TaskError(f"the task has no problems in split {split!r}")
@@ -85,7 +86,9 @@ def _rows(task: TaskSection, split: str) -> Iterator[Problem]:
     if task.python:
         yield from _from_python(task.python, split)
     elif task.jsonl:
-        yield from _from_jsonl(Path(task.held_out_jsonl or "" if split == task.held_out_split else task.jsonl))
+        yield from _from_jsonl(
+            Path(task.held_out_jsonl or "" if split == task.held_out_split else task.jsonl)
+        )
     else:
         yield from _from_dataset(task.dataset or "", split)
 
@@ -102,7 +105,7 @@ def _from_python(source: str, split: str) -> Iterator[Problem]:
 
 def _from_jsonl(path: Path) -> Iterator[Problem]:
     try:
-        with open(path) as file:
+        with path.open() as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     try:
@@ -117,7 +120,9 @@ def _from_dataset(name: str, split: str) -> Iterator[Problem]:
     try:
         import datasets
     except ImportError as error:
-        raise TaskError("task.dataset needs the package datasets: pip install 'streamrl[datasets]'") from error
+        raise TaskError(
+            "task.dataset needs the package datasets: pip install 'streamrl[datasets]'"
+        ) from error
     try:
         if Path(name).is_dir() and (Path(name) / "dataset_dict.json").exists():
             rows = datasets.load_from_disk(name)[split]

@@ -60,7 +60,9 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
         candidate = (folder / name).resolve()
         return f"{candidate}{colon}{function}" if candidate.exists() else value
 
-    task = {name: resolve(getattr(spec.task, name)) for name in ("python", "jsonl", "reward", "held_out_jsonl")}
+    task = {
+        name: resolve(getattr(spec.task, name)) for name in ("python", "jsonl", "reward", "held_out_jsonl")
+    }
     task["dataset"] = resolve(spec.task.dataset)
     model = {name: resolve(getattr(spec.model, name)) for name in ("path", "build")}
     return spec.model_copy(
@@ -114,7 +116,9 @@ def _override(data: dict[str, Any], override: str) -> None:
 
 def _explain(problem: Any, path: Path, root: yaml.Node | None) -> str:
     """One line: file, line, field, what is wrong, what is allowed."""
-    location = [part for part in problem["loc"] if not str(part).startswith(("literal[", "list[", "constrained"))]
+    location = [
+        part for part in problem["loc"] if not str(part).startswith(("literal[", "list[", "constrained"))
+    ]
     name = ".".join(str(part) for part in location)
     line = _line(root, location)
     where = f"{path}:{line}" if line else str(path)
@@ -123,7 +127,9 @@ def _explain(problem: Any, path: Path, root: yaml.Node | None) -> str:
     if kind == "extra_forbidden":
         allowed = sorted(section.model_fields) if section else []
         close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
-        elsewhere = [] if close else [f"{n}.{location[-1]}" for n, s in _sections() if location[-1] in s.model_fields]
+        elsewhere = (
+            [] if close else [f"{n}.{location[-1]}" for n, s in _sections() if location[-1] in s.model_fields]
+        )
         hint = f"; did you mean {(close or elsewhere)[0]!r}?" if close or elsewhere else ""
         return f"{where}: {name}: unknown key{hint} (allowed here: {', '.join(allowed)})"
     if kind == "missing":

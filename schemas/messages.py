@@ -153,7 +153,7 @@ class DeadLetter(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """`<run>.status`: what a process does and what it waits for. Compacted by process: for people to watch."""
+    """`<run>.status`: what a process does and what it waits for. Compacted by process; people watch it."""
 
     KIND: ClassVar[str] = "heartbeat"
     run: str

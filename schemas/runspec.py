@@ -83,10 +83,14 @@ class AlgorithmSection(Section):
     """What is computed. Nothing here depends on where or how fast things run."""
 
     mode: Literal["sync", "async"] = Field(
-        "sync", description="sync: samples of iteration i come from weights i. async: at most `staleness` older."
+        "sync",
+        description="sync: samples of iteration i come from weights i. async: at most `staleness` older.",
     )
     staleness: float = Field(
-        0.0, ge=0, le=64, description="async: how many iterations old weights may be; 1.5: half the samples 2, the others 1."
+        0.0,
+        ge=0,
+        le=64,
+        description="async: how many iterations old weights may be; 1.5: half the samples 2, the others 1.",
     )
     iterations: Positive = 100
     groups: Positive = Field(32, description="Groups (prompts) an iteration.")
@@ -131,7 +135,8 @@ class LengthsSection(Section):
 
     classes: int = Field(3, ge=1, le=64)
     edges: Literal["learned"] | list[PositiveFloat] = Field(
-        "learned", description="Class edges in tokens (classes - 1 of them), or learned from what is generated."
+        "learned",
+        description="Class edges in tokens (classes - 1 of them), or learned from what is generated.",
     )
     predictor: Literal["history"] = "history"
 
@@ -188,7 +193,8 @@ class KafkaSection(Section):
     """The Kafka cluster. Credentials come from the environment: STREAMRL_KAFKA_*."""
 
     bootstrap_servers: str = Field(
-        "local", description="host:port,host:port of your cluster, or `local`: the one that `streamrl up` runs."
+        "local",
+        description="host:port,host:port of your cluster, or `local`: the one that `streamrl up` runs.",
     )
     replication: Positive = Field(1, description="Replicas of each topic; 3 on a cluster of your own.")
     retention_hours: Positive = Field(24 * 14, description="How long samples and prompts are kept.")
@@ -199,10 +205,13 @@ class PlacementSection(Section):
 
     kafka: KafkaSection = KafkaSection()
     store: str = Field(
-        "local", description="fsspec URL for weights and checkpoints: s3://bucket/prefix, file:///path; `local`."
+        "local",
+        description="fsspec URL for weights and checkpoints: s3://bucket/prefix, file:///path; `local`.",
     )
     generators: int = Field(
-        1, ge=0, description="Generator processes that the run starts; 0: others start them (`streamrl join`)."
+        1,
+        ge=0,
+        description="Generator processes that the run starts; 0: others start them (`streamrl join`).",
     )
     restarts: int = Field(3, ge=0, description="How often a process that dies is started again.")
 

@@ -115,9 +115,7 @@ def encode(message: Message) -> bytes:
     )
     gap = -(_ENVELOPE.size + len(header)) % _ALIGN
     body = b"".join(parts)
-    return b"".join(
-        [_ENVELOPE.pack(MAGIC, FORMAT, 0, len(header), len(body)), header, b"\0" * gap, body]
-    )
+    return b"".join([_ENVELOPE.pack(MAGIC, FORMAT, 0, len(header), len(body)), header, b"\0" * gap, body])
 
 
 class _Header(msgspec.Struct):
@@ -170,7 +168,9 @@ def _open(raw: bytes | memoryview) -> tuple[_Header, int]:
     start = _ENVELOPE.size + header_size
     start += -start % _ALIGN
     if start + body_size != len(raw):
-        raise Unreadable(f"the record has {len(raw)} bytes and says {start + body_size}: truncated or damaged")
+        raise Unreadable(
+            f"the record has {len(raw)} bytes and says {start + body_size}: truncated or damaged"
+        )
     try:
         header = msgspec.msgpack.decode(
             memoryview(raw)[_ENVELOPE.size : _ENVELOPE.size + header_size], type=_Header

@@ -50,7 +50,12 @@ def make_context(spec: RunSpec, folder: Path, *, role: str = "trainer", run: str
     """A context on the fake bus and a store in a folder."""
     store = open_store(f"file://{folder}/store")
     record = RunRecord(
-        id=run, spec=spec, bootstrap_servers="none", store=store.url, model=str(folder / "model"), created_at=0.0
+        id=run,
+        spec=spec,
+        bootstrap_servers="none",
+        store=store.url,
+        model=str(folder / "model"),
+        created_at=0.0,
     )
     bus = MemoryBus()
     topics = Topics(run, spec.lengths.classes)
@@ -76,9 +81,9 @@ def make_sample(spec: RunSpec, group: int, index: int, **fields: Any) -> Sample:
         "logprobs": -draw.random(length).astype(np.float32),
         "version_starts": np.zeros(1, dtype=np.int32), "versions": np.array([version], dtype=np.int32),
         "roots": ["r"], "seed": group * 100 + index, "finish": "stop", "reward": float(draw.random()),
-        "reward_parts": {}, "reward_error": "", "predicted": float(length), "length_class": group % spec.lengths.classes,
-        "min_version": version, "generator": "g", "admitted_at": 0.0, "started_at": 0.0, "finished_at": 0.0,
-        "scored_at": 0.0,
+        "reward_parts": {}, "reward_error": "", "predicted": float(length),
+        "length_class": group % spec.lengths.classes, "min_version": version, "generator": "g",
+        "admitted_at": 0.0, "started_at": 0.0, "finished_at": 0.0, "scored_at": 0.0,
     }  # fmt: skip
     return Sample(**{**values, **fields})
 

@@ -31,13 +31,19 @@ ROOT = Path(__file__).parents[1]
 class Run:
     """A run whose processes the test holds in its hand."""
 
-    def __init__(self, folder: Path, kafka: str, spec: RunSpec, model: Path, store: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, kafka: str, spec: RunSpec, model: Path, store: str | None = None
+    ) -> None:
         task = folder / "task.py"
         task.write_text(TASK)
         spec = spec.model_copy(update={"task": spec.task.model_copy(update={"python": str(task)})})
         self.folder, self.store = folder, open_store(store or f"file://{folder}/store")
         self.record: RunRecord = runs.create(
-            self.store, spec, bootstrap_servers=kafka, model=str(model), run_id=f"{folder.name}-1".replace("_", "-")
+            self.store,
+            spec,
+            bootstrap_servers=kafka,
+            model=str(model),
+            run_id=f"{folder.name}-1".replace("_", "-"),
         )
         self.bus = KafkaBus(kafka)
         self.topics = Topics(self.record.id, spec.lengths.classes)
@@ -85,7 +91,9 @@ class Run:
 
     def wait_for_steps(self, count: int, deadline_s: float = 120) -> None:
         """Until the ledger has so many records."""
-        wait_until(lambda: self.check() or len(self.steps()) >= count, what=f"{count} steps", deadline_s=deadline_s)
+        wait_until(
+            lambda: self.check() or len(self.steps()) >= count, what=f"{count} steps", deadline_s=deadline_s
+        )
 
     def wait_for_end(self, deadline_s: float = 180) -> None:
         """Until trainer and feeder have ended well."""
@@ -99,7 +107,9 @@ class Run:
         """Fail with its log if a process has failed."""
         for name, process in self.processes.items():
             if process.poll() not in (None, 0, -signal.SIGKILL):
-                raise AssertionError(f"{name} ended with {process.poll()}:\n{self.log(name).read_text()[-3000:]}")
+                raise AssertionError(
+                    f"{name} ended with {process.poll()}:\n{self.log(name).read_text()[-3000:]}"
+                )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
@@ -14,12 +15,14 @@ def add_to(app: typer.Typer) -> None:
     app.command()(plain_errors(schema))
 
 
-def schema() -> None:
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="The page for people instead.")] = False,
+) -> None:
     """Print the JSON schema of run files: editors complete and check with it.
 
     Example: [bold]streamrl schema > run.schema.json[/bold], and as the first line of a run file:
     [bold]# yaml-language-server: $schema=run.schema.json[/bold]
     """
-    from schemas.loading import json_schema
+    from schemas import loading, reference
 
-    typer.echo(json.dumps(json_schema(), indent=1))
+    typer.echo(reference.markdown() if markdown else json.dumps(loading.json_schema(), indent=1))

@@ -1,4 +1,4 @@
-"""Hashes of weights: one per tensor, one root over all. The same for torch, numpy and what an engine holds."""
+"""Hashes of weights: one per tensor, one root over all. The same for torch, numpy and an engine's own."""
 
 from __future__ import annotations
 

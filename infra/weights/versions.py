@@ -1,7 +1,7 @@
 """Versions of the weights in the object store.
 
-    runs/<run>/weights/v000012/model.safetensors    the tensors, by Hugging Face names
-    runs/<run>/weights/v000012/manifest.json        put last and never overwritten: the only commit point
+runs/<run>/weights/v000012/model.safetensors    the tensors, by Hugging Face names
+runs/<run>/weights/v000012/manifest.json        put last and never overwritten: the only commit point
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class WeightStore:
             return self._same(known, root)
         # the root in the name: two trainers that race can't mix one's manifest with the other's tensors
         file = f"{self._prefix}/v{version:06d}/{root[:12]}.safetensors"
-        data = save_safetensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        data = save_safetensors(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        )
         self._store.put(file, data)
         manifest = Manifest(
             run=self._run, version=version, root=root, digests=digests, file=file, size=len(data),
@@ -111,9 +113,13 @@ class WeightStore:
         except SafetensorError as error:
             raise WeightsError(f"{self._store.url}/{manifest.file} is damaged: {error}") from error
         found = digests_of(tensors)
-        wrong = [name for name in {*found, *manifest.digests} if found.get(name) != manifest.digests.get(name)]
+        wrong = [
+            name for name in {*found, *manifest.digests} if found.get(name) != manifest.digests.get(name)
+        ]
         if wrong:
-            raise WeightsError(f"{self._store.url}/{manifest.file}: wrong bits in {', '.join(sorted(wrong)[:3])}")
+            raise WeightsError(
+                f"{self._store.url}/{manifest.file}: wrong bits in {', '.join(sorted(wrong)[:3])}"
+            )
         return manifest, tensors
 
     def versions(self) -> list[int]:

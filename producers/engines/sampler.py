@@ -1,8 +1,8 @@
 """Seeded sampling without generators: one draw a token, from a hash of the sample's seed and the position.
 
-A sample's randomness depends on its seed alone: not on its neighbours in the batch, on preemption, or on which
-engine goes on with it. One vectorised inverse-CDF draw replaces a Python loop over per-request generators,
-and needs no generator state (whose winding back is what kills vLLM's seeded requests on a CPU).
+A sample's randomness depends on its seed alone: not on its neighbours in the batch, on preemption, or on
+which engine goes on with it. One vectorised inverse-CDF draw replaces a Python loop over per-request
+generators, and needs no generator state (whose winding back is what kills vLLM's seeded requests on a CPU).
 """
 
 from __future__ import annotations

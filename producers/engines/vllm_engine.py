@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -163,4 +162,6 @@ class VllmEngine:
         if head is None or "lm_head.weight" in held or embedding not in held:
             return
         if not torch.equal(head.data[: len(held[embedding])], held[embedding]):
-            raise EngineError("the tied lm_head is stale: it differs from the embedding after a weight update")
+            raise EngineError(
+                "the tied lm_head is stale: it differs from the embedding after a weight update"
+            )

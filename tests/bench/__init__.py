@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m tests.bench NAME [--quick]` prints a table and, last, one line `BENCH NAME {json}`."""
+"""Benchmarks: `python -m tests.bench NAME [--quick]` prints a table and a last line `BENCH NAME {json}`."""

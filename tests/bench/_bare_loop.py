@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from consumers.batching import plan, token_weight
 from consumers.learner import TorchLearner
 from consumers.stream import Row
 from producers.engines.base import Request
@@ -22,6 +21,7 @@ from producers.tasks import load_problems, load_reward
 from schemas.identity import sample_id, sampling_seed
 from schemas.messages import Prompt, Sample, StepRecord
 from schemas.runspec import RunSpec
+from tests.bench._limit import train_iteration
 
 
 @dataclass
@@ -65,7 +65,7 @@ class BareLoop:
         rows = self._generate(prompts, number)
         generated = time.perf_counter()
         torch.set_num_threads(self._threads)
-        self._train(rows, number)
+        train_iteration(self._learner, self._spec, rows)
         self._engine.load_weights(self._learner.weights())
         done = time.perf_counter()
         samples = [row.sample for row in rows]
@@ -85,7 +85,9 @@ class BareLoop:
                 )
                 asked[name] = prompt, index, seed
                 self._engine.submit(
-                    Request(name, prompt.tokens.tolist(), self._spec.sampling.max_tokens, seed, prompt.predicted)
+                    Request(
+                        name, prompt.tokens.tolist(), self._spec.sampling.max_tokens, seed, prompt.predicted
+                    )
                 )
         samples: list[Sample] = []
         while len(samples) < len(asked):
@@ -97,15 +99,10 @@ class BareLoop:
         samples.sort(key=lambda sample: (sample.group, sample.index))
         return [Row(sample, 0, number) for number, sample in enumerate(samples)]
 
-    def _train(self, rows: list[Row], version: int) -> None:
-        planned = plan(rows, self._spec.algorithm, self._spec.trainer.microbatch_tokens, version)
-        for batch in planned.batches:
-            self._learner.accumulate(batch)
-        lengths = [row.sample.true_length for row in rows]
-        self._learner.step(sum(length * token_weight(length, self._spec.algorithm) for length in lengths))
 
-
-def _sample(prompt: Prompt, index: int, seed: int, version: int, made: object, parts: dict[str, float]) -> Sample:
+def _sample(
+    prompt: Prompt, index: int, seed: int, version: int, made: object, parts: dict[str, float]
+) -> Sample:
     return Sample(
         run=prompt.run, purpose=prompt.purpose, group=prompt.group, index=index, attempt=0, size=prompt.size,
         problem_id=prompt.problem_id, epoch=prompt.epoch, window=prompt.window, mini=prompt.mini,
@@ -123,8 +120,10 @@ def _record(number: int, samples: list[Sample]) -> StepRecord:
     none = np.zeros(0)
     return StepRecord(
         run="", trainer_epoch=0, iteration=number, step=number, last_of_iteration=True, version_in=number,
-        version_out=number + 1, root_out="", recipe="", partitions=none, offsets=none, groups=none, indexes=none,
+        version_out=number + 1, root_out="", recipe="", partitions=none, offsets=none,
+        groups=none, indexes=none,
         lengths=np.array([s.true_length for s in samples], np.int32), rewards=none, versions=none, seeds=none,
-        predicted=none, problem_ids=[s.problem_id for s in samples], microbatches=none, losses=none, metrics={},
+        predicted=none, problem_ids=[s.problem_id for s in samples],
+        microbatches=none, losses=none, metrics={},
         finished_at=0.0,
     )  # fmt: skip

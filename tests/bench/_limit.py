@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
 from collections.abc import Sequence
 
@@ -28,8 +30,14 @@ class _FixedLengths(VllmEngine):
         )
 
 
-def generation_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> float:
-    """Seconds to generate samples of these lengths, iteration after iteration without a pause between."""
+def generation_s(
+    spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]], *, bounded: bool
+) -> float:
+    """Seconds to generate samples of these lengths, for a trainer that takes no time at all.
+
+    Bounded: an iteration may begin when the one that lies `staleness + 1` before it is whole, as in the run.
+    Otherwise all are there from the start.
+    """
     engine = _FixedLengths(
         model, slots=spec.generator.slots, threads=1, kv_cache_mib=spec.generator.kv_cache_mib,
         max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
@@ -37,38 +45,58 @@ def generation_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample
     )  # fmt: skip
     engine.fix()
     torch.set_num_threads(1)
-    waiting = [sample for samples in iterations for sample in sorted(samples, key=lambda s: -s.predicted)]
-    took = 0.0
-    for repeat, queue in enumerate((waiting[:64], waiting)):  # the first ones warm up
-        queue = queue[::-1]
-        began = time.perf_counter()
-        running = 0
-        while queue or running:
-            while queue and running < spec.generator.slots:
-                sample = queue.pop()
-                engine.submit(
-                    Request(f"{repeat}-{sample.id}", sample.prompt_tokens.tolist(), sample.true_length, 1, 0.0)
-                )
-                running += 1
-            running -= len(engine.step())
-        took = time.perf_counter() - began
-    return took
+    ahead = math.floor(spec.algorithm.lookahead) + 1 if bounded else len(iterations)
+    _generate(engine, spec.generator.slots, iterations[:1], 1, "w")  # the first one warms up
+    began = time.perf_counter()
+    _generate(engine, spec.generator.slots, iterations, ahead, "m")
+    return time.perf_counter() - began
+
+
+def _generate(
+    engine: VllmEngine, slots: int, iterations: Sequence[Sequence[Sample]], ahead: int, mark: str
+) -> None:
+    missing = [len(samples) for samples in iterations]
+    home: dict[str, int] = {}
+    waiting: list[tuple[int, float, str, Sample]] = []
+    admitted = whole = 0
+    while whole < len(iterations):
+        while admitted < min(len(iterations), whole + ahead):
+            for sample in iterations[admitted]:
+                name = f"{mark}{sample.id}"
+                home[name] = admitted
+                heapq.heappush(waiting, (admitted, -sample.predicted, name, sample))
+            admitted += 1
+        while waiting and len(engine.unfinished()) < slots:
+            _, _, name, sample = heapq.heappop(waiting)
+            engine.submit(
+                Request(name, sample.prompt_tokens.tolist(), sample.true_length, 1, sample.predicted)
+            )
+        for finished in engine.step():
+            missing[home[finished.id]] -= 1
+        while whole < len(iterations) and missing[whole] == 0:
+            whole += 1
 
 
 def training_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> float:
-    """Seconds to train on these samples, one optimizer step an iteration."""
+    """Seconds to train on these samples."""
     learner = TorchLearner(model, spec)
     torch.set_num_threads(1)
     took = 0.0
     for turn, samples in enumerate([iterations[0], *iterations]):
         rows = [Row(sample, 0, number) for number, sample in enumerate(samples)]
         began = time.perf_counter()
-        planned = plan(rows, spec.algorithm, spec.trainer.microbatch_tokens, 0)
-        for batch in planned.batches:
-            learner.accumulate(batch)
-        lengths = [sample.true_length for sample in samples]
-        learner.step(sum(length * token_weight(length, spec.algorithm) for length in lengths))
+        train_iteration(learner, spec, rows)
         learner.weights()
         if turn:  # the first one warms up
             took += time.perf_counter() - began
     return took
+
+
+def train_iteration(learner: TorchLearner, spec: RunSpec, rows: Sequence[Row]) -> None:
+    """All optimizer steps of an iteration, on samples that are all there."""
+    for mini in range(spec.algorithm.optimizer_steps):
+        mine = [row for row in rows if row.sample.mini == mini]
+        for batch in plan(mine, spec.algorithm, spec.trainer.microbatch_tokens, 0).batches:
+            learner.accumulate(batch)
+        lengths = [row.sample.true_length for row in mine]
+        learner.step(sum(length * token_weight(length, spec.algorithm) for length in lengths))

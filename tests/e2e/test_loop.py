@@ -16,12 +16,15 @@ from tests.harness import running, trained_ids
 ALGORITHM: dict[str, Any] = {"iterations": 4, "groups": 8, "group_size": 4, "learning_rate": 3e-3}
 SYNC = make_spec(algorithm=ALGORITHM, evaluation={"problems": 8}, trainer={"bundle_tokens": 64})
 ASYNC = make_spec(
-    algorithm={**ALGORITHM, "mode": "async", "staleness": 1.5, "optimizer_steps": 2}, placement={"generators": 2}
+    algorithm={**ALGORITHM, "mode": "async", "staleness": 1.5, "optimizer_steps": 2},
+    placement={"generators": 2},
 )
 
 
 @pytest.mark.timeout(300)
-def test_a_sync_run_is_on_policy_and_its_ledger_complete(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+def test_a_sync_run_is_on_policy_and_its_ledger_complete(
+    tmp_path: Path, kafka: str, tiny_model: Path
+) -> None:
     with running(tmp_path, kafka, SYNC, tiny_model) as run:
         run.wait_for_end()
         steps, samples = run.steps(), run.samples()
@@ -36,7 +39,9 @@ def test_a_sync_run_is_on_policy_and_its_ledger_complete(tmp_path: Path, kafka: 
             assert step.metrics["logprob_gap"] < 1e-3, "trainer and generator disagree on the same weights"
             assert step.metrics["gap_tokens"] == step.metrics["trained_tokens"]
             assert int(step.microbatches.sum()) == len(step.groups)
-            for row, (group, index) in enumerate(zip(step.groups.tolist(), step.indexes.tolist(), strict=True)):
+            for row, (group, index) in enumerate(
+                zip(step.groups.tolist(), step.indexes.tolist(), strict=True)
+            ):
                 sample = by_place[group, index]
                 assert sample.true_length == step.lengths[row]
                 assert sample.seed == step.seeds[row]
@@ -52,16 +57,20 @@ def test_a_sync_run_is_on_policy_and_its_ledger_complete(tmp_path: Path, kafka: 
 
 
 @pytest.mark.timeout(300)
-def test_an_async_run_overlaps_within_its_bound_and_drops_nothing(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+def test_an_async_run_overlaps_within_its_bound_and_drops_nothing(
+    tmp_path: Path, kafka: str, tiny_model: Path
+) -> None:
     with running(tmp_path, kafka, ASYNC, tiny_model, generators=2) as run:
         run.wait_for_end()
         steps, samples = run.steps(), run.samples()
-        assert [(s.iteration, s.last_of_iteration) for s in steps] == [(i, m) for i in range(4) for m in (False, True)]
+        assert [(s.iteration, s.last_of_iteration) for s in steps] == [
+            (i, m) for i in range(4) for m in (False, True)
+        ]
         made = {(sample.group, sample.index) for sample in samples}
         assert sorted(trained_ids(steps)) == sorted(made)
         assert len({sample.generator for sample in samples}) == 2
         staleness = np.concatenate([step.iteration - step.versions for step in steps])
-        assert 0 <= staleness.min()
+        assert staleness.min() >= 0
         assert staleness.max() <= 2
         assert staleness.mean() <= 1.5
         assert staleness.max() >= 1, "nothing was generated ahead: this run did not overlap"

@@ -44,7 +44,9 @@ def test_records_come_back_by_partition_in_order(bus: Bus, topic: Topic) -> None
     for partition in range(3):
         mine = [record for record in records if record.partition == partition]
         assert [record.offset for record in mine] == list(range(300))
-        assert [record.key for record in mine] == [str(number).encode() for number in range(partition, 900, 3)]
+        assert [record.key for record in mine] == [
+            str(number).encode() for number in range(partition, 900, 3)
+        ]
 
 
 def test_reading_goes_on_from_any_position(bus: Bus, topic: Topic) -> None:
@@ -105,7 +107,9 @@ def test_compacted_topics_are_made_compacted(kafka: str) -> None:
     KafkaBus(kafka).create_topics(topics.all())
     admin = KafkaAdminClient(bootstrap_servers=kafka)
     try:
-        described = str(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topics.weights.name)]))
+        described = str(
+            admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topics.weights.name)])
+        )
     finally:
         admin.close()
     assert "compact" in described
@@ -125,7 +129,9 @@ def test_a_wait_in_vain_names_topic_and_broker() -> None:
     reader = bus.reader(Topic("quiet", 1))
     reader.end_offsets = lambda: {0: 5}  # type: ignore[method-assign]
     bus.reader = lambda topic, start=None: reader  # type: ignore[method-assign]
-    with pytest.raises(WaitedTooLong, match=r"records of quiet without progress; the Kafka broker would unblock it"):
+    with pytest.raises(
+        WaitedTooLong, match=r"records of quiet without progress; the Kafka broker would unblock it"
+    ):
         read_all(bus, Topic("quiet", 1), deadline_s=0.3)
 
 

@@ -51,7 +51,9 @@ def run(engine: VllmEngine, requests: list[Request]) -> dict[str, Finished]:
     return found
 
 
-def reference_logprobs(model: Path, tensors: dict[str, torch.Tensor], prompt: list[int], tokens: np.ndarray) -> np.ndarray:
+def reference_logprobs(
+    model: Path, tensors: dict[str, torch.Tensor], prompt: list[int], tokens: np.ndarray
+) -> np.ndarray:
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     net.load_state_dict(tensors, strict=False)
     net.tie_weights()

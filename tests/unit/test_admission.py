@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from schemas.admission import admissible, oldest_version, window_of
 
 groups_in = st.integers(1, 64)
-lookaheads = st.one_of(st.integers(0, 8).map(float), st.floats(0, 8, allow_nan=False).map(lambda k: round(k, 2)))
+lookaheads = st.one_of(
+    st.integers(0, 8).map(float), st.floats(0, 8, allow_nan=False).map(lambda k: round(k, 2))
+)
 
 
 @given(st.integers(0, 200), groups_in, lookaheads)
@@ -18,13 +20,15 @@ def test_staleness_is_bounded_and_so_is_its_mean(window: int, groups: int, looka
     members = range(window * groups, (window + 1) * groups)
     assert all(window_of(group, groups) == window for group in members)
     staleness = [window - oldest_version(group, groups, lookahead) for group in members]
-    assert 0 <= min(staleness)
+    assert min(staleness) >= 0
     assert max(staleness) <= math.ceil(lookahead)
     assert sum(staleness) / groups <= lookahead + 1e-6
 
 
 @given(st.integers(0, 5000), groups_in, lookaheads)
-def test_a_group_is_admitted_by_exactly_the_version_it_names(group: int, groups: int, lookahead: float) -> None:
+def test_a_group_is_admitted_by_exactly_the_version_it_names(
+    group: int, groups: int, lookahead: float
+) -> None:
     version = oldest_version(group, groups, lookahead)
     assert admissible(version, groups, lookahead) > group
     assert version == 0 or admissible(version - 1, groups, lookahead) <= group
@@ -37,5 +41,7 @@ def test_sync_is_on_policy(version: int, groups: int) -> None:
 
 
 @given(st.integers(0, 200), groups_in, lookaheads)
-def test_training_never_waits_for_a_group_that_is_not_admitted(version: int, groups: int, lookahead: float) -> None:
+def test_training_never_waits_for_a_group_that_is_not_admitted(
+    version: int, groups: int, lookahead: float
+) -> None:
     assert admissible(version, groups, lookahead) >= (version + 1) * groups

@@ -18,10 +18,10 @@ SPEC = make_spec()
 
 def prompt(group: int, **fields: Any) -> Prompt:
     values: dict[str, Any] = {
-        "run": "test-1", "purpose": TRAIN, "group": group, "size": 2, "problem_id": "p", "problem": json.dumps({}),
-        "epoch": 0, "tokens": np.array([1], dtype=np.int32), "window": group // 4, "mini": 0, "bundle": group,
-        "bundle_groups": 1, "min_version": group // 4, "predicted": float(group % 4), "predictor": "x",
-        "length_class": 0, "edges": [], "admitted_at": 0.0,
+        "run": "test-1", "purpose": TRAIN, "group": group, "size": 2, "problem_id": "p",
+        "problem": json.dumps({}), "epoch": 0, "tokens": np.array([1], dtype=np.int32), "window": group // 4,
+        "mini": 0, "bundle": group, "bundle_groups": 1, "min_version": group // 4,
+        "predicted": float(group % 4), "predictor": "x", "length_class": 0, "edges": [], "admitted_at": 0.0,
     }  # fmt: skip
     return Prompt(**{**values, **fields})
 
@@ -41,7 +41,7 @@ def test_oldest_window_first_then_the_longest_and_only_with_fit_weights() -> Non
 def test_generators_share_every_group_once() -> None:
     backlogs = [Backlog(instance, 3) for instance in range(3)]
     shares = [[group for group in range(20) if backlog.add(prompt(group))] for backlog in backlogs]
-    assert sorted(sum(shares, [])) == list(range(20))
+    assert sorted(group for share in shares for group in share) == list(range(20))
     assert all(backlog.add(prompt(group)) == 0 for backlog in backlogs for group in range(20))
 
 

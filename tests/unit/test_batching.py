@@ -32,10 +32,14 @@ def test_cut_is_the_cheapest(lengths: list[int], budget: int) -> None:
 
     def fits(sizes: list[int]) -> bool:
         ends = itertools.accumulate(sizes)
-        return all(size == 1 or size * lengths[end - 1] <= budget for size, end in zip(sizes, ends, strict=True))
+        return all(
+            size == 1 or size * lengths[end - 1] <= budget for size, end in zip(sizes, ends, strict=True)
+        )
 
     assert fits(sizes)
-    assert cost(lengths, sizes) == pytest.approx(min(cost(lengths, option) for option in possible if fits(option)))
+    assert cost(lengths, sizes) == pytest.approx(
+        min(cost(lengths, option) for option in possible if fits(option))
+    )
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.sampled_from(["mean", "std"]))
@@ -66,11 +70,17 @@ def test_a_plan_holds_every_row_once_and_fits_the_budget() -> None:
     spec = make_spec(algorithm={"groups": 8, "group_size": 4})
     rows = [Row(make_sample(spec, g, i), 0, g * 4 + i) for g in range(8) for i in range(4)]
     planned = plan(rows, spec.algorithm, 64, 0)
-    held = [row.offset for batch in planned.batches for row in batch.rows] + [row.offset for row in planned.idle]
+    held = [row.offset for batch in planned.batches for row in batch.rows] + [
+        row.offset for row in planned.idle
+    ]
     assert sorted(held) == list(range(32))
     assert all(batch.tokens.numel() <= 64 for batch in planned.batches if len(batch.rows) > 1)
     for batch in planned.batches:
-        assert int(batch.answer.sum()) == sum(row.sample.tokens.size for row in batch.rows) == batch.behaviour.numel()
+        assert (
+            int(batch.answer.sum())
+            == sum(row.sample.tokens.size for row in batch.rows)
+            == batch.behaviour.numel()
+        )
 
 
 def test_equal_rewards_cost_nothing() -> None:

@@ -53,7 +53,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     save(checkpoints, 1)
     file = next(tmp_path.rglob("state.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(StoreError, match="state.safetensors has other bits than its manifest says"):
+    with pytest.raises(StoreError, match=r"state\.safetensors has other bits than its manifest says"):
         checkpoints.latest()
 
 

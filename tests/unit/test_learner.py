@@ -123,5 +123,3 @@ def test_bf16_runs_publish_bf16_and_keep_fp32_masters(model: str) -> None:
     learner = TorchLearner(model, make_spec(model={"dtype": "bfloat16"}))
     assert {tensor.dtype for tensor in learner.weights().values()} == {torch.bfloat16}
     assert {parameter.dtype for parameter in learner._named.values()} == {torch.float32}
-
-

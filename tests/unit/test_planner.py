@@ -31,9 +31,12 @@ def trained(spec: RunSpec, iteration: int, prompts: list[Prompt]) -> list[StepRe
         values: dict[str, Any] = {
             "run": "test-1", "trainer_epoch": 0, "iteration": iteration, "step": iteration * steps + mini,
             "last_of_iteration": mini + 1 == steps, "version_in": iteration, "version_out": iteration + 1,
-            "root_out": "", "recipe": "", "partitions": np.zeros(count, np.int16), "offsets": np.zeros(count, np.int64),
-            "groups": np.array([p.group for p in mine]), "indexes": np.zeros(count, np.int16),
-            "lengths": np.array([2 * (10 ** (int(p.problem_id) % 3)) + int(p.problem_id) for p in mine], dtype=np.int32),
+            "root_out": "", "recipe": "", "partitions": np.zeros(count, np.int16),
+            "offsets": np.zeros(count, np.int64), "groups": np.array([p.group for p in mine]),
+            "indexes": np.zeros(count, np.int16),
+            "lengths": np.array(
+                [2 * (10 ** (int(p.problem_id) % 3)) + int(p.problem_id) for p in mine], dtype=np.int32
+            ),
             "rewards": np.zeros(count, np.float32), "versions": np.zeros(count, np.int32),
             "seeds": np.zeros(count, np.uint64), "predicted": np.zeros(count, np.float32),
             "problem_ids": [p.problem_id for p in mine], "microbatches": np.zeros(0, np.int32),
@@ -104,7 +107,10 @@ def test_a_restart_plans_the_same_prompts(spec: RunSpec, data: st.DataObject) ->
 
 def test_every_epoch_has_each_problem_once_in_an_order_of_its_own() -> None:
     prompts, _ = whole_run(make_spec(algorithm={"groups": 10, "iterations": 3}))
-    orders = [[p.problem_id for p in sorted(prompts, key=lambda p: p.group) if p.epoch == epoch] for epoch in range(3)]
+    orders = [
+        [p.problem_id for p in sorted(prompts, key=lambda p: p.group) if p.epoch == epoch]
+        for epoch in range(3)
+    ]
     assert all(sorted(order, key=int) == [p["id"] for p in PROBLEMS] for order in orders)
     assert orders[0] != orders[1] != orders[2]
 
@@ -137,5 +143,7 @@ def test_evaluation_prompts_never_reach_the_trainer() -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_optimizer_steps_share_all_lengths(steps: int) -> None:
     prompts, _ = whole_run(make_spec(algorithm={"groups": 10, "optimizer_steps": steps, "iterations": 3}))
-    means = [np.mean([p.predicted for p in prompts if p.window == 2 and p.mini == mini]) for mini in range(steps)]
+    means = [
+        np.mean([p.predicted for p in prompts if p.window == 2 and p.mini == mini]) for mini in range(steps)
+    ]
     assert max(means) < 2 * min(means)  # where the lengths themselves differ by a factor of 30

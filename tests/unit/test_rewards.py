@@ -35,7 +35,9 @@ def reward(problem, completion):
 
 def scores(folder: Path, completions: list[str], workers: int = 1) -> tuple[dict[str, Score], RewardPool]:
     (folder / "task.py").write_text(REWARD)
-    pool = RewardPool(TaskSection(python=str(folder / "task.py"), reward_deadline_s=1.0, reward_workers=workers))
+    pool = RewardPool(
+        TaskSection(python=str(folder / "task.py"), reward_deadline_s=1.0, reward_workers=workers)
+    )
     found: dict[str, Score] = {}
     try:
         for completion in completions:

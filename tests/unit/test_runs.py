@@ -29,7 +29,7 @@ def test_find_names_what_is_there(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     record = runs.create(store, make_spec(), bootstrap_servers="k", model="m")
     assert runs.find(store, record.id) == record
-    with pytest.raises(runs.RunError, match="no run test-9 .* newest there: test-1"):
+    with pytest.raises(runs.RunError, match=r"no run test-9 .* newest there: test-1"):
         runs.find(store, "test-9")
 
 
@@ -44,7 +44,9 @@ def test_find_names_what_is_there(tmp_path: Path) -> None:
         (make_spec(lengths={"classes": 3}), False),
     ],
 )
-def test_resume_refuses_what_would_change_what_is_learned(tmp_path: Path, changed: RunSpec, allowed: bool) -> None:
+def test_resume_refuses_what_would_change_what_is_learned(
+    tmp_path: Path, changed: RunSpec, allowed: bool
+) -> None:
     store = open_store(f"file://{tmp_path}")
     run = runs.create(store, make_spec(), bootstrap_servers="k", model="m").id
     if allowed:

@@ -10,12 +10,15 @@ import torch
 from producers.engines.sampler import StreamSampler, uniforms
 
 
-def draw(logits: torch.Tensor, names: list[str], seeds: list[int], positions: list[int]) -> tuple[list[int], StreamSampler]:
+def draw(
+    logits: torch.Tensor, names: list[str], seeds: list[int], positions: list[int]
+) -> tuple[list[int], StreamSampler]:
     sampler = StreamSampler()
     for name, seed in zip(names, seeds, strict=True):
         sampler.open(name, seed)
     sampler.batch = SimpleNamespace(
-        req_ids=[f"{name}-12345678" for name in names], req_output_token_ids=[[0] * place for place in positions]
+        req_ids=[f"{name}-12345678" for name in names],
+        req_output_token_ids=[[0] * place for place in positions],
     )
     tokens, _ = sampler(logits.clone(), {}, None, None)
     return tokens.tolist(), sampler
@@ -27,7 +30,9 @@ def test_uniforms_are_uniform_and_differ_by_seed_and_position() -> None:
     assert abs(grid.mean() - 0.5) < 0.02
     assert abs(np.histogram(grid, bins=10, range=(0, 1))[0] / grid.size - 0.1).max() < 0.01
     assert np.unique(grid).size == grid.size
-    assert abs(np.corrcoef(grid.reshape(200, 50)[:-1].ravel(), grid.reshape(200, 50)[1:].ravel())[0, 1]) < 0.05
+    assert (
+        abs(np.corrcoef(grid.reshape(200, 50)[:-1].ravel(), grid.reshape(200, 50)[1:].ravel())[0, 1]) < 0.05
+    )
 
 
 def test_tokens_come_with_their_probabilities() -> None:

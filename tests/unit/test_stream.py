@@ -21,7 +21,9 @@ SPEC = make_spec(algorithm={"groups": 4, "group_size": 2})
 def setup(folder: Path, samples: list[Sample], **options: Any) -> tuple[Any, SampleStream]:
     context = make_context(options.pop("spec", SPEC), folder)
     for sample in samples:
-        context.writer.send(context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class)
+        context.writer.send(
+            context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class
+        )
     stream = SampleStream(context, 24, options.get("start", {}), options.get("trained", (0, 0)))
     while stream.pump(0.0):
         pass
@@ -29,7 +31,9 @@ def setup(folder: Path, samples: list[Sample], **options: Any) -> tuple[Any, Sam
 
 
 def reasons(context: Any) -> list[str]:
-    return [decode(r.value, DeadLetter).reason for r in read_all(context.bus, context.topics.dead, deadline_s=5)]
+    return [
+        decode(r.value, DeadLetter).reason for r in read_all(context.bus, context.topics.dead, deadline_s=5)
+    ]
 
 
 def test_bundles_come_when_they_are_whole_in_any_order(tmp_path: Path) -> None:
@@ -79,7 +83,10 @@ def test_low_watermarks_are_where_the_untrained_begin(tmp_path: Path) -> None:
     ("fields", "reason"),
     [
         ({"run": "other-1"}, "of run other-1"),
-        ({"tokens": np.array([99], dtype=np.int32), "logprobs": np.zeros(1, np.float32)}, "not in the vocabulary of 24"),
+        (
+            {"tokens": np.array([99], dtype=np.int32), "logprobs": np.zeros(1, np.float32)},
+            "not in the vocabulary of 24",
+        ),
         ({"tokens": np.zeros(0, np.int32), "logprobs": np.zeros(0, np.float32)}, "the answer is empty"),
         ({"logprobs": np.zeros(1, np.float32)}, "have 1 logprobs"),
         ({"logprobs": np.full(3, np.nan, np.float32)}, "not logprobs"),

@@ -76,7 +76,7 @@ def test_other_roots_runs_and_missing_versions_are_named(tmp_path: Path) -> None
     store.publish(1, TENSORS, trainer_epoch=0)
     with pytest.raises(WeightsError, match="ffff was announced"):
         store.fetch(1, root="ffff")
-    with pytest.raises(Missing, match="v000002/manifest.json is not there"):
+    with pytest.raises(Missing, match=r"v000002/manifest\.json is not there"):
         store.fetch(2)
     other = tmp_path / "runs/r-2/weights/v000001"
     other.mkdir(parents=True)

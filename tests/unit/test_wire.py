@@ -14,7 +14,11 @@ from schemas import messages
 from schemas.wire import Array, Message, Unreadable, decode, encode
 from tests.factories import make_sample, make_spec
 
-KINDS = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message) and kind.KIND]
+KINDS = [
+    kind
+    for kind in vars(messages).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.KIND
+]
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=20),
     int: st.integers(-(2**63), 2**63 - 1),
@@ -30,7 +34,9 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 def arrays(dtype: str) -> st.SearchStrategy[np.ndarray]:
     """Any bits of a dtype: NaN payloads too."""
     size = np.dtype(dtype).itemsize
-    return st.binary(max_size=size * 40).map(lambda raw: np.frombuffer(raw[: len(raw) // size * size], dtype=dtype))
+    return st.binary(max_size=size * 40).map(
+        lambda raw: np.frombuffer(raw[: len(raw) // size * size], dtype=dtype)
+    )
 
 
 def any_message(kind: type[Message]) -> st.SearchStrategy[Message]:
@@ -89,7 +95,7 @@ def test_reasons_say_what_is_wrong() -> None:
         decode(encode(sample), messages.Prompt)
     newer = type("Newer", (messages.Sample,), {"VERSION": 2}, frozen=True, kw_only=True)
     fields = {name: getattr(sample, name) for name in sample.__struct_fields__}
-    with pytest.raises(Unreadable, match="schema 2 is newer than 1.*upgrade the reader"):
+    with pytest.raises(Unreadable, match=r"schema 2 is newer than 1.*upgrade the reader"):
         decode(encode(newer(**fields)), messages.Sample)
 
 

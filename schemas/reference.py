@@ -1,0 +1,60 @@
+"""The page about run files, from the spec's own descriptions: `streamrl schema --markdown`."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from schemas.runspec import RunSpec
+
+_HEAD = """# The run file
+
+One YAML file is all of a run. Unknown keys are errors; `streamrl run FILE --check` validates without \
+running, and
+`--set section.key=value` changes a setting for one start. This page is made by `streamrl schema --markdown`;
+`streamrl schema` prints the JSON schema for editors. Paths of files are relative to the run file.
+"""
+
+
+def markdown() -> str:
+    """The whole page."""
+    sections = [_HEAD, "## Top level\n", _table(RunSpec, skip_sections=True)]
+    for name, field in RunSpec.model_fields.items():
+        kind = _section(field)
+        if kind is not None:
+            sections += [f"## {name}\n", f"{(kind.__doc__ or '').strip()}\n", _table(kind)]
+    return "\n".join(sections)
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _table(kind: type[BaseModel], *, skip_sections: bool = False, prefix: str = "") -> str:
+    rows = ["| key | default | meaning |", "|---|---|---|"] if not prefix else []
+    for name, field in kind.model_fields.items():
+        inner = _section(field)
+        if inner is not None:
+            if not skip_sections:
+                rows.append(_table(inner, prefix=f"{prefix}{name}.").rstrip("\n"))
+            continue
+        meaning = " ".join(filter(None, [field.description, _choices(field.annotation)]))
+        rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "needed"
+    return "" if field.default is None else f"`{field.default}`".replace("(", "[").replace(")", "]")
+
+
+def _choices(kind: Any) -> str:
+    options = [option for option in get_args(kind) if isinstance(option, str)]
+    if options and get_origin(kind) is not None:
+        return "One of " + ", ".join(f"`{option}`" for option in options) + "." if len(options) > 1 else ""
+    return ""

@@ -1,0 +1,27 @@
+"""Documents that are made from the code, and links between documents."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from schemas.loading import load
+from schemas.reference import markdown
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_about_run_files_is_current() -> None:
+    written = (ROOT / "docs" / "run-file.md").read_text()
+    assert written.strip() == markdown().strip(), "run: streamrl schema --markdown > docs/run-file.md"
+
+
+def test_examples_are_valid() -> None:
+    for file in (ROOT / "examples").glob("*.yaml"):
+        load(file)
+
+
+def test_links_lead_somewhere() -> None:
+    for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", file.read_text()):
+            assert (file.parent / target).exists(), f"{file.name} links to {target}"
