@@ -57,7 +57,9 @@ class Publisher:
         )  # fmt: skip
         self._context.writer.send(self._context.topics.weights, encode(announcement), key="newest")
         self._context.writer.flush(self._context.spec.deadlines.progress_s)
-        self._weights.collect(self._context.spec.trainer.keep_weights)
+        keep = self._context.spec.trainer.keep_weights
+        if manifest.version % keep == 0:  # now and then: it lists the store
+            self._weights.collect(keep)
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run a job behind those before it."""

@@ -27,6 +27,7 @@ from consumers.metrics import step_metrics
 from consumers.publisher import Publisher
 from consumers.redo import fetch_rows, steps_after
 from consumers.stream import Row, SampleStream
+from infra.errors import Explained
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.waiting import Wait
@@ -40,7 +41,7 @@ _POLL_S = 0.1
 _GAP_LIMIT = {"float32": 0.01, "bfloat16": 0.5}
 
 
-class TrainingFailed(RuntimeError):
+class TrainingFailed(Explained):
     """A step that can't be taken; the message names the step and its samples."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import json
 from pathlib import Path
 
 from flows.request import Request
@@ -29,7 +30,26 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: there is no folder {folder}"]
     if not (folder / "config.json").is_file():
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
-    return []
+    return _context_problems(spec, folder)
+
+
+def check_context(spec: RunSpec, model: Path) -> None:
+    """Raise if the model can't hold the longest sample. A model that is built can be asked only then."""
+    problems = _context_problems(spec, model)
+    if problems:
+        raise RunFileError("\n".join(problems))
+
+
+def _context_problems(spec: RunSpec, folder: Path) -> list[str]:
+    limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    longest = spec.sampling.max_prompt_tokens + spec.sampling.max_tokens
+    if limit is None or longest <= limit:
+        return []
+    problem = (
+        f"sampling: max_prompt_tokens + max_tokens = {longest}, but the model in {folder} holds {limit} "
+        "tokens (max_position_embeddings in its config.json): lower one of them"
+    )
+    return [problem]
 
 
 def _task_problems(spec: RunSpec) -> list[str]:

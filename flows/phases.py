@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flows import places as place
-from flows.checks import check
+from flows.checks import check, check_context
 from flows.make_report import make_report
 from flows.model import prepare_model
 from flows.places import Places, start_stack
@@ -15,17 +15,10 @@ from flows.request import Request, Result, RunCancelled, RunFailed
 from flows.screen import Screen
 from flows.watch import train
 from infra import runs
-from infra.bus import BusError
+from infra.errors import Explained
 from infra.runs import RunRecord
-from infra.stack.errors import StackError
-from infra.store import StoreError
-from infra.supervise.team import SuperviseError
-from infra.waiting import WaitedTooLong
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
-
-# Errors that say what happened and what to do: shown without a traceback.
-EXPECTED = (RunFailed, runs.RunError, BusError, StackError, StoreError, SuperviseError, WaitedTooLong)
 
 F = TypeVar("F", bound=Callable[..., Any])
 AsPhase = Callable[[F], F]
@@ -42,11 +35,12 @@ def conduct(
     spec: RunSpec = as_phase(check)(request)
     places: Places = as_phase(start_stack)(spec, screen.say)
     model: Path = as_phase(prepare_model)(spec, screen.progress)
+    check_context(spec, model)
     record: RunRecord = as_phase(create_run)(request, spec, places, model)
     screen.say(f"run {record.id}: its logs are in {place.logs_folder(record)}")
     try:
         as_phase(train)(record, places, screen, told_to_stop=told_to_stop)
-    except EXPECTED as error:
+    except Explained as error:
         kind = RunCancelled if isinstance(error, RunCancelled) else RunFailed
         raise kind(f"{error}\n{resume_hint(request, record.id)}") from error
     except BaseException:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.errors import Explained
 
-class RunFailed(RuntimeError):
+
+class RunFailed(Explained):
     """A run that ended before it was done: what happened, where the log is, how to go on."""
 
 

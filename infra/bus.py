@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from infra.errors import Explained
 from schemas.topics import Topic
 
 
-class BusError(RuntimeError):
+class BusError(Explained):
     """The bus can't do what is asked; the message names broker and topic."""
 
 

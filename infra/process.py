@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.bus import Bus, BusError, Record, Writer
+from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.logs import set_up
-from infra.runs import RunError, RunRecord, find, host_name
-from infra.store import Store, StoreError, open_store
-from infra.waiting import WaitedTooLong
-from infra.weights.errors import WeightsError
+from infra.runs import RunRecord, find, host_name
+from infra.store import Store, open_store
 from schemas.messages import DeadLetter, Heartbeat
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -30,9 +29,6 @@ from schemas.wire import encode
 
 DONE, FAILED, STOPPED = 0, 1, 3
 HEARTBEAT_S = 0.5
-
-# Errors that say what happened and what to do: a traceback would only hide that.
-EXPECTED = (BusError, StoreError, RunError, WeightsError, WaitedTooLong)
 
 
 class Stopped(Exception):
@@ -167,7 +163,7 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
     except Stopped:
         log.info("told to stop")
         return STOPPED
-    except EXPECTED as error:
+    except Explained as error:
         log.error("%s", error)
         return FAILED
     except Exception:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from infra.errors import Explained
 from infra.store import Exists, Missing, Store
 from schemas.runspec import RunSpec
 
@@ -20,7 +21,7 @@ _CHANGEABLE = {"placement", "deadlines", "report", "trainer.checkpoint_every", "
                "trainer.keep_weights", "algorithm.iterations", "evaluation.every"}  # fmt: skip
 
 
-class RunError(RuntimeError):
+class RunError(Explained):
     """A run that can't be made or found."""
 
 

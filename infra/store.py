@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import fsspec
 
+from infra.errors import Explained
 
-class StoreError(RuntimeError):
+
+class StoreError(Explained):
     """The store can't do what is asked; the message names the object."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from infra.errors import Explained
 
-class WaitedTooLong(TimeoutError):
+
+class WaitedTooLong(Explained):
     """A deadline passed without progress."""
 
 

@@ -11,6 +11,7 @@ It keeps no state of its own: started again, it reads the ledger, plans all prom
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -21,8 +22,8 @@ from infra.bus import Reader, read_all
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.waiting import Wait
-from producers.planner import Planner
-from producers.tasks import Problem, load_problems
+from producers.planner import Planner, Tokenize
+from producers.tasks import Problem, TaskError, load_problems
 from producers.tokenizing import load_tokenize
 from schemas.messages import EVAL, Evaluation, Prompt, Sample, StepRecord
 from schemas.wire import Unreadable, decode, encode
@@ -82,11 +83,6 @@ class Feeder:
     def _send(self, prompts: Sequence[Prompt]) -> None:
         fresh = [prompt for prompt in prompts if prompt.group not in self._sent]
         for prompt in fresh:
-            if prompt.tokens.size > self._spec.sampling.max_prompt_tokens:
-                raise ValueError(
-                    f"problem {prompt.problem_id} has {prompt.tokens.size} prompt tokens; "
-                    f"sampling.max_prompt_tokens is {self._spec.sampling.max_prompt_tokens}"
-                )
             self._context.writer.send(
                 self._context.topics.prompts,
                 encode(prompt),
@@ -159,14 +155,31 @@ class Feeder:
         return found
 
 
+def that_fit(
+    problems: Sequence[Problem], tokenize: Tokenize, longest: int, log: logging.Logger
+) -> list[Problem]:
+    """The problems whose prompts are not empty and not too long; says how many are left out."""
+    fit = [problem for problem in problems if 0 < len(tokenize(problem["prompt"])) <= longest]
+    if not fit:
+        raise TaskError(f"no problem has a prompt of 1 to {longest} tokens (sampling.max_prompt_tokens)")
+    if len(fit) < len(problems):
+        log.warning(
+            "%d of %d problems are left out: their prompts have no token, or more than %d "
+            "(sampling.max_prompt_tokens)", len(problems) - len(fit), len(problems), longest,
+        )  # fmt: skip
+    return fit
+
+
 def body(context: Context) -> None:
     """What the feeder does."""
-    spec = context.spec
+    spec, tokenize = context.spec, load_tokenize(context.record.model)
+    longest = spec.sampling.max_prompt_tokens
     held_out: list[Problem] = []
     if spec.evaluation.problems:
         held_out = load_problems(spec, spec.task.held_out_split)[: spec.evaluation.problems]
-    train = load_problems(spec, spec.task.train_split)
-    planner = Planner(context.run, spec, train, load_tokenize(context.record.model))
+        held_out = that_fit(held_out, tokenize, longest, context.log)
+    train = that_fit(load_problems(spec, spec.task.train_split), tokenize, longest, context.log)
+    planner = Planner(context.run, spec, train, tokenize)
     context.log.info("%d problems, %d held out", len(train), len(held_out))
     Feeder(context, planner, held_out).run()
 

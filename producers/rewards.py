@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.children import kill, start
+from infra.supervise.children import kill, start
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
 

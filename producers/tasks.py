@@ -13,13 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from infra.errors import Explained
 from schemas.runspec import RunSpec, TaskSection
 
 Problem = dict[str, Any]
 Reward = Callable[[Problem, str], float | dict[str, float]]
 
 
-class TaskError(RuntimeError):
+class TaskError(Explained):
     """A task that can't be used; the message names the file and the problem."""
 
 

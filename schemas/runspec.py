@@ -167,7 +167,9 @@ class TrainerSection(Section):
     logits_chunk: Positive = Field(4096, description="Tokens whose logits are in memory at a time.")
     checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
     keep_checkpoints: Positive = 2
-    keep_weights: int = Field(16, ge=4, description="Newest weights versions kept in the store.")
+    keep_weights: int = Field(
+        16, ge=4, description="At least so many of the newest weights versions are kept."
+    )
 
 
 class GeneratorSection(Section):

@@ -13,10 +13,10 @@ from typing import Any
 
 from infra import runs
 from infra.bus import read_all
-from infra.children import kill, start
 from infra.kafka_bus import KafkaBus
 from infra.runs import RunRecord
 from infra.store import open_store
+from infra.supervise.children import kill, start
 from schemas.messages import DeadLetter, Evaluation, Sample, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topics

@@ -56,14 +56,13 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 def _code_of(error: Exception) -> int | None:
     """The exit code for an error that is shown without a traceback; None for a bug of ours."""
-    from flows.phases import EXPECTED
+    from infra.errors import Explained
     from infra.runs import RunError
-    from infra.stack.errors import StackError
     from schemas.loading import RunFileError
 
     if isinstance(error, RunFileError | RunError):
         return USER_ERROR
-    return FAILED if isinstance(error, (*EXPECTED, StackError)) else None
+    return FAILED if isinstance(error, Explained) else None
 
 
 @contextmanager

@@ -12,8 +12,10 @@ StackError
 └── Cancelled        the user asked to stop
 """
 
+from infra.errors import Explained
 
-class StackError(RuntimeError):
+
+class StackError(Explained):
     """`what` happened and where, and `fix`: what to do about it."""
 
     def __init__(self, what: str, *, fix: str) -> None:

@@ -24,13 +24,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from infra.errors import Explained
 from infra.supervise.lifeline import carrying
 
 MARK = "STREAMRL_TEAM"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-class SuperviseError(RuntimeError):
+class SuperviseError(Explained):
     """Workers can't be supervised; the message says what happened and what to do."""
 
 

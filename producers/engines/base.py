@@ -9,8 +9,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from infra.errors import Explained
 
-class EngineError(RuntimeError):
+
+class EngineError(Explained):
     """The engine can't do what is asked."""
 
 

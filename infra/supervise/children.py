@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent(parent: int) -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died between fork and prctl
-        os._exit(1)
+from infra.supervise.lifeline import die_with_parent
 
 
 def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -24,7 +16,7 @@ def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
     the kernel sends the signal when the *thread* that started the child ends."""
     parent = os.getpid()
     return subprocess.Popen(
-        argv, start_new_session=True, preexec_fn=lambda: _die_with_parent(parent), **options
+        argv, start_new_session=True, preexec_fn=lambda: die_with_parent(parent), **options
     )
 
 

@@ -1,0 +1,19 @@
+"""The base of all errors that explain themselves.
+
+Explained
+├── BusError          Kafka                    infra.bus
+├── StoreError        the object store         infra.store
+├── WeightsError      weights                  infra.weights
+├── RunError          a run's record           infra.runs
+├── WaitedTooLong     a deadline               infra.waiting
+├── TaskError         the user's task          producers.tasks
+├── EngineError       the engine               producers.engines
+├── TrainingFailed    a step                   consumers.trainer
+├── StackError        the local services       infra.stack
+├── SuperviseError    a run's processes        infra.supervise
+└── RunFailed         a run                    flows
+"""
+
+
+class Explained(RuntimeError):
+    """What happened, where, and what to do: shown to people without a traceback."""
