@@ -8,6 +8,7 @@ Positions are the trainer's own: `low_watermarks` is where a trainer must start 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from infra.bus import Record
 from infra.process import Context
+from infra.tail import Tail
 from schemas.admission import oldest_version, window_of
 from schemas.messages import TRAIN, Sample
 from schemas.wire import Unreadable, decode
@@ -57,15 +59,22 @@ class SampleStream:
     def __init__(self, context: Context, vocabulary: int, start: Mapping[int, int], trained: Key) -> None:
         self._context, self._vocabulary = context, vocabulary
         self._trained = trained  # everything before this key is trained
-        self._reader = context.bus.reader(context.topics.samples, start)
+        reader = context.bus.reader(context.topics.samples, start)
+        self._next = reader.positions()
+        self._bell = threading.Event()
+        self._tail = Tail(reader, lambda records: records, self._bell)
         self._bundles: dict[Key, dict[int, Bundle]] = {}
         self.duplicates = 0
         self.received = 0
 
     def pump(self, wait_s: float) -> int:
-        """Read what has come; how many new samples there were."""
+        """Take what has come, or comes within `wait_s`; how many new samples there were."""
         before = self.received
-        for record in self._reader.poll(wait_s):
+        if wait_s:
+            self._bell.wait(wait_s)
+            self._bell.clear()
+        for record in self._tail.take():
+            self._next[record.partition] = record.offset + 1
             try:
                 sample = decode(record.value, Sample)
             except Unreadable as error:
@@ -131,6 +140,11 @@ class SampleStream:
             return "its reward is not a number"
         return ""
 
+    @property
+    def positions(self) -> dict[int, int]:
+        """By partition the position behind the last record taken."""
+        return dict(self._next)
+
     def complete(self, key: Key) -> list[Bundle]:
         """The complete bundles of an optimizer step that are here now; they are handed out once."""
         bundles = self._bundles.get(key, {})
@@ -154,7 +168,7 @@ class SampleStream:
 
     def low_watermarks(self) -> dict[int, int]:
         """By partition the position from which on nothing is trained that is not known to be."""
-        marks = dict(self._reader.positions())
+        marks = dict(self._next)
         for bundles in self._bundles.values():
             for bundle in bundles.values():
                 for rows in bundle.rows.values():
@@ -164,4 +178,4 @@ class SampleStream:
 
     def close(self) -> None:
         """Let go of the reader."""
-        self._reader.close()
+        self._tail.close()

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from infra.bus import Bus, BusError, Record
-from schemas.topics import Topic
+from infra.bus import Reader, Record
 
 Item = TypeVar("Item")
 
@@ -16,18 +15,18 @@ _POLL_S = 0.5
 
 
 class Tail(Generic[Item]):
-    """A thread that reads a topic from its beginning, and makes of each batch what the loop wants of it.
+    """A thread that owns a reader from now on, and makes of each batch what the loop wants of it.
 
     `bell` is rung whenever something came: a loop that waits for several things waits for one bell.
     """
 
     def __init__(
-        self, bus: Bus, topic: Topic, work: Callable[[list[Record]], list[Item]], bell: threading.Event
+        self, reader: Reader, work: Callable[[list[Record]], list[Item]], bell: threading.Event
     ) -> None:
-        self._bus, self._topic, self._work, self._bell = bus, topic, work, bell
+        self._reader, self._work, self._bell = reader, work, bell
         self._came: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True, name=f"tail {topic.name}")
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="tail")
         self._thread.start()
 
     def take(self) -> list[Item]:
@@ -49,14 +48,13 @@ class Tail(Generic[Item]):
 
     def _follow(self) -> None:
         try:
-            reader = self._bus.reader(self._topic)
             while not self._closed.is_set():
-                records = reader.poll(_POLL_S)
+                records = self._reader.poll(_POLL_S)
                 if records:
                     for item in self._work(records):
                         self._came.put(item)
                     self._bell.set()
-            reader.close()
-        except (BusError, RuntimeError, OSError) as error:  # the loop's own thread raises it
+            self._reader.close()
+        except (RuntimeError, OSError) as error:  # the loop's own thread raises it
             self._came.put(error)
             self._bell.set()

@@ -70,7 +70,7 @@ class Generator:
             context.bus, context.topics, lookahead=self._spec.algorithm.lookahead, deadline_s=self._deadline
         )
         self._bell = threading.Event()
-        self._prompts = Tail(context.bus, context.topics.prompts, lambda records: records, self._bell)
+        self._prompts = Tail(context.bus.reader(context.topics.prompts), lambda records: records, self._bell)
         self._weights = watch_weights(context, self._bell)
         self._rewards = RewardPool(self._spec.task)
 

@@ -40,4 +40,4 @@ def watch_weights(context: Context, bell: threading.Event) -> Tail[Version]:
         have = announced.version
         return [Version(announced.version, manifest.root, manifest.digests, tensors)]
 
-    return Tail(context.bus, context.topics.weights, fetch, bell)
+    return Tail(context.bus.reader(context.topics.weights), fetch, bell)

@@ -159,7 +159,9 @@ class TrainerSection(Section):
     threads: Positive = Field(1, description="CPU threads of the trainer.")
     microbatch_tokens: Positive = Field(8192, description="Tokens of a micro-batch, padding included.")
     bundle_tokens: Positive = Field(
-        2048, description="Groups are trained in bundles of about so many tokens: small ones start sooner."
+        512,
+        description="Groups are trained in bundles of about so many tokens: small ones start sooner, "
+        "large ones cost less.",
     )
     exact_sums: bool = Field(
         True, description="Add gradients in fixed point: a step has the same bits whatever finished first."

@@ -14,6 +14,7 @@ JVM_OPTIONS = (
     "-Xmx256m",
     # One thread for the collector: with a small heap and few cores the parallel ones only cost memory.
     "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # the second compiler takes CPU from the run that it would make faster
     # A broker without memory must die and be named, not linger half alive.
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",

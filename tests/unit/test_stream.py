@@ -14,6 +14,7 @@ from infra.bus import read_all
 from schemas.messages import DeadLetter, Sample
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_sample, make_spec
+from tests.waiting import wait_until
 
 SPEC = make_spec(algorithm={"groups": 4, "group_size": 2})
 
@@ -25,9 +26,15 @@ def setup(folder: Path, samples: list[Sample], **options: Any) -> tuple[Any, Sam
             context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class
         )
     stream = SampleStream(context, 24, options.get("start", {}), options.get("trained", (0, 0)))
-    while stream.pump(0.0):
-        pass
+    take(stream, len(samples))
     return context, stream
+
+
+def take(stream: SampleStream, records: int) -> None:
+    wait_until(
+        lambda: stream.pump(0.01) + 1 and sum(stream.positions.values()) == records, what="the records"
+    )
+    stream.close()
 
 
 def reasons(context: Any) -> list[str]:
@@ -115,7 +122,7 @@ def test_rubbish_is_a_dead_letter_with_its_bytes(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     context.writer.send(context.topics.samples, b"rubbish", key="x")
     stream = SampleStream(context, 24, {}, (0, 0))
-    stream.pump(0.0)
+    take(stream, 1)
     letter = decode(read_all(context.bus, context.topics.dead, deadline_s=5)[0].value, DeadLetter)
     assert letter.raw == b"rubbish"
     assert (letter.topic, letter.partition, letter.offset) == ("test-1.samples", 0, 0)
