@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from consumers.stream import Row
-from infra.bus import Record
+from infra.bus import Record, read_all
 from infra.process import Context
 from infra.waiting import Wait
 from schemas.messages import Sample, StepRecord
@@ -12,8 +12,6 @@ from schemas.wire import decode
 
 def steps_after(context: Context, position: int) -> list[StepRecord]:
     """The ledger's records from a position on."""
-    from infra.bus import read_all
-
     records = read_all(
         context.bus, context.topics.ledger, {0: position}, deadline_s=context.spec.deadlines.progress_s
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.errors import Explained
+from infra.waiting import Wait
 from schemas.topics import Topic
 
 
@@ -78,8 +79,6 @@ def read_all(
     bus: Bus, topic: Topic, start: Mapping[int, int] | None = None, *, deadline_s: float
 ) -> list[Record]:
     """Every record from `start` up to the end as it is now, partition by partition in order."""
-    from infra.waiting import Wait
-
     reader = bus.reader(topic, start)
     try:
         ends = reader.end_offsets()
