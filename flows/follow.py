@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
-from flows.places import bus_of
 from flows.view import RunView
 from infra.bus import Bus, BusError, Reader, Record
+from infra.process import connect
 from infra.runs import RunRecord
 from schemas.messages import (
     DeadLetter,
@@ -81,7 +81,7 @@ def _readable(records: list[Record], kind: type[Message]) -> Iterator[Message]:
 def look(record: RunRecord, *, deadline_s: float = 20.0) -> RunView:
     """A run as it is now: every topic read once to its end."""
     view = RunView(record.id, record.spec)
-    readers = _Readers(bus_of(record, "streamrl-look"), Topics(record.id, record.spec.lengths.classes))
+    readers = _Readers(connect(record, "streamrl-look"), Topics(record.id, record.spec.lengths.classes))
     try:
         until = time.monotonic() + deadline_s
         while readers.behind() and time.monotonic() < until:
@@ -128,7 +128,7 @@ class Follower:
             self._end.wait(AGAIN_S)
 
     def _follow_until_trouble(self) -> None:
-        readers = _Readers(bus_of(self._record, "streamrl-view"), self._topics)
+        readers = _Readers(connect(self._record, "streamrl-view"), self._topics)
         # From the beginning, and then over the old one: a run's ledger is small, and a view that missed
         # records while the broker was away would count wrongly from then on.
         fresh = RunView(self._record.id, self._record.spec)

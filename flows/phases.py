@@ -16,6 +16,7 @@ from flows.screen import Screen
 from flows.watch import train
 from infra import runs
 from infra.errors import Explained
+from infra.process import connect
 from infra.runs import RunRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -60,7 +61,7 @@ def create_run(request: Request, spec: RunSpec, places: Places, model: Path) -> 
         record = runs.resume(store, run, spec, bootstrap_servers=places.bootstrap_servers)
     else:
         record = runs.create(store, spec, bootstrap_servers=places.bootstrap_servers, model=str(model))
-    bus = place.bus_of(record, "streamrl-run")
+    bus = connect(record, "streamrl-run")
     try:
         bus.create_topics(Topics(record.id, spec.lengths.classes).all())
     finally:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.kafka_bus import KafkaBus
 from infra.runs import RunRecord
 from infra.stack import local as stack
 from infra.stack.paths import StackPaths
@@ -72,17 +71,6 @@ def store_url(store: str, paths: StackPaths | None = None) -> str:
 def models_folder() -> Path:
     """Where models that were built for runs are kept."""
     return StackPaths.locate().home / "models"
-
-
-def bus_of(record: RunRecord, name: str) -> KafkaBus:
-    """The bus of a run. (`infra.process.connect` would import torch.)"""
-    kafka = record.spec.placement.kafka
-    return KafkaBus(
-        record.bootstrap_servers,
-        name=name,
-        replication=kafka.replication,
-        retention_hours=kafka.retention_hours,
-    )
 
 
 def report_folder(record: RunRecord) -> Path:

@@ -21,12 +21,12 @@ from typing import Any
 import yaml
 
 from flows.curves import draw
-from flows.places import bus_of
 from flows.results import comparison
 from flows.rows import Row, evaluation_row, newest_of_each_step, step_row, with_rates
 from flows.watch import PROCESSES_FILE
 from infra.bus import Bus, BusError, read_all
 from infra.logs import set_up
+from infra.process import connect
 from infra.runs import RunError, RunRecord, find
 from infra.store import Missing, StoreError, open_store
 from schemas.messages import DeadLetter, Evaluation, StepRecord
@@ -41,7 +41,7 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
     """Write it all; returns the summary."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.yaml").write_text(yaml.safe_dump(record.spec.model_dump(mode="json"), sort_keys=False))
-    bus, topics = bus_of(record, "streamrl-report"), Topics(record.id, record.spec.lengths.classes)
+    bus, topics = connect(record, "streamrl-report"), Topics(record.id, record.spec.lengths.classes)
     steps = newest_of_each_step(_messages(bus, topics.ledger, StepRecord))
     evaluations = _messages(bus, topics.evals, Evaluation)
     dead = _messages(bus, topics.dead, DeadLetter)

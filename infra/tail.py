@@ -55,6 +55,6 @@ class Tail(Generic[Item]):
                         self._came.put(item)
                     self._bell.set()
             self._reader.close()
-        except (RuntimeError, OSError) as error:  # the loop's own thread raises it
+        except Exception as error:  # whatever it is: the loop's own thread raises it
             self._came.put(error)
             self._bell.set()
