@@ -5,17 +5,20 @@ Everything here is a function of the rows alone, in an order of its own: never o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from consumers.packing import Packing, pack
 from consumers.stream import Row
 from schemas.messages import Sample
 from schemas.runspec import AlgorithmSection
 
-_START_COST = 48  # starting another micro-batch costs about as much as so many tokens
+_START_COST = 150  # starting another micro-batch costs about as much as so many tokens
+_PADDING_COST = 0.3  # only attention computes padding, see packing.py
 
 
 def advantages(samples: Sequence[Sample], algorithm: AlgorithmSection) -> np.ndarray:
@@ -41,22 +44,28 @@ def token_weight(length: int, algorithm: AlgorithmSection) -> float:
     return {"token": 1.0, "sqrt": length**-0.5, "sequence": 1.0 / length}[algorithm.length_weight]
 
 
+def cost(tokens: int, padded: int) -> float:
+    """Of a micro-batch of so many tokens, without and with padding."""
+    return tokens + _PADDING_COST * (padded - tokens) + _START_COST
+
+
 def cut(lengths: Sequence[int], budget: int) -> list[int]:
     """Sizes of the micro-batches that sorted rows (shortest first) are cut into, at least cost.
 
-    The cost of a micro-batch is its tokens with padding plus a constant; dynamic programming over the cuts.
+    No micro-batch has more than `budget` tokens with padding. Dynamic programming over the cuts.
     """
     best = [0.0]
     last_size = [0]
+    ends = [0, *itertools.accumulate(lengths)]
     for end in range(1, len(lengths) + 1):
         longest = lengths[end - 1]
         options = [
-            (best[end - size] + size * longest + _START_COST, size)
+            (best[end - size] + cost(ends[end] - ends[end - size], size * longest), size)
             for size in range(1, end + 1)
             if size == 1 or size * longest <= budget
         ]
-        cost, size = min(options)
-        best.append(cost)
+        least, size = min(options)
+        best.append(least)
         last_size.append(size)
     sizes: list[int] = []
     end = len(lengths)
@@ -68,42 +77,46 @@ def cut(lengths: Sequence[int], budget: int) -> list[int]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples as padded tensors. Answers stand right behind their prompts, padding at the end."""
+    """Samples end to end, answers right behind their prompts."""
 
     rows: Sequence[Row]
-    tokens: torch.Tensor  # [samples, longest]
-    answer: torch.Tensor  # bool, the tokens that were drawn
+    packing: Packing
+    tokens: torch.Tensor  # [tokens, and what fills up]
+    answer: torch.Tensor  # [drawn tokens] where they stand in `tokens`
     behaviour: torch.Tensor  # [drawn tokens] logprobs under the weights that drew them
     advantage: torch.Tensor  # [drawn tokens]
     weight: torch.Tensor  # [drawn tokens]
     on_policy: torch.Tensor  # bool [drawn tokens], of samples made by `version` alone
 
     @property
-    def real_tokens(self) -> int:
-        """Tokens that are not padding."""
-        return sum(row.sample.prompt_tokens.size + row.sample.tokens.size for row in self.rows)
+    def padded_tokens(self) -> int:
+        """Tokens that attention computes."""
+        return self.packing.sequences * self.packing.longest
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """On a device."""
+        tensors = (self.tokens, self.answer, self.behaviour, self.advantage, self.weight, self.on_policy)
+        return MicroBatch(self.rows, self.packing.to(device), *(tensor.to(device) for tensor in tensors))
 
 
 def micro_batch(
     rows: Sequence[Row], advantage: Sequence[float], algorithm: AlgorithmSection, version: int
 ) -> MicroBatch:
-    """Pad rows into tensors."""
+    """Rows as tensors."""
     samples = [row.sample for row in rows]
-    sizes = [sample.prompt_tokens.size + sample.tokens.size for sample in samples]
-    tokens = np.zeros((len(rows), max(sizes)), dtype=np.int64)
-    answer = np.zeros(tokens.shape, dtype=bool)
-    for number, sample in enumerate(samples):
-        start, end = sample.prompt_tokens.size, sizes[number]
-        tokens[number, :start] = sample.prompt_tokens
-        tokens[number, start:end] = sample.tokens
-        answer[number, start:end] = True
+    packing = pack([_size(row) for row in rows])
+    tokens = np.zeros(packing.positions.shape[0], dtype=np.int64)
+    parts = [part for sample in samples for part in (sample.prompt_tokens, sample.tokens)]
+    tokens[: packing.tokens] = np.concatenate(parts)
+    drawn = np.repeat([False, True] * len(rows), [part.size for part in parts])
     lengths = [sample.tokens.size for sample in samples]
     weights = [token_weight(length, algorithm) for length in lengths]
     exact = [bool((sample.versions == version).all()) for sample in samples]
     return MicroBatch(
         rows=rows,
+        packing=packing,
         tokens=torch.from_numpy(tokens),
-        answer=torch.from_numpy(answer),
+        answer=torch.from_numpy(np.flatnonzero(drawn)),
         behaviour=torch.from_numpy(np.concatenate([sample.logprobs for sample in samples])),
         advantage=torch.from_numpy(np.repeat(np.array(advantage, dtype=np.float32), lengths)),
         weight=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), lengths)),

@@ -10,13 +10,16 @@ from typing import Protocol
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from consumers import packing
 from consumers.batching import MicroBatch
 from consumers.loss import LossStats, policy_loss
+from infra import cpu_linear
 from schemas.runspec import RunSpec
 
 # Fixed point: gradients of a micro-batch are multiples of 2^-32, and may reach 2^30 in sum.
 _SCALE = 2.0**32
 _LARGEST = 2.0**30
+_WARM_ROWS = 2048  # micro-batches of up to so many tokens have their kernels before the first sample comes
 
 
 class NotFinite(ArithmeticError):
@@ -59,6 +62,9 @@ class TorchLearner:
         self._dtype = getattr(torch, spec.model.dtype)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(self._device)
+        packing.use_in(self._model)
+        if self._device.type == "cpu" and self._dtype == torch.float32:
+            cpu_linear.use_in(self._model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
         self._model.eval()  # no dropout: the gradient is of the policy that is sampled
         self.vocabulary = int(self._model.config.vocab_size)
         self._named = dict(self._model.named_parameters())
@@ -82,7 +88,8 @@ class TorchLearner:
             start += parameter.numel()
 
     def accumulate(self, batch: MicroBatch) -> LossStats:
-        logprobs = self._logprobs(batch.tokens.to(self._device), batch.answer.to(self._device))
+        batch = batch.to(self._device)
+        logprobs = self._logprobs(batch)
         loss, stats = policy_loss(logprobs, batch, self._algorithm)
         if not math.isfinite(stats.loss):
             raise NotFinite(f"the loss is {stats.loss}")
@@ -96,12 +103,15 @@ class TorchLearner:
             self._gradient.zero_()
         return stats
 
-    def _logprobs(self, tokens: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-        """Logprob of each answer token. Padding is at the end, so causal attention needs no mask."""
+    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Logprob of each answer token."""
         with self._autocast():
-            hidden = self._model.model(input_ids=tokens, use_cache=False).last_hidden_state
-            before = hidden[:, :-1][answer[:, 1:]]  # the state that predicts each answer token
-            targets = tokens[answer]
+            hidden = self._model.model(
+                input_ids=batch.tokens[None], position_ids=batch.packing.positions[None],
+                packing=batch.packing, use_cache=False,
+            ).last_hidden_state[0]  # fmt: skip
+            before = hidden.index_select(0, batch.answer - 1)  # the state that predicts each answer token
+            targets = batch.tokens[batch.answer]
             parts = [
                 self._chunk(states, wanted)
                 for states, wanted in zip(

@@ -20,7 +20,7 @@ def step_metrics(
     lengths = np.array([sample.true_length for sample in samples])
     staleness = np.array([iteration - int(sample.versions.min()) for sample in samples])
     batches = [batch for planned in plans for batch in planned.batches]
-    padded = sum(batch.tokens.numel() for batch in batches)
+    padded = sum(batch.padded_tokens for batch in batches)
     tokens = sum(stat.tokens for stat in stats)
     informative = {row.sample.group for batch in batches for row in batch.rows}
     predicted = np.array([sample.predicted for sample in samples])
@@ -35,7 +35,7 @@ def step_metrics(
         "trained_tokens": float(tokens),
         "informative_groups": float(len(informative)),
         "microbatches": float(len(batches)),
-        "padding_waste": 1.0 - sum(batch.real_tokens for batch in batches) / padded if padded else 0.0,
+        "padding_waste": 1.0 - sum(batch.packing.tokens for batch in batches) / padded if padded else 0.0,
         "staleness": float(staleness.mean()),
         "staleness_max": float(staleness.max()),
         "grad_norm": norm,

@@ -53,7 +53,13 @@ def environment(role: str, spec: RunSpec) -> dict[str, str]:
         )  # models are folders: nothing is fetched
     threads = {FEEDER: 1, TRAINER: spec.trainer.threads, GENERATOR: spec.generator.threads}[role]
     env["OMP_NUM_THREADS"] = str(threads)
-    if role != FEEDER and (library := tcmalloc()):
-        # A tenth faster on CPUs: torch allocates and frees large buffers all the time.
-        env["LD_PRELOAD"] = " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD", "")]))
-    return env
+    return env if role == FEEDER else env | allocator()
+
+
+def allocator() -> dict[str, str]:
+    """What keeps memory with a process: torch allocates and frees large buffers all the time."""
+    library = tcmalloc()
+    if library is None:
+        # The same of glibc, which else gives them back to the system and pays for each page again.
+        return {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    return {"LD_PRELOAD": " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD", "")]))}

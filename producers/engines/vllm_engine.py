@@ -1,8 +1,8 @@
 """vLLM in this process: continuous batching, longest first, weights replaced between two steps.
 
-Two traps of vLLM's CPU build are avoided by keeping every Linear's weight as it is (vLLM would pack it, then
-`load_weights` raises and `reload_weights` leaves a tied `lm_head` stale, silently): see `_plain_linears`.
-What the engine holds is hashed after every load all the same.
+vLLM's CPU build packs the weights of linear layers and drops what it packed: then `load_weights` raises, and
+`reload_weights` leaves a tied `lm_head` stale, silently. Here they are kept, and packed again with every
+load: see `cpu_linear.py`. What the engine holds is hashed after every load all the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from infra.weights.digest import tensor_digest
 from producers.engines.base import EngineError, Finished, Request
-from producers.engines.invariant import InvariantLinear
+from producers.engines.cpu_linear import PackedLinear
 from producers.engines.sampler import StreamSampler, own_id
 
 
@@ -35,11 +35,19 @@ def prepare_environment(threads: int) -> None:
         os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
 
 
-def _plain_linears(invariant: bool) -> None:
+def _packed_linears(invariant: bool) -> list[PackedLinear]:
+    """Let the next engine compute linear layers our way; the list is filled as it is built."""
     import vllm.model_executor.layers.utils as utils
 
-    linear = InvariantLinear() if invariant else torch.nn.functional.linear
-    utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", linear)
+    layers: list[PackedLinear] = []
+    known: dict[tuple[object, ...], bool] = {}
+
+    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layers.append(PackedLinear(layer, invariant=invariant, known=known))
+        layer.cpu_linear = layers[-1]
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch
+    return layers
 
 
 class VllmEngine:
@@ -63,8 +71,7 @@ class VllmEngine:
 
         torch.set_num_threads(threads)
         on_cpu = not torch.cuda.is_available()
-        if on_cpu:
-            _plain_linears(batch_invariant)
+        self._packed = _packed_linears(batch_invariant) if on_cpu else []
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model,
@@ -133,6 +140,8 @@ class VllmEngine:
         self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
         with torch.no_grad():
             self._model.load_weights(list(tensors.items()))
+        for layer in self._packed:
+            layer.pack()
 
     def held_digests(self) -> dict[str, str]:
         parameters = dict(self._model.named_parameters())

@@ -28,6 +28,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from flows.workers import allocator
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
 from infra.runs import find, runs_of
@@ -155,7 +156,8 @@ def _rate(beats: Sequence[Heartbeat], role: str, counter: str, begin: float, end
 
 def _alone(what: str, *arguments: Any) -> dict[str, float]:
     """One part in a process of its own, with nothing else running."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2" if what == "_bare" else "1", "HF_HUB_OFFLINE": "1"}
+    threads = "2" if what == "_bare" else "1"
+    environment = {**os.environ, **allocator(), "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
     code = f"from tests.bench import end_to_end as b; b.{what}(*{list(arguments)!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False
