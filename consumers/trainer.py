@@ -313,7 +313,9 @@ def _bundles_in(rows: Sequence[Row]) -> list[list[Row]]:
 
 def body(context: Context) -> None:
     """What the trainer does."""
-    Trainer(context, TorchLearner(context.record.model, context.spec)).run()
+    learner = TorchLearner(context.record.model, context.spec)
+    context.loaded()
+    Trainer(context, learner).run()
 
 
 if __name__ == "__main__":

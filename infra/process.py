@@ -7,6 +7,7 @@ or by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -117,6 +118,11 @@ class Context:
         self.log.warning("%s[%d]@%d goes to %s: %s", record.topic, record.partition, record.offset,
                          self.topics.dead.name, reason)  # fmt: skip
 
+    def loaded(self) -> None:
+        """All that stays is in memory: from now on look for garbage, and never again among that."""
+        gc.freeze()
+        gc.enable()
+
     def check_stop(self) -> None:
         """Raise Stopped if this process was told to stop."""
         if self.stop.is_set():
@@ -157,6 +163,7 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
         topics = Topics(record.id, record.spec.lengths.classes)
         heart = Heart(record.id, role, given.instance)
         context = Context(record, role, given.instance, store, bus, bus.writer(), topics, heart, stop, log)
+        gc.disable()  # until all is loaded: seconds, when millions of objects come and none goes
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
         body(context)
         return DONE

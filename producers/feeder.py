@@ -180,6 +180,7 @@ def body(context: Context) -> None:
         held_out = that_fit(held_out, tokenize, longest, context.log)
     train = that_fit(load_problems(spec, spec.task.train_split), tokenize, longest, context.log)
     planner = Planner(context.run, spec, train, tokenize)
+    context.loaded()
     context.log.info("%d problems, %d held out", len(train), len(held_out))
     Feeder(context, planner, held_out).run()
 

@@ -265,6 +265,7 @@ def body(context: Context) -> None:
         batch_invariant=spec.generator.batch_invariant,
     )
     tokenizer = AutoTokenizer.from_pretrained(context.record.model)
+    context.loaded()
     context.log.info("engine ready after %.1f s", time.monotonic() - began)
     Generator(context, engine, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)).run()
 

@@ -46,22 +46,30 @@ class _Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.pipe, self.answers = self.process.stdin, self.process.stdout.fileno()
+        self.jobs_pipe, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(self.jobs_pipe, False)
         os.set_blocking(self.answers, False)
         self.ready = False
         self.jobs: deque[tuple[str, str]] = deque()
         self.since = time.monotonic()  # when the job at hand began
-        self._partial = b""
+        self._partial, self._unsent = b"", b""
 
-    def send(self, key: str, line: str) -> None:
+    def send(self, jobs: list[tuple[str, str]]) -> None:
         if not self.jobs:
             self.since = time.monotonic()
-        self.jobs.append((key, line))
+        self.jobs.extend(jobs)
+        self._unsent += "".join(line for _, line in jobs).encode()
+
+    def push(self) -> None:
+        """Write what the pipe takes: one that is full, to a worker that hangs, holds up nobody."""
+        if not self._unsent:
+            return
         try:
-            self.pipe.write(line.encode())
-            self.pipe.flush()
+            self._unsent = self._unsent[os.write(self.jobs_pipe, self._unsent) :]
+        except BlockingIOError:
+            pass
         except BrokenPipeError:
-            pass  # its death is seen when its answers end
+            self._unsent = b""  # its death is seen when its answers end
 
     def lines(self) -> tuple[list[bytes], bool]:
         """Whole answers that have come, and whether the worker is gone."""
@@ -85,9 +93,8 @@ class RewardPool:
         self.restarts = 0
 
     def score(self, key: str, problem: str, completion: str) -> None:
-        """Queue a completion; `problem` is JSON."""
+        """Queue a completion, until the next poll; `problem` is JSON."""
         self._waiting.append((key, f'{{"problem":{problem},"completion":{json.dumps(completion)}}}\n'))
-        self._hand_out()
 
     def pending(self) -> int:
         """Completions without a score so far."""
@@ -134,11 +141,18 @@ class RewardPool:
         self.restarts += 1
 
     def _hand_out(self) -> None:
+        """To whoever has least to do; one write for all that a worker gets."""
+        shares: dict[int, list[tuple[str, str]]] = {}
         while self._waiting:
-            worker = min(self._workers, key=lambda worker: len(worker.jobs))
-            if len(worker.jobs) >= _IN_PIPE:
-                return
-            worker.send(*self._waiting.popleft())
+            loads = [len(w.jobs) + len(shares.get(n, ())) for n, w in enumerate(self._workers)]
+            number = loads.index(min(loads))
+            if loads[number] >= _IN_PIPE:
+                break
+            shares.setdefault(number, []).append(self._waiting.popleft())
+        for number, jobs in shares.items():
+            self._workers[number].send(jobs)
+        for worker in self._workers:
+            worker.push()
 
     def close(self) -> None:
         """End the workers."""

@@ -95,6 +95,9 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,  # nobody else holds it: a deep copy of each took a tenth of a millisecond
         )
+        renderer = self._engine.input_processor.renderer
+        end = renderer.get_eos_token_id()
+        renderer.get_eos_token_id = lambda: end  # it asks a pool of tokenizers for each request
         core = self._engine.engine_core.engine_core
         runner = core.model_executor.driver_worker.worker.model_runner
         self._scheduler, self._runner, self._model = core.scheduler, runner, runner.model

@@ -68,6 +68,13 @@ def test_bad_rewards_cost_only_their_sample(tmp_path: Path) -> None:
     assert pool.restarts == 2
 
 
+def test_a_worker_that_hangs_with_a_full_pipe_holds_up_nobody(tmp_path: Path) -> None:
+    long = [str(number) + "x" * 100_000 for number in range(8)]
+    found, _ = scores(tmp_path, ["hang", *long])
+    assert "within 1 s" in found["hang"].error
+    assert all(found[name].total == len(name) for name in long)
+
+
 def test_several_workers_score_everything(tmp_path: Path) -> None:
     names = [f"n{number}" for number in range(100)]
     found, _ = scores(tmp_path, names, workers=3)
