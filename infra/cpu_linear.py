@@ -15,7 +15,7 @@ from torch.nn.functional import linear as torch_linear
 
 
 def padded_rows(rows: int) -> int:
-    """The next of 8, 16, … 128, 144, … 256, 288, …: at most a sixteenth more, and few different numbers."""
+    """The next of 8, 16, … 128, 144, … 256, 288, …: at most an eighth more, and few different ones."""
     step = 8
     while step * 16 < rows:
         step *= 2

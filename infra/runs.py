@@ -6,6 +6,7 @@ runs/<run>/run.json     written when the run is made; only a resume that extends
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from typing import Any
@@ -15,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from infra.errors import Explained
 from infra.store import Exists, Missing, Store
 from schemas.runspec import RunSpec
+
+_log = logging.getLogger(__name__)
 
 # What a resumed run may change: none of it touches what is learned from a sample.
 _CHANGEABLE = {"placement", "deadlines", "report", "trainer.checkpoint_every", "trainer.keep_checkpoints",
@@ -83,6 +86,17 @@ def find(store: Store, run: str) -> RunRecord:
         return RunRecord.model_validate(json.loads(raw))
     except (ValidationError, ValueError) as error:
         raise RunError(f"{store.url}/{_key(run)} is not a run record: {error}") from error
+
+
+def newest(store: Store) -> RunRecord | None:
+    """The run that was started last, of those whose records this version can read."""
+    records = []
+    for run in runs_of(store):
+        try:
+            records.append(find(store, run))
+        except RunError as error:
+            _log.warning("passed over: %s", str(error).splitlines()[0])
+    return max(records, key=lambda record: record.created_at, default=None)
 
 
 def resume(store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str) -> RunRecord:

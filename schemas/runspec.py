@@ -157,7 +157,7 @@ class TrainerSection(Section):
     """How the trainer does its work."""
 
     threads: Positive = Field(1, description="CPU threads of the trainer.")
-    microbatch_tokens: Positive = Field(8192, description="Tokens of a micro-batch, padding included.")
+    microbatch_tokens: Positive = Field(8192, description="Tokens of a micro-batch, with the padding that attention computes.")
     bundle_tokens: Positive = Field(
         512,
         description="Groups are trained in bundles of about so many tokens: small ones start sooner, "

@@ -51,15 +51,15 @@ def _run(console: Console, run: str | None, store_name: str) -> None:
     from flows.follow import look
     from flows.live import one_line, picture
     from flows.places import store_url
-    from infra.runs import find, runs_of
+    from infra.runs import find, newest
     from infra.store import open_store
 
     store = open_store(store_url(store_name))
-    records = [find(store, one) for one in runs_of(store)] if run is None else [find(store, run)]
-    if not records:
+    record = newest(store) if run is None else find(store, run)
+    if record is None:
         console.print(f"\nno runs in {store.url} yet", highlight=False, soft_wrap=True)
         return
-    view = look(max(records, key=lambda record: record.created_at))
+    view = look(record)
     console.print()
     console.print(picture(view))
     console.print(one_line(view), highlight=False, soft_wrap=True)

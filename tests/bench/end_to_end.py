@@ -31,7 +31,7 @@ from rich.table import Table
 from flows.workers import allocator
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
-from infra.runs import find, runs_of
+from infra.runs import newest
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.store import open_store
@@ -86,9 +86,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
                 if mode == "sync":
                     overrides.append("algorithm.staleness=0")
                 results[mode] = _ours(given.runfile, overrides, stack)
-            record = find(
-                open_store(f"file://{folder}/store"), runs_of(open_store(f"file://{folder}/store"))[0]
-            )
+            record = newest(open_store(f"file://{folder}/store"))
+            assert record is not None
         finally:
             local.down(paths=paths)
         console.print("the bare loop …")
@@ -118,10 +117,11 @@ def _ours(runfile: str, overrides: Sequence[str], stack: local.Stack) -> Ours:
     if flow.returncode:
         raise RuntimeError(f"the run failed:\n{output.decode()[-3000:]}")
     store = open_store(f"file://{stack.paths.home}/store")
-    newest = max((find(store, run) for run in runs_of(store)), key=lambda record: record.created_at)
+    record = newest(store)
+    assert record is not None
     assert stack.bootstrap_servers is not None
     bus = KafkaBus(stack.bootstrap_servers)
-    topics = Topics(newest.id, newest.spec.lengths.classes)
+    topics = Topics(record.id, record.spec.lengths.classes)
     steps = [decode(r.value, StepRecord) for r in read_all(bus, topics.ledger, deadline_s=60)]
     warm = [step.finished_at for step in steps if step.iteration < WARM]
     counted = [step for step in steps if step.iteration >= WARM]

@@ -33,6 +33,14 @@ def test_find_names_what_is_there(tmp_path: Path) -> None:
         runs.find(store, "test-9")
 
 
+def test_the_newest_run_is_found_beside_one_of_another_version(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    assert runs.newest(store) is None
+    record = runs.create(store, make_spec(), bootstrap_servers="k", model="m")
+    store.put("runs/test-2/run.json", b'{"id": "test-2", "what": "is this"}')
+    assert runs.newest(store) == record
+
+
 @pytest.mark.parametrize(
     ("changed", "allowed"),
     [

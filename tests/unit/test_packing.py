@@ -1,0 +1,91 @@
+"""Sequences packed end to end against the same model on each sequence alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from consumers import packing
+from infra.cpu_linear import linear, padded_rows
+
+
+def make_model(**changes: Any) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, **changes,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).eval()
+
+
+MODELS = {
+    "grouped heads": make_model(),
+    "sliding window": make_model(use_sliding_window=True, sliding_window=4, max_window_layers=1),
+}
+
+
+def hidden_and_gradients(
+    model: Qwen2ForCausalLM, run: Any
+) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+    model.zero_grad()
+    hidden = run()
+    (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+    return hidden.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=10)
+def test_packed_is_as_alone(kind: str, sizes: list[int]) -> None:
+    model = MODELS[kind]
+    sequences = [torch.randint(24, (size,), generator=torch.Generator().manual_seed(size)) for size in sizes]
+    model.set_attn_implementation("eager")
+    alone, expected = hidden_and_gradients(
+        model,
+        lambda: torch.cat([model.model(input_ids=tokens[None]).last_hidden_state[0] for tokens in sequences]),
+    )
+    packing.use_in(model)
+    packed = packing.pack(sizes)
+    tokens = torch.zeros(packed.positions.shape[0], dtype=torch.long)
+    tokens[: packed.tokens] = torch.cat(sequences)
+    together, found = hidden_and_gradients(
+        model,
+        lambda: model.model(
+            input_ids=tokens[None], position_ids=packed.positions[None], packing=packed
+        ).last_hidden_state[0, : packed.tokens],
+    )
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    for name, gradient in expected.items():
+        if gradient is not None:
+            torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4)
+
+
+@given(st.integers(1, 5000))
+def test_padding_is_small_and_sizes_are_few(rows: int) -> None:
+    padded = padded_rows(rows)
+    assert rows <= padded <= max(rows + 7, rows * 9 / 8)
+    assert padded % 8 == 0
+    assert padded_rows(padded) == padded
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=2))
+@settings(deadline=None, max_examples=20)
+def test_linear_is_that_of_torch(biased: bool, before: list[int]) -> None:
+    noise = torch.Generator().manual_seed(0)
+    x = torch.randn(*before, 12, generator=noise)
+    weight = torch.randn(20, 12, generator=noise)
+    bias = torch.randn(20, generator=noise) if biased else None
+    results = []
+    for compute in (linear, torch.nn.functional.linear):
+        leaves = [part.clone().requires_grad_() for part in (x, weight, bias) if part is not None]
+        out = compute(*leaves)
+        out.square().sum().backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
