@@ -157,7 +157,9 @@ class TrainerSection(Section):
     """How the trainer does its work."""
 
     threads: Positive = Field(1, description="CPU threads of the trainer.")
-    microbatch_tokens: Positive = Field(8192, description="Tokens of a micro-batch, with the padding that attention computes.")
+    microbatch_tokens: Positive = Field(
+        8192, description="Tokens of a micro-batch, with the padding that attention computes."
+    )
     bundle_tokens: Positive = Field(
         512,
         description="Groups are trained in bundles of about so many tokens: small ones start sooner, "
@@ -215,7 +217,7 @@ class PlacementSection(Section):
     generators: int = Field(
         1,
         ge=0,
-        description="Generator processes that the run starts; 0: others start them (`streamrl join`).",
+        description="Generator processes that the run starts; 0: one is started by hand elsewhere.",
     )
     restarts: int = Field(3, ge=0, description="How often a process that dies is started again.")
 
