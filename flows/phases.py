@@ -16,6 +16,7 @@ from flows.screen import Screen
 from flows.watch import train
 from infra import runs
 from infra.errors import Explained
+from infra.kafka_bus import KafkaBus
 from infra.process import connect
 from infra.runs import RunRecord
 from schemas.runspec import RunSpec
@@ -60,7 +61,10 @@ def create_run(request: Request, spec: RunSpec, places: Places, model: Path) -> 
         run = _run_to_resume(request.resume, spec, places)
         record = runs.resume(store, run, spec, bootstrap_servers=places.bootstrap_servers)
     else:
-        record = runs.create(store, spec, bootstrap_servers=places.bootstrap_servers, model=str(model))
+        record = runs.create(
+            store, spec, bootstrap_servers=places.bootstrap_servers, model=str(model),
+            topics=KafkaBus(places.bootstrap_servers).topic_names(),
+        )  # fmt: skip
     bus = connect(record, "streamrl-run")
     try:
         bus.create_topics(Topics(record.id, spec.lengths.classes).all())

@@ -65,6 +65,9 @@ class Bus(Protocol):
     def create_topics(self, topics: Sequence[Topic]) -> None:
         """Create those that are missing; refuse those that exist with too few partitions."""
 
+    def topic_names(self) -> set[str]:
+        """All topics that are there."""
+
     def writer(self) -> Writer:
         """A writer for any topic."""
 

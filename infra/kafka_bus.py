@@ -78,6 +78,15 @@ class KafkaBus:
                     f"{topic.partitions} (lengths.classes): delete the topic or use another run name"
                 )
 
+    def topic_names(self) -> set[str]:
+        admin = self._connect(KafkaAdminClient)
+        try:
+            return set(admin.list_topics())
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be listed: {error}") from error
+        finally:
+            admin.close()
+
     def _settings(self, topic: Topic) -> dict[str, Any]:
         settings = {"max.message.bytes": str(LARGEST_RECORD)}
         if topic.compacted:

@@ -21,6 +21,9 @@ class MemoryBus:
         for topic in topics:
             self._topics.setdefault(topic.name, [[] for _ in range(topic.partitions)])
 
+    def topic_names(self) -> set[str]:
+        return set(self._topics)
+
     def writer(self) -> MemoryWriter:
         return MemoryWriter(self)
 

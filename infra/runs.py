@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -46,10 +47,15 @@ def _key(run: str) -> str:
 
 
 def create(
-    store: Store, spec: RunSpec, *, bootstrap_servers: str, model: str, run_id: str | None = None
-) -> RunRecord:
-    """A new run, under the next free number of its name; of two callers each gets a number of its own."""
-    number = 1 + max((int(run.rpartition("-")[2]) for run in runs_of(store, spec.run)), default=0)
+    store: Store, spec: RunSpec, *, bootstrap_servers: str, model: str, run_id: str | None = None,
+    topics: Iterable[str] = (),
+) -> RunRecord:  # fmt: skip
+    """A new run, under the next free number of its name; of two callers each gets a number of its own.
+
+    `topics` are those of the broker: a run in another store, or in one that is gone, may have left some.
+    """
+    ids = {*runs_of(store), *(topic.rpartition(".")[0] for topic in topics)}
+    number = 1 + max((int(run.rpartition("-")[2]) for run in _of_name(ids, spec.run)), default=0)
     while True:
         record = RunRecord(
             id=run_id or f"{spec.run}-{number}", spec=spec, bootstrap_servers=bootstrap_servers,
@@ -70,9 +76,13 @@ def runs_of(store: Store, name: str | None = None) -> list[str]:
     """The ids of all runs, or of those with a name, oldest first."""
     ids = [key.split("/")[1] for key in store.list("runs") if key.endswith("/run.json")]
     if name is not None:
-        ids = [run for run in ids if run.rpartition("-")[0] == name and run.rpartition("-")[2].isdigit()]
+        ids = _of_name(ids, name)
     return sorted(ids, key=lambda run: (run.rpartition("-")[0], int(run.rpartition("-")[2])) if
                   run.rpartition("-")[2].isdigit() else (run, 0))  # fmt: skip
+
+
+def _of_name(ids: Iterable[str], name: str) -> list[str]:
+    return [run for run in ids if run.rpartition("-")[0] == name and run.rpartition("-")[2].isdigit()]
 
 
 def find(store: Store, run: str) -> RunRecord:

@@ -33,6 +33,12 @@ def test_find_names_what_is_there(tmp_path: Path) -> None:
         runs.find(store, "test-9")
 
 
+def test_a_number_whose_topics_are_there_is_taken(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    left = ["test-3.ledger", "test-x.ledger", "test.more-7.ledger", "other-9.samples"]
+    assert runs.create(store, make_spec(), bootstrap_servers="k", model="m", topics=left).id == "test-4"
+
+
 def test_the_newest_run_is_found_beside_one_of_another_version(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     assert runs.newest(store) is None
