@@ -1,6 +1,6 @@
 """From rows to micro-batches: advantages by group, then cuts by length that waste little on padding.
 
-Everything here is a function of the rows alone, in an order of its own: never of who finished first.
+Everything here is a function of the rows alone, whatever their order: never of who finished first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ def advantages(samples: Sequence[Sample], algorithm: AlgorithmSection) -> np.nda
     """Advantage of each sample over its group; 0 for one without a reward, which doesn't touch the others."""
     rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
     groups = np.array([sample.group for sample in samples])
+    by_index = np.argsort([sample.index for sample in samples])  # a mean's bits depend on the order
     result = np.zeros(len(samples))
     for group in np.unique(groups):
-        members = (groups == group) & ~np.isnan(rewards)
-        if members.sum() < 2:
+        members = by_index[(groups == group)[by_index]]
+        members = members[~np.isnan(rewards[members])]
+        if members.size < 2:
             continue  # no baseline
         centred = rewards[members] - rewards[members].mean()
         if not np.any(np.abs(centred) > 1e-9):
@@ -100,7 +102,7 @@ class MicroBatch:
 
 
 def micro_batch(
-    rows: Sequence[Row], advantage: Sequence[float], algorithm: AlgorithmSection, version: int
+    rows: Sequence[Row], advantage: Sequence[float] | np.ndarray, algorithm: AlgorithmSection, version: int
 ) -> MicroBatch:
     """Rows as tensors."""
     samples = [row.sample for row in rows]
@@ -148,6 +150,19 @@ def plan(rows: Sequence[Row], algorithm: AlgorithmSection, budget: int, version:
         )
         start += size
     return Plan(batches, [rows[number] for number in range(len(rows)) if not worth[number]])
+
+
+def planned_as(
+    rows: Sequence[Row], sizes: Sequence[int], algorithm: AlgorithmSection, version: int
+) -> list[MicroBatch]:
+    """The micro-batches that rows were trained in, by the ledger's order and sizes."""
+    worth = advantages([row.sample for row in rows], algorithm)
+    ends = list(itertools.accumulate(sizes))
+    return [
+        micro_batch(rows[end - size : end], worth[end - size : end], algorithm, version)
+        for size, end in zip(sizes, ends, strict=True)
+        if worth[end - size : end].any()
+    ]
 
 
 def _size(row: Row) -> int:

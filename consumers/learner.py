@@ -63,7 +63,7 @@ class TorchLearner:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(self._device)
         packing.use_in(self._model)
-        if self._device.type == "cpu" and self._dtype == torch.float32:
+        if self._device.type == "cpu" and self._dtype == torch.float32 and cpu_linear.pays():
             cpu_linear.use_in(self._model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
         self._model.eval()  # no dropout: the gradient is of the policy that is sampled
         self.vocabulary = int(self._model.config.vocab_size)

@@ -1,6 +1,6 @@
 """The trainer: streamed samples in, optimizer steps out, each recorded in the ledger before anyone sees it.
 
-samples ──► bundles ──► micro-batches, in whichever order they complete ──► sums that don't depend on it
+samples ──► bundles ──► micro-batches, in whichever order they complete ──► sums of their gradients
                                                                                │
 ledger ◄── record ◄── optimizer step ◄── the last bundle of the step ◄─────────┘
              └──► weights, announcement, checkpoint (publisher's thread)
@@ -12,6 +12,7 @@ bundles of a step    the generators
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -19,14 +20,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from consumers.batching import Plan, plan, token_weight
+from consumers.batching import MicroBatch, Plan, plan, planned_as, token_weight
 from consumers.checkpoint import Checkpoints, next_trainer_epoch
 from consumers.learner import Learner, NotFinite, TorchLearner
 from consumers.loss import LossStats
 from consumers.metrics import step_metrics
 from consumers.publisher import Publisher
 from consumers.redo import fetch_rows, steps_after
-from consumers.stream import Row, SampleStream
+from consumers.stream import Bundle, Row, SampleStream
 from infra.errors import Explained
 from infra.logs import at_step
 from infra.process import Context, run_role
@@ -49,9 +50,22 @@ class TrainingFailed(Explained):
 class _Step:
     """What an optimizer step is made of, as it grows."""
 
-    rows: dict[int, tuple[Plan, list[LossStats]]] = field(default_factory=dict)  # by bundle
+    taken: set[int] = field(default_factory=set)  # bundles
+    groups: int = 0
+    plans: list[Plan] = field(default_factory=list)  # as they were accumulated
+    stats: list[LossStats] = field(default_factory=list)
     compute_s: float = 0.0
     waited_s: float = 0.0
+
+    @property
+    def rows(self) -> list[Row]:
+        """In the order of the ledger: by plan its micro-batches, then the rows that need none."""
+        return [
+            row
+            for planned in self.plans
+            for part in (*(batch.rows for batch in planned.batches), planned.idle)
+            for row in part
+        ]
 
 
 def recipe_of(spec: RunSpec) -> str:
@@ -59,7 +73,7 @@ def recipe_of(spec: RunSpec) -> str:
     settings = [
         spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(),
         spec.sampling.model_dump_json(), spec.model.dtype, spec.trainer.microbatch_tokens,
-        spec.trainer.logits_chunk, spec.trainer.threads, spec.trainer.exact_sums,
+        spec.trainer.logits_chunk, spec.trainer.threads, spec.trainer.exact_sums, spec.trainer.compose,
     ]  # fmt: skip
     return hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
 
@@ -116,12 +130,8 @@ class Trainer:
             if record.step < self._number:
                 continue  # of a trainer that was thought dead
             rows = fetch_rows(self._context, record)
-            step = _Step()
-            for bundle in _bundles_in(rows):
-                planned = plan(
-                    bundle, self._algorithm, self._spec.trainer.microbatch_tokens, record.version_in
-                )
-                self._accumulate(step, bundle[0].sample.bundle, planned)
+            sizes = record.microbatches.tolist()
+            self._accumulate(planned_as(rows, sizes, self._algorithm, record.version_in))
             self._learner.step(self._normaliser(rows))
             self._root = root_digest(digests_of(self._learner.weights()))
             if self._root != record.root_out:
@@ -156,7 +166,7 @@ class Trainer:
         at_step(self._number)
         key = (self._iteration, self._mini)
         step = self._collect(stream, key)
-        rows = [row for bundle in sorted(step.rows) for row in _plan_rows(step.rows[bundle][0])]
+        rows = step.rows
         began = time.monotonic()
         try:
             norm = self._learner.step(self._normaliser(rows))
@@ -180,20 +190,14 @@ class Trainer:
     def _collect(self, stream: SampleStream, key: tuple[int, int]) -> _Step:
         step = _Step()
         groups = self._algorithm.groups // self._algorithm.optimizer_steps
-        have = 0
         wait = Wait(f"samples of iteration {key[0]}", unblocked_by="the generators",
                     deadline_s=self._spec.deadlines.progress_s)  # fmt: skip
-        while have < groups:
+        while step.groups < groups:
             self._context.check_stop()
-            ready = [bundle for bundle in stream.complete(key) if bundle.number not in step.rows]
-            if ready:
-                bundle = ready[0]
+            ready = [bundle for bundle in stream.complete(key) if bundle.number not in step.taken]
+            if together := self._chosen(ready, missing=stream.outstanding(key)):
                 self._context.heart.working("training")
-                planned = plan(
-                    bundle.in_order(), self._algorithm, self._spec.trainer.microbatch_tokens, key[0]
-                )
-                self._accumulate(step, bundle.number, planned)
-                have += bundle.groups
+                self._train(step, together)
                 stream.pump(0.0)
                 wait.progress()
                 continue
@@ -205,31 +209,45 @@ class Trainer:
             step.waited_s += time.monotonic() - since
         return step
 
-    def _accumulate(self, step: _Step, bundle: int, planned: Plan) -> None:
+    def _chosen(self, ready: Sequence[Bundle], *, missing: int) -> Sequence[Bundle]:
+        """What to train next: a bundle as it was decided at admission, or all that is there if it pays."""
+        if not self._spec.composes_on_arrival:
+            return ready[:1]
+        tokens = sum(row.sample.true_length for bundle in ready for row in bundle.in_order())
+        return ready if not missing or tokens >= self._spec.trainer.bundle_tokens else []
+
+    def _train(self, step: _Step, bundles: Sequence[Bundle]) -> None:
         began = time.monotonic()
+        rows = [row for bundle in bundles for row in bundle.in_order()]
+        planned = plan(rows, self._algorithm, self._spec.trainer.microbatch_tokens, self._iteration)
+        step.stats += self._accumulate(planned.batches)
+        step.plans.append(planned)
+        step.taken.update(bundle.number for bundle in bundles)
+        step.groups += sum(bundle.groups for bundle in bundles)
+        step.compute_s += time.monotonic() - began
+
+    def _accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
         stats: list[LossStats] = []
-        for batch in planned.batches:
+        for batch in batches:
             try:
                 stats.append(self._learner.accumulate(batch))
             except NotFinite as error:
                 raise self._failure(error, batch.rows) from error
-        step.rows[bundle] = (planned, stats)
-        step.compute_s += time.monotonic() - began
+        return stats
 
     def _failure(self, error: NotFinite, rows: Sequence[Row]) -> TrainingFailed:
         names = ", ".join(row.sample.id for row in rows[:8])
         return TrainingFailed(f"step {self._number}: {error}; samples {names}{' …' if len(rows) > 8 else ''}")
 
     def _normaliser(self, rows: Sequence[Row]) -> float:
-        """Sum of all token weights of a step: of the samples without a gradient too."""
+        """Sum of all token weights of a step, exact in any order; samples without a gradient count too."""
         lengths = [row.sample.true_length for row in rows if not row.sample.reward_error]
         if not lengths:
             raise TrainingFailed(f"step {self._number}: no sample has a reward; see the generators' logs")
-        return float(sum(length * token_weight(length, self._algorithm) for length in lengths))
+        return math.fsum(length * token_weight(length, self._algorithm) for length in lengths)
 
     def _record(self, step: _Step, rows: Sequence[Row], norm: float, last: bool) -> StepRecord:
         samples = [row.sample for row in rows]
-        plans = [step.rows[bundle] for bundle in sorted(step.rows)]
         return StepRecord(
             run=self._context.run, trainer_epoch=self._epoch, iteration=self._iteration, step=self._number,
             last_of_iteration=last, version_in=self._iteration, recipe=self._recipe,
@@ -247,12 +265,12 @@ class Trainer:
             predicted=np.array([sample.predicted for sample in samples], dtype=np.float32),
             problem_ids=[sample.problem_id for sample in samples],
             microbatches=np.array(
-                [size for planned, _ in plans
+                [size for planned in step.plans
                  for size in [*(len(b.rows) for b in planned.batches), len(planned.idle)]], dtype=np.int32,
             ),
-            losses=np.array([stat.loss for _, stats in plans for stat in stats], dtype=np.float64),
+            losses=np.array([stat.loss for stat in step.stats], dtype=np.float64),
             metrics=step_metrics(
-                samples, [planned for planned, _ in plans], [stat for _, stats in plans for stat in stats],
+                samples, step.plans, step.stats,
                 iteration=self._iteration, norm=norm, compute_s=step.compute_s, waited_s=step.waited_s,
             ),
             finished_at=time.time(),
@@ -293,22 +311,6 @@ class Trainer:
                 positions=positions, ledger=ledger, recipe=self._recipe, trainer_epoch=self._epoch,
             )
         )  # fmt: skip
-
-
-def _plan_rows(planned: Plan) -> list[Row]:
-    """A bundle's rows in the order of the ledger: micro-batches, then those that need none."""
-    return [row for batch in planned.batches for row in batch.rows] + list(planned.idle)
-
-
-def _bundles_in(rows: Sequence[Row]) -> list[list[Row]]:
-    """The ledger's rows of a step, bundle by bundle, each by group and index as it was first planned."""
-    bundles: dict[int, list[Row]] = {}
-    for row in rows:
-        bundles.setdefault(row.sample.bundle, []).append(row)
-    return [
-        sorted(bundles[number], key=lambda row: (row.sample.group, row.sample.index))
-        for number in sorted(bundles)
-    ]
 
 
 def body(context: Context) -> None:

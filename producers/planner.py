@@ -91,6 +91,8 @@ class Planner:
 
     def _bundles(self, groups: Sequence[int], predicted: dict[int, float]) -> list[list[int]]:
         """Cut groups into runs of about trainer.bundle_tokens; a bundle is named by its first group."""
+        if self._spec.composes_on_arrival:
+            return [[group] for group in groups]
         bundles: list[list[int]] = []
         held = 0.0
         for group in groups:

@@ -143,5 +143,9 @@ def _checked(problem: Any, number: int, task: TaskSection) -> Problem:
     if not isinstance(prompt, str) or not prompt:
         raise TaskError(f"problem {number} has no text in {task.prompt_field!r} (task.prompt_field)")
     known = problem.get(task.id_field)
+    try:
+        json.dumps(problem)  # it travels to the reward
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"problem {number} has a value that JSON does not have: {error}") from error
     name = str(known) if known is not None else hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
     return {**problem, "id": name, "prompt": prompt}

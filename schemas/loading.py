@@ -38,15 +38,17 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
         raise RunFileError("\n".join(f"{path}:{line}: {name}: given twice" for name, line in double))
     for override in overrides:
         _override(data, override)
-    return validate(data, path, root)
+    return validate(data, path, root, overrides)
 
 
-def validate(data: dict[str, Any], path: Path, root: yaml.Node | None = None) -> RunSpec:
-    """The run spec in parsed data; `path` and the YAML nodes are for the messages."""
+def validate(
+    data: dict[str, Any], path: Path, root: yaml.Node | None = None, overrides: Sequence[str] = ()
+) -> RunSpec:
+    """The run spec in parsed data; `path`, the YAML nodes and the overrides are for the messages."""
     try:
         return resolve_paths(RunSpec.model_validate(data), path.parent)
     except ValidationError as error:
-        lines = [_explain(problem, path, root) for problem in error.errors()]
+        lines = [_explain(problem, path, root, overrides) for problem in error.errors()]
         raise RunFileError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -114,14 +116,19 @@ def _override(data: dict[str, Any], override: str) -> None:
     place[key] = value
 
 
-def _explain(problem: Any, path: Path, root: yaml.Node | None) -> str:
-    """One line: file, line, field, what is wrong, what is allowed."""
+def _explain(problem: Any, path: Path, root: yaml.Node | None, overrides: Sequence[str]) -> str:
+    """One line: file, line or --set, field, what is wrong, what is allowed."""
     location = [
         part for part in problem["loc"] if not str(part).startswith(("literal[", "list[", "constrained"))
     ]
     name = ".".join(str(part) for part in location)
     line = _line(root, location)
     where = f"{path}:{line}" if line else str(path)
+    keys = {override.partition("=")[0]: f"--set {override}" for override in overrides}
+    if whole := [text for key, text in keys.items() if f"{name}.".startswith(f"{key}.")]:
+        where = whole[-1]
+    elif inside := [text for key, text in keys.items() if not name or key.startswith(f"{name}.")]:
+        where = f"{where} with {' '.join(inside)}"
     kind, given = problem["type"], problem.get("input")
     section = _section(location[:-1])
     if kind == "extra_forbidden":

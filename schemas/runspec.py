@@ -160,10 +160,16 @@ class TrainerSection(Section):
     microbatch_tokens: Positive = Field(
         8192, description="Tokens of a micro-batch, with the padding that attention computes."
     )
+    compose: Literal["auto", "admission", "arrival"] = Field(
+        "auto",
+        description="admission: which groups are trained together is decided before they are generated, so "
+        "that a step has the same bits whatever finished first. arrival: whatever is there, which costs "
+        "less. auto: admission in sync mode, arrival in async mode.",
+    )
     bundle_tokens: Positive = Field(
         512,
-        description="Groups are trained in bundles of about so many tokens: small ones start sooner, "
-        "large ones cost less.",
+        description="Groups are trained in bundles of about so many tokens (arrival: of at least so many): "
+        "small ones start sooner, large ones cost less.",
     )
     exact_sums: bool = Field(
         True, description="Add gradients in fixed point: a step has the same bits whatever finished first."
@@ -245,6 +251,13 @@ class RunSpec(Section):
     placement: PlacementSection = PlacementSection()
     deadlines: DeadlinesSection = DeadlinesSection()
     report: str = Field("runs", description="Folder in which each run gets its report folder.")
+
+    @property
+    def composes_on_arrival(self) -> bool:
+        """Whether the trainer takes what is there, rather than what was decided at admission."""
+        if self.trainer.compose == "auto":
+            return self.algorithm.mode == "async"
+        return self.trainer.compose == "arrival"
 
     @field_validator("run")
     @classmethod

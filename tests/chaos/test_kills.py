@@ -52,6 +52,27 @@ def test_a_killed_process_changes_nothing(
 
 
 @pytest.mark.timeout(400)
+def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
+    tmp_path: Path, kafka: str, tiny_model: Path
+) -> None:
+    """What it trained together was decided by timing: the ledger says how it was."""
+    algorithm = {**SPEC.algorithm.model_dump(), "mode": "async", "staleness": 1.5}
+    spec = make_spec(algorithm=algorithm, trainer={"checkpoint_every": 4, "exact_sums": False})
+    with running(tmp_path, kafka, spec, tiny_model) as run:
+        for step in (3, 6):
+            run.wait_for_steps(step)
+            run.kill("trainer-0")
+            run.start("trainer")
+        run.wait_for_end()
+        steps = run.steps()
+        assert sorted(trained_ids(steps)) == [(g, i) for g in range(48) for i in range(4)]
+        log = run.log("trainer-0").read_text()
+        assert log.count("taken again from the ledger") >= 3
+        assert "has other bits" not in log
+        assert not run.dead_letters()
+
+
+@pytest.mark.timeout(400)
 def test_a_killed_broker_loses_nothing(
     tmp_path: Path, new_home: Callable[[str], StackPaths], tiny_model: Path, undisturbed: list[str]
 ) -> None:

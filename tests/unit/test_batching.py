@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.batching import advantages, cost, cut, plan
+from consumers.batching import advantages, cost, cut, plan, planned_as
 from consumers.stream import Row
 from tests.factories import make_sample, make_spec
 
@@ -84,6 +85,27 @@ def test_a_plan_holds_every_row_once_and_fits_the_budget() -> None:
             == sum(row.sample.tokens.size for row in batch.rows)
             == batch.behaviour.numel()
         )
+
+
+rewards = st.lists(st.floats(0, 1, width=32), min_size=12, max_size=12)
+
+
+@given(rewards, st.permutations(range(12)))
+@settings(deadline=None)
+def test_the_ledger_is_enough_to_plan_again_to_the_bit(values: list[float], order: list[int]) -> None:
+    spec = make_spec(algorithm={"groups": 3, "group_size": 4})
+    rows = [
+        Row(make_sample(spec, number // 4, number % 4, reward=value), 0, number)
+        for number, value in enumerate(values)
+    ]
+    planned = plan([rows[number] for number in order], spec.algorithm, 64, 0)
+    recorded = [row for batch in planned.batches for row in batch.rows] + planned.idle
+    sizes = [*(len(batch.rows) for batch in planned.batches), len(planned.idle)]
+    again = planned_as(recorded, sizes, spec.algorithm, 0)
+    assert [batch.rows for batch in again] == [batch.rows for batch in planned.batches]
+    for one, other in zip(again, planned.batches, strict=True):
+        for name in ("tokens", "answer", "behaviour", "advantage", "weight", "on_policy"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
 def test_equal_rewards_cost_nothing() -> None:

@@ -82,6 +82,8 @@ def test_every_group_is_admitted_once_in_time(spec: RunSpec) -> None:
     for prompt in prompts:
         by_bundle.setdefault((prompt.window, prompt.mini, prompt.bundle), []).append(prompt)
     assert all(len(members) == members[0].bundle_groups for members in by_bundle.values())
+    if algorithm.mode == "async":
+        assert all(prompt.bundle_groups == 1 for prompt in prompts), "the trainer decides what goes together"
 
 
 @given(specs, st.data())

@@ -116,7 +116,25 @@ def test_no_file(tmp_path: Path) -> None:
         ("run.x=1", "--set run.x=1: run is not a section"),
         (
             "algorithm.mode=asynch",
-            "count.yaml: algorithm.mode: 'asynch' is not one of 'sync' or 'async'; did you mean 'async'?",
+            (
+                "--set algorithm.mode=asynch: algorithm.mode: 'asynch' is not one of 'sync' or 'async'; "
+                "did you mean 'async'?"
+            ),
+        ),
+        (
+            "algorithm.staleness=1",
+            (
+                "count.yaml with --set algorithm.staleness=1: algorithm: staleness 1 needs mode async; "
+                "sync is on-policy, its staleness is 0"
+            ),
+        ),
+        (
+            "sampling.max_tokens=100000",
+            (
+                "count.yaml with --set sampling.max_tokens=100000: run file: trainer.microbatch_tokens "
+                "(8192) must hold the longest sample: "
+                "sampling.max_prompt_tokens + sampling.max_tokens = 100256"
+            ),
         ),
     ],
 )
