@@ -121,8 +121,10 @@ def current(paths: StackPaths | None = None) -> Stack:
 
 def _start_all(wanted: Sequence[Service], context: Context) -> None:
     pool = ThreadPoolExecutor(max(1, len(wanted)))
-    futures = {pool.submit(start, service, context): service for service in wanted}
+    futures: dict[Future[tuple[Record, bool]], Service] = {}
     try:
+        for service in wanted:  # in here: Ctrl-C may come before the first wait
+            futures[pool.submit(start, service, context)] = service
         # With a timeout: a wait without one does not let Ctrl-C through on every platform.
         while wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION).not_done:
             if any(future.done() and future.exception() for future in futures):
