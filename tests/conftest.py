@@ -4,6 +4,7 @@ A test gets its marker from its folder: tests/integration/test_x.py is marked `i
 """
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ MARKERS = ("unit", "integration", "e2e", "chaos")
 
 
 def pytest_configure() -> None:
+    # A shell's background jobs ignore Ctrl-C, and so would what the tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The jars and the S3 server are fetched once, by make, and not for each temporary home.
     os.environ.setdefault("STREAMRL_CACHE", str(TESTS.parent / ".streamrl"))
     # A developer's own stack may be running: take free ports and leave its keys alone.
