@@ -53,7 +53,8 @@ class KafkaService(Service):
         """Give the empty folder its cluster id. Only once: a formatted log is never formatted again."""
         context.progress(self.name, "formatting its storage")
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = ["kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", cluster]
+        # In one word: an id may begin with "-", and after a space that reads as another option.
+        tool = ["kafka.tools.StorageTool", "format", "--ignore-formatted", f"--cluster-id={cluster}"]
         run_tool(
             [*_java(context.paths), *tool, "-c", str(_properties(context.paths))],
             log=context.paths.log_file(self.name),

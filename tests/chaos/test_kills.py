@@ -56,18 +56,18 @@ def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
     """What it trained together was decided by timing: the ledger says how it was."""
-    algorithm = {**SPEC.algorithm.model_dump(), "mode": "async", "staleness": 1.5}
-    spec = make_spec(algorithm=algorithm, trainer={"checkpoint_every": 4, "exact_sums": False})
+    algorithm = {**SPEC.algorithm.model_dump(), "mode": "async", "staleness": 1.5, "iterations": 20}
+    spec = make_spec(algorithm=algorithm, trainer={"checkpoint_every": 100, "exact_sums": False})
     with running(tmp_path, kafka, spec, tiny_model) as run:
-        for step in (3, 6):
+        for step in (3, 8):
             run.wait_for_steps(step)
             run.kill("trainer-0")
             run.start("trainer")
         run.wait_for_end()
         steps = run.steps()
-        assert sorted(trained_ids(steps)) == [(g, i) for g in range(48) for i in range(4)]
+        assert sorted(trained_ids(steps)) == [(g, i) for g in range(160) for i in range(4)]
         log = run.log("trainer-0").read_text()
-        assert log.count("taken again from the ledger") >= 3
+        assert log.count("taken again from the ledger") >= 3 + 8  # no checkpoint before the end
         assert "has other bits" not in log
         assert not run.dead_letters()
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from infra.stack import local
+from infra.stack.kafka import KafkaService
 from infra.stack.paths import StackPaths
-from infra.stack.services import Record, read_record
+from infra.stack.services import Context, Record, read_record
 from tests.stacks import listens_on, processes_of
 from tests.waiting import wait_until
 
@@ -201,3 +203,14 @@ def test_up_goes_on_where_a_killed_up_left_off(new_home: Callable[[str], StackPa
     finally:
         local.down(paths=paths)
     assert processes_of(paths.home) == []
+
+
+def test_a_cluster_id_may_begin_with_a_dash(
+    new_home: Callable[[str], StackPaths], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One id in 64 does, and the tool that formats the log then saw another option."""
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
+    context = Context(new_home("dashed"))
+    KafkaService().prepare(context)
+    KafkaService().launch(context, port=19092)
+    assert "cluster.id=-Pj4" in (context.paths.kafka_data / "meta.properties").read_text()
