@@ -1,6 +1,6 @@
 """A generator: prompts in, samples out, each published the moment it is finished and scored.
 
-<run>.prompts ──► backlog ──► engine ──► reward processes ──► <run>.samples
+<run>.prompts ──► backlog ──► engine process ──► reward processes ──► <run>.samples
 <run>.weights ──► watch ──────┘ installed between two decode steps, verified by hash
 
 waits for                      unblocked by
@@ -26,12 +26,16 @@ from infra.waiting import Wait
 from infra.weights.errors import WeightsError
 from producers.backlog import Backlog, Job
 from producers.engines.base import Engine, Finished, Request
+from producers.engines.engine_process import EngineOptions
+from producers.engines.remote import RemoteEngine
 from producers.rewards import RewardPool, Score
+from producers.tokenizing import load_to_text
 from producers.weights_watch import Version, watch_weights
 from schemas.identity import sample_id, sampling_seed
 from schemas.messages import Prompt, Sample
 from schemas.wire import Unreadable, decode, encode
 
+_SCORES_S = 0.004  # how often the reward processes are asked, when somebody may wait for what they have
 _IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
 # A request to the broker costs generator, trainer and broker a millisecond or two each: samples that finish
 # within this time share one. Not when few are running: then somebody waits for the last ones.
@@ -62,7 +66,9 @@ class _Progress:
 class Generator:
     """Runs one engine."""
 
-    def __init__(self, context: Context, engine: Engine, to_text: Callable[[np.ndarray], str]) -> None:
+    def __init__(
+        self, context: Context, engine: Engine, to_text: Callable[[np.ndarray], str], bell: threading.Event
+    ) -> None:
         self._context, self._engine, self._text = context, engine, to_text
         self._spec = context.spec
         self._deadline = context.spec.deadlines.progress_s
@@ -76,7 +82,7 @@ class Generator:
         self._backlog.recover(
             context.bus, context.topics, lookahead=self._spec.algorithm.lookahead, deadline_s=self._deadline
         )
-        self._bell = threading.Event()
+        self._bell = bell
         self._prompts = Tail(context.bus.reader(context.topics.prompts), lambda records: records, self._bell)
         self._weights = watch_weights(context, self._bell)
         self._rewards = RewardPool(self._spec.task)
@@ -106,6 +112,7 @@ class Generator:
             self._rewards.close()
             self._prompts.close()
             self._weights.close()
+            self._engine.close()
 
     def _idle(self) -> None:
         """Say what is awaited, until something comes."""
@@ -121,18 +128,17 @@ class Generator:
 
     def _install(self, fresh: Version) -> None:
         """Replace the weights; running samples go on with the new ones and say from which token on."""
-        self._engine.load_weights(fresh.tensors)
-        held = self._engine.held_digests()
-        wrong = sorted(name for name, digest in fresh.digests.items() if held.get(name) != digest)
+        installed = self._engine.install(fresh.file)
+        wrong = sorted(
+            name for name, digest in fresh.digests.items() if installed.digests.get(name) != digest
+        )
         if wrong:
             raise WeightsError(
                 f"the engine does not hold version {fresh.version}: {', '.join(wrong[:3])} differ "
                 f"({len(wrong)} of {len(fresh.digests)} tensors). It is not used"
             )
-        lengths = self._engine.unfinished()
-        for name, running in self._running.items():
-            if running.finished is None:
-                _change_version(running, lengths.get(name, 0), fresh)
+        for name, tokens in installed.tokens.items():
+            _change_version(self._running[name], tokens, fresh)
         self._version = fresh
         at_step(fresh.version)
 
@@ -179,7 +185,8 @@ class Generator:
         if not self._generating:
             time.sleep(0.001)  # only rewards are outstanding
             return 0
-        finished = self._engine.step()
+        hurry = self._rewards.pending() and self._generating < _FEW
+        finished = self._engine.step(_SCORES_S if hurry else _HOLD_S)
         self._generating -= len(finished)
         for sample in finished:
             running = self._running[sample.id]
@@ -248,14 +255,11 @@ def _change_version(running: _Running, tokens: int, fresh: Version) -> None:
 
 def body(context: Context) -> None:
     """What a generator does."""
-    from transformers import AutoTokenizer
-
-    from producers.engines.vllm_engine import VllmEngine
-
     spec = context.spec
     began = time.monotonic()
-    engine = VllmEngine(
-        context.record.model,
+    bell = threading.Event()
+    options = EngineOptions(
+        model=context.record.model,
         dtype=spec.model.dtype,
         slots=spec.generator.slots,
         max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
@@ -264,10 +268,12 @@ def body(context: Context) -> None:
         threads=spec.generator.threads,
         batch_invariant=spec.generator.batch_invariant,
     )
-    tokenizer = AutoTokenizer.from_pretrained(context.record.model)
+    engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s)
+    generator = Generator(context, engine, load_to_text(context.record.model), bell)
+    engine.wait_until_ready()
     context.loaded()
     context.log.info("engine ready after %.1f s", time.monotonic() - began)
-    Generator(context, engine, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)).run()
+    generator.run()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
@@ -23,7 +21,7 @@ class Version:
     version: int
     root: str
     digests: Mapping[str, str]
-    tensors: Mapping[str, torch.Tensor]
+    file: bytes  # safetensors
 
 
 def watch_weights(context: Context, bell: threading.Event) -> Tail[Version]:
@@ -36,8 +34,8 @@ def watch_weights(context: Context, bell: threading.Event) -> Tail[Version]:
         announced = decode(records[-1].value, WeightsAnnouncement)
         if announced.version <= have:
             return []
-        manifest, tensors = weights.fetch(announced.version, root=announced.root)
+        manifest, file = weights.fetch_file(announced.version, root=announced.root)
         have = announced.version
-        return [Version(announced.version, manifest.root, manifest.digests, tensors)]
+        return [Version(announced.version, manifest.root, manifest.digests, file)]
 
     return Tail(context.bus.reader(context.topics.weights), fetch, bell)

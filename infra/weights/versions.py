@@ -10,16 +10,16 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 
 from infra.store import Exists, Store
-from infra.weights.digest import digests_of, root_digest
+from infra.weights.digest import digests_of, file_digests, root_digest
 from infra.weights.errors import WeightsError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Manifest(BaseModel):
@@ -51,6 +51,9 @@ class WeightStore:
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int) -> Manifest:
         """Put a version; if it is there already with the same bits, that is fine (a trainer resumed)."""
+        import torch
+        from safetensors.torch import save
+
         bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
         if bad:
             raise WeightsError(f"version {version} is not published: NaN or infinity in {', '.join(bad[:3])}")
@@ -61,9 +64,7 @@ class WeightStore:
             return self._same(known, root)
         # the root in the name: two trainers that race can't mix one's manifest with the other's tensors
         file = f"{self._prefix}/v{version:06d}/{root[:12]}.safetensors"
-        data = save_safetensors(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        )
+        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         self._store.put(file, data)
         manifest = Manifest(
             run=self._run, version=version, root=root, digests=digests, file=file, size=len(data),
@@ -103,16 +104,27 @@ class WeightStore:
 
     def fetch(self, version: int, *, root: str | None = None) -> tuple[Manifest, dict[str, torch.Tensor]]:
         """A version's tensors, verified bit by bit."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        manifest, data = self.fetch_file(version, root=root)
+        try:
+            return manifest, load(data)
+        except SafetensorError as error:
+            raise WeightsError(f"{self._store.url}/{manifest.file} is damaged: {error}") from error
+
+    def fetch_file(self, version: int, *, root: str | None = None) -> tuple[Manifest, bytes]:
+        """A version's safetensors file, its tensors verified bit by bit."""
         manifest = self.manifest(version)
         if root is not None and manifest.root != root:
             raise WeightsError(
                 f"version {version} has root {manifest.root[:12]} in the store; {root[:12]} was announced"
             )
+        data = self._store.get(manifest.file)
         try:
-            tensors = load_safetensors(self._store.get(manifest.file))
-        except SafetensorError as error:
+            found = file_digests(data)
+        except ValueError as error:
             raise WeightsError(f"{self._store.url}/{manifest.file} is damaged: {error}") from error
-        found = digests_of(tensors)
         wrong = [
             name for name in {*found, *manifest.digests} if found.get(name) != manifest.digests.get(name)
         ]
@@ -120,7 +132,7 @@ class WeightStore:
             raise WeightsError(
                 f"{self._store.url}/{manifest.file}: wrong bits in {', '.join(sorted(wrong)[:3])}"
             )
-        return manifest, tensors
+        return manifest, data
 
     def versions(self) -> list[int]:
         """All published versions, oldest first."""

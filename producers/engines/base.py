@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from infra.errors import Explained
 
@@ -37,23 +36,28 @@ class Finished:
     finish: str  # "stop" or "length"
 
 
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an engine holds after its weights were replaced, between two decode steps."""
+
+    digests: Mapping[str, str]  # hash of each tensor that it now computes with, by Hugging Face names
+    tokens: Mapping[str, int]  # the samples it has not finished, and how many tokens each has
+
+
 class Engine(Protocol):
     """Makes samples, one decode step of all running ones at a time."""
 
     def submit(self, request: Request) -> None:
         """Take a request; it runs as soon as a slot is free."""
 
-    def step(self) -> list[Finished]:
-        """One decode step; what finished in it."""
-
-    def unfinished(self) -> dict[str, int]:
-        """The requests that are not finished, and how many tokens each has."""
+    def step(self, wait_s: float) -> list[Finished]:
+        """One decode step; what finished in it. An engine that steps by itself: what finished in `wait_s`."""
 
     def abort(self, ids: Sequence[str]) -> None:
         """Forget requests."""
 
-    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights between two steps; running samples go on with the new ones."""
+    def install(self, weights: bytes) -> Installed:
+        """Take the weights of a safetensors file between two steps; running samples go on with them."""
 
-    def held_digests(self) -> dict[str, str]:
-        """Hash of each tensor that the engine now computes with, by Hugging Face names."""
+    def close(self) -> None:
+        """Let go of what it holds."""

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from safetensors.torch import load
 
 from infra.weights.digest import tensor_digest
-from producers.engines.base import EngineError, Finished, Request
+from producers.engines.base import EngineError, Finished, Installed, Request
 from producers.engines.cpu_linear import PackedLinear
 from producers.engines.sampler import StreamSampler, own_id
 
@@ -114,7 +115,7 @@ class VllmEngine:
             priority=-round(request.priority),
         )
 
-    def step(self) -> list[Finished]:
+    def step(self, wait_s: float = 0.0) -> list[Finished]:
         self._sampler.batch = self._runner.input_batch
         finished = []
         for output in self._engine.step():
@@ -138,6 +139,13 @@ class VllmEngine:
         self._engine.abort_request(list(ids))
         for request in ids:
             self._sampler.close(request)
+
+    def install(self, weights: bytes) -> Installed:
+        self.load_weights(load(weights))
+        return Installed(self.held_digests(), self.unfinished())
+
+    def close(self) -> None:
+        pass  # it ends with its process
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._shapes = {name: tensor.shape for name, tensor in tensors.items()}

@@ -13,6 +13,7 @@ _NAMES = {
     "producers.feeder": "feeder",
     "consumers.trainer": "trainer",
     "producers.generator": "generator",
+    "producers.engines.engine_process": "engine",
     "producers.reward_worker": "reward",
     "infra.supervise.guard": "guard",
     "flows.cli": "flow",

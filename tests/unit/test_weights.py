@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
 
 from infra.store import Missing, open_store
-from infra.weights.digest import digests_of, root_digest
+from infra.weights.digest import digests_of, file_digests, root_digest
 from infra.weights.errors import WeightsError
 from infra.weights.versions import WeightStore
 
@@ -34,6 +38,13 @@ def test_digests_see_one_bit_dtype_and_shape() -> None:
     flipped.view(torch.int32)[3] = 1
     kinds = [tensor, flipped, -tensor, tensor.reshape(2, 4), tensor.view(torch.int32)]
     assert len({digests_of({"x": kind})["x"] for kind in kinds}) == len(kinds)
+
+
+@given(st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]),
+       st.lists(st.integers(0, 4), max_size=3))  # fmt: skip
+def test_a_file_has_the_digests_of_its_tensors(dtype: torch.dtype, shape: list[int]) -> None:
+    tensors = {"x": torch.arange(math.prod(shape)).reshape(shape).to(dtype), "y": torch.ones(3)}
+    assert file_digests(save(tensors, metadata={"format": "pt"})) == digests_of(tensors)
 
 
 def test_publishing_again_is_fine_with_the_same_bits_only(tmp_path: Path) -> None:

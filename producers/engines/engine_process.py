@@ -1,0 +1,142 @@
+"""vLLM in a process of its own: it decodes, one step after the other, and does nothing else.
+
+generator ── submit, abort, install ──► this process: reads what has come, then one decode step
+          ◄── finished, installed ─────
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from infra.errors import Explained
+from producers.engines.base import Engine, Request
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `VllmEngine` is made with."""
+
+    model: str
+    dtype: str
+    slots: int
+    max_model_len: int
+    temperature: float
+    kv_cache_mib: int
+    threads: int
+    batch_invariant: bool
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    """To the engine: a sample to be made."""
+
+    id: str
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    priority: float
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """To the engine: samples that are not wanted any more."""
+
+    ids: list[str]
+
+
+class Install(msgspec.Struct, tag="install"):
+    """To the engine: weights to go on with, in a safetensors file."""
+
+    file: str
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """From the engine: it can take requests."""
+
+
+class Made(msgspec.Struct, tag="made"):
+    """From the engine: a finished sample."""
+
+    id: str
+    tokens: bytes  # int32
+    logprobs: bytes  # float32
+    finish: str
+
+
+class Holds(msgspec.Struct, tag="holds"):
+    """From the engine: the weights are installed."""
+
+    digests: dict[str, str]
+    tokens: dict[str, int]
+
+
+class Refused(msgspec.Struct, tag="refused"):
+    """From the engine: why it ends."""
+
+    reason: str
+
+
+Order = Submit | Abort | Install
+Report = Ready | Made | Holds | Refused
+_orders = msgspec.msgpack.Decoder(list[Order])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def main() -> None:
+    """Serve until the other end is closed."""
+    options = msgspec.json.decode(sys.argv[1], type=EngineOptions)
+    answer(Connection(int(sys.argv[2])), lambda: _make(options))
+
+
+def _make(options: EngineOptions) -> Engine:
+    from producers.engines.vllm_engine import VllmEngine
+
+    return VllmEngine(**msgspec.structs.asdict(options))
+
+
+def answer(link: Connection, make: Callable[[], Engine]) -> None:
+    """Make the engine, then orders in, reports out, and a step in between; what goes wrong is told."""
+    try:
+        gc.disable()  # seconds, while millions of objects come and none goes
+        engine = make()
+        gc.freeze()
+        gc.enable()
+        link.send_bytes(_encode([Ready()]))
+        _serve(link, engine)
+    except (EOFError, BrokenPipeError):
+        pass  # the generator has ended
+    except Explained as error:
+        link.send_bytes(_encode([Refused(str(error))]))
+
+
+def _serve(link: Connection, engine: Engine) -> None:
+    running: set[str] = set()
+    while True:
+        while link.poll(0 if running else None):
+            for order in _orders.decode(link.recv_bytes()):
+                _obey(order, engine, running, link)
+        if made := engine.step(0.0):
+            running.difference_update(sample.id for sample in made)
+            link.send_bytes(
+                _encode([Made(f.id, f.tokens.tobytes(), f.logprobs.tobytes(), f.finish) for f in made])
+            )
+
+
+def _obey(order: Order, engine: Engine, running: set[str], link: Connection) -> None:
+    if isinstance(order, Submit):
+        engine.submit(Request(order.id, order.prompt, order.max_tokens, order.seed, order.priority))
+        running.add(order.id)
+    elif isinstance(order, Abort):
+        ids = running.intersection(order.ids)
+        engine.abort(sorted(ids))
+        running -= ids
+    else:
+        installed = engine.install(Path(order.file).read_bytes())
+        link.send_bytes(_encode([Holds(dict(installed.digests), dict(installed.tokens))]))
+
+
+if __name__ == "__main__":
+    main()

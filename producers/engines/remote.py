@@ -1,0 +1,151 @@
+"""The engine's other end: sends orders to the engine process and takes what it reports.
+
+Kafka, rewards and weights keep a generator's own process busy. Were the engine in it, each of its steps
+would wait for them: they share one interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import Pipe
+
+import msgspec
+import numpy as np
+
+from infra.supervise.children import kill, start
+from producers.engines.base import EngineError, Finished, Installed, Request
+from producers.engines.engine_process import (
+    Abort,
+    EngineOptions,
+    Holds,
+    Install,
+    Made,
+    Order,
+    Ready,
+    Refused,
+    Report,
+    Submit,
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Report]).decode
+
+
+class RemoteEngine:
+    """An engine in a process of its own. `bell` is rung whenever it has something to say."""
+
+    def __init__(self, options: EngineOptions, bell: threading.Event, *, deadline_s: float) -> None:
+        self._bell, self._deadline = bell, deadline_s
+        self._link, theirs = Pipe()
+        self._process = start(
+            [
+                sys.executable, "-m", "producers.engines.engine_process",
+                msgspec.json.encode(options).decode(), str(theirs.fileno()),
+            ],
+            pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+        theirs.close()
+        self._orders: list[Order] = []
+        self._made: list[Made] = []
+        self._reports: queue.SimpleQueue[list[Report]] = queue.SimpleQueue()
+        # A thread that always reads: else both ends could wait for the other to empty a full pipe.
+        self._reader = threading.Thread(target=self._read, daemon=True, name="engine")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the engine process."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Until it can take requests."""
+        self._await(Ready, "to be ready")
+
+    def submit(self, request: Request) -> None:
+        self._orders.append(
+            Submit(request.id, list(request.prompt), request.max_tokens, request.seed, request.priority)
+        )
+
+    def abort(self, ids: Sequence[str]) -> None:
+        self._orders.append(Abort(list(ids)))
+
+    def step(self, wait_s: float) -> list[Finished]:
+        self._flush()
+        if not self._made and self._reports.empty():
+            self._bell.wait(wait_s)
+            self._bell.clear()
+        while not self._reports.empty():
+            self._take()
+        made, self._made = self._made, []
+        return [
+            Finished(m.id, np.frombuffer(m.tokens, np.int32), np.frombuffer(m.logprobs, np.float32), m.finish)
+            for m in made
+        ]
+
+    def install(self, weights: bytes) -> Installed:
+        # In memory, without a name: nothing is left behind whoever is killed.
+        memory = os.memfd_create("weights")
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(weights)
+            self._orders.append(Install(f"/proc/{os.getpid()}/fd/{memory}"))
+            self._flush()
+            holds = self._await(Holds, "to install weights")
+            assert isinstance(holds, Holds)
+        finally:
+            os.close(memory)
+        return Installed(holds.digests, holds.tokens)
+
+    def close(self) -> None:
+        kill(self._process)
+        self._reader.join()
+        self._link.close()
+
+    def _flush(self) -> None:
+        if self._orders:
+            try:
+                self._link.send_bytes(_encode(self._orders))
+            except OSError:
+                raise self._ended() from None
+            self._orders.clear()
+
+    def _await(self, kind: type[Report], what: str) -> Report:
+        """Its next report of a kind."""
+        until = time.monotonic() + self._deadline
+        while True:
+            for report in self._take(max(0.0, until - time.monotonic()), what):
+                if isinstance(report, kind):
+                    return report
+
+    def _take(self, wait_s: float = 0.0, what: str = "") -> list[Report]:
+        """Its next reports; what it made is kept."""
+        try:
+            reports = self._reports.get(timeout=wait_s)
+        except queue.Empty:
+            raise EngineError(f"the engine process took more than {self._deadline:.0f} s {what}") from None
+        if not reports:
+            raise self._ended()
+        for report in reports:
+            if isinstance(report, Refused):
+                raise EngineError(report.reason)
+            if isinstance(report, Made):
+                self._made.append(report)
+        return reports
+
+    def _ended(self) -> EngineError:
+        status = self._process.wait()
+        return EngineError(f"the engine process ended with status {status}; the log above has its last words")
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._reports.put(_decode(self._link.recv_bytes()))
+                self._bell.set()
+        except (EOFError, OSError):
+            self._reports.put([])  # the end
+            self._bell.set()
