@@ -91,17 +91,20 @@ class Generator:
         """Until told to stop."""
         try:
             wait = Wait("work", unblocked_by="the feeder and the trainer", deadline_s=self._deadline)
+            since = time.monotonic()
             while True:
                 self._context.check_stop()
                 for version in self._weights.take():
                     self._install(version)
                 moved = self._take_prompts() + self._submit()
-                if self._running:
-                    began = time.monotonic()
+                if busy := self._generating > 0:
                     moved += self._step()
-                    self._progress.busy_s += time.monotonic() - began
+                elif self._running:
+                    time.sleep(_SCORES_S)  # only rewards are outstanding
                 moved += self._collect(self._rewards.poll())
                 self._publish()
+                since, before = time.monotonic(), since
+                self._progress.busy_s += (since - before) * busy
                 self._report()
                 if moved or self._running:
                     wait.progress()
@@ -182,9 +185,6 @@ class Generator:
         )
 
     def _step(self) -> int:
-        if not self._generating:
-            time.sleep(0.001)  # only rewards are outstanding
-            return 0
         hurry = self._rewards.pending() and self._generating < _FEW
         finished = self._engine.step(_SCORES_S if hurry else _HOLD_S)
         self._generating -= len(finished)

@@ -30,13 +30,11 @@ class _FixedLengths(VllmEngine):
         )
 
 
-def generation_s(
-    spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]], *, bounded: bool
-) -> float:
+def generation_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> tuple[float, float]:
     """Seconds to generate samples of these lengths, for a trainer that takes no time at all.
 
-    Bounded: an iteration may begin when the one that lies `staleness + 1` before it is whole, as in the run.
-    Otherwise all are there from the start.
+    First bounded: an iteration may begin when the one that lies `staleness + 1` before it is whole, as in the
+    run. Then as if all were there from the start.
     """
     engine = _FixedLengths(
         model, slots=spec.generator.slots, threads=1, kv_cache_mib=spec.generator.kv_cache_mib,
@@ -45,11 +43,12 @@ def generation_s(
     )  # fmt: skip
     engine.fix()
     torch.set_num_threads(1)
-    ahead = math.floor(spec.algorithm.lookahead) + 1 if bounded else len(iterations)
     _generate(engine, spec.generator.slots, iterations[:1], 1, "w")  # the first one warms up
-    began = time.perf_counter()
-    _generate(engine, spec.generator.slots, iterations, ahead, "m")
-    return time.perf_counter() - began
+    times = [time.perf_counter()]
+    for mark, ahead in (("b", math.floor(spec.algorithm.lookahead) + 1), ("u", len(iterations))):
+        _generate(engine, spec.generator.slots, iterations, ahead, mark)
+        times.append(time.perf_counter())
+    return times[1] - times[0], times[2] - times[1]
 
 
 def _generate(

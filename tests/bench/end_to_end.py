@@ -200,7 +200,7 @@ def _limit(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encode(sample))
     arguments = (runfile, changes, model, str(folder / "limit"))
-    parts = ("_generation", "_unbounded", "_training")
+    parts = ("_generation", "_training")
     return {name: value for part in parts for name, value in _alone(part, *arguments).items()}
 
 
@@ -214,15 +214,8 @@ def _read(folder: str) -> list[list[Sample]]:
 def _generation(runfile: str, changes: list[str], model: str, folder: str) -> None:
     from tests.bench._limit import generation_s
 
-    took = generation_s(load(runfile, changes), model, _read(folder), bounded=True)
-    print("RESULT", json.dumps({"generate_s": took}))
-
-
-def _unbounded(runfile: str, changes: list[str], model: str, folder: str) -> None:
-    from tests.bench._limit import generation_s
-
-    took = generation_s(load(runfile, changes), model, _read(folder), bounded=False)
-    print("RESULT", json.dumps({"unbounded_s": took}))
+    bounded, unbounded = generation_s(load(runfile, changes), model, _read(folder))
+    print("RESULT", json.dumps({"generate_s": bounded, "unbounded_s": unbounded}))
 
 
 def _training(runfile: str, changes: list[str], model: str, folder: str) -> None:
