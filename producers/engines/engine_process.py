@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from infra.errors import Explained
-from producers.engines.base import Engine, Request
+from producers.engines.base import Engine, Installed, Request
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +34,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Submit(msgspec.Struct, tag="submit"):
     """To the engine: a sample to be made."""
 
-    id: str
-    prompt: list[int]
-    max_tokens: int
-    seed: int
-    priority: float
+    request: Request
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -69,8 +65,7 @@ class Made(msgspec.Struct, tag="made"):
 class Holds(msgspec.Struct, tag="holds"):
     """From the engine: the weights are installed."""
 
-    digests: dict[str, str]
-    tokens: dict[str, int]
+    installed: Installed
 
 
 class Refused(msgspec.Struct, tag="refused"):
@@ -127,15 +122,14 @@ def _serve(link: Connection, engine: Engine) -> None:
 
 def _obey(order: Order, engine: Engine, running: set[str], link: Connection) -> None:
     if isinstance(order, Submit):
-        engine.submit(Request(order.id, order.prompt, order.max_tokens, order.seed, order.priority))
-        running.add(order.id)
+        engine.submit(order.request)
+        running.add(order.request.id)
     elif isinstance(order, Abort):
         ids = running.intersection(order.ids)
         engine.abort(sorted(ids))
         running -= ids
     else:
-        installed = engine.install(Path(order.file).read_bytes())
-        link.send_bytes(_encode([Holds(dict(installed.digests), dict(installed.tokens))]))
+        link.send_bytes(_encode([Holds(engine.install(Path(order.file).read_bytes()))]))
 
 
 if __name__ == "__main__":

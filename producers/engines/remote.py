@@ -6,6 +6,7 @@ would wait for them: they share one interpreter.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
@@ -67,9 +68,7 @@ class RemoteEngine:
         self._await(Ready, "to be ready")
 
     def submit(self, request: Request) -> None:
-        self._orders.append(
-            Submit(request.id, list(request.prompt), request.max_tokens, request.seed, request.priority)
-        )
+        self._orders.append(Submit(request))
 
     def abort(self, ids: Sequence[str]) -> None:
         self._orders.append(Abort(list(ids)))
@@ -99,7 +98,7 @@ class RemoteEngine:
             assert isinstance(holds, Holds)
         finally:
             os.close(memory)
-        return Installed(holds.digests, holds.tokens)
+        return holds.installed
 
     def close(self) -> None:
         kill(self._process)
@@ -108,10 +107,8 @@ class RemoteEngine:
 
     def _flush(self) -> None:
         if self._orders:
-            try:
+            with contextlib.suppress(OSError):  # it has ended: its last report says why
                 self._link.send_bytes(_encode(self._orders))
-            except OSError:
-                raise self._ended() from None
             self._orders.clear()
 
     def _await(self, kind: type[Report], what: str) -> Report:
@@ -129,17 +126,16 @@ class RemoteEngine:
         except queue.Empty:
             raise EngineError(f"the engine process took more than {self._deadline:.0f} s {what}") from None
         if not reports:
-            raise self._ended()
+            status = self._process.wait()
+            raise EngineError(
+                f"the engine process ended with status {status}; the log above has its last words"
+            )
         for report in reports:
             if isinstance(report, Refused):
                 raise EngineError(report.reason)
             if isinstance(report, Made):
                 self._made.append(report)
         return reports
-
-    def _ended(self) -> EngineError:
-        status = self._process.wait()
-        return EngineError(f"the engine process ended with status {status}; the log above has its last words")
 
     def _read(self) -> None:
         try:

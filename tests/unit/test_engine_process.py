@@ -72,6 +72,10 @@ def link() -> Iterator[Connection]:
     assert not thread.is_alive(), "it goes on without a generator"
 
 
+def submit(name: str, tokens: int) -> Submit:
+    return Submit(Request(name, [1], tokens, seed=0, priority=0.0))
+
+
 def send(link: Connection, *orders: Order) -> None:
     link.send_bytes(msgspec.msgpack.encode(list(orders)))
 
@@ -86,7 +90,7 @@ def names(reports: Sequence[Report]) -> list[str]:
 
 
 def test_makes_what_it_is_told_and_reports_together_what_finishes_together(link: Connection) -> None:
-    send(link, *(Submit(f"s{n}", [1], n, 0, 0.0) for n in (2, 1, 2)), Submit("x", [1], 2, 0, 0.0))
+    send(link, *(submit(f"s{n}", n) for n in (2, 1, 2)), submit("x", 2))
     first, second = read(link), read(link)
     assert names(first) == ["s1"]
     assert sorted(names(second)) == ["s2", "x"]
@@ -95,26 +99,26 @@ def test_makes_what_it_is_told_and_reports_together_what_finishes_together(link:
 
 
 def test_forgets_what_is_not_wanted_and_waits_when_nothing_is_left(link: Connection) -> None:
-    send(link, Submit("a", [1], 10**9, 0, 0.0), Submit("b", [1], 10**9, 0, 0.0))
+    send(link, submit("a", 10**9), submit("b", 10**9))
     send(link, Abort(["a", "b", "never seen"]))
     assert not link.poll(0.05)
-    send(link, Submit("c", [1], 1, 0, 0.0))
+    send(link, submit("c", 1))
     assert names(read(link)) == ["c"]
 
 
 def test_installs_between_two_steps_and_says_what_is_unfinished(link: Connection, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"abc")
-    send(link, Submit("long", [1], 10**9, 0, 0.0), Install(str(tmp_path / "weights")))
+    send(link, submit("long", 10**9), Install(str(tmp_path / "weights")))
     (holds,) = read(link)
     assert isinstance(holds, Holds)
-    assert holds.digests == {"file": b"abc".hex()} and set(holds.tokens) == {"long"}
+    assert holds.installed.digests == {"file": b"abc".hex()} and set(holds.installed.tokens) == {"long"}
     send(link, Abort(["long"]))
 
 
 @pytest.mark.parametrize("make", [CountingEngine, lambda: _refuse()])
 def test_what_goes_wrong_is_told(make: Callable[[], CountingEngine]) -> None:
     ours, theirs = Pipe()
-    send(ours, Submit("empty", [1], 0, 0, 0.0))
+    send(ours, submit("empty", 0))
     answer(theirs, make)
     told = [report for _ in range(1 + (make is CountingEngine)) for report in read(ours)]
     assert isinstance(told[-1], Refused) and told[-1].reason.endswith("may have no token")
