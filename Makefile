@@ -23,6 +23,8 @@ ifneq ($(strip $(wheel_dirs)),)
 export UV_FIND_LINKS ?= $(subst $(space),$(comma),$(strip $(wheel_dirs)))
 endif
 cpu_torch := $(foreach place,$(wheel_dirs),$(wildcard $(place)/torch-$(TORCH)+cpu-*.whl))
+# Bytecode once for all: importing vLLM takes three times as long without, and PYTHONDONTWRITEBYTECODE may be set.
+bytecode  := --compile-bytecode
 # The build of torch for CPUs imports none of the CUDA libraries that the plain one needs.
 unneeded  := $(if $(cpu_torch),^(nvidia-|cuda-),^$$)
 
@@ -38,8 +40,8 @@ $(VENV)/.packages: requirements/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(UV) || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	grep -vE '$(unneeded)' requirements/cpu.txt > $(VENV)/requirements.txt
-	$(UV) pip install --python $(BIN)/python --no-deps -r $(VENV)/requirements.txt
-	DS_BUILD_OPS=0 $(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation $(DEEPSPEED)
+	$(UV) pip install --python $(BIN)/python $(bytecode) --no-deps -r $(VENV)/requirements.txt
+	DS_BUILD_OPS=0 $(UV) pip install --python $(BIN)/python $(bytecode) --no-deps --no-build-isolation $(DEEPSPEED)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml

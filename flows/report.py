@@ -4,7 +4,7 @@
     curves.png      reward, length, staleness and so on    model/     the trained model, for transformers
     summary.json    the result, before and after           logs/      of the run's processes
 
-It is a process of its own because it needs torch and matplotlib, which the flow has no other use for. All
+It is a process of its own because it needs matplotlib, which the flow has no other use for. All
 it needs is the store and the log: it can be made again at any time.
 """
 
@@ -67,19 +67,17 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
 
 def export_model(record: RunRecord, target: Path) -> int | None:
     """The newest weights with config and tokenizer of the starting model, as transformers reads them."""
-    from safetensors.torch import save_file
-
     from infra.weights.versions import WeightStore
 
     weights = WeightStore(open_store(record.store), record.id)
     versions = weights.versions()
     if not versions:
         return None
-    _, tensors = weights.fetch(versions[-1])
+    _, data = weights.fetch_file(versions[-1])
     if target.exists():
         shutil.rmtree(target)
     shutil.copytree(record.model, target, ignore=shutil.ignore_patterns(*_WEIGHTS))
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    (target / "model.safetensors").write_bytes(data)
     return versions[-1]
 
 

@@ -64,7 +64,10 @@ class WeightStore:
             return self._same(known, root)
         # the root in the name: two trainers that race can't mix one's manifest with the other's tensors
         file = f"{self._prefix}/v{version:06d}/{root[:12]}.safetensors"
-        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        data = save(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            metadata={"format": "pt"},  # transformers asks for it
+        )
         self._store.put(file, data)
         manifest = Manifest(
             run=self._run, version=version, root=root, digests=digests, file=file, size=len(data),

@@ -38,15 +38,11 @@ class Iteration:
 class BareLoop:
     """Generate, train, load, over and over; `threads` for training (more than one only slows generation)."""
 
-    def __init__(self, spec: RunSpec, model: str, *, threads: int) -> None:
+    def __init__(self, spec: RunSpec, model: str, engine: VllmEngine, *, threads: int) -> None:
         from transformers import AutoTokenizer
 
         self._spec, self._threads = spec, threads
-        self._engine = VllmEngine(
-            model, slots=spec.generator.slots, temperature=spec.sampling.temperature, threads=1,
-            max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
-            kv_cache_mib=spec.generator.kv_cache_mib, batch_invariant=spec.generator.batch_invariant,
-        )  # fmt: skip
+        self._engine = engine
         self._learner = TorchLearner(model, spec)
         tokenizer = AutoTokenizer.from_pretrained(model)
         self._text = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)

@@ -18,37 +18,31 @@ from schemas.messages import Sample
 from schemas.runspec import RunSpec
 
 
-class _FixedLengths(VllmEngine):
-    """Goes on to the wanted length whatever is drawn."""
-
-    def fix(self) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        self._params = lambda tokens: SamplingParams(
-            max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-        )
-
-
-def generation_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> tuple[float, float]:
+def generation_s(
+    spec: RunSpec, engine: VllmEngine, iterations: Sequence[Sequence[Sample]]
+) -> tuple[float, float]:
     """Seconds to generate samples of these lengths, for a trainer that takes no time at all.
 
     First bounded: an iteration may begin when the one that lies `staleness + 1` before it is whole, as in the
     run. Then as if all were there from the start.
     """
-    engine = _FixedLengths(
-        model, slots=spec.generator.slots, threads=1, kv_cache_mib=spec.generator.kv_cache_mib,
-        max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
-        batch_invariant=spec.generator.batch_invariant,
-    )  # fmt: skip
-    engine.fix()
-    torch.set_num_threads(1)
+    _fix_lengths(engine)
     _generate(engine, spec.generator.slots, iterations[:1], 1, "w")  # the first one warms up
     times = [time.perf_counter()]
     for mark, ahead in (("b", math.floor(spec.algorithm.lookahead) + 1), ("u", len(iterations))):
         _generate(engine, spec.generator.slots, iterations, ahead, mark)
         times.append(time.perf_counter())
     return times[1] - times[0], times[2] - times[1]
+
+
+def _fix_lengths(engine: VllmEngine) -> None:
+    """From now on it goes on to the wanted length whatever is drawn."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    engine._params = lambda tokens: SamplingParams(
+        max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )
 
 
 def _generate(

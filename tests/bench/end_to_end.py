@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +34,9 @@ from infra.runs import newest
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.store import open_store
-from schemas.loading import load
 from schemas.messages import Heartbeat, Sample, StepRecord
 from schemas.topics import Topics
-from schemas.wire import decode
+from schemas.wire import decode, encode
 from tests.bench._cpu import CpuWatch
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +65,7 @@ class Ours:
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench end_to_end")
-    parser.add_argument("--iterations", type=int, default=12 if quick else 32)
+    parser.add_argument("--iterations", type=int, default=10 if quick else 32)
     parser.add_argument("--runfile", default=str(RUNFILE))
     given = parser.parse_args(argv)
     console = Console(stderr=True)
@@ -90,11 +88,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             assert record is not None
         finally:
             local.down(paths=paths)
-        console.print("the bare loop …")
-        bare = _alone("_bare", given.runfile, changes, record.model, given.iterations)
-        console.print("generation alone, training alone …")
-        limit = _limit(given.runfile, changes, record.model, results["async"].iterations, Path(folder))
-    return _report(results, bare, limit)
+        console.print("the bare loop; generation alone, training alone …")
+        made = results["async"].iterations
+        found = _references(given.runfile, changes, record.model, made, Path(folder))
+    return _report(results, found["bare"], found["limit"])
 
 
 def _share_models(home: Path) -> None:
@@ -154,74 +151,24 @@ def _rate(beats: Sequence[Heartbeat], role: str, counter: str, begin: float, end
     return (mine[-1].counters[counter] - mine[0].counters[counter]) / (mine[-1].sent_at - mine[0].sent_at)
 
 
-def _alone(what: str, *arguments: Any) -> dict[str, float]:
-    """One part in a process of its own, with nothing else running."""
-    threads = "2" if what == "_bare" else "1"
-    environment = {**os.environ, **allocator(), "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
-    code = f"from tests.bench import end_to_end as b; b.{what}(*{list(arguments)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False
-    )
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{what} failed:\n{done.stderr.decode()[-3000:]}")
-    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
-
-
-def _bare(runfile: str, changes: list[str], model: str, iterations: int) -> None:
-    """The bare loop; in a process of its own."""
-    from tests.bench._bare_loop import BareLoop
-
-    spec = load(runfile, [*changes, "algorithm.mode=sync", "algorithm.staleness=0"])
-    loop = BareLoop(spec, model, threads=2)
-    for number in range(WARM):
-        loop.iterate(number)
-    began, cpu = time.perf_counter(), time.process_time()
-    done = [loop.iterate(number) for number in range(WARM, iterations)]
-    result = {
-        "seconds": time.perf_counter() - began,
-        "cpu_s": time.process_time() - cpu,
-        "samples": sum(i.samples for i in done),
-        "tokens": sum(i.tokens for i in done),
-        "generate_s": sum(i.generate_s for i in done),
-        "train_s": sum(i.train_s for i in done),
-    }
-    print("RESULT", json.dumps(result))
-
-
-def _limit(
+def _references(
     runfile: str, changes: list[str], model: str, iterations: list[list[Sample]], folder: Path
-) -> dict[str, float]:
-    from schemas.wire import encode
-
+) -> dict[str, dict[str, float]]:
+    """The bare loop and the limits, in one process of their own with nothing else running."""
     for number, samples in enumerate(iterations):
         for place, sample in enumerate(samples):
             file = folder / "limit" / f"{number:04d}" / f"{place:04d}"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encode(sample))
-    arguments = (runfile, changes, model, str(folder / "limit"))
-    parts = ("_generation", "_training")
-    return {name: value for part in parts for name, value in _alone(part, *arguments).items()}
-
-
-def _read(folder: str) -> list[list[Sample]]:
-    return [
-        [decode(file.read_bytes(), Sample) for file in sorted(iteration.iterdir())]
-        for iteration in sorted(Path(folder).iterdir())
-    ]
-
-
-def _generation(runfile: str, changes: list[str], model: str, folder: str) -> None:
-    from tests.bench._limit import generation_s
-
-    bounded, unbounded = generation_s(load(runfile, changes), model, _read(folder))
-    print("RESULT", json.dumps({"generate_s": bounded, "unbounded_s": unbounded}))
-
-
-def _training(runfile: str, changes: list[str], model: str, folder: str) -> None:
-    from tests.bench._limit import training_s
-
-    print("RESULT", json.dumps({"train_s": training_s(load(runfile, changes), model, _read(folder))}))
+    arguments = [runfile, model, str(folder / "limit"), str(WARM), *changes]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench._references", *arguments],
+        cwd=ROOT, env={**os.environ, **allocator(), "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"the references failed:\n{done.stderr.decode()[-3000:]}")
+    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
 
 
 def _report(ours: dict[str, Ours], bare: dict[str, float], limit: dict[str, float]) -> dict[str, Any]:
