@@ -1,0 +1,1 @@
+"""Which instance generates which sample, and when."""

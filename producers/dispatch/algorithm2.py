@@ -1,0 +1,51 @@
+"""The paper's dispatch (Algorithm 2), as printed, to compare with.
+
+The longest fifth is long-tailed. For every split of the instances into a long and a regular pool the sum of
+the pools' latencies is estimated as `PTL(BS) * L * ceil(M / BS)`, with L the 90th and the 50th percentile of
+the lengths, M prompts on an instance and BS its batch; the split with the least sum is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from producers.dispatch.board import Board, Instance
+from producers.dispatch.policies import _Dealt
+from producers.jobs import Job
+
+LONG_SHARE = 0.2
+
+
+class Algorithm2(_Dealt):
+    """Two pools, longest first on each instance."""
+
+    longest_first = True
+
+    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+        ordered = sorted(jobs, key=lambda job: (-job.prompt.predicted, job.key))
+        if len(names) == 1:
+            return {names[0]: ordered}
+        lengths = np.array([job.prompt.predicted for job in ordered])
+        count = math.ceil(LONG_SHARE * len(ordered))
+        long, regular = ordered[:count], ordered[count:]
+        instance = board.instances[names[0]]  # as printed: all are alike
+        pools = min(
+            range(1, len(names)),
+            key=lambda size: (
+                _latency(instance, len(long), float(np.percentile(lengths, 90)), size)
+                + _latency(instance, len(regular), float(np.percentile(lengths, 50)), len(names) - size)
+            ),
+        )
+        dealt = {name: long[place:count:pools] for place, name in enumerate(names[:pools])}
+        others = names[pools:]
+        return dealt | {name: regular[place :: len(others)] for place, name in enumerate(others)}
+
+
+def _latency(instance: Instance, prompts: int, length: float, instances: int) -> float:
+    """Equation 2."""
+    mine = math.ceil(prompts / instances)
+    batch = max(1, min(mine, instance.slots))
+    return float(instance.seconds[batch]) * length * math.ceil(mine / batch)

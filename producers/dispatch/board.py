@@ -1,0 +1,107 @@
+"""Who waits, who runs where, and how far: all that a policy decides by."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from producers.jobs import Job, Key
+
+
+@dataclass(eq=False)
+class Instance:
+    """One engine. Its steps are counted on by its latency curve between two reports."""
+
+    name: str
+    slots: int
+    seconds: np.ndarray  # of a step, by the number of samples in it: 0 .. slots
+    now: float
+    running: dict[Key, Job] = field(default_factory=dict)
+    steps: float = 0.0
+    _began: dict[Key, float] = field(default_factory=dict)  # the step before its first token
+
+    def advance(self, now: float) -> None:
+        """Count the steps up to now."""
+        if self.running and now > self.now:
+            self.steps += (now - self.now) / self.seconds[min(len(self.running), self.slots)]
+        self.now = max(now, self.now)
+
+    def start(self, job: Job, tokens: float = 0.0) -> None:
+        """It runs a job, which may have tokens already."""
+        self.running[job.key] = job
+        self._began[job.key] = self.steps - tokens
+
+    def end(self, key: Key) -> Job | None:
+        """It does not run a job any more."""
+        self._began.pop(key, None)
+        return self.running.pop(key, None)
+
+    def tokens(self, key: Key) -> float:
+        """How many tokens a running job has by now."""
+        return self.steps - self._began[key]
+
+    def correct(self, key: Key, tokens: float) -> None:
+        """A report says how many tokens a job has."""
+        if key in self._began:
+            self._began[key] = self.steps - tokens
+
+    @property
+    def free(self) -> int:
+        """Slots without a job."""
+        return self.slots - len(self.running)
+
+
+class Waiting:
+    """Jobs that wait, by window and predicted length."""
+
+    def __init__(self) -> None:
+        self._windows: dict[int, list[tuple[float, Key]]] = {}  # ascending predicted length
+        self._jobs: dict[Key, tuple[Job, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[tuple[Job, float]]:
+        return iter(self._jobs.values())
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._jobs
+
+    def add(self, job: Job, predicted: float) -> None:
+        """A job, and how long it is thought to be."""
+        self._jobs[job.key] = job, predicted
+        bisect.insort(self._windows.setdefault(job.prompt.min_version, []), (predicted, job.key))
+
+    def remove(self, key: Key) -> Job:
+        """It waits no more."""
+        job, predicted = self._jobs.pop(key)
+        window = self._windows[job.prompt.min_version]
+        del window[bisect.bisect_left(window, (predicted, key))]
+        if not window:
+            del self._windows[job.prompt.min_version]
+        return job
+
+    def windows(self) -> list[list[tuple[float, Key]]]:
+        """For each window, the oldest first: its jobs, the shortest first."""
+        return [self._windows[number] for number in sorted(self._windows)]
+
+    def longest(self) -> Key | None:
+        """The longest of the oldest window."""
+        windows = self.windows()
+        return windows[0][-1][1] if windows else None
+
+
+@dataclass(eq=False)
+class Board:
+    """The state of a dispatcher."""
+
+    waiting: Waiting = field(default_factory=Waiting)
+    instances: dict[str, Instance] = field(default_factory=dict)
+
+    @property
+    def fastest_first(self) -> list[Instance]:
+        """Instances by the time of their shortest step."""
+        return sorted(self.instances.values(), key=lambda i: (i.seconds[1], i.name))

@@ -1,0 +1,252 @@
+"""Our policy: run towards a deadline that is chosen by what is expected, with lengths that are only believed.
+
+    beliefs ──► draws of all lengths ──► makespan of every (deadline, quantile) ──► the best one rules `pick`
+
+No deadline at all (longest first) is one of the choices: isolation is used only where it is expected to help.
+While samples finish, more is known; the choice is made again from where things stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.board import Board, Instance
+from producers.dispatch.makespan import NO_DEADLINE, declared, expected, pick
+from producers.jobs import Job, Key
+
+QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
+DRAWS = 64  # of all lengths, that a choice is made by
+SPAN = np.linspace(0.78, 1.06, 15)  # deadlines that are tried, in units of longest-first's makespan
+_LEAST_GAIN = 0.003  # below that a deadline is not worth having
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rule's settings, and what is expected of them."""
+
+    quantile: float
+    deadline: float  # on the clock
+    ends: float  # expected end, on the clock
+    longest_first_ends: float
+
+
+_Window = tuple[np.ndarray, list[Key]]  # declared lengths, ascending, and whose they are
+
+
+@dataclass
+class _State:
+    """The board as arrays: one row a sample, those that wait and those that run."""
+
+    beliefs: np.ndarray
+    predicted: np.ndarray
+    order: np.ndarray
+    where: np.ndarray
+    tokens: np.ndarray
+    tables: np.ndarray
+    slots: np.ndarray
+
+
+class DeadlinePolicy:
+    """`replans`: how often the choice is made again, counted over one makespan."""
+
+    def __init__(self, beliefs: Beliefs, *, seed: int = 0, replans: int = 0) -> None:
+        self._beliefs, self._replans = beliefs, replans
+        self._rng = np.random.default_rng(seed)
+        self.plan: Plan | None = None
+        self._again_at = float("inf")
+        self._pairs: list[tuple[float, float]] = []
+        self._belief: dict[Key, np.ndarray] = {}
+        self._said: dict[Key, float] = {}  # the step of its instance at which a running job is thought to end
+        self._last: dict[str, float] = {}  # the largest of those of an instance
+        self._kept: list[_Window] | None = None
+        self._all_alive = np.ones(0, np.bool_)
+
+    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
+        self._beliefs.observe(self._pairs)
+        self._pairs.clear()
+        rows = self._beliefs.quantiles(np.array([job.prompt.predicted for job in jobs]))
+        self._belief.update({job.key: row for job, row in zip(jobs, rows, strict=True)})
+        self._choose(board, now)
+
+    def regrouped(self, board: Board, now: float) -> None:
+        self._choose(board, now)
+
+    def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
+        self._pairs.append((job.prompt.predicted, length))
+        self._belief.pop(job.key, None)
+        last = self._last.get(instance.name, 0.0)
+        if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= instance.steps:
+            self._look_again(instance)
+
+    def tick(self, board: Board, now: float) -> bool:
+        """Choose again if it is time; True if that was done."""
+        if now < self._again_at:
+            return False
+        self._choose(board, now)
+        return True
+
+    def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
+        """As `makespan` does: the longest at once if it can't wait, where it is fastest; else by `pick`."""
+        instances, plan = board.fastest_first, self.plan
+        assert plan is not None
+        fastest = min(
+            (i for i in instances if i.free), key=lambda i: i.seconds[len(i.running) + 1], default=None
+        )
+        windows = self._windows(board)
+        if fastest is None or not windows:
+            return None
+        keys = windows[0][0]
+        idle = not any(i.running for i in instances)
+        soon = now + keys[-1] * float(fastest.seconds[len(fastest.running) + 1])
+        if plan.deadline >= NO_DEADLINE or soon >= plan.deadline or idle:
+            return self._start(fastest, windows[0], len(keys) - 1)
+        limit = max(plan.deadline, *(now + self._longest(i) * float(i.seconds[1]) for i in instances))
+        for instance in asked:
+            if not instance.free:
+                continue
+            for window in windows:
+                keys = window[0]
+                place = pick(
+                    keys, self._all_alive[: len(keys)], len(keys) - 1, len(instance.running),
+                    self._longest(instance), instance.seconds, limit - now,
+                )  # fmt: skip
+                if place >= 0:
+                    return self._start(instance, window, place)
+        return None
+
+    def _windows(self, board: Board) -> list[_Window]:
+        """Declared lengths of what waits: kept from choice to choice, since only starts change them."""
+        if self._kept is None or sum(len(names) for _, names in self._kept) != len(board.waiting):
+            assert self.plan is not None
+            quantile = self.plan.quantile
+            self._kept = []
+            for window in board.waiting.windows():
+                names = [key for _, key in window]
+                keys = [declared(self._belief[key], 0.0, quantile) for key in names]
+                self._kept.append((np.maximum.accumulate(keys), names))
+            most = max((len(names) for _, names in self._kept), default=0)
+            self._all_alive = np.ones(most, np.bool_)
+        return self._kept
+
+    def _start(self, instance: Instance, window: _Window, place: int) -> tuple[Instance, Key]:
+        keys, names = window
+        key = names.pop(place)
+        said = self._said[key] = instance.steps + float(keys[place])
+        self._last[instance.name] = max(self._last.get(instance.name, 0.0), said)
+        assert self._kept is not None
+        number = next(number for number, one in enumerate(self._kept) if one[1] is names)
+        if names:
+            self._kept[number] = np.delete(keys, place), names
+        else:
+            del self._kept[number]
+        return instance, key
+
+    def _longest(self, instance: Instance) -> float:
+        """Tokens that the instance's longest job is thought to need still."""
+        return max(0.0, self._last.get(instance.name, 0.0) - instance.steps) if instance.running else 0.0
+
+    def _look_again(self, instance: Instance) -> None:
+        """Which of its jobs is the longest now; those that are longer than declared are declared anew."""
+        assert self.plan is not None
+        self._last[instance.name] = instance.steps
+        for key in instance.running:
+            if self._said.get(key, 0.0) <= instance.steps:
+                tokens = instance.tokens(key)
+                left = declared(self._belief[key], tokens, self.plan.quantile) - tokens
+                self._said[key] = instance.steps + left
+            self._last[instance.name] = max(self._last[instance.name], self._said[key])
+
+    def _choose(self, board: Board, now: float) -> None:
+        if not board.instances or not (
+            len(board.waiting) or any(i.running for i in board.instances.values())
+        ):
+            return
+        state = self._state(board, now)
+        self.plan = self._best(state, now)
+        self._kept = None
+        self._said.clear()  # what runs is declared anew, by the quantile in force
+        for instance in board.instances.values():
+            self._look_again(instance)
+        if self._replans:
+            self._again_at = now + max((self.plan.ends - now), 0.0) / self._replans
+
+    def _best(self, state: _State, now: float) -> Plan:
+        """Sift all settings with few draws, the better ones with more, the best with all."""
+        draws = self._draws(state, 1 if self._beliefs.exact else DRAWS)
+        few = draws[: len(draws) // 8 or 1]
+        plain = (0.5, self._expected(few, state, 0.5, NO_DEADLINE))
+        quantiles = (0.5,) if self._beliefs.exact else QUANTILES
+        width = (SPAN[1] - SPAN[0]) * plain[1]
+        tried = self._sift(few, state, [(z, plain[1] * share) for z in quantiles for share in SPAN])
+        near = {
+            (z, deadline + part * width) for z, deadline in tried[:6] for part in (-0.5, -0.25, 0, 0.25, 0.5)
+        }
+        tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[:6]
+        settings = {
+            setting: self._expected(draws, state, *setting) for setting in [*tried, (0.5, NO_DEADLINE)]
+        }
+        plain_ends = settings[0.5, NO_DEADLINE]
+        best = min(settings, key=lambda setting: settings[setting])
+        stay = self._in_force(now)
+        if stay not in settings:
+            settings[stay] = self._expected(draws, state, *stay)
+        if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
+            best = stay
+        deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
+        return Plan(best[0], deadline, now + settings[best], now + plain_ends)
+
+    def _in_force(self, now: float) -> tuple[float, float]:
+        """The settings so far, the deadline counted from now."""
+        if self.plan is None or self.plan.deadline >= NO_DEADLINE:
+            return 0.5, NO_DEADLINE
+        return self.plan.quantile, self.plan.deadline - now
+
+    def _sift(
+        self, draws: np.ndarray, state: _State, settings: Sequence[tuple[float, float]]
+    ) -> list[tuple[float, float]]:
+        """The settings, best first."""
+        return [setting for _, setting in sorted((self._expected(draws, state, *s), s) for s in settings)]
+
+    def _expected(self, draws: np.ndarray, state: _State, quantile: float, deadline: float) -> float:
+        return float(
+            expected(
+                draws, state.beliefs, state.order, state.where, state.tokens, state.tables, state.slots,
+                quantile, deadline,
+            )
+        )  # fmt: skip
+
+    def _draws(self, state: _State, count: int) -> np.ndarray:
+        """Lengths that are possible for samples that have as many tokens as these have."""
+        draws = self._beliefs.draws(state.predicted, count, self._rng)
+        for row in np.flatnonzero(state.tokens > 0):
+            tokens = state.tokens[row]
+            left = state.beliefs[row][state.beliefs[row] > tokens]
+            impossible = draws[:, row] <= tokens
+            number = int(impossible.sum())
+            draws[impossible, row] = (
+                self._rng.choice(left, number) if len(left) else declared(state.beliefs[row], tokens, 0.5)
+            )
+        return draws
+
+    def _state(self, board: Board, now: float) -> _State:
+        instances = board.fastest_first
+        jobs = [(job, -1, 0.0) for job, _ in board.waiting]
+        for place, instance in enumerate(instances):
+            instance.advance(now)
+            jobs += [(job, place, instance.tokens(key)) for key, job in instance.running.items()]
+        most = max(instance.slots for instance in instances)
+        tables = np.full((len(instances), most + 1), NO_DEADLINE)
+        for place, instance in enumerate(instances):
+            tables[place, : instance.slots + 1] = instance.seconds
+        beliefs = np.stack([self._belief[job.key] for job, _, _ in jobs])
+        predicted = np.array([job.prompt.predicted for job, _, _ in jobs])
+        return _State(
+            beliefs=beliefs, predicted=predicted, order=np.argsort(predicted, kind="stable"),
+            where=np.array([where for _, where, _ in jobs]),
+            tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
+            slots=np.array([instance.slots for instance in instances]),
+        )  # fmt: skip

@@ -1,0 +1,121 @@
+"""The policies that dispatch is compared with; `deadline.py` has ours, `algorithm2.py` the paper's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from producers.dispatch.board import Board, Instance
+from producers.jobs import Job, Key
+
+
+class Policy(Protocol):
+    """Decides what a free slot gets."""
+
+    def tick(self, board: Board, now: float) -> bool:
+        """Time has passed. True if all instances shall be asked again."""
+
+    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
+        """Jobs came; they are on the board."""
+
+    def regrouped(self, board: Board, now: float) -> None:
+        """An instance joined or left; what it ran waits again."""
+
+    def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
+        """A sample is done."""
+
+    def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
+        """The next job to start and where; None leaves the free slots of those that are asked empty."""
+
+
+class _Steady:
+    """What a policy that never changes its mind has to say."""
+
+    def tick(self, board: Board, now: float) -> bool:
+        return False
+
+    def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None: ...
+
+    def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
+        for instance in sorted(asked, key=lambda i: len(i.running) / i.slots):
+            if instance.free and (key := self.next(board, instance)) is not None:
+                return instance, key
+        return None
+
+    def next(self, board: Board, instance: Instance) -> Key | None:
+        """What a free slot of this instance takes."""
+        raise NotImplementedError
+
+
+class LongestFirst(_Steady):
+    """One queue for all, the longest first: the best of the simple ones."""
+
+    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None: ...
+
+    def regrouped(self, board: Board, now: float) -> None: ...
+
+    def next(self, board: Board, instance: Instance) -> Key | None:
+        return board.waiting.longest()
+
+
+class _Dealt(_Steady):
+    """Jobs are dealt to instances when they come, and stay there."""
+
+    longest_first = False
+
+    def __init__(self) -> None:
+        self._queues: dict[str, list[tuple[float, Key]]] = {}
+
+    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
+        names = sorted(board.instances)
+        if not names or not jobs:
+            return
+        for name, mine in self.deal(board, jobs, names).items():
+            queue = self._queues.setdefault(name, [])
+            if self.longest_first:
+                queue += [(job.prompt.predicted, job.key) for job in mine]
+                queue.sort()
+            else:
+                queue[:0] = [(0.0, job.key) for job in reversed(mine)]
+
+    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+        """Which instance gets which."""
+        raise NotImplementedError
+
+    def regrouped(self, board: Board, now: float) -> None:
+        """Jobs of instances that are gone, and those that nobody was there for, are dealt anew."""
+        self._queues = {name: queue for name, queue in self._queues.items() if name in board.instances}
+        dealt = {key for queue in self._queues.values() for _, key in queue}
+        self.admitted(board, [job for job, _ in board.waiting if job.key not in dealt], now)
+
+    def next(self, board: Board, instance: Instance) -> Key | None:
+        queue = self._queues.get(instance.name, [])
+        while queue:
+            key = queue.pop()[1]
+            if key in board.waiting:
+                return key
+        return None
+
+
+class RandomFifo(_Dealt):
+    """Shuffled, dealt evenly, first come first served."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+        shuffled = list(jobs)
+        self._random.shuffle(shuffled)
+        return {name: shuffled[place :: len(names)] for place, name in enumerate(names)}
+
+
+class RoundRobin(_Dealt):
+    """Dealt in order of admission; longest first on each instance."""
+
+    longest_first = True
+
+    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+        ordered = sorted(jobs, key=lambda job: job.key)
+        return {name: ordered[place :: len(names)] for place, name in enumerate(names)}

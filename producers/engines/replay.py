@@ -1,0 +1,131 @@
+"""An engine that makes no tokens: samples of given lengths at a given latency curve, in real or virtual time.
+
+It is how the paper measured itself, and how scheduling is tested and planned at scales that no test has.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from producers.engines.base import EngineError, Finished, Installed, Request
+
+
+class Clock(Protocol):
+    """Time, and how to let it pass."""
+
+    def now(self) -> float:
+        """Seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+class RealClock:
+    """The machine's."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class VirtualClock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes by itself only in the real world."""
+
+
+class ReplayEngine:
+    """Finishes a request after as many steps as its length; a step takes as long as its batch says."""
+
+    def __init__(
+        self,
+        seconds: np.ndarray,
+        length_of: Callable[[Request], int],
+        clock: Clock,
+        *,
+        prefill_s: float = 0.0,
+    ) -> None:
+        self._seconds, self._length_of, self._clock = seconds, length_of, clock
+        self._prefill_s = prefill_s  # for each token of a prompt, in which nothing else gets on
+        self._slots = len(seconds) - 1
+        self._waiting: list[tuple[float, int, Request]] = []
+        self._running: list[tuple[float, int, int, Request]] = []  # by the step at which each ends: length
+        self._count = 0
+        self._steps, self._at = 0.0, clock.now()
+        self._ended: list[tuple[Request, int]] = []
+
+    def submit(self, request: Request) -> None:
+        self._advance()
+        self._count += 1
+        heapq.heappush(self._waiting, (-request.priority, self._count, request))
+        self._fill()
+
+    def step(self, wait_s: float) -> list[Finished]:
+        until = self._clock.now() + wait_s
+        self._advance()
+        while not self._ended and self._clock.now() < until:
+            self._clock.sleep(max(0.0, min(until, self.next_end()) - self._clock.now()))
+            before = self._clock.now()
+            self._advance()
+            if self._clock.now() == before and not self._ended:
+                break  # virtual time: it passes between two calls
+        ended, self._ended = self._ended, []
+        return [
+            Finished(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
+            for request, length in ended
+        ]
+
+    def next_end(self) -> float:
+        """When the next sample is done if nothing else comes."""
+        if not self._running:
+            return float("inf")
+        return self._at + (self._running[0][0] - self._steps) * float(self._seconds[len(self._running)])
+
+    def abort(self, ids: Sequence[str]) -> None:
+        self._advance()
+        gone = set(ids)
+        self._waiting = [entry for entry in self._waiting if entry[2].id not in gone]
+        self._running = [entry for entry in self._running if entry[-1].id not in gone]
+        heapq.heapify(self._waiting)
+        heapq.heapify(self._running)
+        self._fill()
+
+    def install(self, weights: bytes) -> Installed:
+        raise EngineError("a ReplayEngine has no weights")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _advance(self) -> None:
+        """Everything up to now, finish by finish: a freed slot is taken at the moment it is free."""
+        now = self._clock.now()
+        while self._running and (moment := self.next_end()) <= now + 1e-9:
+            self._steps, self._at = self._running[0][0], max(moment, self._at)
+            while self._running and self._running[0][0] <= self._steps + 1e-6:
+                _, _, length, request = heapq.heappop(self._running)
+                self._ended.append((request, length))
+            self._fill()
+        if self._running and now > self._at:
+            self._steps += (now - self._at) / float(self._seconds[len(self._running)])
+        self._at = max(now, self._at)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._slots:
+            _, number, request = heapq.heappop(self._waiting)
+            length = self._length_of(request)
+            self._at += self._prefill_s * len(request.prompt)
+            heapq.heappush(self._running, (self._steps + length, number, length, request))

@@ -1,0 +1,235 @@
+"""Dispatch: curves, beliefs, the dispatcher's bookkeeping, and plans that are carried out as reckoned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from producers.dispatch.algorithm2 import Algorithm2
+from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.curve import CurveError, LatencyCurve
+from producers.dispatch.deadline import DeadlinePolicy
+from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.makespan import NO_DEADLINE, makespan
+from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.engines.base import Request
+from producers.engines.replay import ReplayEngine, VirtualClock
+from producers.jobs import Job
+from schemas.messages import TRAIN, Prompt
+from tests.bench._lengths import CURVE, bound, paper_lengths
+from tests.bench._virtual import generate
+
+LONGEST = 20_000
+
+
+def job(group: int, predicted: float, index: int = 0, window: int = 0) -> Job:
+    prompt = Prompt(
+        run="r", purpose=TRAIN, group=group, size=1, problem_id=str(group), problem="{}", epoch=0,
+        tokens=np.zeros(1, np.int32), window=window, mini=0, bundle=group, bundle_groups=1,
+        min_version=window, predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
+    )  # fmt: skip
+    return Job(prompt, index)
+
+
+def drawn(seed: int, count: int = 96, sigma: float = 0.25) -> tuple[np.ndarray, np.ndarray, Beliefs]:
+    """True lengths, predicted ones, and what such predictions were worth before."""
+    rng = np.random.default_rng(seed)
+    lengths = paper_lengths(count + 1024, LONGEST, rng)
+    predicted = lengths * np.exp(rng.normal(0, sigma, len(lengths)))
+    beliefs = Beliefs(LONGEST)
+    beliefs.observe(zip(predicted[count:], lengths[count:], strict=True))
+    return lengths[:count], predicted[:count], beliefs
+
+
+def policies(beliefs: Beliefs) -> list[Policy]:
+    return [
+        RandomFifo(0), RoundRobin(), LongestFirst(), Algorithm2(), DeadlinePolicy(beliefs),
+        DeadlinePolicy(beliefs, replans=4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("batches", "seconds"),
+    [
+        ((), ()),
+        ((1, 2), (0.1,)),
+        ((2, 1), (0.1, 0.2)),
+        ((0, 1), (0.1, 0.2)),
+        ((1,), (-1.0,)),
+        ((1,), (np.nan,)),
+    ],
+)
+def test_a_curve_that_no_engine_can_have_is_refused(batches: Any, seconds: Any) -> None:
+    with pytest.raises(CurveError):
+        LatencyCurve(batches, seconds)
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=8), st.integers(1, 300))
+def test_a_table_never_falls_and_goes_through_the_first_point(seconds: list[float], slots: int) -> None:
+    table = LatencyCurve(tuple(2**k for k in range(len(seconds))), tuple(seconds)).table(slots)
+    assert len(table) == slots + 1
+    assert np.all(np.diff(table) >= 0)
+    assert table[1] == pytest.approx(seconds[0])
+
+
+def test_beliefs_are_as_wide_as_the_errors_were() -> None:
+    lengths, predicted, beliefs = drawn(1, count=2000)
+    quantiles = beliefs.quantiles(predicted)
+    assert np.all(np.diff(quantiles, axis=1) >= 0)
+    for place, share in ((6, 6.5 / 64), (32, 32.5 / 64), (57, 57.5 / 64)):
+        assert np.mean(lengths <= quantiles[:, place]) == pytest.approx(share, abs=0.04)
+    draws = beliefs.draws(predicted, 16, np.random.default_rng(0))
+    assert draws.min() >= 1
+    assert draws.max() <= LONGEST
+    assert np.mean(draws < lengths) == pytest.approx(0.5, abs=0.03)
+
+
+def test_nothing_known_is_not_taken_for_exact_and_true_predictions_are() -> None:
+    unknown = Beliefs(LONGEST)
+    row = unknown.quantiles(np.array([1000.0]))[0]
+    assert not unknown.exact
+    assert row[0] < 500 < 2000 < row[-1]
+    exact = Beliefs(LONGEST)
+    exact.observe((float(length), float(length)) for length in range(100, 1000))
+    assert exact.exact
+    assert exact.quantiles(np.array([777.0]))[0] == pytest.approx(777.0)
+
+
+def test_wrong_ranks_make_beliefs_with_two_humps() -> None:
+    """A fifth of the long ones was taken for short: a short prediction may mean either."""
+    rng = np.random.default_rng(0)
+    beliefs = Beliefs(LONGEST)
+    true = np.where(rng.random(2000) < 0.2, 10_000.0, 1000.0)
+    beliefs.observe((1000.0, length) for length in true)
+    row = beliefs.quantiles(np.array([1000.0]))[0]
+    assert np.mean(row > 5000) == pytest.approx(0.2, abs=0.04)
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize(("instances", "slots"), [(1, 8), (3, 4), (4, 64)])
+def test_every_policy_makes_every_sample_and_none_beats_the_bound(
+    number: int, instances: int, slots: int
+) -> None:
+    lengths, predicted, beliefs = drawn(3)
+    jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
+    truth = {one.key: int(length) for one, length in zip(jobs, lengths, strict=True)}
+    tables = [CURVE.table(slots)] * instances
+    seconds = generate(jobs, truth, tables, policies(beliefs)[number])
+    assert seconds >= bound(lengths.tolist(), tables) * 0.999
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([(2, 8), (3, 16), (4, 64)]))
+def test_a_plan_is_carried_out_as_it_was_reckoned(seed: int, shape: tuple[int, int]) -> None:
+    """The compiled run of a plan and the dispatcher's own, step by step, end at the same moment."""
+    lengths, predicted, beliefs = drawn(seed)
+    jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
+    truth = {one.key: int(length) for one, length in zip(jobs, lengths, strict=True)}
+    tables = [CURVE.table(shape[1])] * shape[0]
+    policy = DeadlinePolicy(beliefs, seed=seed)
+    seconds = generate(jobs, truth, tables, policy)
+    plan = policy.plan
+    assert plan is not None
+    reckoned = makespan(
+        lengths.astype(float), beliefs.quantiles(predicted), np.argsort(predicted, kind="stable"),
+        np.full(len(jobs), -1), np.zeros(len(jobs)), np.stack(tables), np.full(shape[0], shape[1]),
+        plan.quantile, plan.deadline,
+    )  # fmt: skip
+    assert seconds == pytest.approx(reckoned, rel=1e-3)
+
+
+def test_true_lengths_come_close_to_the_bound_and_beat_longest_first() -> None:
+    rng = np.random.default_rng(0)
+    lengths = paper_lengths(1024, LONGEST, rng)
+    jobs = [job(group, float(length)) for group, length in enumerate(lengths)]
+    truth = {one.key: int(length) for one, length in zip(jobs, lengths, strict=True)}
+    beliefs = Beliefs(LONGEST)
+    beliefs.observe((float(length), float(length)) for length in lengths)
+    tables = [CURVE.table(256)] * 8
+    ours = generate(jobs, truth, tables, DeadlinePolicy(beliefs))
+    assert ours <= 1.04 * bound(lengths.tolist(), tables)
+    assert ours <= 0.9 * generate(jobs, truth, tables, LongestFirst())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.DataObject) -> None:
+    """Joins, deaths and samples in any order: nothing is lost, and nothing has two homes."""
+    _, predicted, beliefs = drawn(5, count=24)
+    number = data.draw(st.integers(0, 5))
+    dispatcher = Dispatcher(policies(beliefs)[number])
+    jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
+    home: dict[tuple[int, int], str] = {}
+    done: set[tuple[int, int]] = set()
+    now, names = 0.0, iter(range(1000))
+    dispatcher.admit(jobs[:12], now)
+    for event in data.draw(
+        st.lists(st.sampled_from(["join", "leave", "finish", "admit", "late"]), max_size=60)
+    ):
+        now += 1.0
+        alive = list(dispatcher.instances)
+        if event == "join" and len(alive) < 4:
+            dispatcher.join(f"g{next(names)}", 3, CURVE.table(3), now)
+        elif event == "leave" and alive:
+            gone = data.draw(st.sampled_from(alive))
+            assert dispatcher.leave(gone, now) == sum(name == gone for name in home.values())
+            home = {key: name for key, name in home.items() if name != gone}
+        elif event == "finish" and home:
+            key = data.draw(st.sampled_from(sorted(home)))
+            del home[key]
+            done.add(key)
+            dispatcher.finished(key, 100, now)
+        elif event == "admit":
+            dispatcher.admit(jobs, now)
+        elif event == "late":  # of an instance that was thought dead
+            key = data.draw(st.sampled_from([one.key for one in jobs]))
+            home.pop(key, None)
+            done.add(key)
+            dispatcher.finished(key, 100, now)
+        for name, given_ in dispatcher.turn(now).items():
+            for one in given_:
+                assert one.key not in home
+                assert one.key not in done
+                home[one.key] = name
+        if dispatcher.instances and dispatcher.waiting:
+            assert home, "jobs wait, and nobody works"
+    dispatcher.admit(jobs, now)
+    if not dispatcher.instances:
+        dispatcher.join("last", 3, CURVE.table(3), now)
+    for _ in range(200):
+        now += 1.0
+        for name, given_ in dispatcher.turn(now).items():
+            home.update((one.key, name) for one in given_)
+        for key in list(home):
+            done.add(key)
+            del home[key]
+            dispatcher.finished(key, 100, now)
+    assert done == {one.key for one in jobs}
+
+
+def test_a_sample_that_lives_longer_than_thought_possible_holds_nothing_up() -> None:
+    beliefs = Beliefs(LONGEST)
+    beliefs.observe((100.0, 100.0) for _ in range(500))
+    jobs = [job(group, 100.0) for group in range(20)]
+    truth = {one.key: 5000 if one.key[0] == 3 else 100 for one in jobs}
+    seconds = generate(jobs, truth, [CURVE.table(4)] * 2, DeadlinePolicy(beliefs, replans=5))
+    assert seconds < 5000 * CURVE.table(4)[4] + 5
+
+
+def test_replay_steps_as_its_curve_says() -> None:
+    clock = VirtualClock()
+    lengths = {"a": 10, "b": 4, "c": 3}
+    engine = ReplayEngine(np.array([1.0, 1.0, 2.0]), lambda request: lengths[request.id], clock)
+    for name in lengths:
+        engine.submit(Request(name, (), 100, 0, float(lengths[name])))
+    ended = []
+    while (moment := engine.next_end()) < float("inf"):
+        clock.time = moment
+        ended += [(done.id, clock.time) for done in engine.step(0.0)]
+    # a and b run: 4 steps of 2 s; then a and c: 3 steps of 2 s; then a alone: 3 steps of 1 s
+    assert ended == [("b", 8.0), ("c", 14.0), ("a", 17.0)]
+    assert NO_DEADLINE > 1e100
