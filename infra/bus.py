@@ -71,8 +71,10 @@ class Bus(Protocol):
     def writer(self) -> Writer:
         """A writer for any topic."""
 
-    def reader(self, topic: Topic, start: Mapping[int, int] | None = None) -> Reader:
-        """A reader of all partitions of a topic, from `start` (default: from the beginning)."""
+    def reader(
+        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
+    ) -> Reader:
+        """A reader of a topic's partitions, or of `only` one, from `start` (default: from the beginning)."""
 
     def close(self) -> None:
         """Let go of all connections."""

@@ -114,7 +114,9 @@ class KafkaBus:
         )
         return KafkaWriter(producer, self.bootstrap_servers)
 
-    def reader(self, topic: Topic, start: Mapping[int, int] | None = None) -> KafkaReader:
+    def reader(
+        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
+    ) -> KafkaReader:
         consumer = self._connect(
             KafkaConsumer,
             enable_auto_commit=False,
@@ -122,7 +124,7 @@ class KafkaBus:
             fetch_max_wait_ms=400,  # the broker answers at once when there is something; polls cost it CPU
             max_partition_fetch_bytes=LARGEST_RECORD,
         )
-        return KafkaReader(consumer, topic, dict(start or {}), self.bootstrap_servers)
+        return KafkaReader(consumer, topic, dict(start or {}), self.bootstrap_servers, only)
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -177,9 +179,12 @@ class KafkaWriter:
 class KafkaReader:
     """A consumer with positions of its own."""
 
-    def __init__(self, consumer: KafkaConsumer, topic: Topic, start: dict[int, int], broker: str) -> None:
+    def __init__(
+        self, consumer: KafkaConsumer, topic: Topic, start: dict[int, int], broker: str, only: int | None
+    ) -> None:
         self._consumer, self._topic, self._broker = consumer, topic, broker
-        self._parts = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+        numbers = range(topic.partitions) if only is None else [only]
+        self._parts = [TopicPartition(topic.name, number) for number in numbers]
         consumer.assign(self._parts)
         unset = [part for part in self._parts if part.partition not in start]
         if unset:

@@ -27,8 +27,11 @@ class MemoryBus:
     def writer(self) -> MemoryWriter:
         return MemoryWriter(self)
 
-    def reader(self, topic: Topic, start: Mapping[int, int] | None = None) -> MemoryReader:
-        return MemoryReader(self, topic, dict(start or {}))
+    def reader(
+        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
+    ) -> MemoryReader:
+        numbers = range(topic.partitions) if only is None else [only]
+        return MemoryReader(self, topic, {number: (start or {}).get(number, 0) for number in numbers})
 
     def close(self) -> None:
         pass
@@ -72,15 +75,14 @@ class MemoryReader:
     """Reads the lists."""
 
     def __init__(self, bus: MemoryBus, topic: Topic, start: dict[int, int]) -> None:
-        self._bus, self._topic = bus, topic
-        self._positions = {partition: start.get(partition, 0) for partition in range(topic.partitions)}
+        self._bus, self._topic, self._positions = bus, topic, start
 
     def poll(self, wait_s: float, most: int = 500) -> list[Record]:
         deadline = time.monotonic() + wait_s
         while True:
             found: list[Record] = []
-            for partition, log in enumerate(self._bus.log(self._topic)):
-                position = self._positions[partition]
+            for partition, position in self._positions.items():
+                log = self._bus.log(self._topic)[partition]
                 batch = log[position : position + most - len(found)]
                 self._positions[partition] += len(batch)
                 found += batch
@@ -90,7 +92,7 @@ class MemoryReader:
             self._bus.wait(left)
 
     def end_offsets(self) -> dict[int, int]:
-        return {partition: len(log) for partition, log in enumerate(self._bus.log(self._topic))}
+        return {partition: len(self._bus.log(self._topic)[partition]) for partition in self._positions}
 
     def positions(self) -> dict[int, int]:
         return dict(self._positions)

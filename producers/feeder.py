@@ -1,7 +1,7 @@
 """The feeder: admits prompts at the pace of the ledger, and has weights evaluated on held-out problems.
 
     ledger ──► planner ──► <run>.prompts          waits for: a step / unblocked by the trainer
-                  │
+                  ├─ dispatcher, in a thread of its own: which generator makes which sample
                   └─ evaluation: held-out prompts ──► generators ──► samples ──► <run>.evals
                                                   waits for: samples / unblocked by the generators
 
@@ -22,6 +22,8 @@ from infra.bus import Reader, read_all
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.waiting import Wait
+from producers.dispatch.recovery import look_back
+from producers.dispatch.service import Dispatching
 from producers.planner import Planner, Tokenize
 from producers.tasks import Problem, TaskError, load_problems
 from producers.tokenizing import load_tokenize
@@ -39,13 +41,24 @@ class Feeder:
         self._spec = context.spec
         self._deadline = context.spec.deadlines.progress_s
         known = read_all(context.bus, context.topics.prompts, deadline_s=self._deadline)
-        self._sent = {decode(record.value, Prompt).group for record in known}
+        prompts = [decode(record.value, Prompt) for record in known]
+        self._sent = {prompt.group for prompt in prompts}
         evals = read_all(context.bus, context.topics.evals, deadline_s=self._deadline)
         self._evaluated = {decode(record.value, Evaluation).version for record in evals}
         self._ledger = context.bus.reader(context.topics.ledger)
+        past = look_back(
+            context.bus, context.topics, lookahead=self._spec.algorithm.lookahead, deadline_s=self._deadline
+        )
+        self._dispatching = Dispatching(context, prompts, past)
 
     def run(self) -> None:
         """Until the last iteration is trained and its weights are evaluated."""
+        try:
+            self._feed()
+        finally:
+            self._dispatching.close()
+
+    def _feed(self) -> None:
         self._catch_up()
         while True:
             version = self._planner.version
@@ -73,6 +86,7 @@ class Feeder:
         self._context.heart.waiting(f"step of iteration {self._planner.version}", unblocked_by="trainer")
         while True:
             self._context.check_stop()
+            self._dispatching.check()
             for record in self._ledger.poll(_POLL_S, most=1):
                 wait.progress()
                 if self._planner.observe(decode(record.value, StepRecord)):
@@ -92,6 +106,7 @@ class Feeder:
             self._sent.add(prompt.group)
         if fresh:
             self._context.writer.flush(self._deadline)
+            self._dispatching.admit(fresh)
             counters = self._context.heart.counters
             counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in fresh)
 
@@ -140,6 +155,7 @@ class Feeder:
         )
         while len(found) < len(wanted):
             self._context.check_stop()
+            self._dispatching.check()
             self._context.heart.waiting(f"evaluation of version {version}", unblocked_by="generators")
             before = len(found)
             for record in reader.poll(_POLL_S):

@@ -1,16 +1,19 @@
-"""A generator: prompts in, samples out, each published the moment it is finished and scored.
+"""A generator: assignments in, samples out, each published the moment it is finished and scored.
 
-<run>.prompts ──► backlog ──► engine process ──► reward processes ──► <run>.samples
-<run>.weights ──► watch ──────┘ installed between two decode steps, verified by hash
+<run>.assignments ──► backlog ──► engine process ──► reward processes ──► <run>.samples
+<run>.weights ──► watch ──────────┘ installed between two decode steps, verified by hash
+<run>.instances ◄── twice a second: that it is there, what it has, how fast it is
 
 waits for                      unblocked by
 first weights                  the trainer
-prompts                        the feeder
+assignments                    the feeder, in which the dispatcher is
 weights that a prompt needs    the trainer
 """
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import sys
 import threading
 import time
@@ -19,20 +22,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infra.bus import BusError
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.tail import Tail
 from infra.waiting import Wait
 from infra.weights.errors import WeightsError
-from producers.backlog import Backlog, Job
+from producers.backlog import Backlog
+from producers.dispatch import REPORT_S
 from producers.engines.base import Engine, Finished, Request
 from producers.engines.engine_process import EngineOptions
 from producers.engines.remote import RemoteEngine
+from producers.jobs import Job, Key
 from producers.rewards import RewardPool, Score
 from producers.tokenizing import load_to_text
 from producers.weights_watch import Version, watch_weights
 from schemas.identity import sample_id, sampling_seed
-from schemas.messages import Prompt, Sample
+from schemas.messages import Assignment, InstanceReport, Prompt, Sample
+from schemas.topics import assignment_partition
 from schemas.wire import Unreadable, decode, encode
 
 _SCORES_S = 0.004  # how often the reward processes are asked, when somebody may wait for what they have
@@ -74,16 +81,24 @@ class Generator:
         self._deadline = context.spec.deadlines.progress_s
         self._version: Version | None = None
         self._running: dict[str, _Running] = {}
+        self._waiting: set[Key] = set()  # what is in the backlog
         self._generating = 0  # of the running ones, those that the engine has
         self._held: list[Sample] = []  # finished, not sent yet
         self._held_since = 0.0
         self._progress = _Progress()
-        self._backlog = Backlog(context.instance, self._spec.placement.generators)
-        self._backlog.recover(
-            context.bus, context.topics, lookahead=self._spec.algorithm.lookahead, deadline_s=self._deadline
-        )
+        self._backlog = Backlog()
+        self._start_id = secrets.token_hex(8)
+        self._returned: list[str] = []
+        self._report_at = 0.0
         self._bell = bell
-        self._prompts = Tail(context.bus.reader(context.topics.prompts), lambda records: records, self._bell)
+        topic, only = context.topics.assignments, assignment_partition(context.name)
+        assignments = context.bus.reader(topic, only=only)
+        # what was given to a process of this name before is given again: this one has not reported yet
+        ends = assignments.end_offsets()
+        assignments.close()
+        self._assignments = Tail(
+            context.bus.reader(topic, ends, only=only), lambda records: records, self._bell
+        )
         self._weights = watch_weights(context, self._bell)
         self._rewards = RewardPool(self._spec.task)
 
@@ -96,24 +111,26 @@ class Generator:
                 self._context.check_stop()
                 for version in self._weights.take():
                     self._install(version)
-                moved = self._take_prompts() + self._submit()
+                moved = self._take_assignments() + self._submit()
                 if busy := self._generating > 0:
                     moved += self._step()
                 elif self._running:
                     time.sleep(_SCORES_S)  # only rewards are outstanding
                 moved += self._collect(self._rewards.poll())
                 self._publish()
+                self._report()
                 since, before = time.monotonic(), since
                 self._progress.busy_s += (since - before) * busy
-                self._report()
+                self._count()
                 if moved or self._running:
                     wait.progress()
                 else:
                     self._idle()
                     wait.check()
         finally:
+            self._say_goodbye()
             self._rewards.close()
-            self._prompts.close()
+            self._assignments.close()
             self._weights.close()
             self._engine.close()
 
@@ -123,7 +140,7 @@ class Generator:
         if self._version is None:
             heart.waiting("the first weights", unblocked_by="trainer")
         elif needs is None:
-            heart.waiting("prompts", unblocked_by="feeder")
+            heart.waiting("assignments", unblocked_by="feeder")
         else:
             heart.waiting(f"weights {needs}", unblocked_by="trainer")
         self._bell.wait(_IDLE_S)
@@ -145,17 +162,42 @@ class Generator:
         self._version = fresh
         at_step(fresh.version)
 
-    def _take_prompts(self) -> int:
+    def _take_assignments(self) -> int:
         found = 0
-        for record in self._prompts.take():
+        for record in self._assignments.take():
+            if record.key.decode() != self._context.name:
+                continue  # of another instance that reads the same partition
             try:
-                prompt = decode(record.value, Prompt)
+                assignment = decode(record.value, Assignment)
+                prompts = [decode(raw, Prompt) for raw in assignment.prompts]
             except Unreadable as error:
                 self._context.dead_letter(record, str(error))
                 continue
-            if prompt.run == self._context.run:
-                found += self._backlog.add(prompt)
+            if assignment.run != self._context.run or assignment.start != self._start_id:
+                continue
+            self._give_back(assignment.withdrawn)
+            for prompt, indexes in zip(prompts, assignment.indexes, strict=True):
+                found += sum(self._take(Job(prompt, index)) for index in indexes)
         return found
+
+    def _take(self, job: Job) -> bool:
+        """Take a job in, unless it is here already."""
+        name = sample_id(*job.key)
+        if name in self._running or job.key in self._waiting:
+            return False
+        self._waiting.add(job.key)
+        self._backlog.add(job)
+        return True
+
+    def _give_back(self, names: list[str]) -> None:
+        """What was withdrawn and is not begun; the dispatcher waits to hear of it."""
+        wanted = set(names)
+        keys = {key for key in self._waiting if sample_id(*key) in wanted}
+        for job in self._backlog.give_back(keys):
+            self._waiting.discard(job.key)
+            self._returned.append(sample_id(*job.key))
+        if names:
+            self._report_at = 0.0
 
     def _submit(self) -> int:
         """Fill the free slots."""
@@ -166,6 +208,7 @@ class Generator:
             job = self._backlog.take(self._version.version)
             if job is None:
                 break
+            self._waiting.discard(job.key)
             self._start(job, self._version)
             count += 1
         if count:
@@ -234,7 +277,32 @@ class Generator:
             finished_at=running.finished_at, scored_at=time.time(),
         )  # fmt: skip
 
-    def _report(self) -> None:
+    def _report(self, *, leaving: bool = False) -> None:
+        """Say that it is there, what it has, and how it gets on."""
+        if time.monotonic() < self._report_at and not leaving:
+            return
+        self._report_at = time.monotonic() + REPORT_S
+        tokens, pace = self._engine.unfinished(), self._engine.pace()
+        held = [(key, -1) for key in self._waiting]
+        held += [(run.job.key, tokens.get(name, 0)) for name, run in self._running.items()]
+        report = InstanceReport(
+            run=self._context.run, instance=self._context.name, start=self._start_id,
+            slots=self._spec.generator.slots, batches=pace.batches, seconds=pace.seconds,
+            version=-1 if self._version is None else self._version.version,
+            groups=np.array([key[0] for key, _ in held], np.int64),
+            indexes=np.array([key[1] for key, _ in held], np.int16),
+            tokens=np.array([count for _, count in held], np.int32),
+            returned=self._returned, leaving=leaving, sent_at=time.time(),
+        )  # fmt: skip
+        self._returned = []
+        self._context.writer.send(self._context.topics.instances, encode(report), key=self._context.name)
+
+    def _say_goodbye(self) -> None:
+        """What it has goes to others at once; without this, when it has been silent for long enough."""
+        with contextlib.suppress(BusError):
+            self._report(leaving=True)
+
+    def _count(self) -> None:
         self._context.heart.counters.update(
             made=self._progress.made, tokens=self._progress.tokens, queued=len(self._backlog),
             running=len(self._running), busy_s=self._progress.busy_s,

@@ -82,6 +82,38 @@ class Sample(Message, frozen=True, kw_only=True):
         return int(self.tokens.size)
 
 
+class Assignment(Message, frozen=True, kw_only=True):
+    """`<run>.assignments`: what an instance shall make next. Keyed by instance."""
+
+    KIND: ClassVar[str] = "assignment"
+    run: str
+    instance: str
+    start: str  # of the instance's process that is meant: one that was started since does not take it
+    prompts: list[bytes]  # as they stand on `<run>.prompts`
+    indexes: list[list[int]]  # of each prompt: which samples
+    withdrawn: list[str]  # ids of samples that another instance shall make, if this one has not begun them
+    sent_at: float
+
+
+class InstanceReport(Message, frozen=True, kw_only=True):
+    """`<run>.instances`: a generator is there, and how far it is. Twice a second."""
+
+    KIND: ClassVar[str] = "report"
+    run: str
+    instance: str
+    start: str  # drawn when the process started: tells it from the one before of the same name
+    slots: int
+    batches: list[int]  # measured: a decode step of so many samples ...
+    seconds: list[float]  # ... takes so long
+    version: int  # weights that it decodes with; -1: none yet
+    groups: Int64s  # of the samples that it has and has not finished
+    indexes: Int16s
+    tokens: Int32s  # how many tokens each has; -1: not begun
+    returned: list[str]  # withdrawn samples that it had not begun
+    leaving: bool  # it ends: what it has is to be made by others
+    sent_at: float
+
+
 class StepRecord(Message, frozen=True, kw_only=True):
     """`<run>.ledger`: one optimizer step, complete enough to run it again. One row a sample, in order."""
 

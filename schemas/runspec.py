@@ -193,6 +193,19 @@ class GeneratorSection(Section):
     )
 
 
+class DispatchSection(Section):
+    """Which generator makes which sample."""
+
+    policy: Literal["deadline", "longest_first", "round_robin", "algorithm2", "random"] = Field(
+        "deadline",
+        description="deadline: by expected makespan under the predictions' measured errors. The others are "
+        "to compare with: one queue, longest first; dealt in turn; the paper's two pools; shuffled.",
+    )
+    silence_s: PositiveFloat = Field(
+        10.0, description="A generator not heard of for so long is gone: others make its samples."
+    )
+
+
 class EvaluationSection(Section):
     """Held-out problems are sampled before the first and after the last iteration, and in between."""
 
@@ -247,6 +260,7 @@ class RunSpec(Section):
     lengths: LengthsSection = LengthsSection()
     trainer: TrainerSection = TrainerSection()
     generator: GeneratorSection = GeneratorSection()
+    dispatch: DispatchSection = DispatchSection()
     evaluation: EvaluationSection = EvaluationSection()
     placement: PlacementSection = PlacementSection()
     deadlines: DeadlinesSection = DeadlinesSection()

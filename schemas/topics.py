@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
+
+ASSIGNMENT_PARTITIONS = 8  # an instance reads one of them: with many instances not all that all others get
 
 
 @dataclass(frozen=True)
@@ -14,12 +17,19 @@ class Topic:
     compacted: bool = False
 
 
+def assignment_partition(instance: str) -> int:
+    """The partition of `<run>.assignments` that an instance reads."""
+    return zlib.crc32(instance.encode()) % ASSIGNMENT_PARTITIONS
+
+
 class Topics:
     """Names of a run's topics: `<run>.prompts` and so on."""
 
     def __init__(self, run: str, classes: int) -> None:
         self.prompts = Topic(f"{run}.prompts", classes)
         self.samples = Topic(f"{run}.samples", classes)
+        self.assignments = Topic(f"{run}.assignments", ASSIGNMENT_PARTITIONS)
+        self.instances = Topic(f"{run}.instances", 1)
         self.ledger = Topic(f"{run}.ledger", 1)
         self.weights = Topic(f"{run}.weights", 1, compacted=True)
         self.evals = Topic(f"{run}.evals", 1)
@@ -29,5 +39,6 @@ class Topics:
     def all(self) -> list[Topic]:
         """Every topic, in the order in which they are created."""
         return [
-            self.prompts, self.samples, self.ledger, self.weights, self.evals, self.dead, self.status
+            self.prompts, self.assignments, self.instances, self.samples, self.ledger, self.weights,
+            self.evals, self.dead, self.status,
         ]  # fmt: skip

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from producers.jobs import Job, Key
+
+NO_DEADLINE = 1e300  # of a plan: longest first
 
 
 @dataclass(eq=False)
@@ -21,6 +24,8 @@ class Instance:
     now: float
     running: dict[Key, Job] = field(default_factory=dict)
     steps: float = 0.0
+    ahead: int = 0  # jobs that it may have beyond its slots
+    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _began: dict[Key, float] = field(default_factory=dict)  # the step before its first token
 
     def advance(self, now: float) -> None:
@@ -33,6 +38,11 @@ class Instance:
         """It runs a job, which may have tokens already."""
         self.running[job.key] = job
         self._began[job.key] = self.steps - tokens
+
+    def rate(self, now: float) -> float:
+        """Jobs a second that it finishes, lately."""
+        self._ends.append(now)
+        return len(self._ends) / max(now - self._ends[0], 1.0)
 
     def end(self, key: Key) -> Job | None:
         """It does not run a job any more."""
@@ -50,8 +60,8 @@ class Instance:
 
     @property
     def free(self) -> int:
-        """Slots without a job."""
-        return self.slots - len(self.running)
+        """How many jobs it may be given; below 0, it has more than it may have."""
+        return self.slots + self.ahead - len(self.running)
 
 
 class Waiting:

@@ -8,19 +8,21 @@ While samples finish, more is known; the choice is made again from where things 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from producers.dispatch.beliefs import Beliefs
-from producers.dispatch.board import Board, Instance
-from producers.dispatch.makespan import NO_DEADLINE, declared, expected, pick
+from producers.dispatch.board import NO_DEADLINE, Board, Instance
 from producers.jobs import Job, Key
 
 QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
 DRAWS = 64  # of all lengths, that a choice is made by
 SPAN = np.linspace(0.78, 1.06, 15)  # deadlines that are tried, in units of longest-first's makespan
+_USUAL_COST_S = 0.5
 _LEAST_GAIN = 0.003  # below that a deadline is not worth having
 
 
@@ -32,6 +34,18 @@ class Plan:
     deadline: float  # on the clock
     ends: float  # expected end, on the clock
     longest_first_ends: float
+
+
+def _next_step(instance: Instance) -> tuple[float, str]:
+    """Seconds of a step with one job more; the name breaks ties."""
+    return float(instance.seconds[min(len(instance.running) + 1, instance.slots)]), instance.name
+
+
+def _compiled() -> Any:
+    """Imported when it is first needed: numba takes a second, and small runs never need it."""
+    from producers.dispatch import makespan
+
+    return makespan
 
 
 _Window = tuple[np.ndarray, list[Key]]  # declared lengths, ascending, and whose they are
@@ -51,10 +65,16 @@ class _State:
 
 
 class DeadlinePolicy:
-    """`replans`: how often the choice is made again, counted over one makespan."""
+    """`replans`: how often the choice is made again, counted over one makespan.
 
-    def __init__(self, beliefs: Beliefs, *, seed: int = 0, replans: int = 0) -> None:
-        self._beliefs, self._replans = beliefs, replans
+    `thrift`: what a choice may take, as a share of the time that it is made for; else it is longest first.
+    """
+
+    def __init__(
+        self, beliefs: Beliefs, *, seed: int = 0, replans: int = 0, thrift: float = float("inf")
+    ) -> None:
+        self._beliefs, self._replans, self._thrift = beliefs, replans, thrift
+        self._cost_s = _USUAL_COST_S  # of a choice
         self._rng = np.random.default_rng(seed)
         self.plan: Plan | None = None
         self._again_at = float("inf")
@@ -78,6 +98,8 @@ class DeadlinePolicy:
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
         self._pairs.append((job.prompt.predicted, length))
         self._belief.pop(job.key, None)
+        if self.plan is None or self.plan.deadline >= NO_DEADLINE:
+            return
         last = self._last.get(instance.name, 0.0)
         if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= instance.steps:
             self._look_again(instance)
@@ -93,26 +115,28 @@ class DeadlinePolicy:
         """As `makespan` does: the longest at once if it can't wait, where it is fastest; else by `pick`."""
         instances, plan = board.fastest_first, self.plan
         assert plan is not None
-        fastest = min(
-            (i for i in instances if i.free), key=lambda i: i.seconds[len(i.running) + 1], default=None
-        )
+        fastest = min((i for i in instances if i.free > 0), key=_next_step, default=None)
+        longest = board.waiting.longest()
+        if plan.deadline >= NO_DEADLINE:
+            return None if fastest is None or longest is None else (fastest, longest)
         windows = self._windows(board)
         if fastest is None or not windows:
             return None
         keys = windows[0][0]
         idle = not any(i.running for i in instances)
-        soon = now + keys[-1] * float(fastest.seconds[len(fastest.running) + 1])
-        if plan.deadline >= NO_DEADLINE or soon >= plan.deadline or idle:
+        soon = now + keys[-1] * _next_step(fastest)[0]
+        if soon >= plan.deadline or idle:
             return self._start(fastest, windows[0], len(keys) - 1)
         limit = max(plan.deadline, *(now + self._longest(i) * float(i.seconds[1]) for i in instances))
         for instance in asked:
-            if not instance.free:
+            if instance.free <= 0:
                 continue
+            batch = min(len(instance.running), instance.slots - 1)
             for window in windows:
                 keys = window[0]
-                place = pick(
-                    keys, self._all_alive[: len(keys)], len(keys) - 1, len(instance.running),
-                    self._longest(instance), instance.seconds, limit - now,
+                place = _compiled().pick(
+                    keys, self._all_alive[: len(keys)], len(keys) - 1, batch, self._longest(instance),
+                    instance.seconds, limit - now,
                 )  # fmt: skip
                 if place >= 0:
                     return self._start(instance, window, place)
@@ -126,7 +150,7 @@ class DeadlinePolicy:
             self._kept = []
             for window in board.waiting.windows():
                 names = [key for _, key in window]
-                keys = [declared(self._belief[key], 0.0, quantile) for key in names]
+                keys = [_compiled().declared(self._belief[key], 0.0, quantile) for key in names]
                 self._kept.append((np.maximum.accumulate(keys), names))
             most = max((len(names) for _, names in self._kept), default=0)
             self._all_alive = np.ones(most, np.bool_)
@@ -156,7 +180,7 @@ class DeadlinePolicy:
         for key in instance.running:
             if self._said.get(key, 0.0) <= instance.steps:
                 tokens = instance.tokens(key)
-                left = declared(self._belief[key], tokens, self.plan.quantile) - tokens
+                left = _compiled().declared(self._belief[key], tokens, self.plan.quantile) - tokens
                 self._said[key] = instance.steps + left
             self._last[instance.name] = max(self._last[instance.name], self._said[key])
 
@@ -165,17 +189,30 @@ class DeadlinePolicy:
             len(board.waiting) or any(i.running for i in board.instances.values())
         ):
             return
-        state = self._state(board, now)
-        self.plan = self._best(state, now)
         self._kept = None
         self._said.clear()  # what runs is declared anew, by the quantile in force
-        for instance in board.instances.values():
-            self._look_again(instance)
+        if self._worth_it(board):
+            self.plan = self._best(self._state(board, now), now)
+            for instance in board.instances.values():
+                self._look_again(instance)
+        else:
+            self.plan = Plan(0.5, NO_DEADLINE, now, now)
         if self._replans:
             self._again_at = now + max((self.plan.ends - now), 0.0) / self._replans
 
+    def _worth_it(self, board: Board) -> bool:
+        """Whether there is something to choose, and time to."""
+        if len(board.instances) == 1:
+            return False
+        tokens = [predicted for _, predicted in board.waiting]
+        tokens += [job.prompt.predicted for i in board.instances.values() for job in i.running.values()]
+        speed = sum(i.slots / float(i.seconds[-1]) for i in board.instances.values())
+        alone = max(tokens) * min(float(i.seconds[1]) for i in board.instances.values())
+        return max(sum(tokens) / speed, alone) * self._thrift >= self._cost_s
+
     def _best(self, state: _State, now: float) -> Plan:
         """Sift all settings with few draws, the better ones with more, the best with all."""
+        began = time.monotonic()
         draws = self._draws(state, 1 if self._beliefs.exact else DRAWS)
         few = draws[: len(draws) // 8 or 1]
         plain = (0.5, self._expected(few, state, 0.5, NO_DEADLINE))
@@ -196,6 +233,7 @@ class DeadlinePolicy:
             settings[stay] = self._expected(draws, state, *stay)
         if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
             best = stay
+        self._cost_s = time.monotonic() - began
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
         return Plan(best[0], deadline, now + settings[best], now + plain_ends)
 
@@ -213,7 +251,7 @@ class DeadlinePolicy:
 
     def _expected(self, draws: np.ndarray, state: _State, quantile: float, deadline: float) -> float:
         return float(
-            expected(
+            _compiled().expected(
                 draws, state.beliefs, state.order, state.where, state.tokens, state.tables, state.slots,
                 quantile, deadline,
             )
@@ -228,7 +266,9 @@ class DeadlinePolicy:
             impossible = draws[:, row] <= tokens
             number = int(impossible.sum())
             draws[impossible, row] = (
-                self._rng.choice(left, number) if len(left) else declared(state.beliefs[row], tokens, 0.5)
+                self._rng.choice(left, number)
+                if len(left)
+                else _compiled().declared(state.beliefs[row], tokens, 0.5)
             )
         return draws
 

@@ -15,16 +15,20 @@ from producers.dispatch.board import Board, Instance
 from producers.dispatch.policies import Policy
 from producers.jobs import Job, Key
 
+EVERYTHING = 1 << 40
+
 
 class Dispatcher:
     """Gives each job to one instance; one that is lost is given again."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy, self._board = policy, Board()
+    def __init__(self, policy: Policy, *, latency_s: float = 0.0) -> None:
+        """`latency_s`: how long it takes until an instance can begin what it is given."""
+        self._policy, self._board, self._latency_s = policy, Board(), latency_s
         self._done: set[Key] = set()
         self._home: dict[Key, str] = {}
         self._ask: set[str] = set()  # instances with slots that have become free
         self._ask_all = False
+        self._asked_back: set[Key] = set()
 
     @property
     def waiting(self) -> int:
@@ -53,16 +57,61 @@ class Dispatcher:
         """An instance is there. One that is known is taken to have started anew: it runs nothing."""
         self._put_back(name)
         self._board.instances[name] = Instance(name, slots, seconds, now)
-        self._policy.regrouped(self._board, now)
-        self._ask_all = True
+        self._regrouped(now)
+
+    def adopt(self, name: str, keys: Iterable[Key]) -> None:
+        """An instance has jobs that wait here: of a dispatcher before, or of before it was silent."""
+        instance = self._board.instances[name]
+        for key in keys:
+            if key in self._board.waiting:
+                instance.start(self._board.waiting.remove(key))
+                self._home[key] = name
+
+    def measured(self, name: str, seconds: np.ndarray, now: float) -> None:
+        """An instance's steps take so long, it turns out."""
+        instance = self._board.instances[name]
+        instance.advance(now)
+        instance.seconds = seconds
 
     def leave(self, name: str, now: float) -> int:
         """An instance is gone; what it ran waits again. Returns how many that were."""
         lost = self._put_back(name)
         if self._board.instances.pop(name, None) is not None:
-            self._policy.regrouped(self._board, now)
-            self._ask_all = True
+            self._regrouped(now)
         return lost
+
+    def _regrouped(self, now: float) -> None:
+        only = len(self._board.instances) == 1
+        for instance in self._board.instances.values():
+            instance.ahead = EVERYTHING if only and self._latency_s else 0
+        self._policy.regrouped(self._board, now)
+        self._ask_all = True
+
+    def withdraw(self) -> dict[str, list[Key]]:
+        """What instances have beyond what they can begin soon, if others could: the last in order of work."""
+        excess: dict[str, list[Key]] = {}
+        if len(self._board.instances) < 2:
+            return excess
+        idle = any(instance.free > 0 for instance in self._board.instances.values())
+        for name, instance in self._board.instances.items():
+            if idle and not self._board.waiting and (count := -instance.free) > 0:
+                ordered = sorted(instance.running.values(), key=lambda job: job.rank)
+                fresh = [job.key for job in ordered[-count:] if job.key not in self._asked_back]
+                self._asked_back.update(fresh)
+                if fresh:
+                    excess[name] = fresh
+        return excess
+
+    def returned(self, name: str, keys: Iterable[Key]) -> None:
+        """Jobs that were withdrawn and not begun."""
+        for key in keys:
+            self._asked_back.discard(key)
+            if self._home.get(key) == name:
+                del self._home[key]
+                job = self._board.instances[name].end(key)
+                assert job is not None
+                self._board.waiting.add(job, job.prompt.predicted)
+                self._ask_all = True
 
     def _put_back(self, name: str) -> int:
         instance = self._board.instances.get(name)
@@ -70,6 +119,7 @@ class Dispatcher:
             return 0
         for key, job in instance.running.items():
             self._home.pop(key, None)
+            self._asked_back.discard(key)
             self._board.waiting.add(job, job.prompt.predicted)
         lost = len(instance.running)
         instance.running.clear()
@@ -78,6 +128,7 @@ class Dispatcher:
     def finished(self, key: Key, length: int, now: float) -> None:
         """A sample is done, whoever did it: one that was thought lost may still arrive."""
         self._done.add(key)
+        self._asked_back.discard(key)
         if key in self._board.waiting:
             self._board.waiting.remove(key)
             return
@@ -89,6 +140,8 @@ class Dispatcher:
         job = instance.end(key)
         assert job is not None
         self._policy.finished(self._board, instance, job, length, now)
+        if self._latency_s and instance.ahead != EVERYTHING:
+            instance.ahead = 1 + round(instance.rate(now) * self._latency_s)
         self._ask.add(name)
 
     def progress(self, name: str, tokens: Mapping[Key, int], now: float) -> None:
@@ -108,7 +161,7 @@ class Dispatcher:
             instance.advance(now)
         if self._policy.tick(board, now):
             self._ask_all = True
-        asked = [i for i in board.fastest_first if i.free and (self._ask_all or i.name in self._ask)]
+        asked = [i for i in board.fastest_first if i.free > 0 and (self._ask_all or i.name in self._ask)]
         self._ask_all = False
         self._ask.clear()
         while board.waiting and (chosen := self._policy.choose(board, asked, now)) is not None:

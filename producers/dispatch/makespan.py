@@ -17,12 +17,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-NO_DEADLINE = 1e300
+from producers.dispatch.board import NO_DEADLINE
+
 _EPSILON = 1e-9
 OUTLIVED = 1.05  # a sample longer than all that was thought possible: so much longer still
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def declared(belief: np.ndarray, tokens: float, z: float) -> float:
     """The length of a sample that has so many tokens already, at quantile z of what is still possible."""
     gone = int(np.searchsorted(belief, tokens, side="right"))
@@ -32,7 +33,7 @@ def declared(belief: np.ndarray, tokens: float, z: float) -> float:
     return float(belief[min(gone + int(z * left), len(belief) - 1)])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def pick(
     keys: np.ndarray,
     alive: np.ndarray,
@@ -66,7 +67,7 @@ def pick(
     return place
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def emptiest(batch: np.ndarray, tables: np.ndarray, slots: np.ndarray) -> int:
     """The instance with a free slot on which one more sample runs fastest; -1 if there is none."""
     best, fastest = -1, NO_DEADLINE
@@ -76,7 +77,7 @@ def emptiest(batch: np.ndarray, tables: np.ndarray, slots: np.ndarray) -> int:
     return best
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _push(heap: np.ndarray, size: int, end: np.ndarray, sample: int) -> None:
     k = size
     while k > 0 and end[heap[(k - 1) // 2]] > end[sample]:
@@ -85,7 +86,7 @@ def _push(heap: np.ndarray, size: int, end: np.ndarray, sample: int) -> None:
     heap[k] = sample
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _pop(heap: np.ndarray, size: int, end: np.ndarray) -> None:
     """Take the first out of a heap of `size`."""
     last = heap[size - 1]
@@ -102,7 +103,7 @@ def _pop(heap: np.ndarray, size: int, end: np.ndarray) -> None:
     heap[k] = last
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def makespan(
     lengths: np.ndarray, beliefs: np.ndarray, order: np.ndarray, where: np.ndarray, tokens: np.ndarray,
     tables: np.ndarray, slots: np.ndarray, z: float, deadline: float,
@@ -209,7 +210,7 @@ def makespan(
     return now
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def expected(
     draws: np.ndarray, beliefs: np.ndarray, order: np.ndarray, where: np.ndarray, tokens: np.ndarray,
     tables: np.ndarray, slots: np.ndarray, z: float, deadline: float,

@@ -39,7 +39,7 @@ class _Steady:
 
     def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
         for instance in sorted(asked, key=lambda i: len(i.running) / i.slots):
-            if instance.free and (key := self.next(board, instance)) is not None:
+            if instance.free > 0 and (key := self.next(board, instance)) is not None:
                 return instance, key
         return None
 

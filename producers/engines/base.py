@@ -44,6 +44,14 @@ class Installed:
     tokens: Mapping[str, int]  # the samples it has not finished, and how many tokens each has
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of a decode step at some batch sizes, ascending."""
+
+    batches: list[int]
+    seconds: list[float]
+
+
 class Engine(Protocol):
     """Makes samples, one decode step of all running ones at a time."""
 
@@ -53,11 +61,17 @@ class Engine(Protocol):
     def step(self, wait_s: float) -> list[Finished]:
         """One decode step; what finished in it. An engine that steps by itself: what finished in `wait_s`."""
 
+    def unfinished(self) -> dict[str, int]:
+        """How many tokens each request has that is not finished, as far as is known."""
+
     def abort(self, ids: Sequence[str]) -> None:
         """Forget requests."""
 
     def install(self, weights: bytes) -> Installed:
         """Take the weights of a safetensors file between two steps; running samples go on with them."""
+
+    def pace(self) -> Pace:
+        """How long its steps take, lately."""
 
     def close(self) -> None:
         """Let go of what it holds."""

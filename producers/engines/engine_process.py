@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +16,9 @@ from pathlib import Path
 import msgspec
 
 from infra.errors import Explained
-from producers.engines.base import Engine, Installed, Request
+from producers.engines.base import Engine, Installed, Pace, Request
+
+PACE_S = 0.5
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,13 @@ class Holds(msgspec.Struct, tag="holds"):
     installed: Installed
 
 
+class Paced(msgspec.Struct, tag="paced"):
+    """From the engine: how long its steps take, and how far it is. Now and then."""
+
+    pace: Pace
+    tokens: dict[str, int]  # of what it has not finished
+
+
 class Refused(msgspec.Struct, tag="refused"):
     """From the engine: why it ends."""
 
@@ -75,7 +85,7 @@ class Refused(msgspec.Struct, tag="refused"):
 
 
 Order = Submit | Abort | Install
-Report = Ready | Made | Holds | Refused
+Report = Ready | Made | Holds | Paced | Refused
 _orders = msgspec.msgpack.Decoder(list[Order])
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -109,6 +119,7 @@ def answer(link: Connection, make: Callable[[], Engine]) -> None:
 
 def _serve(link: Connection, engine: Engine) -> None:
     running: set[str] = set()
+    said_at = time.monotonic()
     while True:
         while link.poll(0 if running else None):
             for order in _orders.decode(link.recv_bytes()):
@@ -118,6 +129,9 @@ def _serve(link: Connection, engine: Engine) -> None:
             link.send_bytes(
                 _encode([Made(f.id, f.tokens.tobytes(), f.logprobs.tobytes(), f.finish) for f in made])
             )
+        if running and time.monotonic() - said_at > PACE_S:
+            said_at = time.monotonic()
+            link.send_bytes(_encode([Paced(engine.pace(), engine.unfinished())]))
 
 
 def _obey(order: Order, engine: Engine, running: set[str], link: Connection) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from infra.supervise.children import kill, start
-from producers.engines.base import EngineError, Finished, Installed, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request
 from producers.engines.engine_process import (
     Abort,
     EngineOptions,
@@ -27,6 +27,7 @@ from producers.engines.engine_process import (
     Install,
     Made,
     Order,
+    Paced,
     Ready,
     Refused,
     Report,
@@ -53,6 +54,7 @@ class RemoteEngine:
         theirs.close()
         self._orders: list[Order] = []
         self._made: list[Made] = []
+        self._pace, self._tokens = Pace([], []), dict[str, int]()
         self._reports: queue.SimpleQueue[list[Report]] = queue.SimpleQueue()
         # A thread that always reads: else both ends could wait for the other to empty a full pipe.
         self._reader = threading.Thread(target=self._read, daemon=True, name="engine")
@@ -85,6 +87,12 @@ class RemoteEngine:
             Finished(m.id, np.frombuffer(m.tokens, np.int32), np.frombuffer(m.logprobs, np.float32), m.finish)
             for m in made
         ]
+
+    def unfinished(self) -> dict[str, int]:
+        return self._tokens
+
+    def pace(self) -> Pace:
+        return self._pace
 
     def install(self, weights: bytes) -> Installed:
         # In memory, without a name: nothing is left behind whoever is killed.
@@ -135,6 +143,8 @@ class RemoteEngine:
                 raise EngineError(report.reason)
             if isinstance(report, Made):
                 self._made.append(report)
+            if isinstance(report, Paced):
+                self._pace, self._tokens = report.pace, report.tokens
         return reports
 
     def _read(self) -> None:

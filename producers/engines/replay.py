@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from producers.engines.base import EngineError, Finished, Installed, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request
 
 
 class Clock(Protocol):
@@ -104,8 +104,19 @@ class ReplayEngine:
         heapq.heapify(self._running)
         self._fill()
 
+    def unfinished(self) -> dict[str, int]:
+        self._advance()
+        running = {
+            request.id: round(length - (end - self._steps)) for end, _, length, request in self._running
+        }
+        return running | {request.id: 0 for _, _, request in self._waiting}
+
     def install(self, weights: bytes) -> Installed:
         raise EngineError("a ReplayEngine has no weights")
+
+    def pace(self) -> Pace:
+        sizes = list(range(1, self._slots + 1))
+        return Pace(sizes, [float(self._seconds[size]) for size in sizes])
 
     def close(self) -> None:
         """Nothing is held."""

@@ -8,6 +8,7 @@ load: see `cpu_linear.py`. What the engine holds is hashed after every load all 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,8 +16,9 @@ import torch
 from safetensors.torch import load
 
 from infra.weights.digest import tensor_digest
-from producers.engines.base import EngineError, Finished, Installed, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request
 from producers.engines.cpu_linear import PackedLinear
+from producers.engines.pace import StepTimes
 from producers.engines.sampler import StreamSampler, own_id
 
 
@@ -105,6 +107,7 @@ class VllmEngine:
         self._sampler = StreamSampler()
         runner.sampler.topk_topp_sampler = self._sampler
         self._shapes: dict[str, torch.Size] = {}
+        self._slots, self._times = slots, StepTimes()
 
     def submit(self, request: Request) -> None:
         self._sampler.open(request.id, request.seed)
@@ -118,7 +121,11 @@ class VllmEngine:
     def step(self, wait_s: float = 0.0) -> list[Finished]:
         self._sampler.batch = self._runner.input_batch
         finished = []
-        for output in self._engine.step():
+        samples, began = min(len(self._scheduler.requests), self._slots), time.perf_counter()
+        outputs = self._engine.step()
+        if samples:
+            self._times.add(samples, time.perf_counter() - began)
+        for output in outputs:
             if not output.finished:
                 continue
             completion = output.outputs[0]
@@ -143,6 +150,9 @@ class VllmEngine:
     def install(self, weights: bytes) -> Installed:
         self.load_weights(load(weights))
         return Installed(self.held_digests(), self.unfinished())
+
+    def pace(self) -> Pace:
+        return self._times.pace()
 
     def close(self) -> None:
         pass  # it ends with its process

@@ -26,6 +26,9 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     bytes: st.binary(max_size=64),
     list[str]: st.lists(st.text(max_size=5), max_size=4),
+    list[int]: st.lists(st.integers(0, 2**40), max_size=4),
+    list[bytes]: st.lists(st.binary(max_size=20), max_size=4),
+    list[list[int]]: st.lists(st.lists(st.integers(0, 99), max_size=3), max_size=3),
     list[float]: st.lists(st.floats(allow_nan=False), max_size=4),
     dict[str, float]: st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=4),
 }

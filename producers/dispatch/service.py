@@ -1,0 +1,222 @@
+"""The dispatcher beside the feeder: who is there, who is silent, who gets what.
+
+feeder ── admitted prompts ──►┐
+<run>.samples   (who is done) ├─► dispatcher ──► <run>.assignments, keyed by instance
+<run>.instances (who is there)┘
+
+It keeps no state of its own: started again, it learns from the log what is done and from the instances' next
+reports what they have; only then it gives anything.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.bus import Record
+from infra.process import Context
+from infra.tail import Tail
+from producers.dispatch import REPORT_S
+from producers.dispatch.algorithm2 import Algorithm2
+from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.curve import CurveError, LatencyCurve, curve_of, flat
+from producers.dispatch.deadline import DeadlinePolicy
+from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.dispatch.recovery import Past
+from producers.jobs import Job, Key
+from schemas.identity import sample_id
+from schemas.messages import TRAIN, Assignment, InstanceReport, Prompt, Sample
+from schemas.runspec import RunSpec
+from schemas.topics import assignment_partition
+from schemas.wire import Unreadable, decode, encode
+
+_TICK_S = 0.1
+_LATENCY_S = 0.15  # from a finished sample to the next one's start: so much work is given ahead
+
+
+def policy_of(spec: RunSpec) -> Policy:
+    """The policy that the run file names."""
+    name = spec.dispatch.policy
+    if name == "deadline":
+        return DeadlinePolicy(Beliefs(spec.sampling.max_tokens), seed=spec.seed, replans=8, thrift=0.02)
+    if name == "longest_first":
+        return LongestFirst()
+    if name == "round_robin":
+        return RoundRobin()
+    return Algorithm2() if name == "algorithm2" else RandomFifo(spec.seed)
+
+
+@dataclass
+class _Instance:
+    start: str
+    heard_at: float
+    curve: LatencyCurve
+    version: int
+
+
+class Dispatching:
+    """A thread that dispatches until it is closed."""
+
+    def __init__(self, context: Context, known: Sequence[Prompt], past: Past) -> None:
+        self._context, self._past = context, past
+        self._dispatcher = Dispatcher(policy_of(context.spec), latency_s=_LATENCY_S)
+        self._silence_s = context.spec.dispatch.silence_s
+        self._instances: dict[str, _Instance] = {}
+        self._former: set[str] = set()  # starts of processes that were replaced by a newer one
+        self._bell = threading.Event()
+        self._prompts: queue.SimpleQueue[Sequence[Prompt]] = queue.SimpleQueue()
+        bus, topics = context.bus, context.topics
+        reports = bus.reader(topics.instances)
+        ends = reports.end_offsets()
+        reports.close()
+        assignments = bus.reader(topics.assignments)
+        resumed = any(assignments.end_offsets().values())
+        assignments.close()
+        # instances that have work from the dispatcher before this one must have the time to say so
+        self._open_at = time.monotonic() + (3 * REPORT_S if resumed else 0.0)
+        self.admit([prompt for prompt in known if prompt.purpose != TRAIN or prompt.window >= past.trained])
+        self._samples = Tail(bus.reader(topics.samples, past.positions), self._finished, self._bell)
+        self._reports = Tail(bus.reader(topics.instances, ends), self._readable, self._bell)
+        self._failure: BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="dispatch")
+        self._thread.start()
+
+    def admit(self, prompts: Sequence[Prompt]) -> None:
+        """Prompts that stand on `<run>.prompts`."""
+        if prompts:
+            self._prompts.put(prompts)
+            self._bell.set()
+
+    def check(self) -> None:
+        """Raise what ended the thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._bell.set()
+        self._thread.join()
+        self._samples.close()
+        self._reports.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._bell.wait(_TICK_S)
+                self._bell.clear()
+                self._turn(time.monotonic())
+        except Exception as error:  # whatever it is: the feeder's own thread raises it
+            self._failure = error
+
+    def _turn(self, now: float) -> None:
+        while not self._prompts.empty():
+            jobs = [Job(prompt, index) for prompt in self._prompts.get() for index in range(prompt.size)]
+            self._dispatcher.admit([job for job in jobs if job.key not in self._past.done], now)
+        for report in self._reports.take():
+            self._heard(report, now)
+        for key, length in self._samples.take():
+            self._dispatcher.finished(key, length, now)
+        for name in [n for n, i in self._instances.items() if now - i.heard_at > self._silence_s]:
+            self._gone(name, f"was not heard of for {self._silence_s:g} s", now)
+        if now >= self._open_at:
+            given = self._dispatcher.turn(now)
+            withdrawn = self._dispatcher.withdraw()
+            for name in {*given, *withdrawn}:
+                self._send(name, given.get(name, []), withdrawn.get(name, []))
+        counters = self._context.heart.counters
+        counters["undispatched"], counters["instances"] = self._dispatcher.waiting, len(self._instances)
+
+    def _heard(self, report: InstanceReport, now: float) -> None:
+        name, known = report.instance, self._instances.get(report.instance)
+        if report.start in self._former:
+            return
+        if report.leaving:
+            if known is not None and known.start == report.start:
+                self._former.add(report.start)
+                self._gone(name, "leaves", now)
+            return
+        held = {
+            (group, index): tokens
+            for group, index, tokens in zip(
+                report.groups.tolist(), report.indexes.tolist(), report.tokens.tolist(), strict=True
+            )
+        }
+        if known is None or known.start != report.start:
+            if known is not None:
+                self._former.add(known.start)
+            curve = self._curve(report, flat())
+            self._instances[name] = _Instance(report.start, now, curve, report.version)
+            self._dispatcher.join(name, report.slots, curve.table(report.slots), now)
+            self._dispatcher.adopt(name, held)
+            self._context.log.info(
+                "%s is there: %d slots, it has %d samples to make", name, report.slots, len(held)
+            )
+        else:
+            known.heard_at, known.version = now, report.version
+            known.curve = self._curve(report, known.curve)
+            self._dispatcher.measured(name, known.curve.table(report.slots), now)
+        self._dispatcher.progress(name, {key: count for key, count in held.items() if count >= 0}, now)
+        self._dispatcher.returned(name, [_key(name_) for name_ in report.returned])
+
+    def _curve(self, report: InstanceReport, otherwise: LatencyCurve) -> LatencyCurve:
+        if not report.batches:
+            return otherwise
+        try:
+            return curve_of(report.batches, report.seconds)
+        except CurveError as error:
+            self._context.log.warning("%s reports a profile that can't be: %s", report.instance, error)
+            return otherwise
+
+    def _gone(self, name: str, why: str, now: float) -> None:
+        del self._instances[name]
+        lost = self._dispatcher.leave(name, now)
+        self._context.log.info("%s %s: the %d samples that it had are given to others", name, why, lost)
+
+    def _send(self, name: str, jobs: Sequence[Job], withdrawn: Sequence[Key]) -> None:
+        groups: dict[int, list[Job]] = {}
+        for job in jobs:
+            groups.setdefault(job.prompt.group, []).append(job)
+        assignment = Assignment(
+            run=self._context.run, instance=name, start=self._instances[name].start,
+            prompts=[encode(group[0].prompt) for group in groups.values()],
+            indexes=[[job.index for job in group] for group in groups.values()],
+            withdrawn=[sample_id(*key) for key in withdrawn], sent_at=time.time(),
+        )  # fmt: skip
+        self._context.writer.send(
+            self._context.topics.assignments, encode(assignment), key=name,
+            partition=assignment_partition(name),
+        )  # fmt: skip
+
+    def _finished(self, records: list[Record]) -> list[tuple[Key, int]]:
+        found = []
+        for record in records:
+            try:
+                sample = decode(record.value, Sample)
+            except Unreadable:
+                continue  # the trainer reports it
+            if sample.run == self._context.run:
+                found.append(((sample.group, sample.index), sample.true_length))
+        return found
+
+    def _readable(self, records: list[Record]) -> list[InstanceReport]:
+        found = []
+        for record in records:
+            try:
+                report = decode(record.value, InstanceReport)
+            except Unreadable as error:
+                self._context.dead_letter(record, str(error))
+                continue
+            if report.run == self._context.run:
+                found.append(report)
+        return found
+
+
+def _key(name: str) -> Key:
+    group, index = name.rsplit("-", 1)
+    return int(group), int(index)

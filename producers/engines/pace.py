@@ -1,0 +1,30 @@
+"""Measures decode steps by the number of samples in them."""
+
+from __future__ import annotations
+
+from producers.engines.base import Pace
+
+_FADE = 0.995  # an old step's weight after each new one of about the same size: machines and models change
+_ENOUGH = 5.0
+
+
+class StepTimes:
+    """Means over steps of about equally many samples: 1, 2, 3-4, 5-8 and so on."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[float, float, float]] = {}  # weight, samples, seconds
+
+    def add(self, samples: int, seconds: float) -> None:
+        """A step."""
+        size = (samples - 1).bit_length()
+        weight, total, time = self._sums.get(size, (0.0, 0.0, 0.0))
+        self._sums[size] = weight * _FADE + 1, total * _FADE + samples, time * _FADE + seconds
+
+    def pace(self) -> Pace:
+        """What is known well enough."""
+        points = {
+            round(total / weight): time / weight
+            for _, (weight, total, time) in sorted(self._sums.items())
+            if weight >= _ENOUGH
+        }
+        return Pace(list(points), list(points.values()))
