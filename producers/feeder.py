@@ -63,6 +63,7 @@ class Feeder:
         while True:
             version = self._planner.version
             at_step(version)
+            self._dispatching.trained(version)
             if self._wants_evaluation(version):
                 self._evaluate(version)
             self._send(self._planner.admit())

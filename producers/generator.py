@@ -38,7 +38,7 @@ from producers.rewards import RewardPool, Score
 from producers.tokenizing import load_to_text
 from producers.weights_watch import Version, watch_weights
 from schemas.identity import sample_id, sampling_seed
-from schemas.messages import Assignment, InstanceReport, Prompt, Sample
+from schemas.messages import TRAIN, Assignment, InstanceReport, Prompt, Sample
 from schemas.topics import assignment_partition
 from schemas.wire import Unreadable, decode, encode
 
@@ -160,7 +160,26 @@ class Generator:
         for name, tokens in installed.tokens.items():
             _change_version(self._running[name], tokens, fresh)
         self._version = fresh
+        self._drop_what_is_trained(fresh.version)
         at_step(fresh.version)
+
+    def _drop_what_is_trained(self, version: int) -> None:
+        """Somebody else made it: it was thought that this generator is dead."""
+
+        def useless(job: Job) -> bool:
+            return job.prompt.purpose == TRAIN and job.prompt.window < version
+
+        for job in self._backlog.give_back({key for key in self._waiting if key[0] >= 0}):
+            if useless(job):
+                self._waiting.discard(job.key)
+            else:
+                self._backlog.add(job)
+        names = [n for n, run in self._running.items() if run.finished is None and useless(run.job)]
+        if names:
+            self._engine.abort(names)
+            self._generating -= len(names)
+            for name in names:
+                del self._running[name]
 
     def _take_assignments(self) -> int:
         found = 0
@@ -230,9 +249,11 @@ class Generator:
     def _step(self) -> int:
         hurry = self._rewards.pending() and self._generating < _FEW
         finished = self._engine.step(_SCORES_S if hurry else _HOLD_S)
-        self._generating -= len(finished)
         for sample in finished:
-            running = self._running[sample.id]
+            running = self._running.get(sample.id)
+            if running is None:
+                continue  # it was dropped while it came
+            self._generating -= 1
             running.finished, running.finished_at = sample, time.time()
             self._rewards.score(sample.id, running.job.prompt.problem, self._text(sample.tokens))
         return len(finished)

@@ -34,6 +34,7 @@ class Run:
     def __init__(
         self, folder: Path, kafka: str, spec: RunSpec, model: Path, store: str | None = None
     ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         task = folder / "task.py"
         task.write_text(TASK)
         spec = spec.model_copy(update={"task": spec.task.model_copy(update={"python": str(task)})})

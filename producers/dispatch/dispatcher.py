@@ -7,7 +7,7 @@ admit, join, leave, finished, progress ──► board ──► turn(now) ─�
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,11 @@ class Dispatcher:
         return len(self._board.waiting)
 
     @property
+    def given(self) -> int:
+        """Jobs that instances have."""
+        return len(self._home)
+
+    @property
     def instances(self) -> Sequence[str]:
         """Who is there."""
         return list(self._board.instances)
@@ -52,6 +57,12 @@ class Dispatcher:
         if fresh:
             self._policy.admitted(self._board, fresh, now)
             self._ask_all = True
+
+    def forget(self, useless: Callable[[Job], bool]) -> None:
+        """Jobs that wait and that nobody needs any more."""
+        for job in [job for job, _ in self._board.waiting if useless(job)]:
+            self._done.add(job.key)
+            self._board.waiting.remove(job.key)
 
     def join(self, name: str, slots: int, seconds: np.ndarray, now: float) -> None:
         """An instance is there. One that is known is taken to have started anew: it runs nothing."""

@@ -55,7 +55,7 @@ class _Instance:
     start: str
     heard_at: float
     curve: LatencyCurve
-    version: int
+    silent_s: float = 0.0
 
 
 class Dispatching:
@@ -66,7 +66,11 @@ class Dispatching:
         self._dispatcher = Dispatcher(policy_of(context.spec), latency_s=_LATENCY_S)
         self._silence_s = context.spec.dispatch.silence_s
         self._instances: dict[str, _Instance] = {}
-        self._former: set[str] = set()  # starts of processes that were replaced by a newer one
+        self._former: set[tuple[str, str]] = (
+            set()
+        )  # name and start of processes that were replaced by a newer one
+        self._turned_at = time.monotonic()
+        self._trained = self._forgotten = past.trained
         self._bell = threading.Event()
         self._prompts: queue.SimpleQueue[Sequence[Prompt]] = queue.SimpleQueue()
         bus, topics = context.bus, context.topics
@@ -91,6 +95,10 @@ class Dispatching:
         if prompts:
             self._prompts.put(prompts)
             self._bell.set()
+
+    def trained(self, iterations: int) -> None:
+        """So many iterations are trained: nobody needs what is left of them."""
+        self._trained = iterations
 
     def check(self) -> None:
         """Raise what ended the thread."""
@@ -118,27 +126,40 @@ class Dispatching:
         while not self._prompts.empty():
             jobs = [Job(prompt, index) for prompt in self._prompts.get() for index in range(prompt.size)]
             self._dispatcher.admit([job for job in jobs if job.key not in self._past.done], now)
+        for key, length in self._samples.take():  # before the reports: what is done is not given again
+            self._dispatcher.finished(key, length, now)
         for report in self._reports.take():
             self._heard(report, now)
-        for key, length in self._samples.take():
-            self._dispatcher.finished(key, length, now)
-        for name in [n for n, i in self._instances.items() if now - i.heard_at > self._silence_s]:
-            self._gone(name, f"was not heard of for {self._silence_s:g} s", now)
+        self._bury_the_silent(now)
+        if self._trained > self._forgotten:
+            self._forgotten = trained = self._trained
+            self._dispatcher.forget(lambda job: job.prompt.purpose == TRAIN and job.prompt.window < trained)
         if now >= self._open_at:
             given = self._dispatcher.turn(now)
             withdrawn = self._dispatcher.withdraw()
             for name in {*given, *withdrawn}:
                 self._send(name, given.get(name, []), withdrawn.get(name, []))
         counters = self._context.heart.counters
-        counters["undispatched"], counters["instances"] = self._dispatcher.waiting, len(self._instances)
+        counters["undispatched"], counters["dispatched"] = self._dispatcher.waiting, self._dispatcher.given
+        counters["instances"] = len(self._instances)
+
+    def _bury_the_silent(self, now: float) -> None:
+        """Silence counts while others are heard: else the broker is away, or nobody could take over."""
+        passed, self._turned_at = now - self._turned_at, now
+        for name, instance in list(self._instances.items()):
+            others = [i.heard_at for other, i in self._instances.items() if other != name]
+            if others and now - max(others) < 2 * REPORT_S:
+                instance.silent_s += passed
+            if instance.silent_s > self._silence_s:
+                self._gone(name, f"was not heard of for {self._silence_s:g} s", now)
 
     def _heard(self, report: InstanceReport, now: float) -> None:
         name, known = report.instance, self._instances.get(report.instance)
-        if report.start in self._former:
+        if (name, report.start) in self._former:
             return
         if report.leaving:
             if known is not None and known.start == report.start:
-                self._former.add(report.start)
+                self._former.add((name, report.start))
                 self._gone(name, "leaves", now)
             return
         held = {
@@ -149,16 +170,16 @@ class Dispatching:
         }
         if known is None or known.start != report.start:
             if known is not None:
-                self._former.add(known.start)
+                self._former.add((name, known.start))
             curve = self._curve(report, flat())
-            self._instances[name] = _Instance(report.start, now, curve, report.version)
+            self._instances[name] = _Instance(report.start, now, curve)
             self._dispatcher.join(name, report.slots, curve.table(report.slots), now)
             self._dispatcher.adopt(name, held)
             self._context.log.info(
                 "%s is there: %d slots, it has %d samples to make", name, report.slots, len(held)
             )
         else:
-            known.heard_at, known.version = now, report.version
+            known.heard_at, known.silent_s = now, 0.0
             known.curve = self._curve(report, known.curve)
             self._dispatcher.measured(name, known.curve.table(report.slots), now)
         self._dispatcher.progress(name, {key: count for key, count in held.items() if count >= 0}, now)

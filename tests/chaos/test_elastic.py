@@ -1,0 +1,47 @@
+"""Generators come and go in the middle of a run: the same samples, and in sync mode the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.factories import make_spec
+from tests.harness import Run, running, trained_ids
+from tests.waiting import wait_until
+
+ITERATIONS = 90
+SPEC = make_spec(
+    algorithm={"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
+    trainer={"checkpoint_every": 100, "bundle_tokens": 64},
+    dispatch={"silence_s": 2.0},
+)
+
+
+def wait_for_samples_of(run: Run, generator: str, after: int) -> None:
+    """Until a generator has published samples of an iteration after `after`."""
+    wait_until(
+        lambda: run.check()
+        or any(s.generator.startswith(f"{generator}@") and s.window > after for s in run.samples()),
+        what=f"samples of {generator} after iteration {after}", deadline_s=120,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(400)
+def test_one_joins_one_dies_and_one_comes_back(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+    with running(tmp_path / "calm", kafka, SPEC, tiny_model) as run:
+        run.wait_for_end()
+        calm = [step.root_out for step in run.steps()]
+    with running(tmp_path / "wild", kafka, SPEC, tiny_model) as run:
+        run.wait_for_steps(2)
+        run.start("generator", 1)
+        wait_for_samples_of(run, "generator-1", 2)
+        run.kill("generator-0")  # alone in the middle of its work: the other one takes it over
+        wait_for_samples_of(run, "generator-1", len(run.steps()) + 3)
+        run.start("generator", 0)
+        run.wait_for_end()
+        steps = run.steps()
+        assert len(steps) == ITERATIONS
+        assert len(trained_ids(steps)) == len(set(trained_ids(steps))) == ITERATIONS * 32
+        assert [step.root_out for step in steps] == calm
+        assert not run.dead_letters()

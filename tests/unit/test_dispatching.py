@@ -1,0 +1,175 @@
+"""The dispatcher on the log: instances report, samples appear, and assignments follow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infra.process import Context
+from producers.dispatch.recovery import Past, look_back
+from producers.dispatch.service import Dispatching
+from schemas.identity import sample_id
+from schemas.messages import Assignment, InstanceReport, Prompt
+from schemas.topics import assignment_partition
+from schemas.wire import decode, encode
+from tests.factories import make_context, make_sample, make_spec
+from tests.unit.test_backlog import prompt
+from tests.waiting import wait_until
+
+SPEC = make_spec(dispatch={"silence_s": 1.0}, algorithm={"groups": 4, "group_size": 2})
+PROMPTS = [prompt(group, min_version=0, window=0) for group in range(4)]
+
+
+class Instance:
+    """A generator's side of the log."""
+
+    def __init__(self, context: Context, name: str, start: str, slots: int = 2) -> None:
+        self._context, self.name, self.start, self._slots = context, name, start, slots
+        self._reader = context.bus.reader(context.topics.assignments, only=assignment_partition(name))
+        self.has: list[str] = []
+        self.withdrawn: list[str] = []
+
+    def report(self, **fields: Any) -> None:
+        keys = [(int(name[:-3]), int(name[-2:])) for name in self.has]
+        values: dict[str, Any] = {
+            "run": self._context.run, "instance": self.name, "start": self.start, "slots": self._slots,
+            "batches": [1], "seconds": [0.01], "version": 0,
+            "groups": np.array([key[0] for key in keys], np.int64),
+            "indexes": np.array([key[1] for key in keys], np.int16),
+            "tokens": np.full(len(keys), -1, np.int32), "returned": [], "leaving": False, "sent_at": 0.0,
+        }  # fmt: skip
+        report = InstanceReport(**{**values, **fields})
+        self._context.writer.send(self._context.topics.instances, encode(report), key=self.name)
+
+    def look(self) -> list[str]:
+        """What it was given by now."""
+        for record in self._reader.poll(0.0):
+            assignment = decode(record.value, Assignment)
+            if assignment.instance != self.name or assignment.start != self.start:
+                continue
+            self.withdrawn += assignment.withdrawn
+            for raw, indexes in zip(assignment.prompts, assignment.indexes, strict=True):
+                self.has += [sample_id(decode(raw, Prompt).group, index) for index in indexes]
+        return self.has
+
+    def finish(self, name: str) -> None:
+        """Publish a sample."""
+        self.has.remove(name)
+        sample = make_sample(SPEC, int(name[:-3]), int(name[-2:]))
+        self._context.writer.send(self._context.topics.samples, encode(sample), key=name)
+
+
+@contextmanager
+def dispatching(context: Context) -> Iterator[Dispatching]:
+    past = look_back(context.bus, context.topics, lookahead=0.0, deadline_s=5)
+    service = Dispatching(context, PROMPTS, past)
+    try:
+        yield service
+        service.check()
+    finally:
+        service.close()
+
+
+def soon(condition: Callable[[], object], what: str, *alive: Instance) -> None:
+    """Wait, while instances say that they are there."""
+
+    def look() -> object:
+        for instance in alive:
+            instance.report()
+        return condition()
+
+    wait_until(look, what=what, deadline_s=20)
+
+
+def test_the_only_one_gets_all_and_gives_back_what_another_can_begin(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    first, second = Instance(context, "a", "1"), Instance(context, "b", "1")
+    with dispatching(context):
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+        soon(lambda: first.look() and first.withdrawn, "a request to give back", first, second)
+        returned = list(first.withdrawn)
+        assert set(returned) < set(first.has)
+        first.has = [name for name in first.has if name not in returned]
+        first.report(returned=returned)
+        soon(lambda: second.look(), "some of it for the other", first, second)
+        assert set(second.has) <= set(returned)
+        assert not set(second.has) & set(first.has)
+
+
+@pytest.mark.parametrize("way", ["silence", "leaving", "a new start"])
+def test_what_one_had_goes_to_who_is_there(tmp_path: Path, way: str) -> None:
+    context = make_context(SPEC, tmp_path)
+    first, second = Instance(context, "a", "1"), Instance(context, "b", "1", slots=8)
+    with dispatching(context):
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+        made = first.has[0]
+        first.finish(made)
+        soon(lambda: context.heart.counters["dispatched"] == 7, "the sample", first)
+        lost = set(first.has)
+        if way == "leaving":
+            first.report(leaving=True)
+        if way == "a new start":
+            second = Instance(context, "a", "2", slots=8)
+        soon(lambda: len(second.look()) == 7, "what the first one had", second)
+        assert set(second.has) == lost
+        assert len(second.has) == 7, "what is finished is not made again"
+
+
+def test_a_late_report_of_a_process_that_was_replaced_is_passed_over(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    old, new = Instance(context, "a", "1"), Instance(context, "a", "2")
+    with dispatching(context):
+        soon(lambda: len(old.look()) == 8, "all for the only one", old)
+        soon(lambda: len(new.look()) == 8, "all for the new one", new)
+        old.has.clear()
+        soon(lambda: new.look() and context.heart.counters["instances"] == 1, "nothing", old, new)
+        assert len(new.has) == 8
+        assert not old.look()
+
+
+def test_a_dispatcher_that_starts_again_leaves_everyone_what_they_have(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    first = Instance(context, "a", "1")
+    with dispatching(context):
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+    first.finish(first.has[0])
+    second = Instance(context, "b", "1")
+    with dispatching(context):
+        soon(lambda: context.heart.counters.get("instances") == 2, "both", first, second)
+        soon(lambda: first.look() and first.withdrawn, "a request to give back", first, second)
+        assert len(first.has) == len(set(first.has)) == 7
+        assert not second.look(), "nothing is given twice"
+
+
+def test_a_profile_that_can_not_be_is_said_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = make_context(SPEC, tmp_path)
+    first = Instance(context, "a", "1")
+    with caplog.at_level(logging.WARNING), dispatching(context):
+        first.report(seconds=[float("nan")])
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+    assert "a reports a profile that can't be: a step of 1 samples can't take nan s" in caplog.text
+
+
+def test_an_unreadable_report_goes_to_the_dead_letters(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    with dispatching(context):
+        context.writer.send(context.topics.instances, b"nonsense", key="x")
+        wait_until(lambda: context.heart.counters.get("dead_letters"), what="a dead letter", deadline_s=10)
+        first = Instance(context, "a", "1")
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+
+
+def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    for group, index in ((0, 0), (0, 1), (1, 1)):
+        context.writer.send(context.topics.samples, encode(make_sample(SPEC, group, index)), key="k")
+    past = look_back(context.bus, context.topics, lookahead=0.0, deadline_s=5)
+    assert past == Past({(0, 0), (0, 1), (1, 1)}, 0, {0: 3, 1: 0})
