@@ -70,6 +70,15 @@ class Run:
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes[name].wait()
 
+    @contextmanager
+    def standing_still(self, name: str) -> Iterator[None]:
+        """A process does nothing in the meantime: so the run can't get ahead of what takes its time."""
+        self.processes[name].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.processes[name].send_signal(signal.SIGCONT)
+
     def read(self, topic: str, kind: type[Message]) -> list[Any]:
         """All messages of a topic."""
         return [decode(r.value, kind) for r in read_all(self.bus, getattr(self.topics, topic), deadline_s=30)]

@@ -23,6 +23,8 @@ QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
 DRAWS = 64  # of all lengths, that a choice is made by
 SPAN = np.linspace(0.78, 1.06, 15)  # deadlines that are tried, in units of longest-first's makespan
 _USUAL_COST_S = 0.5
+MOST_MOVES = 12  # at a time
+_MOVE_GAIN = 0.0005
 _LEAST_GAIN = 0.003  # below that a deadline is not worth having
 
 
@@ -57,27 +59,40 @@ class _State:
 
     beliefs: np.ndarray
     predicted: np.ndarray
+    keys: list[Key]
+    names: list[str]  # of instances
     order: np.ndarray
     where: np.ndarray
     tokens: np.ndarray
     tables: np.ndarray
     slots: np.ndarray
+    stalls: np.ndarray
 
 
 class DeadlinePolicy:
     """`replans`: how often the choice is made again, counted over one makespan.
 
+    `move_s`: seconds that it costs to move a running sample, for each token that it has; None: none is moved.
     `thrift`: what a choice may take, as a share of the time that it is made for; else it is longest first.
     """
 
     def __init__(
-        self, beliefs: Beliefs, *, seed: int = 0, replans: int = 0, thrift: float = float("inf")
+        self,
+        beliefs: Beliefs,
+        *,
+        seed: int = 0,
+        replans: int = 0,
+        thrift: float = float("inf"),
+        move_s: float | None = None,
     ) -> None:
         self._beliefs, self._replans, self._thrift = beliefs, replans, thrift
         self._cost_s = _USUAL_COST_S  # of a choice
+        self._move_s = move_s
+        self.moves: list[tuple[Key, str]] = []  # running jobs, and the instances that shall go on with them
         self._rng = np.random.default_rng(seed)
         self.plan: Plan | None = None
-        self._again_at = float("inf")
+        self.wakes_at = float("inf")
+        self._span_s = 0.0  # from the newest admission to the end that was expected then
         self._pairs: list[tuple[float, float]] = []
         self._belief: dict[Key, np.ndarray] = {}
         self._said: dict[Key, float] = {}  # the step of its instance at which a running job is thought to end
@@ -91,6 +106,7 @@ class DeadlinePolicy:
         rows = self._beliefs.quantiles(np.array([job.prompt.predicted for job in jobs]))
         self._belief.update({job.key: row for job, row in zip(jobs, rows, strict=True)})
         self._choose(board, now)
+        self._span_s = self.plan.ends - now if self.plan else 0.0
 
     def regrouped(self, board: Board, now: float) -> None:
         self._choose(board, now)
@@ -106,10 +122,22 @@ class DeadlinePolicy:
 
     def tick(self, board: Board, now: float) -> bool:
         """Choose again if it is time; True if that was done."""
-        if now < self._again_at:
+        if now < self.wakes_at:
             return False
+        self.wakes_at = float("inf")
         self._choose(board, now)
         return True
+
+    def take_moves(self) -> list[tuple[Key, str]]:
+        moves, self.moves = self.moves, []
+        for key, _ in moves:
+            self._said.pop(key, None)
+        return moves
+
+    def moved(self, board: Board) -> None:
+        if self.plan is not None and self.plan.deadline < NO_DEADLINE:
+            for instance in board.instances.values():
+                self._look_again(instance)
 
     def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
         """As `makespan` does: the longest at once if it can't wait, where it is fastest; else by `pick`."""
@@ -188,6 +216,7 @@ class DeadlinePolicy:
         if not board.instances or not (
             len(board.waiting) or any(i.running for i in board.instances.values())
         ):
+            self.wakes_at = float("inf")
             return
         self._kept = None
         self._said.clear()  # what runs is declared anew, by the quantile in force
@@ -197,8 +226,10 @@ class DeadlinePolicy:
                 self._look_again(instance)
         else:
             self.plan = Plan(0.5, NO_DEADLINE, now, now)
-        if self._replans:
-            self._again_at = now + max((self.plan.ends - now), 0.0) / self._replans
+        if self._replans and self.plan.ends > now:
+            # of what is left, and not ever more often towards the end
+            step = max(self.plan.ends - now, self._span_s / 4) / self._replans
+            self.wakes_at = now + step
 
     def _worth_it(self, board: Board) -> bool:
         """Whether there is something to choose, and time to."""
@@ -233,9 +264,48 @@ class DeadlinePolicy:
             settings[stay] = self._expected(draws, state, *stay)
         if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
             best = stay
+        self.moves = []
+        if self._move_s is not None and not self._beliefs.exact:
+            settings[best] = self._find_moves(draws, state, best, settings[best])
         self._cost_s = time.monotonic() - began
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
         return Plan(best[0], deadline, now + settings[best], now + plain_ends)
+
+    def _find_moves(
+        self, draws: np.ndarray, state: _State, setting: tuple[float, float], ends: float
+    ) -> float:
+        """Move what is most often the last to where it runs faster, as long as that is expected to pay."""
+        assert self._move_s is not None
+        for _ in range(MOST_MOVES):
+            critical = np.zeros(len(state.where), np.int64)
+            self._expected(draws, state, *setting, critical)
+            batch = np.bincount(state.where[state.where >= 0], minlength=len(state.slots))
+            step = [
+                t[min(b + 1, n)] if b < n else NO_DEADLINE
+                for t, b, n in zip(state.tables, batch, state.slots, strict=True)
+            ]
+            targets = np.argsort(step)[:2]
+            found = None
+            for row in np.argsort(-critical)[:3]:
+                source = int(state.where[row])
+                if source < 0 or not critical[row]:
+                    continue
+                for target in targets:
+                    if target == source or step[target] >= NO_DEADLINE:
+                        continue
+                    stall = self._move_s * state.tokens[row]
+                    state.where[row], state.stalls[target] = target, state.stalls[target] + stall
+                    there = self._expected(draws, state, *setting)
+                    state.where[row], state.stalls[target] = source, state.stalls[target] - stall
+                    if there < ends * (1 - _MOVE_GAIN) and (found is None or there < found[0]):
+                        found = there, int(row), int(target)
+            if found is None:
+                break
+            ends, row, target = found
+            state.where[row] = target
+            state.stalls[target] += self._move_s * state.tokens[row]
+            self.moves.append((state.keys[row], state.names[target]))
+        return ends
 
     def _in_force(self, now: float) -> tuple[float, float]:
         """The settings so far, the deadline counted from now."""
@@ -249,11 +319,19 @@ class DeadlinePolicy:
         """The settings, best first."""
         return [setting for _, setting in sorted((self._expected(draws, state, *s), s) for s in settings)]
 
-    def _expected(self, draws: np.ndarray, state: _State, quantile: float, deadline: float) -> float:
+    def _expected(
+        self,
+        draws: np.ndarray,
+        state: _State,
+        quantile: float,
+        deadline: float,
+        critical: np.ndarray | None = None,
+    ) -> float:
+        counts = np.zeros(len(state.where), np.int64) if critical is None else critical
         return float(
             _compiled().expected(
                 draws, state.beliefs, state.order, state.where, state.tokens, state.tables, state.slots,
-                quantile, deadline,
+                state.stalls, quantile, deadline, counts,
             )
         )  # fmt: skip
 
@@ -285,8 +363,9 @@ class DeadlinePolicy:
         beliefs = np.stack([self._belief[job.key] for job, _, _ in jobs])
         predicted = np.array([job.prompt.predicted for job, _, _ in jobs])
         return _State(
-            beliefs=beliefs, predicted=predicted, order=np.argsort(predicted, kind="stable"),
+            beliefs=beliefs, predicted=predicted, keys=[job.key for job, _, _ in jobs],
+            names=[instance.name for instance in instances], order=np.argsort(predicted, kind="stable"),
             where=np.array([where for _, where, _ in jobs]),
             tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
-            slots=np.array([instance.slots for instance in instances]),
+            slots=np.array([instance.slots for instance in instances]), stalls=np.zeros(len(instances)),
         )  # fmt: skip

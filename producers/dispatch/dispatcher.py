@@ -36,6 +36,11 @@ class Dispatcher:
         return len(self._board.waiting)
 
     @property
+    def wakes_at(self) -> float:
+        """When the next turn has to be, whatever happens."""
+        return self._policy.wakes_at
+
+    @property
     def given(self) -> int:
         """Jobs that instances have."""
         return len(self._home)
@@ -161,6 +166,25 @@ class Dispatcher:
             instance.advance(now)
             for key, count in tokens.items():
                 instance.correct(key, count)
+
+    def moved(self, now: float) -> list[tuple[Job, str, str, float]]:
+        """Running jobs that another instance goes on with: from, to, and the tokens so far."""
+        moves = []
+        for key, target in self._policy.take_moves():
+            source = self._home.get(key)
+            if source is None or source == target or target not in self._board.instances:
+                continue
+            instance = self._board.instances[source]
+            tokens = instance.tokens(key)
+            job = instance.end(key)
+            assert job is not None
+            self._board.instances[target].start(job, tokens)
+            self._home[key] = target
+            self._ask.add(source)
+            moves.append((job, source, target, tokens))
+        if moves:
+            self._policy.moved(self._board)
+        return moves
 
     def turn(self, now: float) -> dict[str, list[Job]]:
         """Fill free slots: the emptiest instance first, one job after the other."""

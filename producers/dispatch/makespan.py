@@ -106,18 +106,19 @@ def _pop(heap: np.ndarray, size: int, end: np.ndarray) -> None:
 @njit(cache=True, nogil=True)
 def makespan(
     lengths: np.ndarray, beliefs: np.ndarray, order: np.ndarray, where: np.ndarray, tokens: np.ndarray,
-    tables: np.ndarray, slots: np.ndarray, z: float, deadline: float,
-) -> float:  # fmt: skip
-    """Seconds until all is done, from now on.
+    tables: np.ndarray, slots: np.ndarray, stalls: np.ndarray, z: float, deadline: float,
+) -> tuple[float, int]:  # fmt: skip
+    """Seconds until all is done, from now on, and the sample that is done last.
 
     lengths: true ones of this draw. order: samples by belief, shortest first. where: the instance that runs a
-    sample, -1 if it waits, -2 if it is done. tokens: how many it has.
+    sample, -1 if it waits, -2 if it is done. tokens: how many it has. stalls: seconds in which an instance
+    does something else first.
     """
     n, count, most = len(lengths), len(tables), tables.shape[1] - 1
     running = np.empty((count, most), np.int64)  # a heap by end
     batch = np.zeros(count, np.int64)
     steps = np.zeros(count)  # that an instance has made since now
-    at = np.zeros(count)
+    at = stalls.copy()
     end = np.empty(n)  # the step of its instance at which a sample ends
     said = np.empty(n)  # the same as declared
     last = np.zeros(count)  # the largest of `said` on the instance
@@ -144,6 +145,7 @@ def makespan(
     alive = np.ones(size, np.bool_)
     top = size - 1
     now = 0.0
+    final = -1
     begin, stop = 0, count  # instances that are asked
     while left > 0:
         asked = begin
@@ -195,6 +197,7 @@ def makespan(
         steps[i], at[i] = end[running[i, 0]], now
         rescan = False
         while batch[i] > 0 and end[running[i, 0]] <= steps[i] + 1e-6:
+            final = running[i, 0]
             rescan |= said[running[i, 0]] >= last[i] - 1e-6
             _pop(running[i], batch[i], end)
             batch[i] -= 1
@@ -207,16 +210,19 @@ def makespan(
                     done = lengths[sample] - (end[sample] - steps[i])
                     said[sample] = steps[i] + declared(beliefs[sample], done, z) - done
                 last[i] = max(last[i], said[sample])
-    return now
+    return now, final
 
 
 @njit(cache=True, nogil=True)
 def expected(
     draws: np.ndarray, beliefs: np.ndarray, order: np.ndarray, where: np.ndarray, tokens: np.ndarray,
-    tables: np.ndarray, slots: np.ndarray, z: float, deadline: float,
+    tables: np.ndarray, slots: np.ndarray, stalls: np.ndarray, z: float, deadline: float,
+    critical: np.ndarray,
 ) -> float:  # fmt: skip
-    """Mean of the makespan over draws of all lengths."""
+    """Mean of the makespan over draws of all lengths; `critical`: how often each sample was the last."""
     total = 0.0
     for lengths in draws:
-        total += makespan(lengths, beliefs, order, where, tokens, tables, slots, z, deadline)
+        seconds, final = makespan(lengths, beliefs, order, where, tokens, tables, slots, stalls, z, deadline)
+        total += seconds
+        critical[final] += 1
     return total / len(draws)

@@ -25,6 +25,16 @@ class Policy(Protocol):
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
         """A sample is done."""
 
+    @property
+    def wakes_at(self) -> float:
+        """When it wants to be asked at the latest, whatever happens."""
+
+    def take_moves(self) -> list[tuple[Key, str]]:
+        """Running jobs that another instance shall go on with, and which; each is said once."""
+
+    def moved(self, board: Board) -> None:
+        """They do."""
+
     def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
         """The next job to start and where; None leaves the free slots of those that are asked empty."""
 
@@ -32,10 +42,17 @@ class Policy(Protocol):
 class _Steady:
     """What a policy that never changes its mind has to say."""
 
+    wakes_at = float("inf")
+
     def tick(self, board: Board, now: float) -> bool:
         return False
 
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None: ...
+
+    def take_moves(self) -> list[tuple[Key, str]]:
+        return []
+
+    def moved(self, board: Board) -> None: ...
 
     def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
         for instance in sorted(asked, key=lambda i: len(i.running) / i.slots):

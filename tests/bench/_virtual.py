@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,17 +14,45 @@ from producers.engines.replay import ReplayEngine, VirtualClock
 from producers.jobs import Job, Key
 from schemas.identity import sample_id
 
+# A sample that moves is prefilled anew, and nothing else gets on in the meantime: 20,000 tokens a second.
+PREFILL_S = 1 / 20_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """A sample on its instance."""
+
+    instance: int
+    begin: float
+    end: float
+    length: int
+
 
 def generate(
-    jobs: Sequence[Job], lengths: Mapping[Key, int], tables: Sequence[np.ndarray], policy: Policy
+    jobs: Sequence[Job],
+    lengths: Mapping[Key, int],
+    tables: Sequence[np.ndarray],
+    policy: Policy,
+    trace: list[Span] | None = None,
 ) -> float:
-    """Seconds until the last sample is finished; all are admitted at the start."""
+    """Seconds until the last sample is finished; all are admitted at the start. `trace` is filled."""
+    begun: dict[Key, float] = {}
     clock = VirtualClock()
     named = {sample_id(*job.key): job.key for job in jobs}
+
+    def left_of(request: Request) -> int:
+        return lengths[named[request.id]] - len(request.prompt)
+
     engines = {
-        f"g{number:03d}": ReplayEngine(table, lambda request: lengths[named[request.id]], clock)
+        f"g{number:03d}": ReplayEngine(
+            table,
+            lambda request: lengths[named[request.id]] - len(request.prompt),
+            clock,
+            prefill_s=PREFILL_S,
+        )
         for number, table in enumerate(tables)
     }
+    so_far: dict[Key, int] = {}  # tokens of samples that moved
     dispatcher = Dispatcher(policy)
     for (name, _), table in zip(engines.items(), tables, strict=True):
         dispatcher.join(name, len(table) - 1, table, 0.0)
@@ -32,12 +61,23 @@ def generate(
     while True:
         for name, given in dispatcher.turn(clock.time).items():
             for job in given:
+                begun[job.key] = clock.time
                 engines[name].submit(Request(sample_id(*job.key), (), 1 << 30, 0, job.prompt.predicted))
+        for job, source, target, _ in dispatcher.moved(clock.time):
+            name = sample_id(*job.key)
+            tokens = engines[source].unfinished()[name]
+            so_far[job.key] = so_far.get(job.key, 0) + tokens
+            engines[source].abort([name])
+            engines[target].submit(Request(name, range(so_far[job.key]), 1 << 30, 0, job.prompt.predicted))
         if not left:
             return clock.time
-        clock.time = min(engine.next_end() for engine in engines.values())
-        for engine in engines.values():
-            if engine.next_end() <= clock.time:
-                for done in engine.step(0.0):
-                    left -= 1
-                    dispatcher.finished(named[done.id], len(done.tokens), clock.time)
+        clock.time = min(dispatcher.wakes_at, *(engine.next_end() for engine in engines.values()))
+        for number, engine in enumerate(engines.values()):
+            if engine.next_end() > clock.time:
+                continue
+            for done in engine.step(0.0):
+                left -= 1
+                key = named[done.id]
+                dispatcher.finished(key, lengths[key], clock.time)
+                if trace is not None:
+                    trace.append(Span(number, begun[key], clock.time, lengths[key]))

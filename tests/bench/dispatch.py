@@ -23,8 +23,9 @@ from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.jobs import Job
 from schemas.messages import TRAIN, Prompt
+from tests.bench._gantt import draw as draw_gantt
 from tests.bench._lengths import CURVE, bound, paper_lengths
-from tests.bench._virtual import generate
+from tests.bench._virtual import Span, generate
 
 SAMPLES, SIGMA, REPLANS = 1024, 0.25, 8
 SHAPES = [(instances, slots) for instances in (4, 8, 16) for slots in (32, 64, 256)]
@@ -42,7 +43,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=0, help="draw anew")
     parser.add_argument("--draws", type=int, default=5 if quick else 20)
     parser.add_argument("--lengths", type=Path, help="a file with lengths of your own, one a line")
+    parser.add_argument("--draw", type=Path, help="draw one iteration by policy (8 x 256) into this file")
     given = parser.parse_args(argv)
+    if given.draw:
+        _draw(given.draw, np.random.default_rng(given.seed))
     rows = []
     cases = [(name, draw, shape) for name, draw in _sources(given.lengths, quick) for shape in SHAPES]
     for name, draw, (instances, slots) in track(cases, "dispatch", console=Console(stderr=True)):
@@ -65,7 +69,21 @@ def _sources(file: Path | None, quick: bool) -> list[tuple[str, Draw]]:
     ]
 
 
-def _one(draw: Draw, instances: int, slots: int, rng: np.random.Generator) -> dict[str, float]:
+def _draw(file: Path, rng: np.random.Generator) -> None:
+    traces: dict[str, list[Span]] = {}
+    _one(lambda count, rng: paper_lengths(count, 20_000, rng), 8, 256, rng, traces)
+    wanted = ("fifo", "longest_first", "algorithm2", "ours", "ours_oracle")
+    shown = {name.replace("_", " "): traces[name] for name in wanted}
+    draw_gantt(shown, f"{SAMPLES} samples on 8 instances of 256 slots", file)
+
+
+def _one(
+    draw: Draw,
+    instances: int,
+    slots: int,
+    rng: np.random.Generator,
+    traces: dict[str, list[Span]] | None = None,
+) -> dict[str, float]:
     """All policies on one draw."""
     tables = [CURVE.table(slots)] * instances
     true = draw(SAMPLES + KEPT, rng)
@@ -75,25 +93,27 @@ def _one(draw: Draw, instances: int, slots: int, rng: np.random.Generator) -> di
     noisy, oracle = [_jobs(predicted[:SAMPLES]) for predicted in (guessed, true.astype(float))]
     seed = int(rng.integers(1 << 30))
 
-    def seconds(jobs: Sequence[Job], policy: Policy) -> float:
-        return generate(jobs, lengths, tables, policy)
-
-    def ours(jobs: Sequence[Job], predicted: np.ndarray, replans: int) -> float:
+    def ours(predicted: np.ndarray, replans: int) -> DeadlinePolicy:
         beliefs = Beliefs(longest)
         beliefs.observe(zip(predicted[SAMPLES:], true[SAMPLES:], strict=True))
-        return seconds(jobs, DeadlinePolicy(beliefs, seed=seed, replans=replans))
+        return DeadlinePolicy(beliefs, seed=seed, replans=replans)
 
-    found = {
-        "fifo": seconds(noisy, RandomFifo(seed)),
-        "round_robin": seconds(noisy, RoundRobin()),
-        "longest_first": seconds(noisy, LongestFirst()),
-        "algorithm2": seconds(noisy, Algorithm2()),
-        "algorithm2_oracle": seconds(oracle, Algorithm2()),
-        "ours_static": ours(noisy, guessed, 0),
-        "ours": ours(noisy, guessed, REPLANS),
-        "ours_oracle": ours(oracle, true, 0),
-        "bound": bound(true[:SAMPLES].tolist(), tables),
+    policies: dict[str, tuple[Sequence[Job], Policy]] = {
+        "fifo": (noisy, RandomFifo(seed)),
+        "round_robin": (noisy, RoundRobin()),
+        "longest_first": (noisy, LongestFirst()),
+        "algorithm2": (noisy, Algorithm2()),
+        "algorithm2_oracle": (oracle, Algorithm2()),
+        "ours_static": (noisy, ours(guessed, 0)),
+        "ours": (noisy, ours(guessed, REPLANS)),
+        "ours_oracle": (oracle, ours(true, 0)),
     }
+    found = {"bound": bound(true[:SAMPLES].tolist(), tables)}
+    for name, (jobs, policy) in policies.items():
+        trace: list[Span] = []
+        found[name] = generate(jobs, lengths, tables, policy, trace)
+        if traces is not None:
+            traces[name] = trace
     return {name: value / found["fifo"] for name, value in found.items()}
 
 

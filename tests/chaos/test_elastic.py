@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from schemas.messages import InstanceReport
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
 from tests.waiting import wait_until
 
-ITERATIONS = 90
+ITERATIONS = 40
 SPEC = make_spec(
     algorithm={"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
     trainer={"checkpoint_every": 100, "bundle_tokens": 64},
@@ -18,27 +19,43 @@ SPEC = make_spec(
 )
 
 
-def wait_for_samples_of(run: Run, generator: str, after: int) -> None:
-    """Until a generator has published samples of an iteration after `after`."""
+def join(run: Run, instance: int) -> None:
+    """Start a generator, and let the run go on when it is there."""
+    name = f"generator-{instance}"
+
+    def starts() -> set[str]:
+        reports = run.read("instances", InstanceReport)
+        return {report.start for report in reports if report.instance.startswith(f"{name}@")}
+
+    before = starts()
+    with run.standing_still("trainer-0"):
+        run.start("generator", instance)
+        wait_until(lambda: run.check() or starts() > before, what=f"a report of {name}", deadline_s=150)
+
+
+def wait_for_samples_of(run: Run, generator: str) -> None:
+    """Until a generator has published samples of an iteration that is not trained yet."""
+    after = len(run.steps())
     wait_until(
         lambda: run.check()
-        or any(s.generator.startswith(f"{generator}@") and s.window > after for s in run.samples()),
+        or any(s.generator.startswith(f"{generator}@") and s.window >= after for s in run.samples()),
         what=f"samples of {generator} after iteration {after}", deadline_s=120,
     )  # fmt: skip
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_one_joins_one_dies_and_one_comes_back(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     with running(tmp_path / "calm", kafka, SPEC, tiny_model) as run:
         run.wait_for_end()
         calm = [step.root_out for step in run.steps()]
     with running(tmp_path / "wild", kafka, SPEC, tiny_model) as run:
         run.wait_for_steps(2)
-        run.start("generator", 1)
-        wait_for_samples_of(run, "generator-1", 2)
-        run.kill("generator-0")  # alone in the middle of its work: the other one takes it over
-        wait_for_samples_of(run, "generator-1", len(run.steps()) + 3)
-        run.start("generator", 0)
+        join(run, 1)
+        wait_for_samples_of(run, "generator-1")
+        run.kill("generator-0")  # in the middle of its work: the other one takes it over
+        wait_for_samples_of(run, "generator-1")
+        join(run, 0)
+        assert len(run.steps()) < ITERATIONS, "the run ended before the last one could join"
         run.wait_for_end()
         steps = run.steps()
         assert len(steps) == ITERATIONS

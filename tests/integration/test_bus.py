@@ -123,7 +123,7 @@ def test_no_broker_is_said_with_what_to_do() -> None:
 def test_a_wait_in_vain_names_topic_and_broker() -> None:
     class Stuck(MemoryBus):
         def log(self, topic: Topic) -> list[list[object]]:  # type: ignore[override]
-            return []
+            return [[]]
 
     bus = Stuck()
     reader = bus.reader(Topic("quiet", 1))

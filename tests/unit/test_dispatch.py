@@ -21,7 +21,7 @@ from producers.engines.replay import ReplayEngine, VirtualClock
 from producers.jobs import Job
 from schemas.messages import TRAIN, Prompt
 from tests.bench._lengths import CURVE, bound, paper_lengths
-from tests.bench._virtual import generate
+from tests.bench._virtual import PREFILL_S, Span, generate
 
 LONGEST = 20_000
 
@@ -48,7 +48,7 @@ def drawn(seed: int, count: int = 96, sigma: float = 0.25) -> tuple[np.ndarray, 
 def policies(beliefs: Beliefs) -> list[Policy]:
     return [
         RandomFifo(0), RoundRobin(), LongestFirst(), Algorithm2(), DeadlinePolicy(beliefs),
-        DeadlinePolicy(beliefs, replans=4),
+        DeadlinePolicy(beliefs, replans=4), DeadlinePolicy(beliefs, replans=8, move_s=1e-5),
     ]  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_wrong_ranks_make_beliefs_with_two_humps() -> None:
     assert np.mean(row > 5000) == pytest.approx(0.2, abs=0.04)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 @pytest.mark.parametrize(("instances", "slots"), [(1, 8), (3, 4), (4, 64)])
 def test_every_policy_makes_every_sample_and_none_beats_the_bound(
     number: int, instances: int, slots: int
@@ -134,10 +134,10 @@ def test_a_plan_is_carried_out_as_it_was_reckoned(seed: int, shape: tuple[int, i
     seconds = generate(jobs, truth, tables, policy)
     plan = policy.plan
     assert plan is not None
-    reckoned = makespan(
+    reckoned, _ = makespan(
         lengths.astype(float), beliefs.quantiles(predicted), np.argsort(predicted, kind="stable"),
         np.full(len(jobs), -1), np.zeros(len(jobs)), np.stack(tables), np.full(shape[0], shape[1]),
-        plan.quantile, plan.deadline,
+        np.zeros(shape[0]), plan.quantile, plan.deadline,
     )  # fmt: skip
     assert seconds == pytest.approx(reckoned, rel=1e-3)
 
@@ -160,7 +160,7 @@ def test_true_lengths_come_close_to_the_bound_and_beat_longest_first() -> None:
 def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.DataObject) -> None:
     """Joins, deaths and samples in any order: nothing is lost, and nothing has two homes."""
     _, predicted, beliefs = drawn(5, count=24)
-    number = data.draw(st.integers(0, 5))
+    number = data.draw(st.integers(0, 6))
     dispatcher = Dispatcher(policies(beliefs)[number])
     jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
     home: dict[tuple[int, int], str] = {}
@@ -209,6 +209,27 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
             del home[key]
             dispatcher.finished(key, 100, now)
     assert done == {one.key for one in jobs}
+
+
+def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
+    """A sample on a slow instance turns out to be long, and a fast one is empty by then."""
+    beliefs = Beliefs(LONGEST)
+    beliefs.observe((1000.0, float(true)) for true in np.linspace(500, 10_000, 500))
+    jobs = [job(group, 1000.0) for group in range(8)]
+    tables = [CURVE.table(4), CURVE.scaled(4.0).table(4)]
+
+    def run(truth: dict[tuple[int, int], int], **options: Any) -> tuple[float, list[Span]]:
+        spans: list[Span] = []
+        return generate(jobs, truth, tables, DeadlinePolicy(beliefs, replans=10, **options), spans), spans
+
+    truth = {one.key: 600 + one.key[0] for one in jobs}
+    slow = next(span.length for span in run(truth)[1] if span.instance == 1)
+    truth = {key: 9000 if length == slow else length for key, length in truth.items()}
+    stays, _ = run(truth)
+    moves, spans = run(truth, move_s=PREFILL_S)
+    assert sorted(span.length for span in spans) == sorted(truth.values())
+    assert next(span for span in spans if span.length == 9000).instance == 0
+    assert moves < 0.6 * stays
 
 
 def test_a_sample_that_lives_longer_than_thought_possible_holds_nothing_up() -> None:
