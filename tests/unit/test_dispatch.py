@@ -14,7 +14,6 @@ from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import CurveError, LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.makespan import makespan
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.engines.base import Request
 from producers.engines.replay import ReplayEngine, VirtualClock
@@ -126,6 +125,9 @@ def test_every_policy_makes_every_sample_and_none_beats_the_bound(
 @given(st.integers(0, 10_000), st.sampled_from([(2, 8), (3, 16), (4, 64)]))
 def test_a_plan_is_carried_out_as_it_was_reckoned(seed: int, shape: tuple[int, int]) -> None:
     """The compiled run of a plan and the dispatcher's own, step by step, end at the same moment."""
+    # Not at the top: vLLM can't start in a process that has numba, and all tests are read before any runs.
+    from producers.dispatch.makespan import makespan
+
     lengths, predicted, beliefs = drawn(seed)
     jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
     truth = {one.key: int(length) for one, length in zip(jobs, lengths, strict=True)}
