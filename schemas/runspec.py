@@ -236,7 +236,7 @@ class PlacementSection(Section):
     generators: int = Field(
         1,
         ge=0,
-        description="Generator processes that the run starts; 0: one is started by hand elsewhere.",
+        description="Generator processes that the run starts; more may `streamrl join` it at any moment.",
     )
     restarts: int = Field(3, ge=0, description="How often a process that dies is started again.")
 

@@ -23,7 +23,8 @@ QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
 DRAWS = 64  # of all lengths, that a choice is made by
 SPAN = np.linspace(0.78, 1.06, 15)  # deadlines that are tried, in units of longest-first's makespan
 _USUAL_COST_S = 0.5
-MOST_MOVES = 12  # at a time
+SPAN_AGAIN = np.linspace(0.88, 1.12, 9)  # and later, in units of the time that is left to the deadline
+MOST_MOVES = 4  # at a time
 _MOVE_GAIN = 0.0005
 _LEAST_GAIN = 0.003  # below that a deadline is not worth having
 
@@ -125,7 +126,7 @@ class DeadlinePolicy:
         if now < self.wakes_at:
             return False
         self.wakes_at = float("inf")
-        self._choose(board, now)
+        self._choose(board, now, again=True)
         return True
 
     def take_moves(self) -> list[tuple[Key, str]]:
@@ -212,7 +213,7 @@ class DeadlinePolicy:
                 self._said[key] = instance.steps + left
             self._last[instance.name] = max(self._last[instance.name], self._said[key])
 
-    def _choose(self, board: Board, now: float) -> None:
+    def _choose(self, board: Board, now: float, *, again: bool = False) -> None:
         if not board.instances or not (
             len(board.waiting) or any(i.running for i in board.instances.values())
         ):
@@ -221,7 +222,7 @@ class DeadlinePolicy:
         self._kept = None
         self._said.clear()  # what runs is declared anew, by the quantile in force
         if self._worth_it(board):
-            self.plan = self._best(self._state(board, now), now)
+            self.plan = self._best(self._state(board, now), now, again)
             for instance in board.instances.values():
                 self._look_again(instance)
         else:
@@ -241,25 +242,28 @@ class DeadlinePolicy:
         alone = max(tokens) * min(float(i.seconds[1]) for i in board.instances.values())
         return max(sum(tokens) / speed, alone) * self._thrift >= self._cost_s
 
-    def _best(self, state: _State, now: float) -> Plan:
-        """Sift all settings with few draws, the better ones with more, the best with all."""
+    def _best(self, state: _State, now: float, again: bool) -> Plan:
+        """Sift all settings with few draws, the better ones with more, the best with all.
+
+        Once there is a deadline, settings near it are tried, with half the draws: it is done often.
+        """
         began = time.monotonic()
-        draws = self._draws(state, 1 if self._beliefs.exact else DRAWS)
+        stay, exact = self._in_force(now), self._beliefs.exact
+        again = again and 0 < stay[1] < NO_DEADLINE
+        draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
         few = draws[: len(draws) // 8 or 1]
-        plain = (0.5, self._expected(few, state, 0.5, NO_DEADLINE))
-        quantiles = (0.5,) if self._beliefs.exact else QUANTILES
-        width = (SPAN[1] - SPAN[0]) * plain[1]
-        tried = self._sift(few, state, [(z, plain[1] * share) for z in quantiles for share in SPAN])
-        near = {
-            (z, deadline + part * width) for z, deadline in tried[:6] for part in (-0.5, -0.25, 0, 0.25, 0.5)
-        }
-        tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[:6]
+        unit = stay[1] if again else self._expected(few, state, 0.5, NO_DEADLINE)
+        span = SPAN_AGAIN if again else SPAN
+        width = (span[1] - span[0]) * unit
+        grid = [(z, unit * share) for z in ((0.5,) if exact else QUANTILES) for share in span]
+        tried = self._sift(few, state, grid)[: 3 if again else 6]
+        near = {(z, deadline + part * width) for z, deadline in tried for part in (-0.5, -0.25, 0, 0.25, 0.5)}
+        tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 6]
         settings = {
             setting: self._expected(draws, state, *setting) for setting in [*tried, (0.5, NO_DEADLINE)]
         }
         plain_ends = settings[0.5, NO_DEADLINE]
         best = min(settings, key=lambda setting: settings[setting])
-        stay = self._in_force(now)
         if stay not in settings:
             settings[stay] = self._expected(draws, state, *stay)
         if settings[best] > settings[stay] * (1 - _LEAST_GAIN):

@@ -25,7 +25,7 @@ from producers.jobs import Job
 from schemas.messages import TRAIN, Prompt
 from tests.bench._gantt import draw as draw_gantt
 from tests.bench._lengths import CURVE, bound, paper_lengths
-from tests.bench._virtual import Span, generate
+from tests.bench._virtual import PREFILL_S, Span, generate
 
 SAMPLES, SIGMA, REPLANS = 1024, 0.25, 8
 SHAPES = [(instances, slots) for instances in (4, 8, 16) for slots in (32, 64, 256)]
@@ -93,10 +93,10 @@ def _one(
     noisy, oracle = [_jobs(predicted[:SAMPLES]) for predicted in (guessed, true.astype(float))]
     seed = int(rng.integers(1 << 30))
 
-    def ours(predicted: np.ndarray, replans: int) -> DeadlinePolicy:
+    def ours(predicted: np.ndarray, **options: Any) -> DeadlinePolicy:
         beliefs = Beliefs(longest)
         beliefs.observe(zip(predicted[SAMPLES:], true[SAMPLES:], strict=True))
-        return DeadlinePolicy(beliefs, seed=seed, replans=replans)
+        return DeadlinePolicy(beliefs, seed=seed, **options)
 
     policies: dict[str, tuple[Sequence[Job], Policy]] = {
         "fifo": (noisy, RandomFifo(seed)),
@@ -104,9 +104,9 @@ def _one(
         "longest_first": (noisy, LongestFirst()),
         "algorithm2": (noisy, Algorithm2()),
         "algorithm2_oracle": (oracle, Algorithm2()),
-        "ours_static": (noisy, ours(guessed, 0)),
-        "ours": (noisy, ours(guessed, REPLANS)),
-        "ours_oracle": (oracle, ours(true, 0)),
+        "ours_static": (noisy, ours(guessed)),
+        "ours": (noisy, ours(guessed, replans=REPLANS, move_s=PREFILL_S)),
+        "ours_oracle": (oracle, ours(true)),
     }
     found = {"bound": bound(true[:SAMPLES].tolist(), tables)}
     for name, (jobs, policy) in policies.items():
