@@ -359,7 +359,10 @@ class DeadlinePolicy:
         jobs = [(job, -1, 0.0) for job, _ in board.waiting]
         for place, instance in enumerate(instances):
             instance.advance(now)
-            jobs += [(job, place, instance.tokens(key)) for key, job in instance.running.items()]
+            # what it has beyond its slots waits there: for the plan, as if it waited here
+            ordered = sorted(instance.running.items(), key=lambda item: item[1].rank)
+            jobs += [(job, place, instance.tokens(key)) for key, job in ordered[: instance.slots]]
+            jobs += [(job, -1, 0.0) for _, job in ordered[instance.slots :]]
         most = max(instance.slots for instance in instances)
         tables = np.full((len(instances), most + 1), NO_DEADLINE)
         for place, instance in enumerate(instances):

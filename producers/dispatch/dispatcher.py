@@ -118,8 +118,9 @@ class Dispatcher:
                     excess[name] = fresh
         return excess
 
-    def returned(self, name: str, keys: Iterable[Key]) -> None:
+    def returned(self, name: str, keys: Iterable[Key], now: float) -> None:
         """Jobs that were withdrawn and not begun."""
+        back = []
         for key in keys:
             self._asked_back.discard(key)
             if self._home.get(key) == name:
@@ -127,7 +128,10 @@ class Dispatcher:
                 job = self._board.instances[name].end(key)
                 assert job is not None
                 self._board.waiting.add(job, job.prompt.predicted)
-                self._ask_all = True
+                back.append(job)
+        if back:
+            self._policy.admitted(self._board, back, now)
+            self._ask_all = True
 
     def _put_back(self, name: str) -> int:
         instance = self._board.instances.get(name)

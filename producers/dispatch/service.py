@@ -183,7 +183,7 @@ class Dispatching:
             known.curve = self._curve(report, known.curve)
             self._dispatcher.measured(name, known.curve.table(report.slots), now)
         self._dispatcher.progress(name, {key: count for key, count in held.items() if count >= 0}, now)
-        self._dispatcher.returned(name, [_key(name_) for name_ in report.returned])
+        self._dispatcher.returned(name, [_key(sample) for sample in report.returned], now)
 
     def _curve(self, report: InstanceReport, otherwise: LatencyCurve) -> LatencyCurve:
         if not report.batches:

@@ -163,14 +163,14 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
     """Joins, deaths and samples in any order: nothing is lost, and nothing has two homes."""
     _, predicted, beliefs = drawn(5, count=24)
     number = data.draw(st.integers(0, 6))
-    dispatcher = Dispatcher(policies(beliefs)[number])
+    dispatcher = Dispatcher(policies(beliefs)[number], latency_s=data.draw(st.sampled_from([0.0, 0.1])))
     jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
     home: dict[tuple[int, int], str] = {}
     done: set[tuple[int, int]] = set()
     now, names = 0.0, iter(range(1000))
     dispatcher.admit(jobs[:12], now)
     for event in data.draw(
-        st.lists(st.sampled_from(["join", "leave", "finish", "admit", "late"]), max_size=60)
+        st.lists(st.sampled_from(["join", "leave", "finish", "admit", "late", "withdraw"]), max_size=60)
     ):
         now += 1.0
         alive = list(dispatcher.instances)
@@ -187,6 +187,13 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
             dispatcher.finished(key, 100, now)
         elif event == "admit":
             dispatcher.admit(jobs, now)
+        elif event == "withdraw":
+            for name, keys in dispatcher.withdraw().items():
+                assert all(home[key] == name for key in keys)
+                back = [key for key in keys if data.draw(st.booleans())]
+                for key in back:
+                    del home[key]
+                dispatcher.returned(name, back, now)
         elif event == "late":  # of an instance that was thought dead
             key = data.draw(st.sampled_from([one.key for one in jobs]))
             home.pop(key, None)
