@@ -17,7 +17,7 @@ from infra.kafka_bus import KafkaBus
 from infra.runs import RunRecord
 from infra.store import open_store
 from infra.supervise.children import kill, start
-from schemas.messages import DeadLetter, Evaluation, Sample, StepRecord
+from schemas.messages import DeadLetter, Evaluation, InstanceReport, Sample, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
 from schemas.wire import Message, decode
@@ -104,6 +104,13 @@ class Run:
         wait_until(
             lambda: self.check() or len(self.steps()) >= count, what=f"{count} steps", deadline_s=deadline_s
         )
+
+    def wait_for_instances(self, count: int, deadline_s: float = 150) -> None:
+        """Until so many generators have reported; one that was started anew counts again."""
+        wait_until(
+            lambda: self.check() or len({r.start for r in self.read("instances", InstanceReport)}) >= count,
+            what=f"{count} generators", deadline_s=deadline_s,
+        )  # fmt: skip
 
     def wait_for_end(self, deadline_s: float = 180) -> None:
         """Until trainer and feeder have ended well."""

@@ -12,6 +12,8 @@ from flows.cli.talk import FAILED, fail, out, plain_errors, sigterm_interrupts
 if TYPE_CHECKING:
     from infra.bus import Record
 
+READ_S = 30.0
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -34,6 +36,7 @@ def join(
     """
     from flows.places import Places, logs_folder, store_url
     from flows.workers import GENERATOR, worker
+    from infra.bus import read_all
     from infra.process import connect
     from infra.runs import find
     from infra.stack.paths import StackPaths
@@ -49,9 +52,11 @@ def join(
     logs = logs_folder(record)
     if not logs.is_dir():  # another machine than the run's: its report folder is not here
         logs = StackPaths.locate().logs / run
-    status = connect(record, "streamrl-join").reader(Topics(run, record.spec.lengths.classes).status)
-    if _over(status.poll(10.0)):
+    bus, topic = connect(record, "streamrl-join"), Topics(run, record.spec.lengths.classes).status
+    said = read_all(bus, topic, deadline_s=READ_S)
+    if _over(said):
         fail(f"run {run} has ended or was stopped; `streamrl run RUNFILE --resume {run}` goes on with it")
+    status = bus.reader(topic, {0: said[-1].offset + 1} if said else None)
     with sigterm_interrupts(), Team(logs) as team:
         for number in range(instances):
             found = worker(GENERATOR, first + number, record, places)

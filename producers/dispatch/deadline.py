@@ -26,6 +26,7 @@ _USUAL_COST_S = 0.5
 SPAN_AGAIN = np.linspace(0.88, 1.12, 9)  # and later, in units of the time that is left to the deadline
 MOST_MOVES = 4  # at a time
 _MOVE_GAIN = 0.0005
+_CLOSE = 0.99
 _LEAST_GAIN = 0.003  # below that a deadline is not worth having
 
 
@@ -245,18 +246,21 @@ class DeadlinePolicy:
     def _best(self, state: _State, now: float, again: bool) -> Plan:
         """Sift all settings with few draws, the better ones with more, the best with all.
 
-        Once there is a deadline, settings near it are tried, with half the draws: it is done often.
+        Again, once there is a deadline: settings near it, with half the draws, since that is often done.
         """
         began = time.monotonic()
         stay, exact = self._in_force(now), self._beliefs.exact
-        again = again and 0 < stay[1] < NO_DEADLINE
+        near_it = again and 0 < stay[1] < NO_DEADLINE
         draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
         few = draws[: len(draws) // 8 or 1]
-        unit = stay[1] if again else self._expected(few, state, 0.5, NO_DEADLINE)
-        span = SPAN_AGAIN if again else SPAN
+        unit = stay[1] if near_it else self._expected(few, state, 0.5, NO_DEADLINE)
+        span = SPAN_AGAIN if near_it else SPAN[::2] if again else SPAN
         width = (span[1] - span[0]) * unit
         grid = [(z, unit * share) for z in ((0.5,) if exact else QUANTILES) for share in span]
         tried = self._sift(few, state, grid)[: 3 if again else 6]
+        none_yet = again and stay[1] >= NO_DEADLINE
+        if none_yet and self._expected(few, state, *tried[0]) > unit * _CLOSE:
+            return Plan(0.5, NO_DEADLINE, now + unit, now + unit)  # still longest first
         near = {(z, deadline + part * width) for z, deadline in tried for part in (-0.5, -0.25, 0, 0.25, 0.5)}
         tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 6]
         settings = {

@@ -21,16 +21,10 @@ SPEC = make_spec(
 
 def join(run: Run, instance: int) -> None:
     """Start a generator, and let the run go on when it is there."""
-    name = f"generator-{instance}"
-
-    def starts() -> set[str]:
-        reports = run.read("instances", InstanceReport)
-        return {report.start for report in reports if report.instance.startswith(f"{name}@")}
-
-    before = starts()
+    there = len({report.start for report in run.read("instances", InstanceReport)})
     with run.standing_still("trainer-0"):
         run.start("generator", instance)
-        wait_until(lambda: run.check() or starts() > before, what=f"a report of {name}", deadline_s=150)
+        run.wait_for_instances(there + 1)
 
 
 def wait_for_samples_of(run: Run, generator: str) -> None:
