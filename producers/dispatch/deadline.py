@@ -260,7 +260,7 @@ class DeadlinePolicy:
         tried = self._sift(few, state, grid)[: 3 if again else 6]
         none_yet = again and stay[1] >= NO_DEADLINE
         if none_yet and self._expected(few, state, *tried[0]) > unit * _CLOSE:
-            return Plan(0.5, NO_DEADLINE, now + unit, now + unit)  # still longest first
+            tried = []  # still nothing that promises more than longest first
         near = {(z, deadline + part * width) for z, deadline in tried for part in (-0.5, -0.25, 0, 0.25, 0.5)}
         tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 6]
         settings = {
