@@ -6,7 +6,7 @@ partitions and never join a group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,12 +87,27 @@ def read_all(
     reader = bus.reader(topic, start)
     try:
         ends = reader.end_offsets()
-        records: list[Record] = []
-        wait = Wait(f"records of {topic.name}", unblocked_by="the Kafka broker", deadline_s=deadline_s)
-        while any(reader.positions()[partition] < end for partition, end in ends.items()):
-            batch = reader.poll(0.2)
-            records += [record for record in batch if record.offset < ends[record.partition]]
-            wait.progress() if batch else wait.check()
-        return records
+        found = read_until(reader, ends, topic, deadline_s=deadline_s)
+        return [record for record in found if record.offset < ends[record.partition]]
+    finally:
+        reader.close()
+
+
+def read_until(
+    reader: Reader, ends: Mapping[int, int], topic: Topic, *, deadline_s: float
+) -> Iterator[Record]:
+    """What a reader reads until it is at `ends`, one by one; the last batch may go beyond."""
+    wait = Wait(f"records of {topic.name}", unblocked_by="the Kafka broker", deadline_s=deadline_s)
+    while any(reader.positions()[partition] < end for partition, end in ends.items()):
+        batch = reader.poll(0.2)
+        yield from batch
+        wait.progress() if batch else wait.check()
+
+
+def ends_of(bus: Bus, topic: Topic, *, only: int | None = None) -> dict[int, int]:
+    """Where a topic ends now: who reads on from there sees only what comes."""
+    reader = bus.reader(topic, only=only)
+    try:
+        return reader.end_offsets()
     finally:
         reader.close()

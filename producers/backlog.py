@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from producers.jobs import Job, Key
 
@@ -13,23 +13,36 @@ class Backlog:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, int, int], Job]] = []
+        self._keys: set[Key] = set()
 
     def add(self, job: Job) -> None:
         """Take a job in."""
         heapq.heappush(self._heap, (job.rank, job))
+        self._keys.add(job.key)
 
     def take(self, version: int) -> Job | None:
         """The next job that weights of `version` may do."""
         if self._heap and self._heap[0][1].prompt.min_version <= version:
-            return heapq.heappop(self._heap)[1]
+            job = heapq.heappop(self._heap)[1]
+            self._keys.discard(job.key)
+            return job
         return None
 
     def give_back(self, keys: Container[Key]) -> list[Job]:
         """Those of the jobs that are still here; they are not any more."""
-        found = [job for job in self if job.key in keys]
-        self._heap = [entry for entry in self._heap if entry[1].key not in keys]
-        heapq.heapify(self._heap)
+        return self.take_out(lambda job: job.key in keys)
+
+    def take_out(self, which: Callable[[Job], bool]) -> list[Job]:
+        """The jobs of which it is true; they are not here any more."""
+        found = [job for job in self if which(job)]
+        if found:
+            self._keys.difference_update(job.key for job in found)
+            self._heap = [entry for entry in self._heap if entry[1].key in self._keys]
+            heapq.heapify(self._heap)
         return found
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._keys
 
     def needs(self) -> int | None:
         """The weights version that the next job waits for."""

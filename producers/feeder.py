@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from infra.bus import Reader, read_all
+from infra.bus import Reader, ends_of, read_all
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.waiting import Wait
@@ -122,9 +122,7 @@ class Feeder:
         """Have `version` sampled on the held-out problems, and say what it earned."""
         prompts = self._planner.evaluate(version, self._held_out)
         resumed = any(prompt.group in self._sent for prompt in prompts)
-        samples = self._context.bus.reader(self._context.topics.samples)
-        start = {} if resumed else samples.end_offsets()
-        samples.close()
+        start = {} if resumed else ends_of(self._context.bus, self._context.topics.samples)
         self._send(prompts)
         wanted = {(prompt.group, index) for prompt in prompts for index in range(prompt.size)}
         reader = self._context.bus.reader(self._context.topics.samples, start)

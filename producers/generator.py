@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.bus import BusError
+from infra.bus import BusError, ends_of
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.tail import Tail
@@ -33,11 +33,11 @@ from producers.dispatch import REPORT_S
 from producers.engines.base import Engine, Finished, Request
 from producers.engines.engine_process import EngineOptions
 from producers.engines.remote import RemoteEngine
-from producers.jobs import Job, Key
+from producers.jobs import Job
 from producers.rewards import RewardPool, Score
 from producers.tokenizing import load_to_text
 from producers.weights_watch import Version, watch_weights
-from schemas.identity import sample_id, sampling_seed
+from schemas.identity import sample_id, sample_key, sampling_seed
 from schemas.messages import TRAIN, Assignment, InstanceReport, Prompt, Sample
 from schemas.topics import assignment_partition
 from schemas.wire import Unreadable, decode, encode
@@ -81,7 +81,6 @@ class Generator:
         self._deadline = context.spec.deadlines.progress_s
         self._version: Version | None = None
         self._running: dict[str, _Running] = {}
-        self._waiting: set[Key] = set()  # what is in the backlog
         self._generating = 0  # of the running ones, those that the engine has
         self._held: list[Sample] = []  # finished, not sent yet
         self._held_since = 0.0
@@ -92,10 +91,8 @@ class Generator:
         self._report_at = 0.0
         self._bell = bell
         topic, only = context.topics.assignments, assignment_partition(context.name)
-        assignments = context.bus.reader(topic, only=only)
         # what was given to a process of this name before is given again: this one has not reported yet
-        ends = assignments.end_offsets()
-        assignments.close()
+        ends = ends_of(context.bus, topic, only=only)
         self._assignments = Tail(
             context.bus.reader(topic, ends, only=only), lambda records: records, self._bell
         )
@@ -169,11 +166,7 @@ class Generator:
         def useless(job: Job) -> bool:
             return job.prompt.purpose == TRAIN and job.prompt.window < version
 
-        for job in self._backlog.give_back({key for key in self._waiting if key[0] >= 0}):
-            if useless(job):
-                self._waiting.discard(job.key)
-            else:
-                self._backlog.add(job)
+        self._backlog.take_out(useless)
         names = [n for n, run in self._running.items() if run.finished is None and useless(run.job)]
         if names:
             self._engine.abort(names)
@@ -202,19 +195,15 @@ class Generator:
     def _take(self, job: Job) -> bool:
         """Take a job in, unless it is here already."""
         name = sample_id(*job.key)
-        if name in self._running or job.key in self._waiting:
+        if name in self._running or job.key in self._backlog:
             return False
-        self._waiting.add(job.key)
         self._backlog.add(job)
         return True
 
     def _give_back(self, names: list[str]) -> None:
         """What was withdrawn and is not begun; the dispatcher waits to hear of it."""
-        wanted = set(names)
-        keys = {key for key in self._waiting if sample_id(*key) in wanted}
-        for job in self._backlog.give_back(keys):
-            self._waiting.discard(job.key)
-            self._returned.append(sample_id(*job.key))
+        back = self._backlog.give_back({sample_key(name) for name in names})
+        self._returned += [sample_id(*job.key) for job in back]
         if names:
             self._report_at = 0.0
 
@@ -227,7 +216,6 @@ class Generator:
             job = self._backlog.take(self._version.version)
             if job is None:
                 break
-            self._waiting.discard(job.key)
             self._start(job, self._version)
             count += 1
         if count:
@@ -304,7 +292,7 @@ class Generator:
             return
         self._report_at = time.monotonic() + REPORT_S
         tokens, pace = self._engine.unfinished(), self._engine.pace()
-        held = [(key, -1) for key in self._waiting]
+        held = [(job.key, -1) for job in self._backlog]
         held += [(run.job.key, tokens.get(name, 0)) for name, run in self._running.items()]
         report = InstanceReport(
             run=self._context.run, instance=self._context.name, start=self._start_id,

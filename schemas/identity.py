@@ -11,6 +11,12 @@ def sample_id(group: int, index: int, attempt: int = 0) -> str:
     return f"{group:07d}-{index:02d}{tail}"
 
 
+def sample_key(name: str) -> tuple[int, int]:
+    """Group and index of a first attempt's id. A group may be below 0: evaluation's are."""
+    group, index = name.rsplit("-", 1)
+    return int(group), int(index)
+
+
 def derive_seed(*parts: int | str) -> int:
     """63 bits that depend on every part: the same parts give the same seed on every machine."""
     digest = hashlib.blake2b(digest_size=8)

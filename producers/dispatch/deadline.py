@@ -37,7 +37,6 @@ class Plan:
     quantile: float
     deadline: float  # on the clock
     ends: float  # expected end, on the clock
-    longest_first_ends: float
 
 
 def _next_step(instance: Instance) -> tuple[float, str]:
@@ -227,7 +226,7 @@ class DeadlinePolicy:
             for instance in board.instances.values():
                 self._look_again(instance)
         else:
-            self.plan = Plan(0.5, NO_DEADLINE, now, now)
+            self.plan = Plan(0.5, NO_DEADLINE, now)
         if self._replans and self.plan.ends > now:
             # of what is left, and not ever more often towards the end
             step = max(self.plan.ends - now, self._span_s / 4) / self._replans
@@ -266,7 +265,6 @@ class DeadlinePolicy:
         settings = {
             setting: self._expected(draws, state, *setting) for setting in [*tried, (0.5, NO_DEADLINE)]
         }
-        plain_ends = settings[0.5, NO_DEADLINE]
         best = min(settings, key=lambda setting: settings[setting])
         if stay not in settings:
             settings[stay] = self._expected(draws, state, *stay)
@@ -277,7 +275,7 @@ class DeadlinePolicy:
             settings[best] = self._find_moves(draws, state, best, settings[best])
         self._cost_s = time.monotonic() - began
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
-        return Plan(best[0], deadline, now + settings[best], now + plain_ends)
+        return Plan(best[0], deadline, now + settings[best])
 
     def _find_moves(
         self, draws: np.ndarray, state: _State, setting: tuple[float, float], ends: float

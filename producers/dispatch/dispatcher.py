@@ -171,8 +171,8 @@ class Dispatcher:
             for key, count in tokens.items():
                 instance.correct(key, count)
 
-    def moved(self, now: float) -> list[tuple[Job, str, str, float]]:
-        """Running jobs that another instance goes on with: from, to, and the tokens so far."""
+    def moved(self, now: float) -> list[tuple[Job, str, str]]:
+        """Running jobs that another instance goes on with: from, and to."""
         moves = []
         for key, target in self._policy.take_moves():
             source = self._home.get(key)
@@ -185,7 +185,7 @@ class Dispatcher:
             self._board.instances[target].start(job, tokens)
             self._home[key] = target
             self._ask.add(source)
-            moves.append((job, source, target, tokens))
+            moves.append((job, source, target))
         if moves:
             self._policy.moved(self._board)
         return moves

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infra.bus import Bus, read_all
-from infra.waiting import Wait
+from infra.bus import Bus, read_all, read_until
 from producers.jobs import Key
 from schemas.messages import Sample, StepRecord
 from schemas.topics import Topics
@@ -39,17 +38,12 @@ def look_back(bus: Bus, topics: Topics, *, lookahead: float, deadline_s: float) 
     done: set[Key] = set()
     reader = bus.reader(topics.samples, behind)
     try:
-        ends = reader.end_offsets()
-        wait = Wait("finished samples", unblocked_by="the Kafka broker", deadline_s=deadline_s)
-        while any(reader.positions()[partition] < end for partition, end in ends.items()):
-            records = reader.poll(0.2)
-            for record in records:
-                try:
-                    sample = decode(record.value, Sample)
-                except Unreadable:
-                    continue  # the trainer reports it
-                done.add((sample.group, sample.index))
-            wait.progress() if records else wait.check()
+        for record in read_until(reader, reader.end_offsets(), topics.samples, deadline_s=deadline_s):
+            try:
+                sample = decode(record.value, Sample)
+            except Unreadable:
+                continue  # the trainer reports it
+            done.add((sample.group, sample.index))
         return Past(done, trained, reader.positions())
     finally:
         reader.close()

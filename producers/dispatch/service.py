@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.bus import Record
+from infra.bus import Record, ends_of
 from infra.process import Context
 from infra.tail import Tail
 from producers.dispatch import REPORT_S
@@ -28,7 +28,7 @@ from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.dispatch.recovery import Past
 from producers.jobs import Job, Key
-from schemas.identity import sample_id
+from schemas.identity import sample_id, sample_key
 from schemas.messages import TRAIN, Assignment, InstanceReport, Prompt, Sample
 from schemas.runspec import RunSpec
 from schemas.topics import assignment_partition
@@ -66,20 +66,14 @@ class Dispatching:
         self._dispatcher = Dispatcher(policy_of(context.spec), latency_s=_LATENCY_S)
         self._silence_s = context.spec.dispatch.silence_s
         self._instances: dict[str, _Instance] = {}
-        self._former: set[tuple[str, str]] = (
-            set()
-        )  # name and start of processes that were replaced by a newer one
+        self._former: set[tuple[str, str]] = set()  # name and start of processes that were replaced
         self._turned_at = time.monotonic()
         self._trained = self._forgotten = past.trained
         self._bell = threading.Event()
         self._prompts: queue.SimpleQueue[Sequence[Prompt]] = queue.SimpleQueue()
         bus, topics = context.bus, context.topics
-        reports = bus.reader(topics.instances)
-        ends = reports.end_offsets()
-        reports.close()
-        assignments = bus.reader(topics.assignments)
-        resumed = any(assignments.end_offsets().values())
-        assignments.close()
+        ends = ends_of(bus, topics.instances)
+        resumed = any(ends_of(bus, topics.assignments).values())
         # instances that have work from the dispatcher before this one must have the time to say so
         self._open_at = time.monotonic() + (3 * REPORT_S if resumed else 0.0)
         self.admit([prompt for prompt in known if prompt.purpose != TRAIN or prompt.window >= past.trained])
@@ -183,7 +177,7 @@ class Dispatching:
             known.curve = self._curve(report, known.curve)
             self._dispatcher.measured(name, known.curve.table(report.slots), now)
         self._dispatcher.progress(name, {key: count for key, count in held.items() if count >= 0}, now)
-        self._dispatcher.returned(name, [_key(sample) for sample in report.returned], now)
+        self._dispatcher.returned(name, [sample_key(name_) for name_ in report.returned], now)
 
     def _curve(self, report: InstanceReport, otherwise: LatencyCurve) -> LatencyCurve:
         if not report.batches:
@@ -236,8 +230,3 @@ class Dispatching:
             if report.run == self._context.run:
                 found.append(report)
         return found
-
-
-def _key(name: str) -> Key:
-    group, index = name.rsplit("-", 1)
-    return int(group), int(index)

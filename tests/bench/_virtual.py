@@ -63,7 +63,7 @@ def generate(
             for job in given:
                 begun[job.key] = clock.time
                 engines[name].submit(Request(sample_id(*job.key), (), 1 << 30, 0, job.prompt.predicted))
-        for job, source, target, _ in dispatcher.moved(clock.time):
+        for job, source, target in dispatcher.moved(clock.time):
             name = sample_id(*job.key)
             tokens = engines[source].unfinished()[name]
             so_far[job.key] = so_far.get(job.key, 0) + tokens
