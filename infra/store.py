@@ -104,7 +104,8 @@ class FileStore:
         except OSError as error:
             raise StoreError(f"{self.url}/{key} can't be written: {error}") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                temporary.unlink()
 
     def exists(self, key: str) -> bool:
         return (self._root / key).is_file()

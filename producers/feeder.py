@@ -1,12 +1,13 @@
 """The feeder: admits prompts at the pace of the ledger, and has weights evaluated on held-out problems.
 
     ledger ──► planner ──► <run>.prompts          waits for: a step / unblocked by the trainer
+                  ├─ ranker, in a thread of its own: learns lengths from <run>.samples
                   ├─ dispatcher, in a thread of its own: which generator makes which sample
                   └─ evaluation: held-out prompts ──► generators ──► samples ──► <run>.evals
                                                   waits for: samples / unblocked by the generators
 
-It keeps no state of its own: started again, it reads the ledger, plans all prompts anew, and sends those that
-`<run>.prompts` does not have.
+It keeps no state of its own: started again, it reads the ledger, plans what `<run>.prompts` lacks as it would
+have been planned, and sends that.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from infra.waiting import Wait
 from producers.dispatch.recovery import look_back
 from producers.dispatch.service import Dispatching
 from producers.planner import Planner, Tokenize
+from producers.ranker.ranking import Ranking
 from producers.tasks import Problem, TaskError, load_problems
 from producers.tokenizing import load_tokenize
-from schemas.messages import EVAL, Evaluation, Prompt, Sample, StepRecord
+from schemas.messages import EVAL, TRAIN, Evaluation, Prompt, RankerAnnouncement, Sample, StepRecord
 from schemas.wire import Unreadable, decode, encode
 
 _POLL_S = 0.25
@@ -36,19 +38,31 @@ _POLL_S = 0.25
 class Feeder:
     """Sends what the planner plans."""
 
-    def __init__(self, context: Context, planner: Planner, held_out: Sequence[Problem]) -> None:
-        self._context, self._planner, self._held_out = context, planner, held_out
+    def __init__(
+        self, context: Context, train: Sequence[Problem], held_out: Sequence[Problem], tokenize: Tokenize
+    ) -> None:
+        self._context, self._held_out = context, held_out
         self._spec = context.spec
         self._deadline = context.spec.deadlines.progress_s
-        known = read_all(context.bus, context.topics.prompts, deadline_s=self._deadline)
-        prompts = [decode(record.value, Prompt) for record in known]
+        bus, topics = context.bus, context.topics
+        prompts = [
+            decode(record.value, Prompt)
+            for record in read_all(bus, topics.prompts, deadline_s=self._deadline)
+        ]
         self._sent = {prompt.group for prompt in prompts}
-        evals = read_all(context.bus, context.topics.evals, deadline_s=self._deadline)
+        evals = read_all(bus, topics.evals, deadline_s=self._deadline)
         self._evaluated = {decode(record.value, Evaluation).version for record in evals}
-        self._ledger = context.bus.reader(context.topics.ledger)
-        past = look_back(
-            context.bus, context.topics, lookahead=self._spec.algorithm.lookahead, deadline_s=self._deadline
-        )
+        self._ledger = bus.reader(topics.ledger)
+        steps = [
+            decode(record.value, StepRecord)
+            for record in read_all(bus, topics.ledger, deadline_s=self._deadline)
+        ]
+        self._planner = Planner(context.run, self._spec, train, tokenize, prompts)
+        lookahead = self._spec.algorithm.lookahead
+        past = look_back(bus, topics, steps, lookahead=lookahead, deadline_s=self._deadline)
+        wanted = self._planner.first_incomplete(past.trained)
+        self._ranking = Ranking(context, self._planner.question, steps, wanted=wanted)
+        self._announced: tuple[str, list[float]] = ("", [])
         self._dispatching = Dispatching(context, prompts, past)
 
     def run(self) -> None:
@@ -57,6 +71,7 @@ class Feeder:
             self._feed()
         finally:
             self._dispatching.close()
+            self._ranking.close()
 
     def _feed(self) -> None:
         self._catch_up()
@@ -66,7 +81,7 @@ class Feeder:
             self._dispatching.trained(version)
             if self._wants_evaluation(version):
                 self._evaluate(version)
-            self._send(self._planner.admit())
+            self._send(self._planner.admit(self._ranking.at))
             if version >= self._spec.algorithm.iterations:
                 return
             self._next_iteration()
@@ -74,11 +89,11 @@ class Feeder:
     def _catch_up(self) -> None:
         """Plan again what was planned before, as the ledger grew."""
         ends = self._ledger.end_offsets()
-        self._send(self._planner.admit())
+        self._send(self._planner.admit(self._ranking.at))
         while self._ledger.positions()[0] < ends[0]:
             for record in self._ledger.poll(_POLL_S, most=1):
                 if self._planner.observe(decode(record.value, StepRecord)):
-                    self._send(self._planner.admit())
+                    self._send(self._planner.admit(self._ranking.at))
 
     def _next_iteration(self) -> None:
         wait = Wait(
@@ -97,6 +112,8 @@ class Feeder:
 
     def _send(self, prompts: Sequence[Prompt]) -> None:
         fresh = [prompt for prompt in prompts if prompt.group not in self._sent]
+        if fresh and fresh[0].purpose == TRAIN:
+            self._announce(fresh[0])
         for prompt in fresh:
             self._context.writer.send(
                 self._context.topics.prompts,
@@ -111,6 +128,21 @@ class Feeder:
             counters = self._context.heart.counters
             counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in fresh)
 
+    def _announce(self, first: Prompt) -> None:
+        """Say which ranker and which classes are in force from a prompt on, if they have changed."""
+        if (first.predictor, first.edges) == self._announced:
+            return
+        self._announced = first.predictor, first.edges
+        version = self._planner.version
+        score = self._ranking.scores.get(version - 1)
+        announcement = RankerAnnouncement(
+            run=self._context.run, predictor=first.predictor, version=version,
+            state=self._ranking.key(version), edges=first.edges, first_group=first.group,
+            recall=list(score.recall) if score else [], error=score.error if score else float("nan"),
+            announced_at=time.time(),
+        )  # fmt: skip
+        self._context.writer.send(self._context.topics.ranker, encode(announcement), key=first.predictor)
+
     def _wants_evaluation(self, version: int) -> bool:
         evaluation = self._spec.evaluation
         if not self._held_out or version in self._evaluated:
@@ -120,7 +152,7 @@ class Feeder:
 
     def _evaluate(self, version: int) -> None:
         """Have `version` sampled on the held-out problems, and say what it earned."""
-        prompts = self._planner.evaluate(version, self._held_out)
+        prompts = self._planner.evaluate(version, self._held_out, self._ranking.at(version))
         resumed = any(prompt.group in self._sent for prompt in prompts)
         start = {} if resumed else ends_of(self._context.bus, self._context.topics.samples)
         self._send(prompts)
@@ -194,10 +226,9 @@ def body(context: Context) -> None:
         held_out = load_problems(spec, spec.task.held_out_split)[: spec.evaluation.problems]
         held_out = that_fit(held_out, tokenize, longest, context.log)
     train = that_fit(load_problems(spec, spec.task.train_split), tokenize, longest, context.log)
-    planner = Planner(context.run, spec, train, tokenize)
     context.loaded()
     context.log.info("%d problems, %d held out", len(train), len(held_out))
-    Feeder(context, planner, held_out).run()
+    Feeder(context, train, held_out, tokenize).run()
 
 
 if __name__ == "__main__":

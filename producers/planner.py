@@ -1,20 +1,24 @@
 """Which groups are admitted with which record: a pure function of the run file and the ledger.
 
 A feeder that starts again computes the same prompts again, however often it was interrupted, because nothing
-here depends on time: problems are shuffled by seed, and predictions follow from the ledger's lengths.
+here depends on time: problems are shuffled by seed, and the ranker of a version has learned from exactly the
+iterations before it. What is on `<run>.prompts` already is not planned again.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from producers.lengths import HistoryPredictor, class_of, learn_edges
-from producers.tasks import Problem
+from producers.lengths import class_of, edges_of, have_moved
+from producers.ranker.ranker import Predictor, Question, question_of
+from producers.tasks import Problem, TaskError
 from schemas.admission import admissible, oldest_version, window_of
 from schemas.identity import derive_seed
 from schemas.messages import EVAL, TRAIN, Prompt, StepRecord
@@ -22,61 +26,119 @@ from schemas.runspec import RunSpec
 
 Tokenize = Callable[[str], list[int]]
 
+_RECENT_WINDOWS = 4  # that class edges are made from
+
 
 class Planner:
     """Plans a run's prompts, iteration by iteration."""
 
-    def __init__(self, run: str, spec: RunSpec, train: Sequence[Problem], tokenize: Tokenize) -> None:
+    def __init__(
+        self,
+        run: str,
+        spec: RunSpec,
+        train: Sequence[Problem],
+        tokenize: Tokenize,
+        known: Iterable[Prompt] = (),
+    ) -> None:
+        """`known`: what is on `<run>.prompts` already."""
         self._run, self._spec, self._train, self._tokenize = run, spec, train, tokenize
-        self._predictor = HistoryPredictor(spec.sampling.max_tokens)
-        self._kinds = {problem["id"]: self._kind(problem) for problem in train}
+        self._by_id = {problem["id"]: problem for problem in train}
+        self._known = {prompt.group: prompt for prompt in known if prompt.purpose == TRAIN}
         given = spec.lengths.edges
-        self._edges: list[float] | None = list(given) if not isinstance(given, str) else None
+        self._fixed = not isinstance(given, str)
+        # before anything is known of lengths, all is in the first class
+        self.edges = [float("inf")] * (spec.lengths.classes - 1) if isinstance(given, str) else list(given)
+        self._recent: deque[float] = deque(maxlen=_RECENT_WINDOWS * spec.algorithm.groups)
         self._admitted = 0
         self._steps = 0
         self._epoch_order: tuple[int, list[int]] = (-1, [])
         self.version = 0  # iterations whose last step is in the ledger
-
-    @property
-    def edges(self) -> list[float]:
-        """Class edges in force; before they are learned, all is in the first class."""
-        classes = self._spec.lengths.classes
-        return self._edges if self._edges is not None else [float("inf")] * (classes - 1)
 
     def observe(self, record: StepRecord) -> bool:
         """Take a step of the ledger in; True if it ended an iteration."""
         if record.step != self._steps:
             return False  # of a trainer that was thought dead: the first record of a step counts
         self._steps += 1
-        for problem, length in zip(record.problem_ids, record.lengths.tolist(), strict=True):
-            self._predictor.observe(problem, self._kinds.get(problem, ""), length)
-        if not record.last_of_iteration:
-            return False
-        if self._edges is None:
-            self._edges = learn_edges(record.lengths.tolist(), self._spec.lengths.classes)
-        self.version = record.iteration + 1
-        return True
+        if record.last_of_iteration:
+            self.version = record.iteration + 1
+        return record.last_of_iteration
 
-    def admit(self) -> list[Prompt]:
-        """All groups that may be admitted now and were not before."""
+    def _allowed(self, version: int) -> int:
+        """How many groups may be admitted once a version is there."""
         algorithm = self._spec.algorithm
-        allowed = min(
-            admissible(self.version, algorithm.groups, algorithm.lookahead),
+        return min(
+            admissible(version, algorithm.groups, algorithm.lookahead),
             algorithm.iterations * algorithm.groups,
         )
+
+    def first_incomplete(self, trained: int) -> int:
+        """The oldest version at which something is to be planned, if `trained` is the newest."""
+        missing = next(group for group in itertools.count() if group not in self._known)
+        return next((v for v in range(trained) if self._allowed(v) > missing), trained)
+
+    def admit(self, ranker_at: Callable[[int], Predictor]) -> list[Prompt]:
+        """All groups that may be admitted now and were not before. The ranker is asked for if needed."""
+        allowed = self._allowed(self.version)
         fresh = range(self._admitted, allowed)
         self._admitted = max(allowed, self._admitted)
+        if all(group in self._known for group in fresh):
+            self._move_edges([self._known.pop(group).predicted for group in fresh])
+            return []
+        ranker = ranker_at(self.version)
+        problems = {group: self._problem(group) for group in fresh}
+        predicted = self._predict(ranker, {group: problem for group, (problem, _) in problems.items()})
+        self._move_edges(list(predicted.values()))
         prompts: list[Prompt] = []
-        for window in sorted({window_of(group, algorithm.groups) for group in fresh}):
-            members = [group for group in fresh if window_of(group, algorithm.groups) == window]
-            prompts += self._admit_window(window, members)
+        groups = self._spec.algorithm.groups
+        for window in sorted({window_of(group, groups) for group in fresh}):
+            members = [group for group in fresh if window_of(group, groups) == window]
+            prompts += self._admit_window(window, members, problems, predicted, ranker.name)
         return prompts
 
-    def _admit_window(self, window: int, groups: Sequence[int]) -> Iterator[Prompt]:
+    def _predict(self, ranker: Predictor, problems: Mapping[int, Problem]) -> dict[int, float]:
+        longest = self._spec.sampling.max_tokens
+        said = ranker.predict([self._question(problem) for problem in problems.values()])
+        return {
+            group: min(max(length, 1.0), float(longest))
+            for group, length in zip(problems, said.tolist(), strict=True)
+        }
+
+    def _move_edges(self, predicted: Sequence[float]) -> None:
+        """Classes are quantiles of what was predicted lately: they drift with the policy."""
+        classes = self._spec.lengths.classes
+        if self._fixed or edges_of(predicted, classes) is None:
+            return  # the ranker knows nothing yet
+        self._recent.extend(predicted)
+        edges = edges_of(self._recent, classes)
+        if edges is not None and have_moved(self.edges, edges):
+            self.edges = edges
+
+    def question(self, problem_id: str) -> Question:
+        """A problem as the ranker knows it."""
+        problem = self._by_id.get(problem_id)
+        if problem is None:
+            raise TaskError(
+                f"a sample on the log is of problem {problem_id!r}, which the task does not have: "
+                "has the task changed since the run began?"
+            )
+        return self._question(problem)
+
+    def _question(self, problem: Problem) -> Question:
+        kind = problem.get("kind")
+        return question_of(
+            problem["id"], None if kind is None else str(kind), self._tokenize(problem["prompt"])
+        )
+
+    def _admit_window(
+        self,
+        window: int,
+        groups: Sequence[int],
+        problems: Mapping[int, tuple[Problem, int]],
+        predicted: Mapping[int, float],
+        predictor: str,
+    ) -> Iterator[Prompt]:
         """Deal groups to optimizer steps across all lengths; cut each step's into bundles of like length."""
         algorithm = self._spec.algorithm
-        problems = {group: self._problem(group) for group in groups}
-        predicted = {group: self._predict(problems[group][0]) for group in groups}
         ordered = sorted(groups, key=lambda group: (predicted[group], group))
         for mini in range(algorithm.optimizer_steps):
             dealt = ordered[mini :: algorithm.optimizer_steps]
@@ -86,10 +148,11 @@ class Planner:
                     yield self._prompt(
                         TRAIN, group, problem, epoch, size=algorithm.group_size, window=window,
                         mini=mini, bundle=bundle[0], bundle_groups=len(bundle), predicted=predicted[group],
+                        predictor=predictor,
                         min_version=oldest_version(group, algorithm.groups, algorithm.lookahead),
                     )  # fmt: skip
 
-    def _bundles(self, groups: Sequence[int], predicted: dict[int, float]) -> list[list[int]]:
+    def _bundles(self, groups: Sequence[int], predicted: Mapping[int, float]) -> list[list[int]]:
         """Cut groups into runs of about trainer.bundle_tokens; a bundle is named by its first group."""
         if self._spec.composes_on_arrival:
             return [[group] for group in groups]
@@ -104,28 +167,29 @@ class Planner:
             held += tokens
         return bundles
 
-    def evaluate(self, version: int, problems: Sequence[Problem]) -> list[Prompt]:
+    def evaluate(self, version: int, problems: Sequence[Problem], ranker: Predictor) -> list[Prompt]:
         """Prompts that measure a version on held-out problems."""
         first = version * len(problems)
+        predicted = self._predict(ranker, dict(enumerate(problems)))
         return [
             self._prompt(
                 EVAL, -1 - (first + number), problem, 0, size=self._spec.evaluation.per_problem,
-                window=version, mini=0, bundle=0, bundle_groups=1, predicted=self._predict(problem),
-                min_version=version,
+                window=version, mini=0, bundle=0, bundle_groups=1, predicted=predicted[number],
+                predictor=ranker.name, min_version=version,
             )
             for number, problem in enumerate(problems)
         ]  # fmt: skip
 
     def _prompt(
         self, purpose: str, group: int, problem: Problem, epoch: int, *, size: int, window: int, mini: int,
-        bundle: int, bundle_groups: int, predicted: float, min_version: int,
+        bundle: int, bundle_groups: int, predicted: float, predictor: str, min_version: int,
     ) -> Prompt:  # fmt: skip
         return Prompt(
             run=self._run, purpose=purpose, group=group, size=size, problem_id=problem["id"],
             problem=json.dumps(problem), epoch=epoch,
             tokens=np.array(self._tokenize(problem["prompt"]), dtype=np.int32), window=window, mini=mini,
             bundle=bundle, bundle_groups=bundle_groups, min_version=min_version, predicted=predicted,
-            predictor=self._predictor.version, length_class=class_of(predicted, self.edges),
+            predictor=predictor, length_class=class_of(predicted, self.edges),
             edges=self.edges, admitted_at=time.time(),
         )  # fmt: skip
 
@@ -138,9 +202,3 @@ class Planner:
                 random.Random(derive_seed("epoch", self._spec.seed, epoch)).shuffle(order)
             self._epoch_order = epoch, order
         return self._train[self._epoch_order[1][place]], epoch
-
-    def _kind(self, problem: Problem) -> str:
-        return str(problem.get("kind") or len(problem["prompt"]))
-
-    def _predict(self, problem: Problem) -> float:
-        return self._predictor.predict(problem["id"], self._kind(problem))

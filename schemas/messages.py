@@ -29,7 +29,7 @@ class Prompt(Message, frozen=True, kw_only=True):
     bundle_groups: int  # how many groups the bundle has: the trainer knows when it is whole
     min_version: int  # weights older than this would break the staleness bound
     predicted: float  # predicted length in tokens
-    predictor: str  # which predictor, and what it had seen
+    predictor: str  # which ranker, and from how many iterations it had learned
     length_class: int
     edges: list[float]  # the class edges in force: they drift
     admitted_at: float
@@ -153,6 +153,21 @@ class WeightsAnnouncement(Message, frozen=True, kw_only=True):
     manifest: str  # key of the manifest in the object store
     size: int
     trainer_epoch: int
+    announced_at: float
+
+
+class RankerAnnouncement(Message, frozen=True, kw_only=True):
+    """`<run>.ranker`: the ranker and the length classes in force from a group on; one for each change."""
+
+    KIND: ClassVar[str] = "ranker"
+    run: str
+    predictor: str  # as prompts name it
+    version: int  # iterations that it has learned from
+    state: str  # key in the object store
+    edges: list[float]
+    first_group: int
+    recall: list[float]  # of the longest 20, 10 and 5 % of the newest iteration; empty if there is none
+    error: float  # of the same predictions: root mean square, in log units
     announced_at: float
 
 

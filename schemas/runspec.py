@@ -136,9 +136,18 @@ class LengthsSection(Section):
     classes: int = Field(3, ge=1, le=64)
     edges: Literal["learned"] | list[PositiveFloat] = Field(
         "learned",
-        description="Class edges in tokens (classes - 1 of them), or learned from what is generated.",
+        description="Class edges in tokens (classes - 1 of them), or quantiles of what is predicted.",
     )
-    predictor: Literal["history"] = "history"
+    backbone: str = Field(
+        "none",
+        description="A folder with a Hugging Face model whose hidden states the length ranker reads as well; "
+        "none: the ranker's own small network reads prompts alone.",
+    )
+    start: str | None = Field(
+        None,
+        description="A ranker to start with, as `streamrl ranker` prints it: a URL, or a key in the run's "
+        "store. Without it the first iteration is not ranked.",
+    )
 
     @model_validator(mode="after")
     def _edges_fit(self) -> LengthsSection:

@@ -32,6 +32,7 @@ class Topics:
         self.instances = Topic(f"{run}.instances", 1)
         self.ledger = Topic(f"{run}.ledger", 1)
         self.weights = Topic(f"{run}.weights", 1, compacted=True)
+        self.ranker = Topic(f"{run}.ranker", 1)
         self.evals = Topic(f"{run}.evals", 1)
         self.dead = Topic(f"{run}.dead", 1)
         self.status = Topic(f"{run}.status", 1, compacted=True)
@@ -40,5 +41,5 @@ class Topics:
         """Every topic, in the order in which they are created."""
         return [
             self.prompts, self.assignments, self.instances, self.samples, self.ledger, self.weights,
-            self.evals, self.dead, self.status,
+            self.ranker, self.evals, self.dead, self.status,
         ]  # fmt: skip

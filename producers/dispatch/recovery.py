@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.bus import Bus, read_all, read_until
+from infra.bus import Bus, read_until
 from producers.jobs import Key
 from schemas.messages import Sample, StepRecord
 from schemas.topics import Topics
@@ -20,23 +21,26 @@ class Past:
     positions: dict[int, int]
 
 
-def look_back(bus: Bus, topics: Topics, *, lookahead: float, deadline_s: float) -> Past:
-    """Read the log's end.
+def behind(steps: Sequence[StepRecord], iteration: int, lookahead: float) -> dict[int, int]:
+    """Where the samples' log has to be read from to find all samples of an iteration and of later ones.
 
-    Samples of a window that is not trained yet come behind every sample of the windows that were trained
-    before the first of them could be admitted: so only the log's end has to be read.
+    They come behind every sample of the iterations that were trained before the first of them was admitted.
     """
-    steps = [
-        decode(record.value, StepRecord) for record in read_all(bus, topics.ledger, deadline_s=deadline_s)
-    ]
-    trained = max((step.iteration + 1 for step in steps if step.last_of_iteration), default=0)
-    behind: dict[int, int] = {}
+    positions: dict[int, int] = {}
     for step in steps:
-        if step.iteration < trained - lookahead - 1:
+        if step.iteration < iteration - lookahead - 1:
             for partition, offset in zip(step.partitions.tolist(), step.offsets.tolist(), strict=True):
-                behind[partition] = max(behind.get(partition, 0), offset + 1)
+                positions[partition] = max(positions.get(partition, 0), offset + 1)
+    return positions
+
+
+def look_back(
+    bus: Bus, topics: Topics, steps: Sequence[StepRecord], *, lookahead: float, deadline_s: float
+) -> Past:
+    """Read the log's end; `steps` is the ledger."""
+    trained = max((step.iteration + 1 for step in steps if step.last_of_iteration), default=0)
     done: set[Key] = set()
-    reader = bus.reader(topics.samples, behind)
+    reader = bus.reader(topics.samples, behind(steps, trained, lookahead))
     try:
         for record in read_until(reader, reader.end_offsets(), topics.samples, deadline_s=deadline_s):
             try:

@@ -17,6 +17,7 @@ from consumers.stream import Row
 from producers.engines.base import Request
 from producers.engines.vllm_engine import VllmEngine
 from producers.planner import Planner
+from producers.ranker.ranker import Answered, NoBackbone, Ranker
 from producers.tasks import load_problems, load_reward
 from schemas.identity import sample_id, sampling_seed
 from schemas.messages import Prompt, Sample, StepRecord
@@ -51,11 +52,12 @@ class BareLoop:
             spec.run, spec, load_problems(spec, spec.task.train_split),
             lambda text: tokenizer.encode(text, add_special_tokens=False),
         )  # fmt: skip
+        self._ranker = Ranker.fresh(spec.seed, NoBackbone(), typical=spec.sampling.max_tokens / 8)
         self._engine.load_weights(self._learner.weights())
 
     def iterate(self, number: int) -> Iteration:
         """One iteration."""
-        prompts = self._planner.admit()
+        prompts = self._planner.admit(lambda _: self._ranker)
         torch.set_num_threads(1)
         began = time.perf_counter()
         rows = self._generate(prompts, number)
@@ -65,7 +67,8 @@ class BareLoop:
         self._engine.load_weights(self._learner.weights())
         done = time.perf_counter()
         samples = [row.sample for row in rows]
-        self._planner.observe(_record(number, samples))
+        self._planner.observe(_record(number))
+        self._ranker = self._ranker.learned(_answered(prompts, samples, self._planner))
         return Iteration(
             generated - began, done - generated, len(rows), sum(s.true_length for s in samples),
             float(np.mean([s.reward for s in samples])),
@@ -111,15 +114,21 @@ def _sample(
     )  # fmt: skip
 
 
-def _record(number: int, samples: list[Sample]) -> StepRecord:
-    """What the planner learns lengths from."""
+def _answered(prompts: list[Prompt], samples: list[Sample], planner: Planner) -> list[Answered]:
+    """What the ranker learns from."""
+    lengths: dict[int, list[int]] = {}
+    for sample in samples:
+        lengths.setdefault(sample.group, []).append(sample.true_length)
+    ordered = sorted(prompts, key=lambda prompt: prompt.group)
+    return [Answered(planner.question(p.problem_id), lengths[p.group]) for p in ordered]
+
+
+def _record(number: int) -> StepRecord:
+    """What tells the planner that an iteration is done."""
     none = np.zeros(0)
     return StepRecord(
         run="", trainer_epoch=0, iteration=number, step=number, last_of_iteration=True, version_in=number,
         version_out=number + 1, root_out="", recipe="", partitions=none, offsets=none,
-        groups=none, indexes=none,
-        lengths=np.array([s.true_length for s in samples], np.int32), rewards=none, versions=none, seeds=none,
-        predicted=none, problem_ids=[s.problem_id for s in samples],
-        microbatches=none, losses=none, metrics={},
-        finished_at=0.0,
+        groups=none, indexes=none, lengths=none, rewards=none, versions=none, seeds=none,
+        predicted=none, problem_ids=[], microbatches=none, losses=none, metrics={}, finished_at=0.0,
     )  # fmt: skip

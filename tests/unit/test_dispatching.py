@@ -67,7 +67,7 @@ class Instance:
 
 @contextmanager
 def dispatching(context: Context) -> Iterator[Dispatching]:
-    past = look_back(context.bus, context.topics, lookahead=0.0, deadline_s=5)
+    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
     service = Dispatching(context, PROMPTS, past)
     try:
         yield service
@@ -171,5 +171,5 @@ def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     for group, index in ((0, 0), (0, 1), (1, 1)):
         context.writer.send(context.topics.samples, encode(make_sample(SPEC, group, index)), key="k")
-    past = look_back(context.bus, context.topics, lookahead=0.0, deadline_s=5)
+    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
     assert past == Past({(0, 0), (0, 1), (1, 1)}, 0, {0: 3, 1: 0})

@@ -1,0 +1,103 @@
+"""Rankers in the object store, as safetensors files: a run's own by version, and those to start from.
+
+runs/<run>/ranker/v000012.safetensors     what ranked the prompts that say "…/12"
+rankers/<name>/v000003.safetensors        trained offline from recorded samples; `lengths.start` names one
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from infra.errors import Explained
+from infra.store import Exists, Store, open_store
+from producers.ranker.ranker import SCHEMA, Backbone, Ranker, StateError
+
+_NAME = re.compile(r".*/v(\d+)\.safetensors")
+
+
+class RankerError(Explained):
+    """A stored ranker can't be used; the message names the file and says what to do."""
+
+
+class States:
+    """The rankers under one folder of a store, by number."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store, self._folder = store, folder
+
+    @classmethod
+    def of_run(cls, store: Store, run: str) -> States:
+        """Those that a run made."""
+        return cls(store, f"runs/{run}/ranker")
+
+    @classmethod
+    def to_start_from(cls, store: Store, name: str) -> States:
+        """Those that were trained offline under a name."""
+        return cls(store, f"rankers/{name}")
+
+    def key(self, number: int) -> str:
+        """Where a ranker lies."""
+        return f"{self._folder}/v{number:06d}.safetensors"
+
+    def numbers(self) -> list[int]:
+        """Those that are there, ascending."""
+        found = (_NAME.fullmatch(key) for key in self._store.list(self._folder))
+        return sorted(int(match[1]) for match in found if match)
+
+    def put(self, number: int, ranker: Ranker) -> None:
+        """Keep a ranker. One of this number that is there stays: it is what ranked prompts already."""
+        with suppress(Exists):
+            self._store.put_new(self.key(number), packed(ranker))
+
+    def get(self, number: int, backbone: Backbone) -> Ranker:
+        """A ranker; a RankerError says why it can't be used."""
+        key = self.key(number)
+        return unpacked(self._store.get(key), backbone, f"{self._store.url}/{key}")
+
+    def collect(self, keep: int) -> None:
+        """Remove all but the newest."""
+        for number in self.numbers()[:-keep]:
+            self._store.delete(self.key(number))
+
+
+def start_from(where: str, store: Store, backbone: Backbone) -> Ranker:
+    """The ranker that `lengths.start` names: a URL, or a key in the run's own store."""
+    if "://" in where:
+        folder, _, key = where.rpartition("/")
+        store = open_store(folder)
+    else:
+        key = where
+    return unpacked(store.get(key), backbone, where).as_start()
+
+
+def packed(ranker: Ranker) -> bytes:
+    """The bytes of a file."""
+    about = {"schema": SCHEMA, "backbone": ranker.backbone.name, "version": ranker.version}
+    return save(ranker.arrays(), metadata={"streamrl_ranker": json.dumps(about)})
+
+
+def unpacked(data: bytes, backbone: Backbone, where: str) -> Ranker:
+    """The ranker in a file's bytes."""
+    again = "make another with `streamrl ranker`"
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = json.loads(header["__metadata__"]["streamrl_ranker"])
+        schema, name = int(about["schema"]), str(about["backbone"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RankerError(f"{where} is not a stored ranker: {error}; {again}") from error
+    if schema != SCHEMA:
+        raise RankerError(f"{where} has schema {schema}; this version of StreamRL reads {SCHEMA}: {again}")
+    if name != backbone.name:
+        raise RankerError(
+            f"{where} was trained with backbone {name!r}, and lengths.backbone is {backbone.name!r}: "
+            f"use that one, or {again}"
+        )
+    try:
+        return Ranker.restored(load(data), backbone)
+    except (SafetensorError, StateError) as error:
+        raise RankerError(f"{where} can't be read: {error}; {again}") from error
