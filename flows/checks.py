@@ -16,7 +16,7 @@ from schemas.runspec import RunSpec
 def check(request: Request) -> RunSpec:
     """The run spec, if all that it names is there. Changes nothing and imports none of the user's code."""
     spec = load(request.runfile, request.overrides)
-    problems = [*_model_problems(spec), *_task_problems(spec)]
+    problems = [*_model_problems(spec), *_task_problems(spec), *_backbone_problems(spec)]
     if problems:
         raise RunFileError("\n".join(f"{request.runfile}: {problem}" for problem in problems))
     return spec
@@ -31,6 +31,13 @@ def _model_problems(spec: RunSpec) -> list[str]:
     if not (folder / "config.json").is_file():
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
     return _context_problems(spec, folder)
+
+
+def _backbone_problems(spec: RunSpec) -> list[str]:
+    folder = spec.lengths.backbone
+    if folder == "none" or (Path(folder) / "config.json").is_file():
+        return []
+    return [f"lengths.backbone: {folder} is not a folder with a Hugging Face model (it has no config.json)"]
 
 
 def check_context(spec: RunSpec, model: Path) -> None:

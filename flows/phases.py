@@ -19,6 +19,7 @@ from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.process import connect
 from infra.runs import RunRecord
+from producers.ranker.states import backbone_name, check_start
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
 
@@ -55,6 +56,8 @@ def conduct(
 def create_run(request: Request, spec: RunSpec, places: Places, model: Path) -> RunRecord:
     """The run's record in the store and its topics on the broker; or those of the run that is resumed."""
     store = places.open_store()
+    if spec.lengths.start and not request.resume:
+        check_start(spec.lengths.start, store, backbone_name(spec.lengths.backbone))
     # Absolute: whoever resumes, reports or reads logs may be in another folder.
     spec = spec.model_copy(update={"report": str(Path(spec.report).absolute())})
     if request.resume:

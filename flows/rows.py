@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from producers.ranker.ranker import recall_of_longest
 from schemas.messages import Evaluation, StepRecord
 
 Row = dict[str, float | int | None]
@@ -32,7 +33,23 @@ def step_row(record: StepRecord) -> Row:
         "staleness_max": int(staleness.max(initial=0)),
         "finished_at": record.finished_at,
     }
+    row |= _ranked(record)
     return row | {name: value for name, value in record.metrics.items() if name not in row}
+
+
+def _ranked(record: StepRecord) -> Row:
+    """How well the step's groups were ranked before they were generated."""
+    groups, place = np.unique(record.groups, return_inverse=True)
+    if not groups.size or record.predicted.size != place.size:
+        return {}
+    counts = np.bincount(place)
+    true = np.bincount(place, lengths := np.maximum(record.lengths, 1)) / counts
+    said = np.bincount(place, record.predicted) / counts
+    logs = np.bincount(place, np.log(lengths)) / counts
+    return {
+        "ranker_recall": recall_of_longest(said, true, 0.2),
+        "ranker_error": float(np.sqrt(np.mean((np.log(np.maximum(said, 1)) - logs) ** 2))),
+    }
 
 
 def newest_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:

@@ -113,7 +113,7 @@ class Feeder:
     def _send(self, prompts: Sequence[Prompt]) -> None:
         fresh = [prompt for prompt in prompts if prompt.group not in self._sent]
         if fresh and fresh[0].purpose == TRAIN:
-            self._announce(fresh[0])
+            self._announce(fresh[0], min(prompt.group for prompt in fresh))
         for prompt in fresh:
             self._context.writer.send(
                 self._context.topics.prompts,
@@ -128,20 +128,20 @@ class Feeder:
             counters = self._context.heart.counters
             counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in fresh)
 
-    def _announce(self, first: Prompt) -> None:
-        """Say which ranker and which classes are in force from a prompt on, if they have changed."""
-        if (first.predictor, first.edges) == self._announced:
+    def _announce(self, prompt: Prompt, first_group: int) -> None:
+        """Say which ranker and which classes are in force from a group on, if they have changed."""
+        if (prompt.predictor, prompt.edges) == self._announced:
             return
-        self._announced = first.predictor, first.edges
+        self._announced = prompt.predictor, prompt.edges
         version = self._planner.version
         score = self._ranking.scores.get(version - 1)
         announcement = RankerAnnouncement(
-            run=self._context.run, predictor=first.predictor, version=version,
-            state=self._ranking.key(version), edges=first.edges, first_group=first.group,
+            run=self._context.run, predictor=prompt.predictor, version=version,
+            state=self._ranking.key(version), edges=prompt.edges, first_group=first_group,
             recall=list(score.recall) if score else [], error=score.error if score else float("nan"),
             announced_at=time.time(),
         )  # fmt: skip
-        self._context.writer.send(self._context.topics.ranker, encode(announcement), key=first.predictor)
+        self._context.writer.send(self._context.topics.ranker, encode(announcement), key=prompt.predictor)
 
     def _wants_evaluation(self, version: int) -> bool:
         evaluation = self._spec.evaluation

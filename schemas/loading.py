@@ -67,8 +67,13 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
     }
     task["dataset"] = resolve(spec.task.dataset)
     model = {name: resolve(getattr(spec.model, name)) for name in ("path", "build")}
+    lengths = {} if spec.lengths.backbone == "none" else {"backbone": resolve(spec.lengths.backbone)}
     return spec.model_copy(
-        update={"task": spec.task.model_copy(update=task), "model": spec.model.model_copy(update=model)}
+        update={
+            "task": spec.task.model_copy(update=task),
+            "model": spec.model.model_copy(update=model),
+            "lengths": spec.lengths.model_copy(update=lengths),
+        }
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from producers.ranker.ranker import Question
-from producers.ranker.states import RankerError
+from producers.ranker.states import RankerError, backbone_name
 
 _TOKENS = 512  # from the prompt's end: what is asked mostly comes last
 _AT_ONCE = 16
@@ -33,7 +33,7 @@ class LanguageModel:
         self._torch, self._model = torch, model.eval()
         self._vocabulary = int(model.config.vocab_size)
         self.width = int(model.config.hidden_size)
-        self.name = Path(folder).name
+        self.name = backbone_name(folder)
         self._read: dict[int, np.ndarray] = {}
 
     def of(self, prompts: Sequence[Question]) -> np.ndarray:

@@ -1,21 +1,21 @@
 """The length ranker: what the prompt says, and how long its answers were in earlier epochs.
 
-    log length = network(prompt) + beta * (how much longer than that this prompt's answers were before)
+    log length = network(prompt) + history(prompt, what the network says)
 
-The network learns on after every window of groups, from these and from earlier ones. What it can't read in
-a prompt, the prompt's own history tells; how far history is to be trusted, beta, is measured too: how much
-of an old difference was found again. A ranker never changes: `learned` gives the next one.
+The network learns on after every window of groups, from these and from earlier ones; what it can't read in a
+prompt, the prompt's own history tells. A ranker never changes: `learned` gives the next one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from producers.ranker.history import History
 from producers.ranker.network import Network, Text, text_of
 from schemas.identity import derive_seed
 
@@ -24,8 +24,7 @@ KEPT = 2048  # groups that the network goes on learning from
 _BATCH = 64
 _PASSES = 4  # steps of a window: so often its groups, and as many earlier ones
 _LEAST_STEPS = 12
-_NEWEST = 0.5  # weight of the newest difference in a prompt's history
-_DOUBT = 2.0  # squared log units that beta has to see before it is believed
+_FIRST_STEPS = 64  # of the first window, half of it of the second, and so on: while there is little to read
 
 
 class StateError(ValueError):
@@ -103,6 +102,11 @@ class _Kept:
     weight: float
 
 
+def _kept(group: Answered) -> _Kept:
+    target = float(np.mean(np.log(np.maximum(group.lengths, 1))))
+    return _Kept(group.question, target, len(group.lengths) / (1.0 + len(group.lengths)))
+
+
 class Ranker:
     """Predicts lengths; `version` is the number of windows that it has learned from."""
 
@@ -113,13 +117,12 @@ class Ranker:
         *,
         version: int = 0,
         centre: float = 0.0,
-        history: Mapping[int, float] | None = None,
-        found_again: tuple[float, float] = (0.0, 0.0),
+        history: History | None = None,
         kept: Mapping[int, _Kept] | None = None,
     ) -> None:
         self._network, self.backbone = network, backbone
         self.version, self._centre = version, centre
-        self._history, self._found_again = dict(history or {}), found_again
+        self._history = history or History()
         self._kept = dict(kept or {})
 
     @classmethod
@@ -132,25 +135,18 @@ class Ranker:
         """What it reads prompts with beside its network, and how many windows it has seen."""
         return f"{self.backbone.name}/{self.version}"
 
-    @property
-    def trust(self) -> float:
-        """How much of a prompt's old difference is found again."""
-        both, old = self._found_again
-        return min(1.0, max(0.0, both / (old + _DOUBT)))
-
     def as_start(self) -> Ranker:
         """The same, for a run that begins."""
         return Ranker(
-            self._network, self.backbone, centre=self._centre, history=self._history,
-            found_again=self._found_again, kept=self._kept,
-        )  # fmt: skip
+            self._network, self.backbone, centre=self._centre, history=self._history, kept=self._kept
+        )
 
     def predict(self, questions: Sequence[Question]) -> np.ndarray:
         """Lengths in tokens."""
         if self._network.steps == 0 or not questions:
             return np.full(len(questions), np.exp(self._centre))
-        old = np.array([self._history.get(question.key, 0.0) for question in questions])
-        return np.exp(self._read(questions) + self.trust * old)
+        read = self._read(questions)
+        return np.exp(read + self._history.correction([question.key for question in questions], read))
 
     def _read(self, questions: Sequence[Question]) -> np.ndarray:
         return self._network.predict(self._text(questions)) + self._centre
@@ -160,61 +156,65 @@ class Ranker:
 
     def learned(self, window: Sequence[Answered]) -> Ranker:
         """The ranker that has also seen these groups. It follows from them and their order alone."""
-        fresh = {
-            group.question.key: _Kept(
-                group.question,
-                float(np.mean(np.log(np.maximum(group.lengths, 1)))),
-                len(group.lengths) / (1.0 + len(group.lengths)),
-            )
-            for group in window
-        }
-        centre, history, found_again = self._centre, dict(self._history), self._found_again
-        questions = [group.question for group in fresh.values()]
-        if self._network.steps == 0:
-            read = float(np.mean(self._network.predict(self._text(questions))))
-            centre = float(np.mean([group.target for group in fresh.values()])) - read
-        else:
-            found_again = self._compare(fresh, history)
+        fresh = {group.question.key: _kept(group) for group in window}
+        found = np.array([group.target for group in fresh.values()])
+        read = self._read([group.question for group in fresh.values()])
+        centre = self._centre
+        if self._network.steps == 0:  # it knows nothing: what is found is its typical length
+            centre += float(np.mean(found - read))
+        history = self._history.seen(list(fresh), read, found)
         kept = {key: group for key, group in self._kept.items() if key not in fresh} | fresh
         for key in list(kept)[: max(0, len(kept) - KEPT)]:
             del kept[key]
         network = self._network.copy()
         rng = np.random.default_rng([self.version, network.steps])
-        batches = _batches(list(fresh), list(kept), rng)
-        for done, keys in enumerate(batches):
-            groups = [kept[key] for key in keys]
-            target = np.array([group.target for group in groups]) - centre
-            weight = np.array([group.weight for group in groups])
-            network.learn(
-                self._text([group.question for group in groups]), target, weight, 1 - done / len(batches)
-            )
+        steps = max(_LEAST_STEPS, _PASSES * 2 * len(fresh) // _BATCH, _FIRST_STEPS // (1 + self.version))
+        batches = _batches(list(fresh), list(kept), steps, rng)
+        self._teach(network, [[kept[key] for key in keys] for keys in batches], centre)
         return Ranker(
-            network, self.backbone, version=self.version + 1, centre=centre, history=history,
-            found_again=found_again, kept=kept,
+            network, self.backbone, version=self.version + 1, centre=centre, history=history, kept=kept
+        )
+
+    def drilled(
+        self, groups: Sequence[Answered], passes: int, *, progress: Callable[[float], None]
+    ) -> Ranker:
+        """The same after its network went over all these groups again and again: for learning at leisure."""
+        all_of_it = [_kept(group) for group in groups]
+        network = self._network.copy()
+        rng = np.random.default_rng([self.version, network.steps])
+        order = np.concatenate([rng.permutation(len(all_of_it)) for _ in range(passes)])
+        batches = [
+            [all_of_it[place] for place in order[start : start + _BATCH]]
+            for start in range(0, len(order), _BATCH)
+        ]
+        self._teach(network, batches, self._centre, progress)
+        return Ranker(
+            network, self.backbone, version=self.version, centre=self._centre, history=self._history,
+            kept=self._kept,
         )  # fmt: skip
 
-    def _compare(self, fresh: Mapping[int, _Kept], history: dict[int, float]) -> tuple[float, float]:
-        """Bring the prompts' history up to date, and what it would have told this time."""
-        both, old = self._found_again
-        read = self._read([group.question for group in fresh.values()])
-        for (key, group), said in zip(fresh.items(), read.tolist(), strict=True):
-            difference = group.target - said
-            if (before := history.get(key)) is not None:
-                both, old = both + before * difference, old + before * before
-                difference = _NEWEST * difference + (1 - _NEWEST) * before
-            history[key] = difference
-        return both, old
+    def _teach(
+        self,
+        network: Network,
+        batches: Sequence[Sequence[_Kept]],
+        centre: float,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Step after step, ever more carefully."""
+        for done, groups in enumerate(batches):
+            target = np.array([group.target for group in groups]) - centre
+            weight = np.array([group.weight for group in groups])
+            text = self._text([group.question for group in groups])
+            network.learn(text, target, weight, 1 - done / len(batches))
+            progress(done / len(batches))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All of it, for a file."""
         questions = [group.question for group in self._kept.values()]
         return {
             **{f"network.{name}": value for name, value in self._network.arrays().items()},
-            "numbers": np.array(
-                [self.version, self._network.steps, self._centre, *self._found_again], np.float64
-            ),
-            "history.keys": np.array(list(self._history), np.uint64),
-            "history.values": np.array(list(self._history.values()), np.float64),
+            **{f"history.{name}": value for name, value in self._history.arrays().items()},
+            "numbers": np.array([self.version, self._network.steps, self._centre], np.float64),
             "kept.keys": np.array([question.key for question in questions], np.uint64),
             "kept.kinds": np.array([question.kind for question in questions], np.int32),
             "kept.counts": np.array([len(question.text) for question in questions], np.int64),
@@ -227,9 +227,9 @@ class Ranker:
     def restored(cls, arrays: Mapping[str, np.ndarray], backbone: Backbone) -> Ranker:
         """From `arrays`; a StateError says what is wrong with them."""
         try:
-            version, steps, centre, both, old = arrays["numbers"].tolist()
-            inside = {n.removeprefix("network."): v for n, v in arrays.items() if n.startswith("network.")}
-            network = Network.restored(inside, int(steps), backbone.width)
+            version, steps, centre = arrays["numbers"].tolist()
+            network = Network.restored(_of("network", arrays), int(steps), backbone.width)
+            history = History.restored(_of("history", arrays))
             ends = np.cumsum(arrays["kept.counts"]).tolist()
             texts = np.split(arrays["kept.texts"], ends[:-1]) if ends else []
             columns = [arrays[f"kept.{name}"].tolist() for name in ("keys", "kinds", "targets", "weights")]
@@ -237,22 +237,21 @@ class Ranker:
                 key: _Kept(Question(key, text, kind), target, weight)
                 for key, kind, target, weight, text in zip(*columns, texts, strict=True)
             }
-            history = dict(
-                zip(arrays["history.keys"].tolist(), arrays["history.values"].tolist(), strict=True)
-            )
         except KeyError as error:
             raise StateError(f"{error.args[0]} is missing") from error
         except ValueError as error:
             raise StateError(str(error)) from error
-        return cls(
-            network, backbone, version=int(version), centre=centre, history=history,
-            found_again=(both, old), kept=kept,
-        )  # fmt: skip
+        return cls(network, backbone, version=int(version), centre=centre, history=history, kept=kept)
 
 
-def _batches(fresh: Sequence[int], kept: Sequence[int], rng: np.random.Generator) -> list[list[int]]:
+def _of(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {n.removeprefix(f"{part}."): value for n, value in arrays.items() if n.startswith(f"{part}.")}
+
+
+def _batches(
+    fresh: Sequence[int], kept: Sequence[int], steps: int, rng: np.random.Generator
+) -> list[list[int]]:
     """Half of each batch from this window, as far as it goes, the rest from all that is kept."""
-    steps = max(_LEAST_STEPS, -(-_PASSES * len(fresh) * 2 // _BATCH))
     half = min(_BATCH // 2, len(fresh))
     order = np.concatenate([rng.permutation(len(fresh)) for _ in range(-(-steps * half // len(fresh)))])
     batches = []

@@ -14,14 +14,20 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from infra.errors import Explained
-from infra.store import Exists, Store, open_store
+from infra.store import Exists, Missing, Store, open_store
 from producers.ranker.ranker import SCHEMA, Backbone, Ranker, StateError
 
+_AGAIN = "make another with `streamrl ranker`"
 _NAME = re.compile(r".*/v(\d+)\.safetensors")
 
 
 class RankerError(Explained):
     """A stored ranker can't be used; the message names the file and says what to do."""
+
+
+def backbone_name(backbone: str) -> str:
+    """What a stored ranker says of the backbone that a run file names: its folder's last part."""
+    return backbone.rstrip("/").rpartition("/")[2]
 
 
 class States:
@@ -67,12 +73,20 @@ class States:
 
 def start_from(where: str, store: Store, backbone: Backbone) -> Ranker:
     """The ranker that `lengths.start` names: a URL, or a key in the run's own store."""
-    if "://" in where:
-        folder, _, key = where.rpartition("/")
-        store = open_store(folder)
-    else:
-        key = where
-    return unpacked(store.get(key), backbone, where).as_start()
+    return unpacked(_read(where, store), backbone, f"lengths.start: {where}").as_start()
+
+
+def check_start(where: str, store: Store, backbone: str) -> None:
+    """Raise if a run could not start from there, as far as a look at the file can tell."""
+    _check(_read(where, store), backbone, f"lengths.start: {where}")
+
+
+def _read(where: str, store: Store) -> bytes:
+    url, _, key = where.rpartition("/") if "://" in where else ("", "", where)
+    try:
+        return (open_store(url) if url else store).get(key)
+    except Missing as error:
+        raise RankerError(f"lengths.start: {error}; `streamrl ranker RUN` makes one") from error
 
 
 def packed(ranker: Ranker) -> bytes:
@@ -83,21 +97,24 @@ def packed(ranker: Ranker) -> bytes:
 
 def unpacked(data: bytes, backbone: Backbone, where: str) -> Ranker:
     """The ranker in a file's bytes."""
-    again = "make another with `streamrl ranker`"
+    _check(data, backbone.name, where)
+    try:
+        return Ranker.restored(load(data), backbone)
+    except (SafetensorError, StateError) as error:
+        raise RankerError(f"{where} can't be read: {error}; {_AGAIN}") from error
+
+
+def _check(data: bytes, backbone: str, where: str) -> None:
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         about = json.loads(header["__metadata__"]["streamrl_ranker"])
         schema, name = int(about["schema"]), str(about["backbone"])
     except (ValueError, KeyError, TypeError) as error:
-        raise RankerError(f"{where} is not a stored ranker: {error}; {again}") from error
+        raise RankerError(f"{where} is not a stored ranker: {error}; {_AGAIN}") from error
     if schema != SCHEMA:
-        raise RankerError(f"{where} has schema {schema}; this version of StreamRL reads {SCHEMA}: {again}")
-    if name != backbone.name:
+        raise RankerError(f"{where} has schema {schema}; this version of StreamRL reads {SCHEMA}: {_AGAIN}")
+    if name != backbone:
         raise RankerError(
-            f"{where} was trained with backbone {name!r}, and lengths.backbone is {backbone.name!r}: "
-            f"use that one, or {again}"
+            f"{where} was trained with backbone {name!r}, and lengths.backbone is {backbone!r}: "
+            f"use that one, or {_AGAIN}"
         )
-    try:
-        return Ranker.restored(load(data), backbone)
-    except (SafetensorError, StateError) as error:
-        raise RankerError(f"{where} can't be read: {error}; {again}") from error

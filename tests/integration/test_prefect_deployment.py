@@ -17,6 +17,8 @@ import yaml
 
 from flows.cli.pool import POOL, ensure_pool
 from infra.stack.local import Stack
+from infra.store import open_store
+from producers.ranker.states import States
 from tests.factories import TASK, make_spec, make_tiny_model
 from tests.stacks import processes_of
 from tests.waiting import wait_until
@@ -57,6 +59,15 @@ class Deployed:
 
     def state(self, run: UUID) -> str:
         return str(self.get(f"flow_runs/{run}")["state"]["type"])
+
+    def ended(self, run: UUID) -> None:
+        """Wait until a flow has ended well."""
+        wait_until(
+            lambda: self.state(run) in ("COMPLETED", "FAILED", "CRASHED"), what="the end of the flow",
+            deadline_s=240,
+        )  # fmt: skip
+        log = self.post("logs/filter", {"logs": {"flow_run_id": {"any_": [str(run)]}}})
+        assert self.state(run) == "COMPLETED", "\n".join(line["message"] for line in log)
 
     def roles(self) -> set[str]:
         """The roles of a run that have a process now."""
@@ -114,13 +125,7 @@ def _listen_to_ctrl_c() -> None:
 
 def test_a_run_by_deployment(deployed: Deployed) -> None:
     run = deployed.start("algorithm.iterations=2")
-    wait_until(
-        lambda: deployed.state(run) in ("COMPLETED", "FAILED", "CRASHED"),
-        what="the end of the run",
-        deadline_s=240,
-    )
-    log = deployed.post("logs/filter", {"logs": {"flow_run_id": {"any_": [str(run)]}}})
-    assert deployed.state(run) == "COMPLETED", "\n".join(line["message"] for line in log)
+    deployed.ended(run)
     report = deployed.runfile.parent / "runs" / "deployed-1"
     assert {"metrics.jsonl", "curves.png", "summary.json", "run.yaml", "model"} <= set(os.listdir(report))
     summary = json.loads((report / "summary.json").read_text())
@@ -133,6 +138,25 @@ def test_a_run_by_deployment(deployed: Deployed) -> None:
     assert kinds["deployed-1-progress"] == "progress"
     assert next(a["data"] for a in artifacts if a["key"] == "deployed-1-progress") == 100.0
     assert deployed.roles() == set()
+
+
+def test_a_ranker_is_trained_by_deployment_from_what_a_run_recorded(deployed: Deployed) -> None:
+    run = deployed.start("algorithm.iterations=16", "algorithm.groups=8", "evaluation.problems=0")
+    deployed.ended(run)
+    store = f"file://{deployed.runfile.parent}/store"
+    runs = sorted(name for name in os.listdir(deployed.runfile.parent / "runs"))
+    told = deployed.prefect(
+        "deployment", "run", "refresh-ranker/local", "-p", f"runs={json.dumps(runs[-1:])}",
+        "-p", f"store={store}",
+    )  # fmt: skip
+    deployed.ended(UUID(told.rpartition("flow-run/")[2].split()[0]))
+    start = States.to_start_from(open_store(store), "deployed").key(1)
+    table = next(a for a in deployed.post("artifacts/filter", {}) if a["key"] == "ranker")
+    assert json.loads(table["data"])[0]["ranker"] == start
+    deployed.ended(deployed.start("algorithm.iterations=1", f"lengths.start={start}"))
+    last = sorted(os.listdir(deployed.runfile.parent / "runs"))[-1]
+    rows = (deployed.runfile.parent / "runs" / last / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[0])["ranker_error"] < 1.0  # the first iteration is ranked
 
 
 def test_a_bad_parameter_is_refused_before_there_is_a_run(deployed: Deployed) -> None:

@@ -76,6 +76,7 @@ def test_a_broken_run_file_is_a_user_error(cli: CliRunner, tmp_path: Path) -> No
         ("task.reward=task.py", "task.py' names no function: write it as FILE.py:reward or module:reward"),
         ("task.reward=task.py:rewrad", "task.py has no function rewrad(); did you mean 'reward'?"),
         ("model.path=nowhere", "model.path: there is no folder nowhere"),
+        ("lengths.backbone=nowhere", "lengths.backbone: nowhere is not a folder with a Hugging Face model"),
         ("model={build: 'task.py:build'}", "task.py has no function build() (it has: problems, reward)"),
         ("task={jsonl: p.jsonl, reward: 'task.py:reward'}", "task.jsonl: there is no file p.jsonl"),
     ],

@@ -22,7 +22,15 @@ from producers.ranker.ranker import (
     question_of,
     recall_of_longest,
 )
-from producers.ranker.states import RankerError, States, packed, start_from, unpacked
+from producers.ranker.states import (
+    RankerError,
+    States,
+    backbone_name,
+    check_start,
+    packed,
+    start_from,
+    unpacked,
+)
 
 
 def fresh(seed: int = 1) -> Ranker:
@@ -105,11 +113,8 @@ def test_a_prompt_that_always_takes_longer_is_remembered() -> None:
     for _ in range(3):
         for start in range(0, len(groups), 50):
             ranker = ranker.learned(groups[start : start + 50])
-    without = Ranker(
-        ranker._network, ranker.backbone, version=ranker.version, centre=ranker._centre, kept=ranker._kept
-    )
-    assert ranker.trust > 0.1
-    assert error(ranker, groups) < 0.9 * error(without, groups)
+    without = Ranker(ranker._network, ranker.backbone, centre=ranker._centre)
+    assert error(ranker, groups) < 0.3 * error(without, groups)
 
 
 def test_the_kind_of_a_problem_is_read() -> None:
@@ -185,6 +190,18 @@ def test_a_run_may_start_with_what_another_learned(tmp_path: Path) -> None:
     for where in (states.key(1), f"file://{tmp_path}/{states.key(1)}"):
         ranker = start_from(where, store, NoBackbone())
         assert ranker.version == 0 and error(ranker, groups) < error(fresh(), groups)
+
+
+def test_a_start_is_looked_at_before_the_run_begins(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    States.to_start_from(store, "count").put(1, fresh())
+    check_start("rankers/count/v000001.safetensors", store, "none")
+    with pytest.raises(RankerError, match=r"lengths\.start: .*v000002.* is not there; `streamrl ranker RUN`"):
+        check_start("rankers/count/v000002.safetensors", store, "none")
+    with pytest.raises(
+        RankerError, match=r"lengths\.start: .*backbone 'none', and lengths\.backbone is 'tiny'"
+    ):
+        check_start("rankers/count/v000001.safetensors", store, backbone_name("/models/tiny/"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""streamrl ranker"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.talk import out, plain_errors
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(ranker))
+
+
+def ranker(
+    runs: Annotated[list[str], typer.Argument(help="Ids of runs, such as count-1; the newest last.")],
+    store: Annotated[
+        str, typer.Option("--store", help="The runs' object store, such as s3://bucket/folder.")
+    ] = "local",
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the ranker; by default the run's.")
+    ] = None,
+) -> None:
+    """Train a length ranker from what runs recorded, so that the next one ranks from its first iteration on.
+
+    Example: [bold]streamrl ranker count-1 count-2[/bold]
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+
+    from flows.retrain import retrain
+
+    console = out()
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=1.0)
+        result = retrain(
+            runs,
+            store=store,
+            name=name,
+            progress=lambda share, text: bar.update(task, completed=share, description=text),
+        )
+    quality = result.quality
+    table = Table("of the longest", "found", title=f"judged by {quality.groups} groups of problems not seen")
+    for share, recall in zip(("20 %", "10 %", "5 %"), quality.recall, strict=True):
+        table.add_row(share, f"{recall:.2f}")
+    console.print(table)
+    console.print(
+        f"Kendall's tau {quality.tau:.2f}; error {quality.error:.2f} (log). Trained from {result.groups} "
+        f"groups. Start a run with it:\n  --set lengths.start={result.key}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""A ranker trained at leisure from what runs recorded, to start other runs with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.bus import Bus, read_all
+from producers.ranker.ranker import Answered, Backbone, Ranker, question_of, recall_of_longest
+from schemas.messages import TRAIN, Prompt, Sample
+from schemas.topics import Topics
+from schemas.wire import Unreadable, decode
+
+_PASSES = 25
+_HELD_OUT = 5  # every fifth problem judges a ranker that has not seen it
+
+Windows = list[list[Answered]]  # in the order in which they were generated
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well groups are ranked."""
+
+    groups: int
+    recall: tuple[float, float, float]  # of the longest 20, 10 and 5 %
+    tau: float  # Kendall's
+    error: float  # root mean square, in log units
+
+
+def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
+    """All whole groups on a run's log."""
+    prompts = {}
+    for record in read_all(bus, topics.prompts, deadline_s=deadline_s):
+        prompt = decode(record.value, Prompt)
+        if prompt.purpose == TRAIN:
+            prompts[prompt.group] = prompt
+    lengths: dict[int, dict[int, int]] = {}
+    for record in read_all(bus, topics.samples, deadline_s=deadline_s):
+        try:
+            sample = decode(record.value, Sample)
+        except Unreadable:
+            continue
+        if sample.purpose == TRAIN:
+            lengths.setdefault(sample.group, {}).setdefault(sample.index, sample.true_length)
+    windows: dict[int, list[Answered]] = {}
+    for group, mine in sorted(lengths.items()):
+        found = prompts.get(group)
+        if found is not None and len(mine) == found.size:
+            kind = json.loads(found.problem).get("kind")
+            asked = question_of(found.problem_id, None if kind is None else str(kind), found.tokens.tolist())
+            answered = Answered(asked, [length for _, length in sorted(mine.items())])
+            windows.setdefault(found.window, []).append(answered)
+    return [windows[number] for number in sorted(windows)]
+
+
+def train(
+    windows: Windows, backbone: Backbone, *, seed: int, progress: Callable[[float], None] = lambda _: None
+) -> Ranker:
+    """First as a run learns, window by window; then over all of it, again and again."""
+    typical = float(np.exp(np.mean([np.log(max(1, n)) for w in windows for g in w for n in g.lengths])))
+    ranker = Ranker.fresh(seed, backbone, typical=typical)
+    for done, window in enumerate(windows):
+        ranker = ranker.learned(window)
+        progress(0.3 * done / len(windows))
+    return ranker.drilled(
+        [group for window in windows for group in window],
+        _PASSES,
+        progress=lambda share: progress(0.3 + 0.7 * share),
+    )
+
+
+def split(windows: Windows) -> tuple[Windows, list[Answered]]:
+    """What to learn from, and groups of other problems to judge by."""
+    keep = [[g for g in window if g.question.key % _HELD_OUT] for window in windows]
+    return (
+        [window for window in keep if window],
+        [g for window in windows for g in window if g.question.key % _HELD_OUT == 0],
+    )
+
+
+def judged(ranker: Ranker, groups: Sequence[Answered]) -> Quality:
+    """How well a ranker ranks them."""
+    said = ranker.predict([group.question for group in groups])
+    true = np.array([np.mean(group.lengths) for group in groups])
+    logs = np.array([np.mean(np.log(np.maximum(group.lengths, 1))) for group in groups])
+    recall = [recall_of_longest(said, true, share) for share in (0.2, 0.1, 0.05)]
+    error = float(np.sqrt(np.mean((np.log(said) - logs) ** 2)))
+    return Quality(len(groups), (recall[0], recall[1], recall[2]), tau(said, true), error)
+
+
+def tau(said: np.ndarray, true: np.ndarray) -> float:
+    """Kendall's tau-b: pairs in the right order minus pairs in the wrong one."""
+    above, right = np.sign(said[:, None] - said[None]), np.sign(true[:, None] - true[None])
+    pairs = np.sqrt(float(np.abs(above).sum()) * float(np.abs(right).sum()))
+    return float((above * right).sum() / pairs) if pairs else 0.0
