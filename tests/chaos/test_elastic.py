@@ -11,7 +11,7 @@ from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
 from tests.waiting import wait_until
 
-ITERATIONS = 40
+ITERATIONS = 50
 SPEC = make_spec(
     algorithm={"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
     trainer={"checkpoint_every": 100, "bundle_tokens": 64},
@@ -19,12 +19,20 @@ SPEC = make_spec(
 )
 
 
-def join(run: Run, instance: int) -> None:
-    """Start a generator, and let the run go on when it is there."""
+def join(run: Run, *instances: int) -> None:
+    """Start generators, and let the run go on when they are there."""
     there = len({report.start for report in run.read("instances", InstanceReport)})
     with run.standing_still("trainer-0"):
-        run.start("generator", instance)
-        run.wait_for_instances(there + 1)
+        for instance in instances:
+            run.start("generator", instance)
+        run.wait_for_instances(there + len(instances))
+
+
+def kill(run: Run, *instances: int) -> None:
+    """kill -9, each in the middle of its work: others take it over."""
+    for instance in instances:
+        wait_for_samples_of(run, f"generator-{instance}")
+        run.kill(f"generator-{instance}")
 
 
 def wait_for_samples_of(run: Run, generator: str) -> None:
@@ -37,19 +45,21 @@ def wait_for_samples_of(run: Run, generator: str) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.timeout(600)
-def test_one_joins_one_dies_and_one_comes_back(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+@pytest.mark.timeout(900)
+def test_five_join_and_five_die(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     with running(tmp_path / "calm", kafka, SPEC, tiny_model) as run:
         run.wait_for_end()
         calm = [step.root_out for step in run.steps()]
     with running(tmp_path / "wild", kafka, SPEC, tiny_model) as run:
         run.wait_for_steps(2)
-        join(run, 1)
-        wait_for_samples_of(run, "generator-1")
-        run.kill("generator-0")  # in the middle of its work: the other one takes it over
-        wait_for_samples_of(run, "generator-1")
-        join(run, 0)
-        assert len(run.steps()) < ITERATIONS, "the run ended before the last one could join"
+        join(run, 1, 2)
+        kill(run, 0, 1)
+        join(run, 0, 3)  # one of them comes back
+        kill(run, 2, 0)
+        join(run, 4)
+        kill(run, 3)
+        wait_for_samples_of(run, "generator-4")
+        assert len(run.steps()) < ITERATIONS, "the run ended before all was done to it"
         run.wait_for_end()
         steps = run.steps()
         assert len(steps) == ITERATIONS
