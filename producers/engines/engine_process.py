@@ -50,6 +50,7 @@ class Install(msgspec.Struct, tag="install"):
     """To the engine: weights to go on with, in a safetensors file."""
 
     file: str
+    recompute: bool
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -143,7 +144,8 @@ def _obey(order: Order, engine: Engine, running: set[str], link: Connection) -> 
         engine.abort(sorted(ids))
         running -= ids
     else:
-        link.send_bytes(_encode([Holds(engine.install(Path(order.file).read_bytes()))]))
+        weights = Path(order.file).read_bytes()
+        link.send_bytes(_encode([Holds(engine.install(weights, recompute=order.recompute))]))
 
 
 if __name__ == "__main__":

@@ -147,8 +147,12 @@ class VllmEngine:
         for request in ids:
             self._sampler.close(request)
 
-    def install(self, weights: bytes) -> Installed:
+    def install(self, weights: bytes, *, recompute: bool) -> Installed:
         self.load_weights(load(weights))
+        if recompute:
+            # All that run are preempted: they wait without a KV cache, and the next step prefills their
+            # prompts and tokens.
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         return Installed(self.held_digests(), self.unfinished())
 
     def pace(self) -> Pace:

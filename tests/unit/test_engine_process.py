@@ -53,8 +53,8 @@ class CountingEngine:
         for name in ids:
             del self.left[name]
 
-    def install(self, weights: bytes) -> Installed:
-        return Installed({"file": weights.hex()}, dict(self.left))
+    def install(self, weights: bytes, *, recompute: bool) -> Installed:
+        return Installed({"file": weights.hex(), "recompute": str(recompute)}, dict(self.left))
 
     def close(self) -> None:
         pass
@@ -108,10 +108,11 @@ def test_forgets_what_is_not_wanted_and_waits_when_nothing_is_left(link: Connect
 
 def test_installs_between_two_steps_and_says_what_is_unfinished(link: Connection, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"abc")
-    send(link, submit("long", 10**9), Install(str(tmp_path / "weights")))
+    send(link, submit("long", 10**9), Install(str(tmp_path / "weights"), recompute=True))
     (holds,) = read(link)
     assert isinstance(holds, Holds)
-    assert holds.installed.digests == {"file": b"abc".hex()} and set(holds.installed.tokens) == {"long"}
+    assert holds.installed.digests == {"file": b"abc".hex(), "recompute": "True"}
+    assert set(holds.installed.tokens) == {"long"}
     send(link, Abort(["long"]))
 
 
