@@ -73,7 +73,7 @@ class Holds(msgspec.Struct, tag="holds"):
 
 
 class Paced(msgspec.Struct, tag="paced"):
-    """From the engine: how long its steps take, and how far it is. Now and then."""
+    """From the engine: how long its steps take, and how far it is. Before it is ready, and now and then."""
 
     pace: Pace
     tokens: dict[str, int]  # of what it has not finished
@@ -100,7 +100,9 @@ def main() -> None:
 def _make(options: EngineOptions) -> Engine:
     from producers.engines.vllm_engine import VllmEngine
 
-    return VllmEngine(**msgspec.structs.asdict(options))
+    engine = VllmEngine(**msgspec.structs.asdict(options))
+    engine.profile()
+    return engine
 
 
 def answer(link: Connection, make: Callable[[], Engine]) -> None:
@@ -110,7 +112,7 @@ def answer(link: Connection, make: Callable[[], Engine]) -> None:
         engine = make()
         gc.freeze()
         gc.enable()
-        link.send_bytes(_encode([Ready()]))
+        link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
         _serve(link, engine)
     except (EOFError, BrokenPipeError):
         pass  # the generator has ended

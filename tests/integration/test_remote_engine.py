@@ -68,6 +68,10 @@ def run(engine: RemoteEngine, requests: list[Request]) -> dict[str, Finished]:
     return found
 
 
+def test_says_how_fast_it_is_before_it_has_work(engine: RemoteEngine) -> None:
+    assert engine.pace().batches == [1, 8]
+
+
 def test_makes_the_same_samples_again(engine: RemoteEngine) -> None:
     requests = [request(number) for number in range(60)]
     together = run(engine, requests)

@@ -125,6 +125,20 @@ def test_the_same_bits_through_preemption(engine: VllmEngine, monkeypatch: pytes
         np.testing.assert_array_equal(found[one.id].logprobs, expected[one.id].logprobs)
 
 
+def test_a_profile_is_there_before_work_and_changes_no_bits(engine: VllmEngine) -> None:
+    requests = [request(number) for number in range(8)]
+    before = run(engine, requests)
+    engine.profile()
+    pace = engine.pace()
+    assert pace.batches[:2] == [1, 8]
+    assert all(0 < seconds < 1 for seconds in pace.seconds)
+    assert engine.unfinished() == {}
+    after = run(engine, requests)
+    for one in requests:
+        np.testing.assert_array_equal(after[one.id].tokens, before[one.id].tokens)
+        np.testing.assert_array_equal(after[one.id].logprobs, before[one.id].logprobs)
+
+
 def test_requests_can_be_forgotten(engine: VllmEngine) -> None:
     for number in range(4):
         engine.submit(request(number))

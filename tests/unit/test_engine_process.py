@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from producers.engines.base import EngineError, Finished, Installed, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request
 from producers.engines.engine_process import (
     Abort,
     Holds,
     Install,
     Made,
     Order,
+    Paced,
     Ready,
     Refused,
     Report,
@@ -56,6 +57,12 @@ class CountingEngine:
     def install(self, weights: bytes, *, recompute: bool) -> Installed:
         return Installed({"file": weights.hex(), "recompute": str(recompute)}, dict(self.left))
 
+    def pace(self) -> Pace:
+        return Pace([1], [0.5])
+
+    def unfinished(self) -> dict[str, int]:
+        return dict(self.left)
+
     def close(self) -> None:
         pass
 
@@ -65,7 +72,7 @@ def link() -> Iterator[Connection]:
     ours, theirs = Pipe()
     thread = threading.Thread(target=answer, args=(theirs, CountingEngine))
     thread.start()
-    assert read(ours) == [Ready()]
+    assert read(ours) == [Paced(Pace([1], [0.5]), {}), Ready()]
     yield ours
     ours.close()
     thread.join(timeout=10)
