@@ -200,6 +200,14 @@ class GeneratorSection(Section):
     batch_invariant: bool = Field(
         True, description="A sample's bits don't depend on what else is in the batch (float32 on CPUs)."
     )
+    on_update: Literal["continue", "recompute", "wait"] = Field(
+        "continue",
+        description="What becomes of running samples when there are new weights. continue: they go on with "
+        "them, on the KV cache of the old ones. recompute: they go on with them, and their KV cache is "
+        "computed anew, so that each token is drawn as the new weights alone would. wait: the new weights "
+        "are installed when all is made that the old ones may make, so each sample has one version. A "
+        "sample says which weights made it from which token on.",
+    )
 
 
 class DispatchSection(Section):

@@ -67,8 +67,11 @@ class Engine(Protocol):
     def abort(self, ids: Sequence[str]) -> None:
         """Forget requests."""
 
-    def install(self, weights: bytes) -> Installed:
-        """Take the weights of a safetensors file between two steps; running samples go on with them."""
+    def install(self, weights: bytes, *, recompute: bool) -> Installed:
+        """Take the weights of a safetensors file between two steps; running samples go on with them.
+
+        `recompute`: what the old weights computed of these samples (the KV cache) is computed anew.
+        """
 
     def pace(self) -> Pace:
         """How long its steps take, lately."""

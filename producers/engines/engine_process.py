@@ -50,6 +50,7 @@ class Install(msgspec.Struct, tag="install"):
     """To the engine: weights to go on with, in a safetensors file."""
 
     file: str
+    recompute: bool
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -72,7 +73,7 @@ class Holds(msgspec.Struct, tag="holds"):
 
 
 class Paced(msgspec.Struct, tag="paced"):
-    """From the engine: how long its steps take, and how far it is. Now and then."""
+    """From the engine: how long its steps take, and how far it is. Before it is ready, and now and then."""
 
     pace: Pace
     tokens: dict[str, int]  # of what it has not finished
@@ -99,7 +100,9 @@ def main() -> None:
 def _make(options: EngineOptions) -> Engine:
     from producers.engines.vllm_engine import VllmEngine
 
-    return VllmEngine(**msgspec.structs.asdict(options))
+    engine = VllmEngine(**msgspec.structs.asdict(options))
+    engine.profile()
+    return engine
 
 
 def answer(link: Connection, make: Callable[[], Engine]) -> None:
@@ -109,7 +112,7 @@ def answer(link: Connection, make: Callable[[], Engine]) -> None:
         engine = make()
         gc.freeze()
         gc.enable()
-        link.send_bytes(_encode([Ready()]))
+        link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
         _serve(link, engine)
     except (EOFError, BrokenPipeError):
         pass  # the generator has ended
@@ -143,7 +146,8 @@ def _obey(order: Order, engine: Engine, running: set[str], link: Connection) -> 
         engine.abort(sorted(ids))
         running -= ids
     else:
-        link.send_bytes(_encode([Holds(engine.install(Path(order.file).read_bytes()))]))
+        weights = Path(order.file).read_bytes()
+        link.send_bytes(_encode([Holds(engine.install(weights, recompute=order.recompute))]))
 
 
 if __name__ == "__main__":

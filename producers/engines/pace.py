@@ -20,6 +20,10 @@ class StepTimes:
         weight, total, time = self._sums.get(size, (0.0, 0.0, 0.0))
         self._sums[size] = weight * _FADE + 1, total * _FADE + samples, time * _FADE + seconds
 
+    def expect(self, samples: int, seconds: float) -> None:
+        """What was measured before there was work: known well enough until steps say otherwise."""
+        self._sums[(samples - 1).bit_length()] = _ENOUGH, _ENOUGH * samples, _ENOUGH * seconds
+
     def pace(self) -> Pace:
         """What is known well enough."""
         points = {

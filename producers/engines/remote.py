@@ -94,13 +94,13 @@ class RemoteEngine:
     def pace(self) -> Pace:
         return self._pace
 
-    def install(self, weights: bytes) -> Installed:
+    def install(self, weights: bytes, *, recompute: bool) -> Installed:
         # In memory, without a name: nothing is left behind whoever is killed.
         memory = os.memfd_create("weights")
         try:
             with open(memory, "wb", closefd=False) as file:
                 file.write(weights)
-            self._orders.append(Install(f"/proc/{os.getpid()}/fd/{memory}"))
+            self._orders.append(Install(f"/proc/{os.getpid()}/fd/{memory}", recompute))
             self._flush()
             holds = self._await(Holds, "to install weights")
             assert isinstance(holds, Holds)

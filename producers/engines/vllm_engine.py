@@ -21,6 +21,15 @@ from producers.engines.cpu_linear import PackedLinear
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import StreamSampler, own_id
 
+_PROFILE_S = 1.5
+_WARM, _MEASURED = 2, 10  # steps of a profile, at each size
+
+
+def profiled_sizes(slots: int) -> list[int]:
+    """Batch sizes in the order in which they tell most: a profile that takes too long is cut short."""
+    between = [size for size in (64, 8, 16, 256, 1024) if size < slots]
+    return list(dict.fromkeys([1, slots, *between]))
+
 
 def prepare_environment(threads: int) -> None:
     """What must be set before vLLM is imported: one process, no compiling, few threads."""
@@ -110,13 +119,40 @@ class VllmEngine:
         self._slots, self._times = slots, StepTimes()
 
     def submit(self, request: Request) -> None:
+        self._add(request, self._params(request.max_tokens))
+
+    def _add(self, request: Request, params: object) -> None:
         self._sampler.open(request.id, request.seed)
         self._engine.add_request(
             request.id,
             {"type": "token", "prompt_token_ids": list(request.prompt)},
-            self._params(request.max_tokens),
+            params,
             priority=-round(request.priority),
         )
+
+    def profile(self) -> None:
+        """Measure some decode steps before there is work: who deals it then knows what this engine can do."""
+        found, sizes = StepTimes(), profiled_sizes(self._slots)
+        end = time.perf_counter() + _PROFILE_S
+        for size in sizes:
+            params = self._params(_WARM + _MEASURED + 1)
+            params.ignore_eos = True
+            names = [f"profile-{number}" for number in range(size)]
+            for name in names:
+                self._add(Request(name, [0], params.max_tokens, 0, 0.0), params)
+            for _ in range(_WARM):  # with the prefill, and with what a kernel makes when it is first used
+                self.step()
+            moments = [time.perf_counter()]
+            until = moments[0] + _PROFILE_S / len(sizes)
+            while len(moments) == 1 or (len(moments) <= _MEASURED and moments[-1] < until):
+                self.step()
+                moments.append(time.perf_counter())
+            if len(self._scheduler.running) == size:  # else the KV cache holds fewer
+                found.expect(size, float(np.median(np.diff(moments))))
+            self.abort(names)
+            if moments[-1] > end:
+                break
+        self._times = found
 
     def step(self, wait_s: float = 0.0) -> list[Finished]:
         self._sampler.batch = self._runner.input_batch
@@ -147,8 +183,12 @@ class VllmEngine:
         for request in ids:
             self._sampler.close(request)
 
-    def install(self, weights: bytes) -> Installed:
+    def install(self, weights: bytes, *, recompute: bool) -> Installed:
         self.load_weights(load(weights))
+        if recompute:
+            # All that run are preempted: they wait without a KV cache, and the next step prefills their
+            # prompts and tokens.
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         return Installed(self.held_digests(), self.unfinished())
 
     def pace(self) -> Pace:

@@ -41,7 +41,7 @@ def options(model: Path) -> EngineOptions:
 def engine(model: Path) -> Iterator[RemoteEngine]:
     made = RemoteEngine(options(model), threading.Event(), deadline_s=120)
     made.wait_until_ready()
-    made.install(save(weights(model)))
+    made.install(save(weights(model)), recompute=False)
     yield made
     made.close()
 
@@ -68,6 +68,10 @@ def run(engine: RemoteEngine, requests: list[Request]) -> dict[str, Finished]:
     return found
 
 
+def test_says_how_fast_it_is_before_it_has_work(engine: RemoteEngine) -> None:
+    assert engine.pace().batches == [1, 8]
+
+
 def test_makes_the_same_samples_again(engine: RemoteEngine) -> None:
     requests = [request(number) for number in range(60)]
     together = run(engine, requests)
@@ -83,7 +87,7 @@ def test_says_what_it_holds_and_how_far_its_samples_are(engine: RemoteEngine, mo
         engine.submit(request(number))
     engine.abort([request(3).id, "0000099-00"])  # one that runs, and one that it never had
     changed = weights(model, 1.01)
-    installed = engine.install(save(changed))
+    installed = engine.install(save(changed), recompute=False)
     assert installed.digests == digests_of(changed)
     assert set(installed.tokens) == {request(number).id for number in range(3)}
     found: dict[str, Finished] = {}
@@ -94,7 +98,7 @@ def test_says_what_it_holds_and_how_far_its_samples_are(engine: RemoteEngine, mo
 
     wait_until(all_there, what="the samples that went on with the new weights")
     assert all(len(found[name].tokens) >= tokens for name, tokens in installed.tokens.items())
-    engine.install(save(weights(model)))
+    engine.install(save(weights(model)), recompute=False)
 
 
 def test_its_death_is_an_error_and_not_a_wait(engine: RemoteEngine) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
 from infra.weights.digest import digests_of
+from producers.engines import sampler
 from producers.engines.base import EngineError, Finished, Request
 from producers.engines.vllm_engine import VllmEngine
 from tests.factories import make_tiny_model
@@ -123,6 +125,20 @@ def test_the_same_bits_through_preemption(engine: VllmEngine, monkeypatch: pytes
         np.testing.assert_array_equal(found[one.id].logprobs, expected[one.id].logprobs)
 
 
+def test_a_profile_is_there_before_work_and_changes_no_bits(engine: VllmEngine) -> None:
+    requests = [request(number) for number in range(8)]
+    before = run(engine, requests)
+    engine.profile()
+    pace = engine.pace()
+    assert pace.batches[:2] == [1, 8]
+    assert all(0 < seconds < 1 for seconds in pace.seconds)
+    assert engine.unfinished() == {}
+    after = run(engine, requests)
+    for one in requests:
+        np.testing.assert_array_equal(after[one.id].tokens, before[one.id].tokens)
+        np.testing.assert_array_equal(after[one.id].logprobs, before[one.id].logprobs)
+
+
 def test_requests_can_be_forgotten(engine: VllmEngine) -> None:
     for number in range(4):
         engine.submit(request(number))
@@ -132,6 +148,50 @@ def test_requests_can_be_forgotten(engine: VllmEngine) -> None:
     assert set(engine.unfinished()) == {request(number).id for number in (0, 2, 3)}
     while engine.unfinished():
         engine.step()
+
+
+def shifted(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Draw as for a sample that has `tokens` tokens already."""
+    plain = sampler.uniforms
+    monkeypatch.setattr(sampler, "uniforms", lambda seeds, at: plain(seeds, at + tokens))
+
+
+@pytest.mark.parametrize("budget", [2048, 40])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_what_running_samples_go_on_with(
+    engine: VllmEngine, model: Path, monkeypatch: pytest.MonkeyPatch, recompute: bool, budget: int
+) -> None:
+    """Recomputed, a sample goes on as a fresh engine does from its prompt and tokens so far; else not.
+
+    A small budget cuts the prefill into pieces, between which others decode.
+    """
+    monkeypatch.setattr(engine._scheduler, "max_num_scheduled_tokens", budget)
+    requests = [request(number, 40 + number) for number in range(9)]
+    engine.load_weights(weights(model, 0))
+    for one in requests:
+        engine.submit(one)
+    for _ in range(14):
+        engine.step()
+    new = weights(model, 3)
+    made = engine.install(save(new), recompute=recompute).tokens
+    assert len(made) > 3 and max(made.values()) > 9
+    found: dict[str, Finished] = {}
+    while engine.unfinished():
+        found |= {finished.id: finished for finished in engine.step()}
+    same = []
+    for one in (one for one in requests if one.id in made):
+        before = made[one.id]
+        with monkeypatch.context() as patch:
+            shifted(patch, before)
+            so_far = [*one.prompt, *found[one.id].tokens[:before].tolist()]
+            fresh = Request(f"9{one.id[1:]}", so_far, one.max_tokens - before, one.seed, one.priority)
+            expected = run(engine, [fresh])[fresh.id]
+        same.append(
+            np.array_equal(found[one.id].tokens[before:], expected.tokens)
+            and np.array_equal(found[one.id].logprobs[before:], expected.logprobs)
+        )
+    engine.load_weights(weights(model, 0))
+    assert same == [recompute] * len(made)
 
 
 def test_weights_change_between_two_steps(engine: VllmEngine, model: Path) -> None:

@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from producers.engines.base import EngineError, Finished, Installed, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request
 from producers.engines.engine_process import (
     Abort,
     Holds,
     Install,
     Made,
     Order,
+    Paced,
     Ready,
     Refused,
     Report,
@@ -53,8 +54,14 @@ class CountingEngine:
         for name in ids:
             del self.left[name]
 
-    def install(self, weights: bytes) -> Installed:
-        return Installed({"file": weights.hex()}, dict(self.left))
+    def install(self, weights: bytes, *, recompute: bool) -> Installed:
+        return Installed({"file": weights.hex(), "recompute": str(recompute)}, dict(self.left))
+
+    def pace(self) -> Pace:
+        return Pace([1], [0.5])
+
+    def unfinished(self) -> dict[str, int]:
+        return dict(self.left)
 
     def close(self) -> None:
         pass
@@ -65,7 +72,7 @@ def link() -> Iterator[Connection]:
     ours, theirs = Pipe()
     thread = threading.Thread(target=answer, args=(theirs, CountingEngine))
     thread.start()
-    assert read(ours) == [Ready()]
+    assert read(ours) == [Paced(Pace([1], [0.5]), {}), Ready()]
     yield ours
     ours.close()
     thread.join(timeout=10)
@@ -108,10 +115,11 @@ def test_forgets_what_is_not_wanted_and_waits_when_nothing_is_left(link: Connect
 
 def test_installs_between_two_steps_and_says_what_is_unfinished(link: Connection, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"abc")
-    send(link, submit("long", 10**9), Install(str(tmp_path / "weights")))
+    send(link, submit("long", 10**9), Install(str(tmp_path / "weights"), recompute=True))
     (holds,) = read(link)
     assert isinstance(holds, Holds)
-    assert holds.installed.digests == {"file": b"abc".hex()} and set(holds.installed.tokens) == {"long"}
+    assert holds.installed.digests == {"file": b"abc".hex(), "recompute": "True"}
+    assert set(holds.installed.tokens) == {"long"}
     send(link, Abort(["long"]))
 
 

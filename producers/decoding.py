@@ -1,0 +1,173 @@
+"""A generator's core: jobs in, an engine's work, whole samples out. No bus, no threads; time is given to it.
+
+take ──► backlog ──► fill: a free slot takes the next job that the weights may do ──► step ──► made
+update ──► the next weights ──► fill: installed between two decode steps, verified by hash
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from infra.logs import at_step
+from infra.weights.errors import WeightsError
+from producers.backlog import Backlog
+from producers.engines.base import Engine, Finished, Request
+from producers.jobs import Job, Key
+from producers.weights_watch import Version
+from schemas.identity import sample_id, sample_key, sampling_seed
+from schemas.messages import TRAIN
+from schemas.runspec import RunSpec
+
+
+@dataclass
+class Begun:
+    """A sample that an engine has, and which weights make it from which token on."""
+
+    job: Job
+    seed: int
+    started_at: float
+    version_starts: list[int]
+    versions: list[int]
+    roots: list[str]
+
+    def goes_on_with(self, fresh: Version, tokens: int) -> None:
+        """From token `tokens` on it is made by `fresh`."""
+        if self.version_starts[-1] == tokens:  # no token of the version before
+            self.versions[-1], self.roots[-1] = fresh.version, fresh.root
+        else:
+            self.version_starts.append(tokens)
+            self.versions.append(fresh.version)
+            self.roots.append(fresh.root)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A sample whose tokens are all there."""
+
+    begun: Begun
+    finished: Finished
+    finished_at: float
+
+
+class Decoding:
+    """Runs one engine."""
+
+    def __init__(self, spec: RunSpec, engine: Engine, now: Callable[[], float] = time.time) -> None:
+        self._spec, self._engine, self._now = spec, engine, now
+        self._on_update = spec.generator.on_update
+        self._version: Version | None = None
+        self._next: Version | None = None  # newer than `_version`, not installed yet
+        self._running: dict[str, Begun] = {}
+        self._backlog = Backlog()
+
+    @property
+    def version(self) -> int:
+        """The weights that it decodes with; -1: none yet."""
+        return -1 if self._version is None else self._version.version
+
+    @property
+    def running(self) -> int:
+        """Samples that the engine has."""
+        return len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """Jobs that are not begun."""
+        return len(self._backlog)
+
+    @property
+    def needs(self) -> int | None:
+        """The weights that the next job waits for, if there is one."""
+        return self._backlog.needs()
+
+    def held(self) -> list[tuple[Key, int]]:
+        """What it has and has not finished, with its tokens as far as known; -1: not begun."""
+        tokens = self._engine.unfinished()
+        begun = [(run.job.key, tokens.get(name, 0)) for name, run in self._running.items()]
+        return [(job.key, -1) for job in self._backlog] + begun
+
+    def take(self, job: Job) -> bool:
+        """Take a job in, unless it is here already."""
+        if sample_id(*job.key) in self._running or job.key in self._backlog:
+            return False
+        self._backlog.add(job)
+        return True
+
+    def give_back(self, names: Iterable[str]) -> list[str]:
+        """Those of the jobs that are not begun; they are not here any more."""
+        back = self._backlog.give_back({sample_key(name) for name in names})
+        return [sample_id(*job.key) for job in back]
+
+    def update(self, fresh: Version) -> None:
+        """Newer weights are there: what is trained already was thought lost, and somebody else made it."""
+        self._next = fresh
+
+        def useless(job: Job) -> bool:
+            return job.prompt.purpose == TRAIN and job.prompt.window < fresh.version
+
+        self._backlog.take_out(useless)
+        names = [name for name, run in self._running.items() if useless(run.job)]
+        if names:
+            self._engine.abort(names)
+            for name in names:
+                del self._running[name]
+
+    def fill(self) -> int:
+        """Install what may be installed, then fill the free slots. How many jobs were begun."""
+        if self._next is not None and (self._on_update != "wait" or self._is_through()):
+            self._install(self._next)
+            self._next = None
+        if self._version is None:
+            return 0
+        count = 0
+        while len(self._running) < self._spec.generator.slots:
+            job = self._backlog.take(self._version.version)
+            if job is None:
+                break
+            self._begin(job, self._version)
+            count += 1
+        return count
+
+    def step(self, wait_s: float) -> list[Made]:
+        """What the engine finishes in its next step, or in `wait_s`."""
+        finished = self._engine.step(wait_s)
+        now = self._now()
+        # one that is not running was dropped while it came
+        return [Made(self._running.pop(f.id), f, now) for f in finished if f.id in self._running]
+
+    def _is_through(self) -> bool:
+        """Nothing runs, and nothing waits that the present weights may do.
+
+        That moment comes: once newer weights are there, no job is admitted any more that older ones may do.
+        """
+        needs = self._backlog.needs()
+        return not self._running and (needs is None or needs > self.version)
+
+    def _install(self, fresh: Version) -> None:
+        """Replace the weights; samples that run go on with them and say from which token on."""
+        installed = self._engine.install(fresh.file, recompute=self._on_update == "recompute")
+        wrong = sorted(
+            name for name, digest in fresh.digests.items() if installed.digests.get(name) != digest
+        )
+        if wrong:
+            raise WeightsError(
+                f"the engine does not hold version {fresh.version}: {', '.join(wrong[:3])} differ "
+                f"({len(wrong)} of {len(fresh.digests)} tensors). It is not used"
+            )
+        for name, tokens in installed.tokens.items():
+            self._running[name].goes_on_with(fresh, tokens)
+        self._version = fresh
+        at_step(fresh.version)
+
+    def _begin(self, job: Job, version: Version) -> None:
+        prompt, spec = job.prompt, self._spec
+        name = sample_id(prompt.group, job.index)
+        seed = sampling_seed(
+            spec.seed, spec.run, prompt.problem_id, prompt.group, job.index, 0, version.version
+        )
+        self._running[name] = Begun(job, seed, self._now(), [0], [version.version], [version.root])
+        self._engine.submit(
+            Request(name, prompt.tokens.tolist(), spec.sampling.max_tokens, seed, prompt.predicted)
+        )

@@ -1,0 +1,204 @@
+"""A generator's core on a replay engine in virtual time: what becomes of samples when new weights come."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from infra.weights.digest import digests_of, root_digest
+from infra.weights.errors import WeightsError
+from producers.decoding import Decoding, Made
+from producers.engines.replay import ReplayEngine, VirtualClock
+from producers.jobs import Job, Key
+from producers.weights_watch import Version
+from schemas.admission import admissible, oldest_version, window_of
+from schemas.identity import sample_key
+from schemas.messages import EVAL
+from tests.factories import make_spec
+from tests.unit.test_backlog import prompt
+
+STEP_S = 1.0
+LENGTHS = {0: 10, 1: 4, 2: 30, 3: 7}
+
+
+def version(number: int) -> Version:
+    tensors = {"w": torch.full((2,), float(number))}
+    digests = digests_of(tensors)
+    return Version(number, root_digest(digests), digests, save(tensors))
+
+
+class Bench:
+    """A core of two slots and its clock; steps take a second."""
+
+    def __init__(
+        self, on_update: str, lengths: dict[int, int], slots: int = 2, prefill_s: float = 0.0
+    ) -> None:
+        self.clock = VirtualClock()
+        self.engine = ReplayEngine(
+            np.full(slots + 1, STEP_S),
+            lambda request: lengths[sample_key(request.id)[0]],
+            self.clock,
+            prefill_s=prefill_s,
+        )
+        spec = make_spec(generator={"slots": slots, "on_update": on_update})
+        self.core = Decoding(spec, self.engine, self.clock.now)
+        self.made: dict[Key, Made] = {}
+
+    def go(self, seconds: float = math.inf) -> None:
+        """Let time pass, or work until something is made."""
+        until, before = self.clock.time + seconds, len(self.made)
+        while True:
+            self.core.fill()
+            for one in self.core.step(0.0):
+                self.made[one.begun.job.key] = one
+            if self.clock.time >= until or (seconds == math.inf and len(self.made) > before):
+                return
+            self.clock.time = min(self.engine.next_end(), until)
+            assert self.clock.time < math.inf, "it waits for nothing"
+
+    def versions(self, group: int) -> list[tuple[int, int]]:
+        """Which weights made a sample from which token on."""
+        begun = self.made[group, 0].begun
+        return list(zip(begun.version_starts, begun.versions, strict=True))
+
+
+def job(group: int, **fields: object) -> Job:
+    return Job(
+        prompt(group, **{"min_version": 0, "window": 9, "predicted": float(LENGTHS[group]), **fields}), 0
+    )
+
+
+@pytest.mark.parametrize("on_update", ["continue", "recompute"])
+def test_a_running_sample_goes_on_and_says_from_which_token_on(on_update: str) -> None:
+    bench = Bench(on_update, LENGTHS)
+    for group in range(4):
+        bench.core.take(job(group))
+    bench.core.update(version(0))
+    bench.go(7.0)  # the first seven tokens of the two longest
+    bench.core.update(version(1))
+    while len(bench.made) < 4:
+        bench.go()
+    assert bench.versions(2) == [(0, 0), (7, 1)] and bench.versions(0) == [(0, 0), (7, 1)]
+    assert bench.versions(3) == [(0, 1)] and bench.versions(1) == [(0, 1)]
+    assert bench.made[2, 0].begun.roots == [version(0).root, version(1).root]
+
+
+def test_computing_anew_takes_the_time_of_a_prefill() -> None:
+    took = {}
+    for on_update in ("continue", "recompute"):
+        bench = Bench(on_update, {0: 10}, prefill_s=0.5)
+        bench.core.take(job(0))
+        bench.core.update(version(0))
+        bench.go(0.5 + 4.0)  # a prompt of one token, and four tokens
+        bench.core.update(version(1))
+        bench.go()
+        took[on_update] = bench.clock.time
+    assert took["continue"] == pytest.approx(0.5 + 10)
+    assert took["recompute"] == pytest.approx(took["continue"] + 0.5 * (1 + 4))
+
+
+def test_a_sample_that_was_not_begun_by_the_old_weights_does_not_name_them() -> None:
+    bench = Bench("continue", LENGTHS)
+    bench.core.take(job(0))
+    bench.core.update(version(0))
+    bench.core.fill()
+    bench.core.update(version(3))
+    bench.go()
+    assert bench.versions(0) == [(0, 3)]
+
+
+def test_waiting_weights_come_when_the_old_ones_have_made_all_that_they_may() -> None:
+    bench = Bench("wait", LENGTHS)
+    for group in range(3):
+        bench.core.take(job(group))
+    bench.core.take(job(3, min_version=1))
+    bench.core.update(version(0))
+    bench.go(1.0)
+    bench.core.update(version(1))
+    bench.core.update(version(2))
+    while len(bench.made) < 3:
+        assert bench.core.version == 0
+        bench.go()
+    assert bench.clock.time == 30, "the slots are filled in the meantime"
+    bench.go()
+    assert bench.core.version == 2
+    assert [bench.versions(group) for group in range(4)] == [[(0, 0)], [(0, 0)], [(0, 0)], [(0, 2)]]
+
+
+@pytest.mark.parametrize("on_update", ["continue", "wait"])
+def test_what_is_trained_is_dropped_and_holds_nothing_up(on_update: str) -> None:
+    bench = Bench(on_update, LENGTHS)
+    for group in range(3):
+        bench.core.take(job(group, window=0))
+    bench.core.take(job(3, purpose=EVAL, window=0))
+    bench.core.update(version(0))
+    bench.go(1.0)
+    bench.core.update(version(1))
+    bench.go()
+    assert bench.core.version == (1 if on_update == "continue" else 0)
+    assert list(bench.made) == [(3, 0)], "evaluation is of the version that it names"
+    assert bench.core.held() == []
+
+
+def test_weights_that_the_engine_does_not_hold_are_refused() -> None:
+    bench = Bench("continue", LENGTHS)
+    good = version(1)
+    bench.core.update(Version(1, good.root, {"w": "0" * 32}, good.file))
+    with pytest.raises(WeightsError, match=r"does not hold version 1: w differ \(1 of 1 tensors\)"):
+        bench.core.fill()
+    assert bench.core.version == -1
+
+
+def test_a_job_comes_in_once_and_goes_back_only_if_it_is_not_begun() -> None:
+    bench = Bench("continue", LENGTHS, slots=1)
+    assert bench.core.take(job(2)) and bench.core.take(job(1))
+    assert not bench.core.take(job(1))
+    bench.core.update(version(0))
+    bench.core.fill()
+    assert not bench.core.take(job(2))
+    assert dict(bench.core.held()) == {(2, 0): 0, (1, 0): -1}
+    assert bench.core.give_back(["0000002-00", "0000001-00", "0000003-00"]) == ["0000001-00"]
+    assert bench.core.queued == 0 and bench.core.running == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=24, max_size=24),
+    lookahead=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    on_update=st.sampled_from(["continue", "wait"]),
+    slots=st.integers(1, 6),
+)
+def test_a_whole_run_ends_and_waiting_means_one_version(
+    lengths: list[int], lookahead: float, on_update: str, slots: int
+) -> None:
+    """Iterations of four groups; a version is there once the iteration before it is made."""
+    groups, iterations = 4, 6
+    bench = Bench(on_update, dict(enumerate(lengths)), slots)
+    admitted = trained = 0
+    bench.core.update(version(0))
+    while trained < iterations:
+        for group in range(admitted, min(24, admissible(trained, groups, lookahead))):
+            admitted = group + 1
+            fields = {"window": window_of(group, groups), "predicted": float(lengths[group])}
+            needs = oldest_version(group, groups, lookahead)
+            bench.core.take(Job(prompt(group, min_version=needs, **fields), 0))
+        bench.go()
+        while trained < iterations and all(
+            (group, 0) in bench.made for group in range(trained * groups, (trained + 1) * groups)
+        ):
+            trained += 1
+            bench.core.update(version(trained))
+    for (group, _), one in bench.made.items():
+        versions = one.begun.versions
+        assert versions == sorted(set(versions))
+        assert oldest_version(group, groups, lookahead) <= versions[0]
+        assert versions[-1] <= window_of(group, groups)
+        assert len(versions) == 1 or on_update == "continue"
+    bench.core.fill()
+    assert bench.core.version == iterations
