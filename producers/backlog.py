@@ -22,7 +22,7 @@ class Backlog:
 
     def take(self, version: int) -> Job | None:
         """The next job that weights of `version` may do."""
-        if self._heap and self._heap[0][1].prompt.min_version <= version:
+        if self._heap and self._heap[0][1].needs <= version:
             job = heapq.heappop(self._heap)[1]
             self._keys.discard(job.key)
             return job
@@ -46,7 +46,7 @@ class Backlog:
 
     def needs(self) -> int | None:
         """The weights version that the next job waits for."""
-        return self._heap[0][1].prompt.min_version if self._heap else None
+        return self._heap[0][1].needs if self._heap else None
 
     def __iter__(self) -> Iterator[Job]:
         return (job for _, job in self._heap)

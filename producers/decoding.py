@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from infra.logs import at_step
 from infra.weights.errors import WeightsError
@@ -17,7 +19,7 @@ from producers.engines.base import Engine, Finished, Request
 from producers.jobs import Job, Key
 from producers.weights_watch import Version
 from schemas.identity import sample_id, sample_key, sampling_seed
-from schemas.messages import TRAIN
+from schemas.messages import TRAIN, Part
 from schemas.runspec import RunSpec
 
 
@@ -31,15 +33,36 @@ class Begun:
     version_starts: list[int]
     versions: list[int]
     roots: list[str]
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # that others made before
+    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @classmethod
+    def of(cls, part: Part, job: Job) -> Begun:
+        """It goes on where another instance left it."""
+        return cls(
+            job, part.seed, part.started_at, part.version_starts.tolist(), part.versions.tolist(),
+            list(part.roots), part.tokens, part.logprobs,
+        )  # fmt: skip
 
     def goes_on_with(self, fresh: Version, tokens: int) -> None:
         """From token `tokens` on it is made by `fresh`."""
+        if self.versions[-1] == fresh.version:
+            return
         if self.version_starts[-1] == tokens:  # no token of the version before
             self.versions[-1], self.roots[-1] = fresh.version, fresh.root
         else:
             self.version_starts.append(tokens)
             self.versions.append(fresh.version)
             self.roots.append(fresh.root)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A sample that another instance shall go on with."""
+
+    begun: Begun
+    tokens: np.ndarray  # all that it has
+    logprobs: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -85,7 +108,7 @@ class Decoding:
     def held(self) -> list[tuple[Key, int]]:
         """What it has and has not finished, with its tokens as far as known; -1: not begun."""
         tokens = self._engine.unfinished()
-        begun = [(run.job.key, tokens.get(name, 0)) for name, run in self._running.items()]
+        begun = [(run.job.key, len(run.tokens) + tokens.get(name, 0)) for name, run in self._running.items()]
         return [(job.key, -1) for job in self._backlog] + begun
 
     def take(self, job: Job) -> bool:
@@ -99,6 +122,20 @@ class Decoding:
         """Those of the jobs that are not begun; they are not here any more."""
         back = self._backlog.give_back({sample_key(name) for name in names})
         return [sample_id(*job.key) for job in back]
+
+    def hand_over(self, names: Iterable[str]) -> list[Left]:
+        """Those of the samples that are begun and not finished; they are not here any more."""
+        mine = [name for name in names if name in self._running]
+        if not mine:
+            return []
+        return [
+            Left(
+                begun := self._running.pop(part.id),
+                np.concatenate([begun.tokens, part.tokens]),
+                np.concatenate([begun.logprobs, part.logprobs]),
+            )
+            for part in self._engine.hand_over(mine)
+        ]
 
     def update(self, fresh: Version) -> None:
         """Newer weights are there: what is trained already was thought lost, and somebody else made it."""
@@ -134,8 +171,14 @@ class Decoding:
         """What the engine finishes in its next step, or in `wait_s`."""
         finished = self._engine.step(wait_s)
         now = self._now()
-        # one that is not running was dropped while it came
-        return [Made(self._running.pop(f.id), f, now) for f in finished if f.id in self._running]
+        made = []
+        for one in finished:
+            if one.id in self._running:  # else it was dropped while it came
+                begun = self._running.pop(one.id)
+                tokens = np.concatenate([begun.tokens, one.tokens])
+                logprobs = np.concatenate([begun.logprobs, one.logprobs])
+                made.append(Made(begun, Finished(one.id, tokens, logprobs, one.finish), now))
+        return made
 
     def _is_through(self) -> bool:
         """Nothing runs, and nothing waits that the present weights may do.
@@ -157,17 +200,26 @@ class Decoding:
                 f"({len(wrong)} of {len(fresh.digests)} tensors). It is not used"
             )
         for name, tokens in installed.tokens.items():
-            self._running[name].goes_on_with(fresh, tokens)
+            begun = self._running[name]
+            begun.goes_on_with(fresh, len(begun.tokens) + tokens)
         self._version = fresh
         at_step(fresh.version)
 
     def _begin(self, job: Job, version: Version) -> None:
         prompt, spec = job.prompt, self._spec
         name = sample_id(prompt.group, job.index)
-        seed = sampling_seed(
-            spec.seed, spec.run, prompt.problem_id, prompt.group, job.index, 0, version.version
-        )
-        self._running[name] = Begun(job, seed, self._now(), [0], [version.version], [version.root])
+        if job.part is None or (self._on_update == "wait" and job.part.versions[-1] != version.version):
+            seed = sampling_seed(
+                spec.seed, spec.run, prompt.problem_id, prompt.group, job.index, 0, version.version
+            )
+            begun = Begun(job, seed, self._now(), [0], [version.version], [version.root])
+        else:
+            begun = Begun.of(job.part, job)
+            begun.goes_on_with(version, len(begun.tokens))
+        self._running[name] = begun
         self._engine.submit(
-            Request(name, prompt.tokens.tolist(), spec.sampling.max_tokens, seed, prompt.predicted)
-        )
+            Request(
+                name, prompt.tokens.tolist(), spec.sampling.max_tokens, begun.seed, prompt.predicted,
+                begun.tokens.tolist(),
+            )
+        )  # fmt: skip

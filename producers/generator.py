@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,7 +37,7 @@ from producers.rewards import RewardPool, Score
 from producers.tokenizing import load_to_text
 from producers.weights_watch import watch_weights
 from schemas.identity import sample_id
-from schemas.messages import Assignment, InstanceReport, Prompt, Sample
+from schemas.messages import Assignment, InstanceReport, Part, Prompt, Sample
 from schemas.topics import assignment_partition
 from schemas.wire import Unreadable, decode, encode
 
@@ -152,20 +152,37 @@ class Generator:
             try:
                 assignment = decode(record.value, Assignment)
                 prompts = [decode(raw, Prompt) for raw in assignment.prompts]
+                parts = {(p.group, p.index): p for p in (decode(raw, Part) for raw in assignment.parts)}
             except Unreadable as error:
                 self._context.dead_letter(record, str(error))
                 continue
             if assignment.run != self._context.run or assignment.start != self._start_id:
                 continue
+            if assignment.moving:
+                self._hand_over(assignment.moving)
             if assignment.withdrawn:
                 self._returned += self._decoding.give_back(assignment.withdrawn)
                 self._report_at = 0.0  # the dispatcher waits to hear of it
             for prompt, indexes in zip(prompts, assignment.indexes, strict=True):
-                jobs = [Job(prompt, index) for index in indexes]
+                jobs = [Job(prompt, index, parts.get((prompt.group, index))) for index in indexes]
                 found += sum(
                     self._decoding.take(job) for job in jobs if sample_id(*job.key) not in self._scoring
                 )
         return found
+
+    def _hand_over(self, names: Sequence[str]) -> None:
+        """Through the log: whoever goes on with them is told what they have so far."""
+        for left in self._decoding.hand_over(names):
+            begun = left.begun
+            part = Part(
+                run=self._context.run, group=begun.job.prompt.group, index=begun.job.index,
+                tokens=left.tokens, logprobs=left.logprobs,
+                version_starts=np.array(begun.version_starts, dtype=np.int32),
+                versions=np.array(begun.versions, dtype=np.int32), roots=begun.roots, seed=begun.seed,
+                generator=self._context.name, started_at=begun.started_at, sent_at=time.time(),
+            )  # fmt: skip
+            key = sample_id(part.group, part.index)
+            self._context.writer.send(self._context.topics.parts, encode(part), key=key)
 
     def _fill(self) -> int:
         count = self._decoding.fill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schemas.messages import Prompt
+from schemas.messages import Part, Prompt
 
 Key = tuple[int, int]  # group, index
 
@@ -15,6 +15,13 @@ class Job:
 
     prompt: Prompt = field(repr=False)
     index: int
+    part: Part | None = field(default=None, repr=False, compare=False)  # what another instance made of it
+
+    @property
+    def needs(self) -> int:
+        """The weights version that it needs: with older ones it would not go on where it was."""
+        newest = int(self.part.versions[-1]) if self.part is not None else 0
+        return max(self.prompt.min_version, newest)
 
     @property
     def key(self) -> Key:

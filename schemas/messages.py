@@ -92,6 +92,26 @@ class Assignment(Message, frozen=True, kw_only=True):
     prompts: list[bytes]  # as they stand on `<run>.prompts`
     indexes: list[list[int]]  # of each prompt: which samples
     withdrawn: list[str]  # ids of samples that another instance shall make, if this one has not begun them
+    moving: list[str]  # ids of samples that another instance shall go on with
+    parts: list[bytes]  # of samples among `prompts`: what was made of them elsewhere
+    sent_at: float
+
+
+class Part(Message, frozen=True, kw_only=True):
+    """`<run>.parts`: how far an instance made a sample that another one goes on with. Keyed by sample."""
+
+    KIND: ClassVar[str] = "part"
+    run: str
+    group: int
+    index: int
+    tokens: Int32s
+    logprobs: Float32s
+    version_starts: Int32s
+    versions: Int32s
+    roots: list[str]
+    seed: int
+    generator: str
+    started_at: float
     sent_at: float
 
 

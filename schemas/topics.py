@@ -29,6 +29,7 @@ class Topics:
         self.prompts = Topic(f"{run}.prompts", classes)
         self.samples = Topic(f"{run}.samples", classes)
         self.assignments = Topic(f"{run}.assignments", ASSIGNMENT_PARTITIONS)
+        self.parts = Topic(f"{run}.parts", 1)
         self.instances = Topic(f"{run}.instances", 1)
         self.ledger = Topic(f"{run}.ledger", 1)
         self.weights = Topic(f"{run}.weights", 1, compacted=True)
@@ -40,6 +41,6 @@ class Topics:
     def all(self) -> list[Topic]:
         """Every topic, in the order in which they are created."""
         return [
-            self.prompts, self.assignments, self.instances, self.samples, self.ledger, self.weights,
-            self.ranker, self.evals, self.dead, self.status,
+            self.prompts, self.assignments, self.parts, self.instances, self.samples, self.ledger,
+            self.weights, self.ranker, self.evals, self.dead, self.status,
         ]  # fmt: skip

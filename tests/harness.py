@@ -50,11 +50,12 @@ class Run:
         self.topics = Topics(self.record.id, spec.lengths.classes)
         self.bus.create_topics(self.topics.all())
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.modules = dict(MODULES)
 
     def start(self, role: str, instance: int = 0) -> None:
         """Start a process of the run."""
         name = f"{role}-{instance}"
-        argv = [sys.executable, "-m", MODULES[role], "--store", self.store.url, "--run", self.record.id]
+        argv = [sys.executable, "-m", self.modules[role], "--store", self.store.url, "--run", self.record.id]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         with self.log(name).open("ab") as log:
             self.processes[name] = start(
@@ -133,7 +134,9 @@ class Run:
 def running(*args: Any, **options: Any) -> Iterator[Run]:
     """A run with feeder, trainer and generators; nothing of it is left afterwards."""
     generators = options.pop("generators", 1)
+    modules = options.pop("modules", {})
     run = Run(*args, **options)
+    run.modules |= modules
     try:
         for role in ("feeder", "trainer"):
             run.start(role)

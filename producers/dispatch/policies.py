@@ -29,7 +29,7 @@ class Policy(Protocol):
     def wakes_at(self) -> float:
         """When it wants to be asked at the latest, whatever happens."""
 
-    def take_moves(self) -> list[tuple[Key, str]]:
+    def take_moves(self) -> Sequence[tuple[Key, str]]:
         """Running jobs that another instance shall go on with, and which; each is said once."""
 
     def moved(self, board: Board) -> None:
@@ -49,7 +49,7 @@ class _Steady:
 
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None: ...
 
-    def take_moves(self) -> list[tuple[Key, str]]:
+    def take_moves(self) -> Sequence[tuple[Key, str]]:
         return []
 
     def moved(self, board: Board) -> None: ...

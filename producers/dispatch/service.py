@@ -2,7 +2,8 @@
 
 feeder ── admitted prompts ──►┐
 <run>.samples   (who is done) ├─► dispatcher ──► <run>.assignments, keyed by instance
-<run>.instances (who is there)┘
+<run>.instances (who is there)┤
+<run>.parts     (who moves)   ┘
 
 It keeps no state of its own: started again, it learns from the log what is done and from the instances' next
 reports what they have; only then it gives anything.
@@ -13,8 +14,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from infra.bus import Record, ends_of
 from infra.process import Context
@@ -25,14 +27,17 @@ from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import CurveError, LatencyCurve, curve_of, flat
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.moves import Moves, Process
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.dispatch.recovery import Past
 from producers.jobs import Job, Key
 from schemas.identity import sample_id, sample_key
-from schemas.messages import TRAIN, Assignment, InstanceReport, Prompt, Sample
+from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt, Sample
 from schemas.runspec import RunSpec
 from schemas.topics import assignment_partition
 from schemas.wire import Unreadable, decode, encode
+
+OfRun = TypeVar("OfRun", InstanceReport, Part)
 
 _TICK_S = 0.1
 _LATENCY_S = 0.15  # from a finished sample to the next one's start: so much work is given ahead
@@ -66,6 +71,7 @@ class Dispatching:
         self._dispatcher = Dispatcher(policy_of(context.spec), latency_s=_LATENCY_S)
         self._silence_s = context.spec.dispatch.silence_s
         self._instances: dict[str, _Instance] = {}
+        self._moves = Moves(self._silence_s)
         self._former: set[tuple[str, str]] = set()  # name and start of processes that were replaced
         self._turned_at = time.monotonic()
         self._trained = self._forgotten = past.trained
@@ -78,7 +84,9 @@ class Dispatching:
         self._open_at = time.monotonic() + (3 * REPORT_S if resumed else 0.0)
         self.admit([prompt for prompt in known if prompt.purpose != TRAIN or prompt.window >= past.trained])
         self._samples = Tail(bus.reader(topics.samples, past.positions), self._finished, self._bell)
-        self._reports = Tail(bus.reader(topics.instances, ends), self._readable, self._bell)
+        self._reports = Tail(bus.reader(topics.instances, ends), self._readable(InstanceReport), self._bell)
+        parts = bus.reader(topics.parts, ends_of(bus, topics.parts))
+        self._parts = Tail(parts, self._readable(Part), self._bell)
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dispatch")
@@ -106,6 +114,7 @@ class Dispatching:
         self._thread.join()
         self._samples.close()
         self._reports.close()
+        self._parts.close()
 
     def _run(self) -> None:
         try:
@@ -122,6 +131,7 @@ class Dispatching:
             self._dispatcher.admit([job for job in jobs if job.key not in self._past.done], now)
         for key, length in self._samples.take():  # before the reports: what is done is not given again
             self._dispatcher.finished(key, length, now)
+            self._moves.finished(key)
         for report in self._reports.take():
             self._heard(report, now)
         self._bury_the_silent(now)
@@ -131,11 +141,31 @@ class Dispatching:
         if now >= self._open_at:
             given = self._dispatcher.turn(now)
             withdrawn = self._dispatcher.withdraw()
-            for name in {*given, *withdrawn}:
-                self._send(name, given.get(name, []), withdrawn.get(name, []))
+            moving = self._move(given, now)
+            for name in {*given, *withdrawn, *moving}:
+                self._send(name, given.get(name, []), withdrawn.get(name, []), moving.get(name, []))
         counters = self._context.heart.counters
         counters["undispatched"], counters["dispatched"] = self._dispatcher.waiting, self._dispatcher.given
         counters["instances"] = len(self._instances)
+
+    def _move(self, given: dict[str, list[Job]], now: float) -> dict[str, list[Key]]:
+        """What instances shall hand over; what was handed over is `given` to who goes on with it."""
+        moving: dict[str, list[Key]] = {}
+        for job, source, target in self._dispatcher.moved(now):
+            self._moves.begin(job, self._process(source), self._process(target), now)
+            moving.setdefault(source, []).append(job.key)
+        arrived = [found for part in self._parts.take() if (found := self._moves.arrived(part))]
+        for process, job in arrived + self._moves.lost(self._is_there, now):
+            if self._is_there(process):  # else it waits with all that this one had
+                given.setdefault(process[0], []).append(job)
+        return moving
+
+    def _process(self, name: str) -> Process:
+        return name, self._instances[name].start
+
+    def _is_there(self, process: Process) -> bool:
+        known = self._instances.get(process[0])
+        return known is not None and known.start == process[1]
 
     def _bury_the_silent(self, now: float) -> None:
         """Silence counts while others are heard: else the broker is away, or nobody could take over."""
@@ -193,7 +223,7 @@ class Dispatching:
         lost = self._dispatcher.leave(name, now)
         self._context.log.info("%s %s: the %d samples that it had are given to others", name, why, lost)
 
-    def _send(self, name: str, jobs: Sequence[Job], withdrawn: Sequence[Key]) -> None:
+    def _send(self, name: str, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key]) -> None:
         groups: dict[int, list[Job]] = {}
         for job in jobs:
             groups.setdefault(job.prompt.group, []).append(job)
@@ -201,7 +231,8 @@ class Dispatching:
             run=self._context.run, instance=name, start=self._instances[name].start,
             prompts=[encode(group[0].prompt) for group in groups.values()],
             indexes=[[job.index for job in group] for group in groups.values()],
-            withdrawn=[sample_id(*key) for key in withdrawn], sent_at=time.time(),
+            withdrawn=[sample_id(*key) for key in withdrawn], moving=[sample_id(*key) for key in moving],
+            parts=[encode(job.part) for job in jobs if job.part is not None], sent_at=time.time(),
         )  # fmt: skip
         self._context.writer.send(
             self._context.topics.assignments, encode(assignment), key=name,
@@ -219,14 +250,19 @@ class Dispatching:
                 found.append(((sample.group, sample.index), sample.true_length))
         return found
 
-    def _readable(self, records: list[Record]) -> list[InstanceReport]:
-        found = []
-        for record in records:
-            try:
-                report = decode(record.value, InstanceReport)
-            except Unreadable as error:
-                self._context.dead_letter(record, str(error))
-                continue
-            if report.run == self._context.run:
-                found.append(report)
-        return found
+    def _readable(self, kind: type[OfRun]) -> Callable[[list[Record]], list[OfRun]]:
+        """Takes this run's messages out of records; what can't be read goes to the dead letters."""
+
+        def read(records: list[Record]) -> list[OfRun]:
+            found = []
+            for record in records:
+                try:
+                    message = decode(record.value, kind)
+                except Unreadable as error:
+                    self._context.dead_letter(record, str(error))
+                    continue
+                if message.run == self._context.run:
+                    found.append(message)
+            return found
+
+        return read

@@ -24,6 +24,16 @@ class Request:
     max_tokens: int
     seed: int
     priority: float  # longest first: the predicted length
+    made: Sequence[int] = ()  # tokens that it has already: another engine made them
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A sample as far as an engine has made it."""
+
+    id: str
+    tokens: np.ndarray
+    logprobs: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class Finished:
     """A finished sample."""
 
     id: str
-    tokens: np.ndarray  # int32
+    tokens: np.ndarray  # int32; those that this engine made
     logprobs: np.ndarray  # float32, of each token at the sampling temperature
     finish: str  # "stop" or "length"
 
@@ -66,6 +76,9 @@ class Engine(Protocol):
 
     def abort(self, ids: Sequence[str]) -> None:
         """Forget requests."""
+
+    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+        """Forget requests, and say how far those of them are that it has."""
 
     def install(self, weights: bytes, *, recompute: bool) -> Installed:
         """Take the weights of a safetensors file between two steps; running samples go on with them.

@@ -1,7 +1,7 @@
 """vLLM in a process of its own: it decodes, one step after the other, and does nothing else.
 
-generator ── submit, abort, install ──► this process: reads what has come, then one decode step
-          ◄── finished, installed ─────
+generator ── submit, abort, hand over, install ──► this process: reads what has come, then one decode step
+          ◄── finished, handed over, installed ─────
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from infra.errors import Explained
-from producers.engines.base import Engine, Installed, Pace, Request
+from producers.engines.base import Engine, Finished, Installed, Pace, Request, Unfinished
 
 PACE_S = 0.5
 
@@ -46,6 +46,12 @@ class Abort(msgspec.Struct, tag="abort"):
     ids: list[str]
 
 
+class HandOver(msgspec.Struct, tag="hand_over"):
+    """To the engine: samples that another one goes on with."""
+
+    ids: list[str]
+
+
 class Install(msgspec.Struct, tag="install"):
     """To the engine: weights to go on with, in a safetensors file."""
 
@@ -58,12 +64,18 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Made(msgspec.Struct, tag="made"):
-    """From the engine: a finished sample."""
+    """From the engine: a finished sample, or how far one is."""
 
     id: str
     tokens: bytes  # int32
     logprobs: bytes  # float32
     finish: str
+
+
+class Handed(msgspec.Struct, tag="handed"):
+    """From the engine: how far it had made those that it handed over."""
+
+    parts: list[Made]
 
 
 class Holds(msgspec.Struct, tag="holds"):
@@ -85,8 +97,8 @@ class Refused(msgspec.Struct, tag="refused"):
     reason: str
 
 
-Order = Submit | Abort | Install
-Report = Ready | Made | Holds | Paced | Refused
+Order = Submit | Abort | HandOver | Install
+Report = Ready | Made | Handed | Holds | Paced | Refused
 _orders = msgspec.msgpack.Decoder(list[Order])
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -129,9 +141,7 @@ def _serve(link: Connection, engine: Engine) -> None:
                 _obey(order, engine, running, link)
         if made := engine.step(0.0):
             running.difference_update(sample.id for sample in made)
-            link.send_bytes(
-                _encode([Made(f.id, f.tokens.tobytes(), f.logprobs.tobytes(), f.finish) for f in made])
-            )
+            link.send_bytes(_encode([_made(sample, sample.finish) for sample in made]))
         if running and time.monotonic() - said_at > PACE_S:
             said_at = time.monotonic()
             link.send_bytes(_encode([Paced(engine.pace(), engine.unfinished())]))
@@ -145,9 +155,17 @@ def _obey(order: Order, engine: Engine, running: set[str], link: Connection) -> 
         ids = running.intersection(order.ids)
         engine.abort(sorted(ids))
         running -= ids
+    elif isinstance(order, HandOver):
+        parts = engine.hand_over(order.ids)
+        running.difference_update(part.id for part in parts)
+        link.send_bytes(_encode([Handed([_made(part, "") for part in parts])]))
     else:
         weights = Path(order.file).read_bytes()
         link.send_bytes(_encode([Holds(engine.install(weights, recompute=order.recompute))]))
+
+
+def _made(sample: Finished | Unfinished, finish: str) -> Made:
+    return Made(sample.id, sample.tokens.tobytes(), sample.logprobs.tobytes(), finish)
 
 
 if __name__ == "__main__":

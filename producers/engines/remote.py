@@ -19,10 +19,12 @@ import msgspec
 import numpy as np
 
 from infra.supervise.children import kill, start
-from producers.engines.base import EngineError, Finished, Installed, Pace, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
 from producers.engines.engine_process import (
     Abort,
     EngineOptions,
+    Handed,
+    HandOver,
     Holds,
     Install,
     Made,
@@ -83,10 +85,14 @@ class RemoteEngine:
         while not self._reports.empty():
             self._take()
         made, self._made = self._made, []
-        return [
-            Finished(m.id, np.frombuffer(m.tokens, np.int32), np.frombuffer(m.logprobs, np.float32), m.finish)
-            for m in made
-        ]
+        return [Finished(m.id, *_arrays(m), m.finish) for m in made]
+
+    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+        self._orders.append(HandOver(list(ids)))
+        self._flush()
+        handed = self._await(Handed, "to hand over samples")
+        assert isinstance(handed, Handed)
+        return [Unfinished(part.id, *_arrays(part)) for part in handed.parts]
 
     def unfinished(self) -> dict[str, int]:
         return self._tokens
@@ -155,3 +161,7 @@ class RemoteEngine:
         except (EOFError, OSError):
             self._reports.put([])  # the end
             self._bell.set()
+
+
+def _arrays(made: Made) -> tuple[np.ndarray, np.ndarray]:
+    return np.frombuffer(made.tokens, np.int32), np.frombuffer(made.logprobs, np.float32)

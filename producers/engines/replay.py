@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from infra.weights.digest import file_digests
-from producers.engines.base import EngineError, Finished, Installed, Pace, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
 
 
 class Clock(Protocol):
@@ -112,6 +112,15 @@ class ReplayEngine:
         }
         return running | {request.id: 0 for _, _, request in self._waiting}
 
+    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+        made = self.unfinished()
+        mine = [name for name in ids if name in made]
+        self.abort(mine)
+        return [
+            Unfinished(name, np.zeros(made[name], np.int32), np.zeros(made[name], np.float32))
+            for name in mine
+        ]
+
     def install(self, weights: bytes, *, recompute: bool) -> Installed:
         """It computes nothing with them: it holds what it was given if that is a safetensors file."""
         try:
@@ -147,6 +156,6 @@ class ReplayEngine:
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._slots:
             _, number, request = heapq.heappop(self._waiting)
-            length = self._length_of(request)
-            self._at += self._prefill_s * len(request.prompt)
+            length = self._length_of(request) - len(request.made)
+            self._at += self._prefill_s * (len(request.prompt) + len(request.made))
             heapq.heappush(self._running, (self._steps + length, number, length, request))

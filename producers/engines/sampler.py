@@ -37,16 +37,18 @@ class StreamSampler(torch.nn.Module):
         super().__init__()
         self.batch: Any = None  # the model runner's input batch
         self._seeds: dict[str, int] = {}
+        self._before: dict[str, int] = {}  # tokens that another engine drew
         self._logprobs: dict[str, list[float]] = {}
 
-    def open(self, request: str, seed: int) -> None:
-        """A request begins."""
-        self._seeds[request] = seed
+    def open(self, request: str, seed: int, before: int = 0) -> None:
+        """A request begins, or goes on after so many tokens."""
+        self._seeds[request], self._before[request] = seed, before
         self._logprobs[request] = []
 
     def close(self, request: str) -> list[float]:
         """A request ends: its logprobs."""
         self._seeds.pop(request)
+        self._before.pop(request)
         return self._logprobs.pop(request)
 
     def forward(
@@ -57,7 +59,8 @@ class StreamSampler(torch.nn.Module):
         requests = [own_id(internal) for internal in self.batch.req_ids[:rows]]
         positions = [len(tokens) for tokens in self.batch.req_output_token_ids[:rows]]
         seeds = np.array([self._seeds.get(request, 0) for request in requests], dtype=np.uint64)
-        draws = torch.from_numpy(uniforms(seeds, np.array(positions))).to(logits.device)
+        before = np.array([self._before.get(request, 0) for request in requests])
+        draws = torch.from_numpy(uniforms(seeds, before + positions)).to(logits.device)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         mass = logprobs.double().exp_().cumsum(dim=-1)
         tokens = torch.searchsorted(mass, (draws * mass[:, -1]).unsqueeze(1), right=True)

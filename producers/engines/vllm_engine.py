@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load
 
 from infra.weights.digest import tensor_digest
-from producers.engines.base import EngineError, Finished, Installed, Pace, Request
+from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
 from producers.engines.cpu_linear import PackedLinear
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import StreamSampler, own_id
@@ -119,13 +119,13 @@ class VllmEngine:
         self._slots, self._times = slots, StepTimes()
 
     def submit(self, request: Request) -> None:
-        self._add(request, self._params(request.max_tokens))
+        self._add(request, self._params(request.max_tokens - len(request.made)))
 
     def _add(self, request: Request, params: object) -> None:
-        self._sampler.open(request.id, request.seed)
+        self._sampler.open(request.id, request.seed, len(request.made))
         self._engine.add_request(
             request.id,
-            {"type": "token", "prompt_token_ids": list(request.prompt)},
+            {"type": "token", "prompt_token_ids": [*request.prompt, *request.made]},
             params,
             priority=-round(request.priority),
         )
@@ -182,6 +182,20 @@ class VllmEngine:
         self._engine.abort_request(list(ids))
         for request in ids:
             self._sampler.close(request)
+
+    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+        wanted = set(ids)
+        found = [
+            (own_id(name), request)
+            for name, request in self._scheduler.requests.items()
+            if own_id(name) in wanted
+        ]
+        tokens = {name: np.array(request.output_token_ids, dtype=np.int32) for name, request in found}
+        self._engine.abort_request(list(tokens))
+        return [
+            Unfinished(name, made, np.array(self._sampler.close(name)[: len(made)], dtype=np.float32))
+            for name, made in tokens.items()
+        ]
 
     def install(self, weights: bytes, *, recompute: bool) -> Installed:
         self.load_weights(load(weights))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.messages import InstanceReport
+from schemas.messages import InstanceReport, Part
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
 from tests.waiting import wait_until
@@ -43,6 +43,27 @@ def wait_for_samples_of(run: Run, generator: str) -> None:
         or any(s.generator.startswith(f"{generator}@") and s.window >= after for s in run.samples()),
         what=f"samples of {generator} after iteration {after}", deadline_s=120,
     )  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+    spec = make_spec(  # of longer samples: there must be time to move
+        sampling={"max_tokens": 200},
+        algorithm={"iterations": 12, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
+        trainer={"bundle_tokens": 64, "microbatch_tokens": 1024},
+    )
+    with running(tmp_path / "still", kafka, spec, tiny_model) as run:
+        run.wait_for_end()
+        still = [step.root_out for step in run.steps()]
+    restless = {"feeder": "tests.fakes.restless"}
+    with running(tmp_path / "restless", kafka, spec, tiny_model, generators=2, modules=restless) as run:
+        run.wait_for_end()
+        steps, parts = run.steps(), run.read("parts", Part)
+        assert len(steps) == 12
+        assert len([part for part in parts if part.tokens.size]) >= 3, "hardly anything moved"
+        assert len(trained_ids(steps)) == len(set(trained_ids(steps))) == 12 * 32
+        assert [step.root_out for step in steps] == still
+        assert not run.dead_letters()
 
 
 @pytest.mark.timeout(900)

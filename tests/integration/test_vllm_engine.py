@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,19 @@ def run(engine: VllmEngine, requests: list[Request]) -> dict[str, Finished]:
     return found
 
 
+@pytest.fixture
+def never_stop(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are as long as they may be."""
+    plain = engine._params
+
+    def params_of(tokens: int) -> object:
+        params = plain(tokens)
+        params.ignore_eos = True
+        return params
+
+    monkeypatch.setattr(engine, "_params", params_of)
+
+
 def reference_logprobs(
     model: Path, tensors: dict[str, torch.Tensor], prompt: list[int], tokens: np.ndarray
 ) -> np.ndarray:
@@ -98,16 +112,32 @@ def test_a_sample_has_the_same_bits_whatever_is_in_the_batch(engine: VllmEngine)
         np.testing.assert_array_equal(alone.logprobs, together[one.id].logprobs)
 
 
-def test_the_same_bits_through_preemption(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_that_moves_has_the_same_bits(engine: VllmEngine, never_stop: None) -> None:
+    """Handed over again and again, with other neighbours each time."""
+    asked = request(3, 40)
+    alone = run(engine, [asked])[asked.id]
+    tokens, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    for number, steps in enumerate((1, 5, 12)):
+        engine.submit(replace(asked, made=tokens.tolist()))
+        others = [request(10 + number * 3 + n, 30) for n in range(number * 3)]
+        for other in others:
+            engine.submit(other)
+        for _ in range(steps):
+            engine.step()
+        (part,) = engine.hand_over([asked.id, "0000099-00"])
+        engine.abort([other.id for other in others])
+        assert part.id == asked.id and len(part.tokens) == len(part.logprobs) == steps
+        tokens, logprobs = np.concatenate([tokens, part.tokens]), np.concatenate([logprobs, part.logprobs])
+    last = run(engine, [replace(asked, made=tokens.tolist())])[asked.id]
+    np.testing.assert_array_equal(np.concatenate([tokens, last.tokens]), alone.tokens)
+    np.testing.assert_array_equal(np.concatenate([logprobs, last.logprobs]), alone.logprobs)
+    assert engine.unfinished() == {}
+
+
+def test_the_same_bits_through_preemption(
+    engine: VllmEngine, never_stop: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More tokens than the KV cache holds: vLLM throws requests out midway and computes them again."""
-    plain = engine._params
-
-    def never_stop(tokens: int) -> object:
-        params = plain(tokens)
-        params.ignore_eos = True
-        return params
-
-    monkeypatch.setattr(engine, "_params", never_stop)
     requests = [request(number, 200) for number in range(16)]
     expected: dict[str, Finished] = {}
     for start in range(0, 16, 4):

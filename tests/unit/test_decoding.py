@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from producers.jobs import Job, Key
 from producers.weights_watch import Version
 from schemas.admission import admissible, oldest_version, window_of
 from schemas.identity import sample_key
-from schemas.messages import EVAL
+from schemas.messages import EVAL, Part
 from tests.factories import make_spec
 from tests.unit.test_backlog import prompt
 
@@ -165,6 +166,38 @@ def test_a_job_comes_in_once_and_goes_back_only_if_it_is_not_begun() -> None:
     assert dict(bench.core.held()) == {(2, 0): 0, (1, 0): -1}
     assert bench.core.give_back(["0000002-00", "0000001-00", "0000003-00"]) == ["0000001-00"]
     assert bench.core.queued == 0 and bench.core.running == 1
+
+
+@pytest.mark.parametrize("on_update", ["continue", "recompute", "wait"])
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_sample_that_moves_goes_on_where_it_was(on_update: str, newer: bool) -> None:
+    first, second = Bench(on_update, LENGTHS), Bench(on_update, LENGTHS)
+    first.core.take(job(2))
+    first.core.update(version(3))
+    first.go(7.0)
+    (left,) = first.core.hand_over(["0000002-00", "0000001-00"])
+    assert first.core.held() == [] and len(left.tokens) == len(left.logprobs) == 7
+    begun = left.begun
+    part = Part(
+        run="test-1", group=2, index=0, tokens=left.tokens, logprobs=left.logprobs,
+        version_starts=np.array(begun.version_starts, np.int32), versions=np.array(begun.versions, np.int32),
+        roots=begun.roots, seed=begun.seed, generator="a", started_at=begun.started_at, sent_at=0.0,
+    )  # fmt: skip
+    second.core.update(version(2))
+    second.core.take(replace(job(2), part=part))
+    second.core.fill()
+    assert second.core.running == 0, "with older weights it waits"
+    second.core.update(version(5 if newer else 3))
+    second.go(5.0)
+    assert second.core.held() == [((2, 0), 5 if newer and on_update == "wait" else 12)]
+    second.go()
+    made = second.made[2, 0]
+    assert len(made.finished.tokens) == len(made.finished.logprobs) == LENGTHS[2]
+    if on_update == "wait" and newer:
+        assert second.versions(2) == [(0, 5)], "one version: it began anew"
+    else:
+        assert second.versions(2) == ([(0, 3), (7, 5)] if newer else [(0, 3)])
+        assert made.begun.seed == begun.seed
 
 
 @settings(max_examples=60, deadline=None)
