@@ -118,6 +118,7 @@ def picture(view: RunView) -> Group:
         "length", f"{number(row.get('length'), 1)}, longest {row.get('length_max', '–')}",
         "logprob gap", tiny(view.logprob_gap), f"dead letters {view.dead_letters}",
     )  # fmt: skip
+    facts.add_row("ranked", f"{share(row.get('ranker_recall'))} of the longest fifth were expected")
     title = Text.assemble((f"run {view.run}", "bold"), "  ", (_spark(view), "green"))
     parts: list[Any] = [title, facts, _queues(view), _processes(view)]
     if view.dead_letters:
@@ -129,10 +130,18 @@ def picture(view: RunView) -> Group:
 
 def _queues(view: RunView) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_row("length class", *(str(number) for number in range(len(view.to_generate))), style="dim")
+    table.add_row("length class", *_classes(view), style="dim")
     table.add_row("to generate", *map(str, view.to_generate))
     table.add_row("to train", *map(str, view.to_train))
     return table
+
+
+def _classes(view: RunView) -> list[str]:
+    """Each class by the predicted lengths that it has."""
+    edges = [edge for edge in view.edges if edge != float("inf")]
+    if not edges:
+        return [str(number) for number in range(len(view.to_generate))]
+    return [*(f"< {edge:.0f}" for edge in edges), f"≥ {edges[-1]:.0f}"]
 
 
 def _processes(view: RunView) -> Table:

@@ -106,6 +106,7 @@ class RunView:
         self.last_dead = ""
         self.trouble = ""  # why the view itself is not up to date
         self.generated = np.zeros(classes, np.int64)  # samples on the topic, by class
+        self.edges: list[float] = []  # of length classes, in force for the newest prompt
         self._asked = np.zeros(classes, np.int64)
         self._trained = np.zeros(classes, np.int64)
         self._by_step: list[np.ndarray] = []
@@ -158,6 +159,7 @@ class RunView:
     def _take_prompt(self, prompt: Prompt) -> None:
         place = min(prompt.length_class, self._asked.size - 1)
         self._asked[place] += prompt.size
+        self.edges = prompt.edges
         if prompt.purpose == EVAL:
             counted = self._evaluated.setdefault(prompt.window, np.zeros_like(self._asked))
             counted[place] += prompt.size

@@ -29,18 +29,14 @@ from rich.table import Table
 
 from flows.workers import allocator
 from infra.bus import read_all
-from infra.kafka_bus import KafkaBus
-from infra.runs import newest
+from infra.runs import RunRecord
 from infra.stack import local
-from infra.stack.paths import StackPaths
-from infra.store import open_store
 from schemas.messages import Heartbeat, Sample, StepRecord
 from schemas.topics import Topics
 from schemas.wire import decode, encode
 from tests.bench._cpu import CpuWatch
+from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, own_stack, samples_of, start
 
-ROOT = Path(__file__).parents[2]
-RUNFILE = ROOT / "examples" / "count.yaml"
 WARM = 4  # iterations that are not counted
 
 
@@ -70,69 +66,40 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     given = parser.parse_args(argv)
     console = Console(stderr=True)
     changes = [f"algorithm.iterations={given.iterations}", "evaluation.problems=0"]
-    os.environ.setdefault("STREAMRL_CACHE", str(ROOT / ".streamrl"))
+    results = {}
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
-        paths = StackPaths.locate(Path(folder))
-        os.environ["STREAMRL_HOME"] = folder
-        _share_models(Path(folder))
-        stack = local.up(paths=paths)
-        try:
-            results = {}
+        with own_stack() as stack:
             for mode in ("async", "sync"):
                 console.print(f"ours, {mode} …")
                 overrides = [*changes, f"report={folder}/runs", f"algorithm.mode={mode}"]
                 if mode == "sync":
                     overrides.append("algorithm.staleness=0")
-                results[mode] = _ours(given.runfile, overrides, stack)
-            record = newest(open_store(f"file://{folder}/store"))
-            assert record is not None
-        finally:
-            local.down(paths=paths)
+                results[mode], record = _ours(given.runfile, overrides, stack)
         console.print("the bare loop; generation alone, training alone …")
         made = results["async"].iterations
         found = _references(given.runfile, changes, record.model, made, Path(folder))
     return _report(results, found["bare"], found["limit"])
 
 
-def _share_models(home: Path) -> None:
-    """The warm-started model is built once for this checkout."""
-    models = ROOT / ".streamrl" / "models"
-    models.mkdir(parents=True, exist_ok=True)
-    (home / "models").symlink_to(models)
-
-
-def _ours(runfile: str, overrides: Sequence[str], stack: local.Stack) -> Ours:
-    settings = [part for override in overrides for part in ("--set", override)]
+def _ours(runfile: str, overrides: Sequence[str], stack: local.Stack) -> tuple[Ours, RunRecord]:
     states = local.state(paths=stack.paths)
-    flow = psutil.Popen(
-        [sys.executable, "-m", "flows.cli", "run", runfile, *settings],
-        env={**os.environ, **stack.env()}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    flow = start(runfile, overrides, stack)
     watch = CpuWatch(flow, {state.name: psutil.Process(state.pid) for state in states if state.pid})
-    output, _ = flow.communicate()
+    run = finish(flow, stack)
     watch.close()
-    if flow.returncode:
-        raise RuntimeError(f"the run failed:\n{output.decode()[-3000:]}")
-    store = open_store(f"file://{stack.paths.home}/store")
-    record = newest(store)
-    assert record is not None
-    assert stack.bootstrap_servers is not None
-    bus = KafkaBus(stack.bootstrap_servers)
-    topics = Topics(record.id, record.spec.lengths.classes)
+    bus, topics = bus_of(stack), Topics(run.id, run.spec.lengths.classes)
     steps = [decode(r.value, StepRecord) for r in read_all(bus, topics.ledger, deadline_s=60)]
     warm = [step.finished_at for step in steps if step.iteration < WARM]
     counted = [step for step in steps if step.iteration >= WARM]
     begin, end = warm[-1], steps[-1].finished_at
     beats = [decode(r.value, Heartbeat) for r in read_all(bus, topics.status, deadline_s=60)]
-    samples: dict[tuple[int, int], Sample] = {}
-    for record in read_all(bus, topics.samples, deadline_s=60):
-        sample = decode(record.value, Sample)
-        samples.setdefault((sample.group, sample.index), sample)
+    samples = samples_of(bus, topics)
     iterations: dict[int, list[Sample]] = {}
     for step in counted:
         for group, index in zip(step.groups.tolist(), step.indexes.tolist(), strict=True):
             iterations.setdefault(step.iteration, []).append(samples[group, index])
-    return Ours(
+    bus.close()
+    ours = Ours(
         seconds=end - begin,
         samples=sum(len(step.rewards) for step in counted),
         tokens=sum(int(step.lengths.sum()) for step in counted),
@@ -141,6 +108,7 @@ def _ours(runfile: str, overrides: Sequence[str], stack: local.Stack) -> Ours:
         cpu=watch.between(begin, end),
         iterations=list(iterations.values()),
     )
+    return ours, run
 
 
 def _rate(beats: Sequence[Heartbeat], role: str, counter: str, begin: float, end: float) -> float:

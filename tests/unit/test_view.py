@@ -157,3 +157,19 @@ def test_a_live_view_in_a_terminal(view: RunView) -> None:
         screen.say("news")
         screen.show(view)
     assert "news" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_classes_are_shown_by_their_lengths_and_the_ranker_by_its_recall(view: RunView) -> None:
+    view.take(prompt(0, 8))
+    assert "length class  0  1" in text_of(picture(view))
+    view.take(fill(Prompt, length_class=1, size=8, edges=[12.4], purpose=TRAIN))
+    groups = np.repeat(np.arange(10), 2)
+    predicted = np.where(groups == 9, 50.0, 10.0 - groups)  # right about the longest, wrong about the others
+    record = fill(
+        StepRecord, groups=groups, lengths=1 + groups, predicted=predicted, partitions=np.zeros(20, int),
+        rewards=np.full(20, 0.5), versions=np.zeros(20), finished_at=1.0,
+    )  # fmt: skip
+    view.take(record)
+    shown = text_of(picture(view))
+    assert "< 12" in shown and "≥ 12" in shown
+    assert "50% of the longest fifth were expected" in shown
