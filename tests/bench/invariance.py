@@ -1,0 +1,107 @@
+"""What it costs that a sample's bits don't depend on its batch: the demo model's generation with and without.
+
+The same requests, in turn in processes of their own (vLLM allows one engine a process), on one thread. Beside
+it: how many of the samples have the same bits when they are made alone as among 256 others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from flows.model import prepare_model
+from schemas.loading import load
+from tests.bench._runs import ROOT, RUNFILE
+
+_ALONE = 24  # samples that are made again by themselves
+
+
+def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench invariance")
+    parser.add_argument("--rounds", type=int, default=2 if quick else 6)
+    parser.add_argument("--samples", type=int, default=1024)
+    given = parser.parse_args(argv)
+    os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))
+    model = prepare_model(load(RUNFILE), lambda share, text: None)
+    found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for number in track(range(2 * given.rounds), "invariance", console=Console(stderr=True)):
+        invariant = bool((number + number // 2) % 2)  # on off off on on off: neither always comes first
+        found[invariant].append(_measured(str(model), given.samples, invariant))
+    return _report(found)
+
+
+def _measured(model: str, samples: int, invariant: bool) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.invariance", model, str(samples), str(int(invariant))],
+        cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"the engine failed:\n{done.stderr.decode()[-3000:]}")
+    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+
+
+def measure(model: str, samples: int, invariant: bool) -> None:
+    """In a process of its own: print seconds, tokens, and how many samples are the same alone."""
+    from producers.engines.base import Finished, Request
+    from producers.engines.vllm_engine import VllmEngine
+
+    engine = VllmEngine(
+        model, slots=256, max_model_len=248, kv_cache_mib=256, threads=1, batch_invariant=invariant
+    )
+
+    def made(numbers: Sequence[int]) -> dict[str, Finished]:
+        for number in numbers:
+            prompt = [2 + (number * step) % 36 for step in (1, 7, 11)]
+            engine.submit(Request(f"{number:07d}-00", prompt, 200, number, 0.0))
+        found: dict[str, Finished] = {}
+        while engine.unfinished():
+            found |= {one.id: one for one in engine.step()}
+        return found
+
+    made(range(256))  # the first ones warm up
+    began = time.perf_counter()
+    together = made(range(samples))
+    seconds = time.perf_counter() - began
+    same = 0
+    for number in list(range(0, samples, max(1, samples // _ALONE)))[:_ALONE]:
+        ((name, alone),) = made([number]).items()
+        same += alone.logprobs.tobytes() == together[name].logprobs.tobytes()
+    tokens = sum(one.tokens.size for one in together.values())
+    print("RESULT", json.dumps({"seconds": seconds, "tokens": tokens, "same": same, "alone": _ALONE}))
+
+
+def _report(found: dict[bool, list[dict[str, float]]]) -> dict[str, Any]:
+    rates = {on: np.array([one["tokens"] / one["seconds"] for one in rounds]) for on, rounds in found.items()}
+    same = {on: [one["same"] / one["alone"] for one in rounds] for on, rounds in found.items()}
+    cost = float(np.median(rates[False]) / np.median(rates[True]) - 1)
+    table = Table(title=f"generation with the demo model, {len(rates[True])} processes each")
+    for column in ("bits don't depend on the batch", "tokens/s", "spread", "same bits alone"):
+        table.add_column(column)
+    for on in (True, False):
+        table.add_row(
+            "on" if on else "off", f"{np.median(rates[on]):.0f}",
+            f"{rates[on].min():.0f} to {rates[on].max():.0f}", f"{np.mean(same[on]):.0%}",
+        )  # fmt: skip
+    Console().print(table)
+    return {
+        "cost": round(cost, 4),
+        "same_on": float(np.mean(same[True])),
+        "same_off": float(np.mean(same[False])),
+    }
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1")
