@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from infra.bus import Record, ends_of
 from infra.process import Context
 from infra.tail import Tail
@@ -40,6 +42,7 @@ from schemas.wire import Unreadable, decode, encode
 OfRun = TypeVar("OfRun", InstanceReport, Part)
 
 _TICK_S = 0.1
+_LEFT_OUT_S = 20.0
 _LATENCY_S = 0.15  # from a finished sample to the next one's start: so much work is given ahead
 
 
@@ -61,6 +64,7 @@ class _Instance:
     heard_at: float
     curve: LatencyCurve
     silent_s: float = 0.0
+    idle_s: float = 0.0  # while others had work
 
 
 class Dispatching:
@@ -203,11 +207,23 @@ class Dispatching:
                 "%s is there: %d slots, it has %d samples to make", name, report.slots, len(held)
             )
         else:
-            known.heard_at, known.silent_s = now, 0.0
+            passed, known.heard_at, known.silent_s = now - known.heard_at, now, 0.0
+            known.idle_s = known.idle_s + passed if self._dispatcher.given and not held else 0.0
             known.curve = self._curve(report, known.curve)
-            self._dispatcher.measured(name, known.curve.table(report.slots), now)
+            self._dispatcher.measured(name, self._steps(known, report.slots), now)
         self._dispatcher.progress(name, {key: count for key, count in held.items() if count >= 0}, now)
         self._dispatcher.returned(name, [sample_key(name_) for name_ in report.returned], now)
+
+    def _steps(self, instance: _Instance, slots: int) -> np.ndarray:
+        """How long its steps take. One that was left out for long is thought to be as fast as any other:
+
+        its measurements are old, and without work it has no others.
+        """
+        table = instance.curve.table(slots)
+        if instance.idle_s > _LEFT_OUT_S:
+            for other in self._instances.values():
+                table = np.minimum(table, other.curve.table(slots))
+        return table
 
     def _curve(self, report: InstanceReport, otherwise: LatencyCurve) -> LatencyCurve:
         if not report.batches:

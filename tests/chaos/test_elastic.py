@@ -15,6 +15,7 @@ ITERATIONS = 50
 SPEC = make_spec(
     algorithm={"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
     trainer={"checkpoint_every": 100, "bundle_tokens": 64},
+    generator={"slots": 8},  # so that each of them is needed
     dispatch={"silence_s": 2.0},
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from infra.process import Context
+from producers.dispatch import service as service_module
 from producers.dispatch.recovery import Past, look_back
 from producers.dispatch.service import Dispatching
 from schemas.identity import sample_id
@@ -173,3 +175,34 @@ def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
         context.writer.send(context.topics.samples, encode(make_sample(SPEC, group, index)), key="k")
     past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
     assert past == Past({(0, 0), (0, 1), (1, 1)}, 0, {0: 3, 1: 0})
+
+
+def test_one_that_measured_slow_and_was_left_out_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "_LEFT_OUT_S", 0.4)
+    context = make_context(SPEC, tmp_path)
+    slow, fast = Instance(context, "a", "1", slots=64), Instance(context, "b", "1", slots=64)
+    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
+    service = Dispatching(context, [], past)
+
+    def say() -> None:
+        slow.report(seconds=[0.05])
+        fast.report(seconds=[0.01])
+
+    def both() -> bool:
+        say()
+        return context.heart.counters.get("instances") == 2
+
+    try:
+        wait_until(both, what="both", deadline_s=10)
+        service.admit(PROMPTS[:1])
+        wait_until(lambda: (say(), fast.look())[1], what="work for the fast one", deadline_s=10)
+        assert not slow.look()
+        began = time.monotonic()
+        wait_until(lambda: (say(), time.monotonic() > began + 0.6)[1], what="a while", deadline_s=10)
+        service.admit(PROMPTS[1:2])
+        wait_until(lambda: (say(), slow.look())[1], what="work for the other one", deadline_s=10)
+        service.check()
+    finally:
+        service.close()
