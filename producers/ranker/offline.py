@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from infra.bus import Bus, read_all
-from producers.ranker.ranker import Answered, Backbone, Ranker, question_of, recall_of_longest
+from infra.bus import Bus, read_until
+from producers.ranker.ranker import Answered, Backbone, Question, Ranker, question_of, recall_of_longest
 from schemas.messages import TRAIN, Prompt, Sample
-from schemas.topics import Topics
-from schemas.wire import Unreadable, decode
+from schemas.topics import Topic, Topics
+from schemas.wire import MessageT, Unreadable, decode
 
 _PASSES = 25
 _HELD_OUT = 5  # every fifth problem judges a ranker that has not seen it
@@ -31,29 +32,37 @@ class Quality:
 
 
 def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
-    """All whole groups on a run's log."""
-    prompts = {}
-    for record in read_all(bus, topics.prompts, deadline_s=deadline_s):
-        prompt = decode(record.value, Prompt)
+    """All whole groups on a run's log. Of its samples only the lengths are kept in memory."""
+    asked: dict[int, tuple[Question, int, int]] = {}  # with its window and how many samples were wanted
+    for prompt in _messages(bus, topics.prompts, Prompt, deadline_s):
         if prompt.purpose == TRAIN:
-            prompts[prompt.group] = prompt
+            kind = json.loads(prompt.problem).get("kind")
+            question = question_of(
+                prompt.problem_id, None if kind is None else str(kind), prompt.tokens.tolist()
+            )
+            asked[prompt.group] = question, prompt.window, prompt.size
     lengths: dict[int, dict[int, int]] = {}
-    for record in read_all(bus, topics.samples, deadline_s=deadline_s):
-        try:
-            sample = decode(record.value, Sample)
-        except Unreadable:
-            continue
+    for sample in _messages(bus, topics.samples, Sample, deadline_s):
         if sample.purpose == TRAIN:
             lengths.setdefault(sample.group, {}).setdefault(sample.index, sample.true_length)
     windows: dict[int, list[Answered]] = {}
     for group, mine in sorted(lengths.items()):
-        found = prompts.get(group)
-        if found is not None and len(mine) == found.size:
-            kind = json.loads(found.problem).get("kind")
-            asked = question_of(found.problem_id, None if kind is None else str(kind), found.tokens.tolist())
-            answered = Answered(asked, [length for _, length in sorted(mine.items())])
-            windows.setdefault(found.window, []).append(answered)
+        found = asked.get(group)
+        if found is not None and len(mine) == found[2]:
+            answered = Answered(found[0], [length for _, length in sorted(mine.items())])
+            windows.setdefault(found[1], []).append(answered)
     return [windows[number] for number in sorted(windows)]
+
+
+def _messages(bus: Bus, topic: Topic, kind: type[MessageT], deadline_s: float) -> Iterator[MessageT]:
+    """One after the other, up to the topic's end as it is now."""
+    reader = bus.reader(topic)
+    try:
+        for record in read_until(reader, reader.end_offsets(), topic, deadline_s=deadline_s):
+            with suppress(Unreadable):
+                yield decode(record.value, kind)
+    finally:
+        reader.close()
 
 
 def train(
