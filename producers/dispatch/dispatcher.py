@@ -29,6 +29,7 @@ class Dispatcher:
         self._ask: set[str] = set()  # instances with slots that have become free
         self._ask_all = False
         self._asked_back: set[Key] = set()
+        self._on_the_way: set[Key] = set()  # from one instance to another
 
     @property
     def waiting(self) -> int:
@@ -140,6 +141,7 @@ class Dispatcher:
         for key, job in instance.running.items():
             self._home.pop(key, None)
             self._asked_back.discard(key)
+            self._on_the_way.discard(key)
             self._board.waiting.add(job, job.prompt.predicted)
         lost = len(instance.running)
         instance.running.clear()
@@ -149,6 +151,7 @@ class Dispatcher:
         """A sample is done, whoever did it: one that was thought lost may still arrive."""
         self._done.add(key)
         self._asked_back.discard(key)
+        self._on_the_way.discard(key)
         if key in self._board.waiting:
             self._board.waiting.remove(key)
             return
@@ -172,12 +175,15 @@ class Dispatcher:
                 instance.correct(key, count)
 
     def moved(self, now: float) -> list[tuple[Job, str, str]]:
-        """Running jobs that another instance goes on with: from, and to."""
+        """Running jobs that another instance goes on with: from, and to. Tell when each has `arrived`."""
         moves = []
         for key, target in self._policy.take_moves():
             source = self._home.get(key)
             if source is None or source == target or target not in self._board.instances:
                 continue
+            if key in self._on_the_way:
+                continue
+            self._on_the_way.add(key)
             instance = self._board.instances[source]
             tokens = instance.tokens(key)
             job = instance.end(key)
@@ -189,6 +195,10 @@ class Dispatcher:
         if moves:
             self._policy.moved(self._board)
         return moves
+
+    def arrived(self, key: Key) -> None:
+        """A job that moved is where it was to go."""
+        self._on_the_way.discard(key)
 
     def turn(self, now: float) -> dict[str, list[Job]]:
         """Fill free slots: the emptiest instance first, one job after the other."""

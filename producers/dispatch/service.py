@@ -160,6 +160,7 @@ class Dispatching:
             moving.setdefault(source, []).append(job.key)
         arrived = [found for part in self._parts.take() if (found := self._moves.arrived(part))]
         for process, job in arrived + self._moves.lost(self._is_there, now):
+            self._dispatcher.arrived(job.key)
             if self._is_there(process):  # else it waits with all that this one had
                 given.setdefault(process[0], []).append(job)
         return moving

@@ -69,6 +69,7 @@ def generate(
             so_far[job.key] = so_far.get(job.key, 0) + tokens
             engines[source].abort([name])
             engines[target].submit(Request(name, range(so_far[job.key]), 1 << 30, 0, job.prompt.predicted))
+            dispatcher.arrived(job.key)
         if not left:
             return clock.time
         clock.time = min(dispatcher.wakes_at, *(engine.next_end() for engine in engines.values()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.moves import Moves, Process
-from producers.jobs import Job
+from producers.dispatch.policies import LongestFirst
+from producers.jobs import Job, Key
 from schemas.messages import Part
 from tests.unit.test_backlog import prompt
 
@@ -57,3 +59,25 @@ def test_what_a_dead_or_silent_source_had_is_begun_anew() -> None:
     assert [(target, job.key, job.part) for target, job in lost] == [(B, (1, 0), None)]
     assert moves.lost(there(B).__contains__, 6.0) == []
     assert [target for target, _ in moving(1).lost(there(A, B).__contains__, 11.0)] == [B]
+
+
+class Insists(LongestFirst):
+    """Wants the same job moved again and again."""
+
+    def take_moves(self) -> list[tuple[Key, str]]:
+        return [((1, 0), "b"), ((1, 0), "a")]
+
+
+def test_a_job_on_its_way_is_not_moved_again() -> None:
+    """Else one that nobody has could be sent to and fro for ever."""
+    dispatcher = Dispatcher(Insists())
+    for name in ("a", "b"):
+        dispatcher.join(name, 4, np.full(5, 0.01), 0.0)
+    dispatcher.admit([Job(prompt(1), 0)], 0.0)
+    assert dispatcher.turn(0.0) == {"a": [Job(prompt(1), 0)]}
+    assert [target for _, _, target in dispatcher.moved(1.0)] == ["b"]
+    assert dispatcher.moved(2.0) == []
+    dispatcher.arrived((1, 0))
+    assert [target for _, _, target in dispatcher.moved(3.0)] == ["a"]
+    dispatcher.leave("a", 4.0)
+    assert dispatcher.turn(4.0) == {"b": [Job(prompt(1), 0)]}
