@@ -62,7 +62,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m tests.bench fleet")
     parser.add_argument("--generators", type=int, default=100)
     parser.add_argument("--slots", type=int, nargs="+", default=[8, 16] if quick else [4, 8, 16, 32])
-    parser.add_argument("--seconds", type=float, default=20.0 if quick else 60.0)
+    parser.add_argument("--seconds", type=float, default=15.0 if quick else 60.0)
     parser.add_argument("--longest", type=int, default=1_000, help="tokens of the longest sample")
     parser.add_argument("--policy", default="deadline")
     given = parser.parse_args(argv)
