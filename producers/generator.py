@@ -42,7 +42,7 @@ from schemas.topics import assignment_partition
 from schemas.wire import Unreadable, decode, encode
 
 _SCORES_S = 0.004  # how often the reward processes are asked, when somebody may wait for what they have
-_IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
+_IDLE_S = 0.2  # how often a generator for which nothing comes looks whether it shall stop
 # A request to the broker costs generator, trainer and broker a millisecond or two each: samples that finish
 # within this time share one. Not when few are running: then somebody waits for the last ones.
 _HOLD_S = 0.03
@@ -191,13 +191,18 @@ class Generator:
         return count
 
     def _step(self) -> int:
-        hurry = self._rewards.pending() and self._decoding.running < _FEW
-        made = self._decoding.step(_SCORES_S if hurry else _HOLD_S)
+        made = self._decoding.step(self._patience())
         for sample in made:
             name = sample.finished.id
             self._scoring[name] = sample
             self._rewards.score(name, sample.begun.job.prompt.problem, self._text(sample.finished.tokens))
         return len(made)
+
+    def _patience(self) -> float:
+        """How long to wait for the engine; assignments and weights end it, by the bell."""
+        if self._rewards.pending() and self._decoding.running < _FEW:
+            return _SCORES_S
+        return _HOLD_S if self._held or self._rewards.pending() else _IDLE_S
 
     def _collect(self, scores: list[Score]) -> int:
         """Samples that are scored are whole."""

@@ -6,6 +6,7 @@ It is how the paper measured itself, and how scheduling is tested and planned at
 from __future__ import annotations
 
 import heapq
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -27,13 +28,17 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """The machine's."""
+    """The machine's. Whoever sleeps is woken by the bell, as by an engine in a process of its own."""
+
+    def __init__(self, bell: threading.Event) -> None:
+        self._bell = bell
 
     def now(self) -> float:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        self._bell.wait(seconds)
+        self._bell.clear()
 
 
 class VirtualClock:
@@ -76,14 +81,10 @@ class ReplayEngine:
         self._fill()
 
     def step(self, wait_s: float) -> list[Finished]:
-        until = self._clock.now() + wait_s
         self._advance()
-        while not self._ended and self._clock.now() < until:
-            self._clock.sleep(max(0.0, min(until, self.next_end()) - self._clock.now()))
-            before = self._clock.now()
+        if not self._ended:
+            self._clock.sleep(max(0.0, min(wait_s, self.next_end() - self._clock.now())))
             self._advance()
-            if self._clock.now() == before and not self._ended:
-                break  # virtual time: it passes between two calls
         ended, self._ended = self._ended, []
         return [
             Finished(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
