@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.beliefs import Kin
 from producers.dispatch.board import NO_DEADLINE, Board, Instance
+from producers.dispatch.ranks import Ranks
 from producers.jobs import Job, Key
 
 QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
@@ -60,6 +61,7 @@ class _State:
 
     beliefs: np.ndarray
     predicted: np.ndarray
+    kin: Kin | None
     keys: list[Key]
     names: list[str]  # of instances
     order: np.ndarray
@@ -79,14 +81,14 @@ class DeadlinePolicy:
 
     def __init__(
         self,
-        beliefs: Beliefs,
+        ranks: Ranks,
         *,
         seed: int = 0,
         replans: int = 0,
         thrift: float = float("inf"),
         move_s: float | None = None,
     ) -> None:
-        self._beliefs, self._replans, self._thrift = beliefs, replans, thrift
+        self.ranks, self._replans, self._thrift = ranks, replans, thrift
         self._cost_s = _USUAL_COST_S  # of a choice
         self._move_s = move_s
         self.moves: list[tuple[Key, str]] = []  # running jobs, and the instances that shall go on with them
@@ -94,18 +96,13 @@ class DeadlinePolicy:
         self.plan: Plan | None = None
         self.wakes_at = float("inf")
         self._span_s = 0.0  # from the newest admission to the end that was expected then
-        self._pairs: list[tuple[float, float]] = []
-        self._belief: dict[Key, np.ndarray] = {}
         self._said: dict[Key, float] = {}  # the step of its instance at which a running job is thought to end
         self._last: dict[str, float] = {}  # the largest of those of an instance
         self._kept: list[_Window] | None = None
+        self._told: dict[Key, float] = {}  # declared lengths of what waits
         self._all_alive = np.ones(0, np.bool_)
 
     def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
-        self._beliefs.observe(self._pairs)
-        self._pairs.clear()
-        rows = self._beliefs.quantiles(np.array([job.prompt.predicted for job in jobs]))
-        self._belief.update({job.key: row for job, row in zip(jobs, rows, strict=True)})
         self._choose(board, now)
         self._span_s = self.plan.ends - now if self.plan else 0.0
 
@@ -113,13 +110,23 @@ class DeadlinePolicy:
         self._choose(board, now)
 
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
-        self._pairs.append((job.prompt.predicted, length))
-        self._belief.pop(job.key, None)
+        self._told.pop(job.key, None)
         if self.plan is None or self.plan.deadline >= NO_DEADLINE:
             return
         last = self._last.get(instance.name, 0.0)
         if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= instance.steps:
             self._look_again(instance)
+
+    def corrected(self, board: Board, keys: Sequence[Key]) -> None:
+        if self.plan is None or self.plan.deadline >= NO_DEADLINE:
+            return
+        self._kept = None
+        for key in keys:
+            self._told.pop(key, None)
+            self._said.pop(key, None)
+        for instance in board.instances.values():
+            if any(key in instance.running for key in keys):
+                self._look_again(instance)
 
     def tick(self, board: Board, now: float) -> bool:
         """Choose again if it is time; True if that was done."""
@@ -179,7 +186,10 @@ class DeadlinePolicy:
             self._kept = []
             for window in board.waiting.windows():
                 names = [key for _, key in window]
-                keys = [_compiled().declared(self._belief[key], 0.0, quantile) for key in names]
+                for key in names:
+                    if key not in self._told:
+                        self._told[key] = _compiled().declared(self.ranks.row[key], 0.0, quantile)
+                keys = [self._told[key] for key in names]
                 self._kept.append((np.maximum.accumulate(keys), names))
             most = max((len(names) for _, names in self._kept), default=0)
             self._all_alive = np.ones(most, np.bool_)
@@ -209,7 +219,7 @@ class DeadlinePolicy:
         for key in instance.running:
             if self._said.get(key, 0.0) <= instance.steps:
                 tokens = instance.tokens(key)
-                left = _compiled().declared(self._belief[key], tokens, self.plan.quantile) - tokens
+                left = _compiled().declared(self.ranks.row[key], tokens, self.plan.quantile) - tokens
                 self._said[key] = instance.steps + left
             self._last[instance.name] = max(self._last[instance.name], self._said[key])
 
@@ -220,6 +230,8 @@ class DeadlinePolicy:
             self.wakes_at = float("inf")
             return
         self._kept = None
+        self._told.clear()
+        self.ranks.look(board)
         self._said.clear()  # what runs is declared anew, by the quantile in force
         if self._worth_it(board):
             self.plan = self._best(self._state(board, now), now, again)
@@ -248,7 +260,7 @@ class DeadlinePolicy:
         Again, once there is a deadline: settings near it, with half the draws, since that is often done.
         """
         began = time.monotonic()
-        stay, exact = self._in_force(now), self._beliefs.exact
+        stay, exact = self._in_force(now), self.ranks.beliefs.exact
         near_it = again and 0 < stay[1] < NO_DEADLINE
         draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
         few = draws[: len(draws) // 8 or 1]
@@ -271,7 +283,7 @@ class DeadlinePolicy:
         if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
             best = stay
         self.moves = []
-        if self._move_s is not None and not self._beliefs.exact:
+        if self._move_s is not None and not self.ranks.beliefs.exact:
             settings[best] = self._find_moves(draws, state, best, settings[best])
         self._cost_s = time.monotonic() - began
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
@@ -343,7 +355,7 @@ class DeadlinePolicy:
 
     def _draws(self, state: _State, count: int) -> np.ndarray:
         """Lengths that are possible for samples that have as many tokens as these have."""
-        draws = self._beliefs.draws(state.predicted, count, self._rng)
+        draws = self.ranks.beliefs.draws(state.predicted, count, self._rng, state.kin)
         for row in np.flatnonzero(state.tokens > 0):
             tokens = state.tokens[row]
             left = state.beliefs[row][state.beliefs[row] > tokens]
@@ -369,11 +381,12 @@ class DeadlinePolicy:
         tables = np.full((len(instances), most + 1), NO_DEADLINE)
         for place, instance in enumerate(instances):
             tables[place, : instance.slots + 1] = instance.seconds
-        beliefs = np.stack([self._belief[job.key] for job, _, _ in jobs])
-        predicted = np.array([job.prompt.predicted for job, _, _ in jobs])
+        beliefs = np.stack([self.ranks.row[job.key] for job, _, _ in jobs])
+        ordered_by = np.array([self.ranks.rank(job) for job, _, _ in jobs])
         return _State(
-            beliefs=beliefs, predicted=predicted, keys=[job.key for job, _, _ in jobs],
-            names=[instance.name for instance in instances], order=np.argsort(predicted, kind="stable"),
+            beliefs=beliefs, predicted=np.array([job.prompt.predicted for job, _, _ in jobs]),
+            kin=self.ranks.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],
+            names=[instance.name for instance in instances], order=np.argsort(ordered_by, kind="stable"),
             where=np.array([where for _, where, _ in jobs]),
             tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
             slots=np.array([instance.slots for instance in instances]), stalls=np.zeros(len(instances)),
