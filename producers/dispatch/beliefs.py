@@ -51,6 +51,8 @@ class Kin:
 class Beliefs:
     """Learns from pairs, and tells what they say of a new prediction."""
 
+    _levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
+
     def __init__(self, longest: int) -> None:
         self._longest = float(longest)
         self._pairs: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of logs, and of which group
@@ -69,16 +71,32 @@ class Beliefs:
     def quantiles(self, predicted: np.ndarray) -> np.ndarray:
         """QUANTILES equally likely lengths for each prediction, ascending."""
         self._refit()
-        shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
-        table = np.stack([np.interp(shares, row, self._errors) for row in self._shares])
+        table = np.stack([np.interp(self._levels, row, self._errors) for row in self._shares])
         place = np.interp(np.log(np.maximum(predicted, 1.0)), self._centers, np.arange(_BINS))
         low = np.minimum(place.astype(int), _BINS - 2)
         part = (place - low)[:, None]
         errors = (1 - part) * table[low] + part * table[low + 1]
         return self._clip(predicted[:, None] * np.exp(errors))
 
+    def doubted(self, rows: np.ndarray, doubt: float) -> np.ndarray:
+        """What is believed if such a share of all predictions is worth nothing: then any length may be."""
+        if not (doubt and self._pairs):
+            return rows
+        any_length = np.exp(np.quantile([true for _, true, _ in self._pairs], self._levels))
+        either = np.concatenate([rows, np.broadcast_to(any_length, rows.shape)], axis=1)
+        weight = np.repeat([1 - doubt, doubt], QUANTILES) / QUANTILES
+        order = np.argsort(either, axis=1)
+        below = np.cumsum(weight[order], axis=1) - 0.5 * weight[order]
+        either = np.take_along_axis(either, order, axis=1)
+        return np.stack([np.interp(self._levels, b, e) for b, e in zip(below, either, strict=True)])
+
     def draws(
-        self, predicted: np.ndarray, count: int, rng: np.random.Generator, kin: Kin | None = None
+        self,
+        predicted: np.ndarray,
+        count: int,
+        rng: np.random.Generator,
+        kin: Kin | None = None,
+        doubt: float = 0.0,
     ) -> np.ndarray:
         """`count` draws of all lengths; each sample's own draws are spread evenly over what is likely."""
         self._refit()
@@ -92,7 +110,11 @@ class Beliefs:
         for place in np.unique(places := self._bin(predicted)):
             mine = places == place
             errors[:, mine] = np.interp(shares[:, mine], self._shares[place], self._errors)
-        return self._clip(predicted[None, :] * np.exp(errors))
+        lengths = self._clip(predicted[None, :] * np.exp(errors))
+        if doubt and self._pairs:
+            wrong = rng.random(lengths.shape) < doubt
+            lengths[wrong] = np.exp(rng.choice([true for _, true, _ in self._pairs], int(wrong.sum())))
+        return lengths
 
     @property
     def exact(self) -> bool:

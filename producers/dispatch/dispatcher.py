@@ -214,7 +214,10 @@ class Dispatcher:
             instance.advance(now)
         if self._policy.tick(board, now):
             self._ask_all = True
-        asked = [i for i in board.fastest_first if i.free > 0 and (self._ask_all or i.name in self._ask)]
+        asked = board.fastest_first
+        if not self._ask_all:
+            asked = [instance for instance in asked if instance.name in self._ask]
+        asked = [instance for instance in asked if instance.free > 0]
         self._ask_all = False
         self._ask.clear()
         while board.waiting and (chosen := self._policy.choose(board, asked, now)) is not None:

@@ -7,6 +7,9 @@ member that is done tells of the others, and one that is longer than x already t
     k are done, mean score m:  another's is  N(rho k m / (1 + rho (k - 1)),  1 - rho² k / (1 + rho (k - 1)))
 
 with rho as it was measured. Nothing alike, nothing changed.
+
+And the ranker may meet what it has never seen. `doubt` is the share of samples that came out far beyond what
+was believed possible; so large a share of all predictions is taken to be worth nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ from producers.dispatch.beliefs import LEVELS, Beliefs, Kin, Pair
 from producers.dispatch.board import Board
 from producers.jobs import Job, Key
 
+_FAR = 1.3  # so much longer or shorter than believed possible is no chance any more
+_SOME = 3  # of those, and
+_MANY = 0.03  # that share of all: the ranker is doubted
+
 
 @dataclass
 class _Group:
     """Samples of one prompt."""
 
-    prior: np.ndarray  # what the prediction alone says: equally likely lengths, ascending
     open: dict[Key, Job] = field(default_factory=dict)
     done: list[float] = field(default_factory=list)  # scores
     pairs: list[Pair] = field(default_factory=list)  # of which the beliefs have not heard yet
@@ -38,8 +44,13 @@ class Ranks:
     def __init__(self, beliefs: Beliefs, *, corrects: bool = True) -> None:
         self.beliefs, self._corrects = beliefs, corrects
         self.row: dict[Key, np.ndarray] = {}
+        self._said: dict[Key, np.ndarray] = {}  # what the prediction alone says
+        self._prior: dict[Key, np.ndarray] = {}  # the same, with doubt
         self._common: dict[Key, tuple[float, float]] = {}  # mean and deviation of the group's common part
         self._groups: dict[int, _Group] = {}
+        self.doubt = 0.0
+        self._seen = 0
+        self._surprises: set[Key] = set()
 
     def admitted(self, jobs: Sequence[Job]) -> None:
         """Jobs came; what is done by now is learned from first."""
@@ -47,24 +58,25 @@ class Ranks:
         for group in self._groups.values():
             group.pairs = []
         self._groups = {number: group for number, group in self._groups.items() if group.open}
+        self._seen, self.doubt = 0, 0.0
+        self._surprises.clear()
         rows = self.beliefs.quantiles(np.array([job.prompt.predicted for job in jobs]))
         for job, row in zip(jobs, rows, strict=True):
-            group = self._groups.setdefault(job.prompt.group, _Group(row))
-            group.open[job.key] = job
-            self.row[job.key] = row
+            self._groups.setdefault(job.prompt.group, _Group()).open[job.key] = job
+            self.row[job.key] = self._said[job.key] = self._prior[job.key] = row
 
     def rank(self, job: Job) -> float:
         """Its predicted length, corrected."""
         if job.key not in self._common:
             return job.prompt.predicted
         middle = len(LEVELS) // 2
-        prior = self._groups[job.prompt.group].prior
-        return float(job.prompt.predicted * self.row[job.key][middle] / max(prior[middle], 1.0))
+        prior = max(self._prior[job.key][middle], 1.0)
+        return float(job.prompt.predicted * self.row[job.key][middle] / prior)
 
     def forget(self, job: Job) -> None:
         """Nobody makes it."""
-        self.row.pop(job.key, None)
-        self._common.pop(job.key, None)
+        for known in (self.row, self._said, self._prior, self._common):
+            known.pop(job.key, None)
         if (group := self._groups.get(job.prompt.group)) is not None:
             group.open.pop(job.key, None)
 
@@ -73,15 +85,38 @@ class Ranks:
         group = self._groups.get(job.prompt.group)
         if group is None or job.key not in group.open:
             return []
+        said, prior = self._said[job.key], self._prior[job.key]
         self.forget(job)
         group.pairs.append((job.prompt.predicted, float(length)))
-        group.done.append(float(np.interp(length, group.prior, LEVELS)))
+        group.done.append(float(np.interp(length, prior, LEVELS)))
+        self._seen += 1
+        if not said[0] / _FAR <= length <= said[-1] * _FAR:
+            self._surprises.add(job.key)
+            if self._doubts(1.5):
+                return list(self.row)
         return self._correct(board, group)
 
     def look(self, board: Board) -> None:
         """Some that run may have become longer than others of their group were thought to be."""
+        for instance in board.instances.values():
+            self._surprises.update(
+                key for key in instance.running if instance.tokens(key) > self._said[key][-1] * _FAR
+            )
+        self._doubts(0.0)
         for group in self._groups.values():
             self._correct(board, group)
+
+    def _doubts(self, times: float) -> bool:
+        """Whether there is so much reason to doubt the ranker, compared with before; then it is doubted."""
+        count = len(self._surprises)
+        share = count / max(self._seen, count, 1)
+        if not self._corrects or count < _SOME or share < max(_MANY, times * self.doubt):
+            return False
+        self.doubt = min(share, 0.9)
+        rows = self.beliefs.doubted(np.stack(list(self._said.values())), self.doubt)
+        self._prior = dict(zip(self._said, rows, strict=True))
+        self.row = dict(self._prior)
+        return True
 
     def kin(self, jobs: Sequence[Job]) -> Kin | None:
         """How the lengths of these may come out together; None if one tells nothing of another."""
@@ -101,27 +136,24 @@ class Ranks:
         if not (rho and self._corrects and group.open) or len(group.open) + len(group.done) < 2:
             return []
         floors = {
-            key: float(np.interp(tokens, group.prior, LEVELS))
+            key: float(np.interp(tokens, self._prior[key], LEVELS))
             for key in group.open
-            if (tokens := board.tokens(key)) > group.prior[0]
+            if (tokens := board.tokens(key)) > self._prior[key][0]
         }
         if not floors and not group.done:
             return []
-        of_all = self._told(group, list(floors.values()))
+        of_all = common_part(rho, group.done, list(floors.values()))
         for key, job in group.open.items():
-            told = of_all
+            mean, variance = of_all
             if key in floors:  # what it tells of itself is not told twice
-                told = self._told(group, [floor for other, floor in floors.items() if other != key])
-            self._common[key], self.row[key] = told
+                others = [floor for other, floor in floors.items() if other != key]
+                mean, variance = common_part(rho, group.done, others)
+            self._common[key] = mean, math.sqrt(variance)
+            levels = mean + math.sqrt(variance + 1 - rho) * LEVELS
+            self.row[key] = np.interp(levels, LEVELS, self._prior[key])
             if key in board.waiting:
                 board.waiting.rerank(key, self.rank(job))
         return list(group.open)
-
-    def _told(self, group: _Group, floors: Sequence[float]) -> tuple[tuple[float, float], np.ndarray]:
-        rho = self.beliefs.rho
-        mean, variance = common_part(rho, group.done, floors)
-        levels = mean + math.sqrt(variance + 1 - rho) * LEVELS
-        return (mean, math.sqrt(variance)), np.interp(levels, LEVELS, group.prior)
 
 
 def common_part(rho: float, done: Sequence[float], floors: Sequence[float]) -> tuple[float, float]:

@@ -126,10 +126,8 @@ def _shuffled(lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 _TWO = ((8, 32), (8, 256))
 CASES = (
-    Case(
-        "groups of 8", "20K", _paper, size=8, shapes=((4, 64), (4, 256), (8, 32), (8, 64), (8, 256), (16, 64))
-    ),
-    Case("groups of 16", "20K", _paper, size=16, shapes=((4, 64), (4, 256), (8, 64), (8, 256))),
+    Case("groups of 8", "20K", _paper, size=8, shapes=((4, 64), (4, 256), (8, 64), (8, 256))),
+    Case("groups of 16", "20K", _paper, size=16, shapes=((4, 256), (8, 64))),
     Case("a fifth shuffled", "20K", _paper, _partly(0.2, _shuffled), shapes=_TWO),
     Case("a fifth inverted", "20K", _paper, _partly(0.2, _inverted), shapes=_TWO),
     Case("a fifth inverted, unseen before", "20K", _paper, _partly(0.2, _inverted), _noisy, shapes=_TWO),

@@ -54,7 +54,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     for case, (instances, slots) in track(cases, "dispatch", console=Console(stderr=True)):
         measured = [
             _one(case, instances, slots, np.random.default_rng([given.seed, number]))
-            for number in range(given.draws)
+            for number in range(given.draws if case.name == INDEPENDENT else max(2, given.draws // 2))
         ]
         means = {column: float(np.mean([one[column] for one in measured])) for column in COLUMNS}
         rows.append(

@@ -127,7 +127,7 @@ def test_every_policy_makes_every_sample_and_none_beats_the_bound(
 def test_a_plan_is_carried_out_as_it_was_reckoned(seed: int, shape: tuple[int, int]) -> None:
     """The compiled run of a plan and the dispatcher's own, step by step, end at the same moment."""
     # Not at the top: vLLM can't start in a process that has numba, and all tests are read before any runs.
-    from producers.dispatch.makespan import makespan
+    from producers.dispatch.makespan import declared, makespan
 
     lengths, predicted, beliefs = drawn(seed)
     jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
@@ -137,8 +137,10 @@ def test_a_plan_is_carried_out_as_it_was_reckoned(seed: int, shape: tuple[int, i
     seconds = generate(jobs, truth, tables, policy)
     plan = policy.plan
     assert plan is not None
+    rows = beliefs.quantiles(predicted)
     reckoned, _ = makespan(
-        lengths.astype(float), beliefs.quantiles(predicted), np.argsort(predicted, kind="stable"),
+        lengths.astype(float), rows, np.array([declared(row, 0.0, plan.quantile) for row in rows]),
+        np.argsort(predicted, kind="stable"),
         np.full(len(jobs), -1), np.zeros(len(jobs)), np.stack(tables), np.full(shape[0], shape[1]),
         np.zeros(shape[0]), plan.quantile, plan.deadline,
     )  # fmt: skip
