@@ -217,7 +217,7 @@ class DeadlinePolicy:
             self.plan = Plan(0.5, NO_DEADLINE, now)
         if self._replans and self.plan.ends > now:
             # of what is left, and not ever more often towards the end
-            step = max(self.plan.ends - now, self._span_s / 4) / self._replans
+            step = max(self.plan.ends - now, self._span_s / 2) / self._replans
             self.wakes_at = now + step
 
     def _worth_it(self, board: Board) -> bool:
@@ -248,7 +248,13 @@ class DeadlinePolicy:
         none_yet = again and stay[1] >= NO_DEADLINE
         if none_yet and state.expected(few, tried[0]) > unit * _CLOSE:
             tried = []  # still nothing that promises more than longest first
-        parts = np.linspace(-0.5, 0.5, 41 if exact else 5)
+        parts = (
+            np.linspace(-0.5, 0.5, 41)
+            if exact
+            else (-0.33, 0.0, 0.33)
+            if again
+            else (-0.5, -0.25, 0.0, 0.25, 0.5)
+        )
         near = {(z, deadline + part * width) for z, deadline in tried for part in parts}
         tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 4]
         settings = {setting: state.expected(draws, setting) for setting in [*tried, LONGEST_FIRST]}

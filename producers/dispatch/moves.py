@@ -43,7 +43,7 @@ def _best_single(
     state.expected(draws, setting, critical)
     steps = _next_steps(state)
     found = None
-    for row in np.argsort(-critical)[:3].tolist():
+    for row in np.argsort(-critical)[:2].tolist():
         source = int(state.where[row])
         if source < 0 or not critical[row]:
             continue
@@ -69,10 +69,10 @@ def _levelled(
     found: tuple[float, Setting, Sequence[Move]] = ends * (1 - _LEAST_LEVELLED), setting, ()
     for preferred in (-state.tokens, left):
         moves = _level(state, preferred)
-        for count in sorted({len(moves), len(moves) // 2, len(moves) // 4} - {0}):
+        for count in sorted({len(moves), len(moves) // 3} - {0}):
             for row, target in moves[:count]:
                 state.move(row, target, move_s * state.tokens[row])
-            for one in {setting, LONGEST_FIRST}:
+            for one in {setting, LONGEST_FIRST} if count == len(moves) else {setting}:
                 there = state.expected(draws, one)
                 if there < found[0]:
                     found = there, one, moves[:count]
