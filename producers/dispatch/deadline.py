@@ -25,6 +25,8 @@ DRAWS = 48  # of all lengths, that a choice is made by
 SPAN = np.linspace(0.78, 1.06, 9)  # deadlines that are tried, in units of longest-first's makespan
 _USUAL_COST_S = 0.5
 SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # and later, in units of the time that is left to the deadline
+_PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # and of a step between those, around the best
+_PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
 _LEAST_GAIN = 0.003  # below that a deadline is not worth having
 
@@ -248,13 +250,7 @@ class DeadlinePolicy:
         none_yet = again and stay[1] >= NO_DEADLINE
         if none_yet and state.expected(few, tried[0]) > unit * _CLOSE:
             tried = []  # still nothing that promises more than longest first
-        parts = (
-            np.linspace(-0.5, 0.5, 41)
-            if exact
-            else (-0.33, 0.0, 0.33)
-            if again
-            else (-0.5, -0.25, 0.0, 0.25, 0.5)
-        )
+        parts = _PARTS_EXACT if exact else _PARTS[1:-1] if again else _PARTS
         near = {(z, deadline + part * width) for z, deadline in tried for part in parts}
         tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 4]
         settings = {setting: state.expected(draws, setting) for setting in [*tried, LONGEST_FIRST]}
