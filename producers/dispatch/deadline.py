@@ -20,8 +20,8 @@ from producers.dispatch.ranks import Ranks
 from producers.dispatch.state import LONGEST_FIRST, Setting, State, compiled, state_of
 from producers.jobs import Job, Key
 
-QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
-DRAWS = 48  # of all lengths, that a choice is made by
+QUANTILES = (0.5, 0.9, 0.95, 0.98, 0.999)
+DRAWS = 40  # of all lengths, that a choice is made by
 SPAN = np.linspace(0.78, 1.06, 9)  # deadlines that are tried, in units of longest-first's makespan
 _USUAL_COST_S = 0.5
 SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # and later, in units of the time that is left to the deadline
