@@ -44,6 +44,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=0, help="draw anew")
     parser.add_argument("--draws", type=int, default=5 if quick else 20)
     parser.add_argument("--case", help="only the cases whose name has this in it")
+    parser.add_argument("--possible", action="store_true", help="say what could be reached (slow)")
     parser.add_argument("--lengths", type=Path, help="a file with lengths of your own, one a line")
     parser.add_argument("--draw", type=Path, help="draw one iteration by policy (8 x 256) into this file")
     given = parser.parse_args(argv)
@@ -53,10 +54,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     cases = [case for case in _cases(given.lengths, quick) if (given.case or "") in case[0].name]
     for case, (instances, slots) in track(cases, "dispatch", console=Console(stderr=True)):
         measured = [
-            _one(case, instances, slots, np.random.default_rng([given.seed, number]))
+            _one(case, instances, slots, np.random.default_rng([given.seed, number]), possible=given.possible)
             for number in range(given.draws if case.name == INDEPENDENT else max(2, given.draws // 2))
         ]
-        means = {column: float(np.mean([one[column] for one in measured])) for column in COLUMNS}
+        means = {column: float(np.mean([one[column] for one in measured])) for column in measured[0]}
         rows.append(
             {"case": case.name, "lengths": case.lengths, "instances": instances, "slots": slots, **means}
         )
@@ -86,6 +87,8 @@ def _one(
     slots: int,
     rng: np.random.Generator,
     traces: dict[str, list[Span]] | None = None,
+    *,
+    possible: bool = False,
 ) -> dict[str, float]:
     """All policies on one draw."""
     tables = case.tables(instances, slots)
@@ -118,6 +121,10 @@ def _one(
         if traces is not None:
             traces[name] = trace
     found.setdefault("longest_first_corrected", found["longest_first"])
+    if possible:
+        from tests.bench._possible import possible as reachable
+
+        found["possible"] = reachable(ranks().beliefs.quantiles(now.predicted), tables)
     return {name: value / found["fifo"] for name, value in found.items()}
 
 
@@ -150,7 +157,7 @@ def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     grouped = [row for row in rows if "group" in row["case"]]
     found: dict[str, float] = {}
     for which, mine in (("", independent), ("groups_", grouped)):
-        for name in ("ours_static", "ours") if mine else ():
+        for name in [name for name in ("ours_static", "ours", "possible") if mine and name in mine[0]]:
             found[f"{which}{name}_gain"] = float(np.mean([1 - row[name] / _simple(row) for row in mine]))
     over = [row["ours_oracle"] / row["bound"] for row in independent]
     if over:
