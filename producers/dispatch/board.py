@@ -94,6 +94,14 @@ class Waiting:
             del self._windows[job.prompt.min_version]
         return job
 
+    def rerank(self, key: Key, predicted: float) -> None:
+        """It is thought to be of another length now."""
+        self.add(self.remove(key), predicted)
+
+    def rank(self, key: Key) -> float:
+        """How long it is thought to be."""
+        return self._jobs[key][1]
+
     def windows(self) -> list[list[tuple[float, Key]]]:
         """For each window, the oldest first: its jobs, the shortest first."""
         return [self._windows[number] for number in sorted(self._windows)]
@@ -110,6 +118,13 @@ class Board:
 
     waiting: Waiting = field(default_factory=Waiting)
     instances: dict[str, Instance] = field(default_factory=dict)
+
+    def tokens(self, key: Key) -> float:
+        """How many tokens a job has; 0 if it does not run."""
+        for instance in self.instances.values():
+            if key in instance.running:
+                return instance.tokens(key)
+        return 0.0
 
     @property
     def fastest_first(self) -> list[Instance]:

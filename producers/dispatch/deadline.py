@@ -11,21 +11,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.board import NO_DEADLINE, Board, Instance
+from producers.dispatch.moves import find_moves
+from producers.dispatch.ranks import Ranks
+from producers.dispatch.state import LONGEST_FIRST, Setting, State, compiled, state_of
 from producers.jobs import Job, Key
 
-QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
-DRAWS = 64  # of all lengths, that a choice is made by
-SPAN = np.linspace(0.78, 1.06, 15)  # deadlines that are tried, in units of longest-first's makespan
+QUANTILES = (0.5, 0.9, 0.95, 0.98, 0.999)
+DRAWS = 40  # of all lengths, that a choice is made by
+SPAN = np.linspace(0.78, 1.06, 9)  # deadlines that are tried, in units of longest-first's makespan
 _USUAL_COST_S = 0.5
-SPAN_AGAIN = np.linspace(0.88, 1.12, 9)  # and later, in units of the time that is left to the deadline
-MOST_MOVES = 4  # at a time
-_MOVE_GAIN = 0.0005
+SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # and later, in units of the time that is left to the deadline
+_PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # and of a step between those, around the best
+_PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
 _LEAST_GAIN = 0.003  # below that a deadline is not worth having
 
@@ -44,30 +45,7 @@ def _next_step(instance: Instance) -> tuple[float, str]:
     return float(instance.seconds[min(len(instance.running) + 1, instance.slots)]), instance.name
 
 
-def _compiled() -> Any:
-    """Imported when it is first needed: numba takes a second, and small runs never need it."""
-    from producers.dispatch import makespan
-
-    return makespan
-
-
 _Window = tuple[np.ndarray, list[Key]]  # declared lengths, ascending, and whose they are
-
-
-@dataclass
-class _State:
-    """The board as arrays: one row a sample, those that wait and those that run."""
-
-    beliefs: np.ndarray
-    predicted: np.ndarray
-    keys: list[Key]
-    names: list[str]  # of instances
-    order: np.ndarray
-    where: np.ndarray
-    tokens: np.ndarray
-    tables: np.ndarray
-    slots: np.ndarray
-    stalls: np.ndarray
 
 
 class DeadlinePolicy:
@@ -79,14 +57,14 @@ class DeadlinePolicy:
 
     def __init__(
         self,
-        beliefs: Beliefs,
+        ranks: Ranks,
         *,
         seed: int = 0,
         replans: int = 0,
         thrift: float = float("inf"),
         move_s: float | None = None,
     ) -> None:
-        self._beliefs, self._replans, self._thrift = beliefs, replans, thrift
+        self.ranks, self._replans, self._thrift = ranks, replans, thrift
         self._cost_s = _USUAL_COST_S  # of a choice
         self._move_s = move_s
         self.moves: list[tuple[Key, str]] = []  # running jobs, and the instances that shall go on with them
@@ -94,18 +72,14 @@ class DeadlinePolicy:
         self.plan: Plan | None = None
         self.wakes_at = float("inf")
         self._span_s = 0.0  # from the newest admission to the end that was expected then
-        self._pairs: list[tuple[float, float]] = []
-        self._belief: dict[Key, np.ndarray] = {}
         self._said: dict[Key, float] = {}  # the step of its instance at which a running job is thought to end
         self._last: dict[str, float] = {}  # the largest of those of an instance
         self._kept: list[_Window] | None = None
+        self._told: dict[Key, float] = {}  # declared lengths of what waits
         self._all_alive = np.ones(0, np.bool_)
+        self._doubted = 0.0  # by the choice that was made last
 
     def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
-        self._beliefs.observe(self._pairs)
-        self._pairs.clear()
-        rows = self._beliefs.quantiles(np.array([job.prompt.predicted for job in jobs]))
-        self._belief.update({job.key: row for job, row in zip(jobs, rows, strict=True)})
         self._choose(board, now)
         self._span_s = self.plan.ends - now if self.plan else 0.0
 
@@ -113,17 +87,27 @@ class DeadlinePolicy:
         self._choose(board, now)
 
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
-        self._pairs.append((job.prompt.predicted, length))
-        self._belief.pop(job.key, None)
+        self._told.pop(job.key, None)
         if self.plan is None or self.plan.deadline >= NO_DEADLINE:
             return
         last = self._last.get(instance.name, 0.0)
         if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= instance.steps:
             self._look_again(instance)
 
+    def corrected(self, board: Board, keys: Sequence[Key]) -> None:
+        if self.plan is None or self.plan.deadline >= NO_DEADLINE:
+            return
+        self._kept = None
+        for key in keys:
+            self._told.pop(key, None)
+            self._said.pop(key, None)
+        for instance in board.instances.values():
+            if any(key in instance.running for key in keys):
+                self._look_again(instance)
+
     def tick(self, board: Board, now: float) -> bool:
         """Choose again if it is time; True if that was done."""
-        if now < self.wakes_at:
+        if now < self.wakes_at and self.ranks.doubt <= self._doubted:
             return False
         self.wakes_at = float("inf")
         self._choose(board, now, again=True)
@@ -163,7 +147,7 @@ class DeadlinePolicy:
             batch = min(len(instance.running), instance.slots - 1)
             for window in windows:
                 keys = window[0]
-                place = _compiled().pick(
+                place = compiled().pick(
                     keys, self._all_alive[: len(keys)], len(keys) - 1, batch, self._longest(instance),
                     instance.seconds, limit - now,
                 )  # fmt: skip
@@ -179,7 +163,10 @@ class DeadlinePolicy:
             self._kept = []
             for window in board.waiting.windows():
                 names = [key for _, key in window]
-                keys = [_compiled().declared(self._belief[key], 0.0, quantile) for key in names]
+                for key in names:
+                    if key not in self._told:
+                        self._told[key] = compiled().declared(self.ranks.row[key], 0.0, quantile)
+                keys = [self._told[key] for key in names]
                 self._kept.append((np.maximum.accumulate(keys), names))
             most = max((len(names) for _, names in self._kept), default=0)
             self._all_alive = np.ones(most, np.bool_)
@@ -209,7 +196,7 @@ class DeadlinePolicy:
         for key in instance.running:
             if self._said.get(key, 0.0) <= instance.steps:
                 tokens = instance.tokens(key)
-                left = _compiled().declared(self._belief[key], tokens, self.plan.quantile) - tokens
+                left = compiled().declared(self.ranks.row[key], tokens, self.plan.quantile) - tokens
                 self._said[key] = instance.steps + left
             self._last[instance.name] = max(self._last[instance.name], self._said[key])
 
@@ -220,16 +207,19 @@ class DeadlinePolicy:
             self.wakes_at = float("inf")
             return
         self._kept = None
+        self._told.clear()
+        self.ranks.look(board)
+        self._doubted = self.ranks.doubt
         self._said.clear()  # what runs is declared anew, by the quantile in force
         if self._worth_it(board):
-            self.plan = self._best(self._state(board, now), now, again)
+            self.plan = self._best(state_of(board, self.ranks, now), now, again)
             for instance in board.instances.values():
                 self._look_again(instance)
         else:
             self.plan = Plan(0.5, NO_DEADLINE, now)
         if self._replans and self.plan.ends > now:
             # of what is left, and not ever more often towards the end
-            step = max(self.plan.ends - now, self._span_s / 4) / self._replans
+            step = max(self.plan.ends - now, self._span_s / 2) / self._replans
             self.wakes_at = now + step
 
     def _worth_it(self, board: Board) -> bool:
@@ -242,108 +232,55 @@ class DeadlinePolicy:
         alone = max(tokens) * min(float(i.seconds[1]) for i in board.instances.values())
         return max(sum(tokens) / speed, alone) * self._thrift >= self._cost_s
 
-    def _best(self, state: _State, now: float, again: bool) -> Plan:
+    def _best(self, state: State, now: float, again: bool) -> Plan:
         """Sift all settings with few draws, the better ones with more, the best with all.
 
         Again, once there is a deadline: settings near it, with half the draws, since that is often done.
         """
         began = time.monotonic()
-        stay, exact = self._in_force(now), self._beliefs.exact
+        stay, exact = self._in_force(now), self.ranks.beliefs.exact
         near_it = again and 0 < stay[1] < NO_DEADLINE
         draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
         few = draws[: len(draws) // 8 or 1]
-        unit = stay[1] if near_it else self._expected(few, state, 0.5, NO_DEADLINE)
-        span = SPAN_AGAIN if near_it else SPAN[::2] if again else SPAN
+        unit = stay[1] if near_it else state.expected(few, LONGEST_FIRST)
+        span = SPAN_AGAIN if near_it else SPAN
         width = (span[1] - span[0]) * unit
         grid = [(z, unit * share) for z in ((0.5,) if exact else QUANTILES) for share in span]
-        tried = self._sift(few, state, grid)[: 3 if again else 6]
+        tried = self._sift(few, state, grid)[: 3 if again else 4]
         none_yet = again and stay[1] >= NO_DEADLINE
-        if none_yet and self._expected(few, state, *tried[0]) > unit * _CLOSE:
+        if none_yet and state.expected(few, tried[0]) > unit * _CLOSE:
             tried = []  # still nothing that promises more than longest first
-        near = {(z, deadline + part * width) for z, deadline in tried for part in (-0.5, -0.25, 0, 0.25, 0.5)}
-        tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 6]
-        settings = {
-            setting: self._expected(draws, state, *setting) for setting in [*tried, (0.5, NO_DEADLINE)]
-        }
+        parts = _PARTS_EXACT if exact else _PARTS[1:-1] if again else _PARTS
+        near = {(z, deadline + part * width) for z, deadline in tried for part in parts}
+        tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 4]
+        settings = {setting: state.expected(draws, setting) for setting in [*tried, LONGEST_FIRST]}
         best = min(settings, key=lambda setting: settings[setting])
         if stay not in settings:
-            settings[stay] = self._expected(draws, state, *stay)
+            settings[stay] = state.expected(draws, stay)
         if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
             best = stay
         self.moves = []
-        if self._move_s is not None and not self._beliefs.exact:
-            settings[best] = self._find_moves(draws, state, best, settings[best])
+        if self._move_s is not None and not self.ranks.beliefs.exact:
+            moves, best, ends = find_moves(state, draws[: len(draws) // 2 or 1], best, self._move_s)
+            settings[best] = ends
+            self.moves = [(state.keys[row], state.names[target]) for row, target in moves]
         self._cost_s = time.monotonic() - began
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
         return Plan(best[0], deadline, now + settings[best])
 
-    def _find_moves(
-        self, draws: np.ndarray, state: _State, setting: tuple[float, float], ends: float
-    ) -> float:
-        """Move what is most often the last to where it runs faster, as long as that is expected to pay."""
-        assert self._move_s is not None
-        for _ in range(MOST_MOVES):
-            critical = np.zeros(len(state.where), np.int64)
-            self._expected(draws, state, *setting, critical)
-            batch = np.bincount(state.where[state.where >= 0], minlength=len(state.slots))
-            step = [
-                t[min(b + 1, n)] if b < n else NO_DEADLINE
-                for t, b, n in zip(state.tables, batch, state.slots, strict=True)
-            ]
-            targets = np.argsort(step)[:2]
-            found = None
-            for row in np.argsort(-critical)[:3]:
-                source = int(state.where[row])
-                if source < 0 or not critical[row]:
-                    continue
-                for target in targets:
-                    if target == source or step[target] >= NO_DEADLINE:
-                        continue
-                    stall = self._move_s * state.tokens[row]
-                    state.where[row], state.stalls[target] = target, state.stalls[target] + stall
-                    there = self._expected(draws, state, *setting)
-                    state.where[row], state.stalls[target] = source, state.stalls[target] - stall
-                    if there < ends * (1 - _MOVE_GAIN) and (found is None or there < found[0]):
-                        found = there, int(row), int(target)
-            if found is None:
-                break
-            ends, row, target = found
-            state.where[row] = target
-            state.stalls[target] += self._move_s * state.tokens[row]
-            self.moves.append((state.keys[row], state.names[target]))
-        return ends
-
-    def _in_force(self, now: float) -> tuple[float, float]:
+    def _in_force(self, now: float) -> Setting:
         """The settings so far, the deadline counted from now."""
         if self.plan is None or self.plan.deadline >= NO_DEADLINE:
             return 0.5, NO_DEADLINE
         return self.plan.quantile, self.plan.deadline - now
 
-    def _sift(
-        self, draws: np.ndarray, state: _State, settings: Sequence[tuple[float, float]]
-    ) -> list[tuple[float, float]]:
+    def _sift(self, draws: np.ndarray, state: State, settings: Sequence[Setting]) -> list[Setting]:
         """The settings, best first."""
-        return [setting for _, setting in sorted((self._expected(draws, state, *s), s) for s in settings)]
+        return [setting for _, setting in sorted((state.expected(draws, s), s) for s in settings)]
 
-    def _expected(
-        self,
-        draws: np.ndarray,
-        state: _State,
-        quantile: float,
-        deadline: float,
-        critical: np.ndarray | None = None,
-    ) -> float:
-        counts = np.zeros(len(state.where), np.int64) if critical is None else critical
-        return float(
-            _compiled().expected(
-                draws, state.beliefs, state.order, state.where, state.tokens, state.tables, state.slots,
-                state.stalls, quantile, deadline, counts,
-            )
-        )  # fmt: skip
-
-    def _draws(self, state: _State, count: int) -> np.ndarray:
+    def _draws(self, state: State, count: int) -> np.ndarray:
         """Lengths that are possible for samples that have as many tokens as these have."""
-        draws = self._beliefs.draws(state.predicted, count, self._rng)
+        draws = self.ranks.beliefs.draws(state.predicted, count, self._rng, state.kin, self.ranks.doubt)
         for row in np.flatnonzero(state.tokens > 0):
             tokens = state.tokens[row]
             left = state.beliefs[row][state.beliefs[row] > tokens]
@@ -352,29 +289,6 @@ class DeadlinePolicy:
             draws[impossible, row] = (
                 self._rng.choice(left, number)
                 if len(left)
-                else _compiled().declared(state.beliefs[row], tokens, 0.5)
+                else compiled().declared(state.beliefs[row], tokens, 0.5)
             )
         return draws
-
-    def _state(self, board: Board, now: float) -> _State:
-        instances = board.fastest_first
-        jobs = [(job, -1, 0.0) for job, _ in board.waiting]
-        for place, instance in enumerate(instances):
-            instance.advance(now)
-            # what it has beyond its slots waits there: for the plan, as if it waited here
-            ordered = sorted(instance.running.items(), key=lambda item: item[1].rank)
-            jobs += [(job, place, instance.tokens(key)) for key, job in ordered[: instance.slots]]
-            jobs += [(job, -1, 0.0) for _, job in ordered[instance.slots :]]
-        most = max(instance.slots for instance in instances)
-        tables = np.full((len(instances), most + 1), NO_DEADLINE)
-        for place, instance in enumerate(instances):
-            tables[place, : instance.slots + 1] = instance.seconds
-        beliefs = np.stack([self._belief[job.key] for job, _, _ in jobs])
-        predicted = np.array([job.prompt.predicted for job, _, _ in jobs])
-        return _State(
-            beliefs=beliefs, predicted=predicted, keys=[job.key for job, _, _ in jobs],
-            names=[instance.name for instance in instances], order=np.argsort(predicted, kind="stable"),
-            where=np.array([where for _, where, _ in jobs]),
-            tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
-            slots=np.array([instance.slots for instance in instances]), stalls=np.zeros(len(instances)),
-        )  # fmt: skip

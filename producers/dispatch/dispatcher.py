@@ -58,17 +58,25 @@ class Dispatcher:
             for job in jobs
             if job.key not in self._done and job.key not in self._home and job.key not in self._board.waiting
         ]
+        if fresh and self._policy.ranks is not None:
+            self._policy.ranks.admitted(fresh)
         for job in fresh:
-            self._board.waiting.add(job, job.prompt.predicted)
+            self._wait(job)
         if fresh:
             self._policy.admitted(self._board, fresh, now)
             self._ask_all = True
+
+    def _wait(self, job: Job) -> None:
+        ranks = self._policy.ranks
+        self._board.waiting.add(job, job.prompt.predicted if ranks is None else ranks.rank(job))
 
     def forget(self, useless: Callable[[Job], bool]) -> None:
         """Jobs that wait and that nobody needs any more."""
         for job in [job for job, _ in self._board.waiting if useless(job)]:
             self._done.add(job.key)
             self._board.waiting.remove(job.key)
+            if self._policy.ranks is not None:
+                self._policy.ranks.forget(job)
 
     def join(self, name: str, slots: int, seconds: np.ndarray, now: float) -> None:
         """An instance is there. One that is known is taken to have started anew: it runs nothing."""
@@ -128,7 +136,7 @@ class Dispatcher:
                 del self._home[key]
                 job = self._board.instances[name].end(key)
                 assert job is not None
-                self._board.waiting.add(job, job.prompt.predicted)
+                self._wait(job)
                 back.append(job)
         if back:
             self._policy.admitted(self._board, back, now)
@@ -142,7 +150,7 @@ class Dispatcher:
             self._home.pop(key, None)
             self._asked_back.discard(key)
             self._on_the_way.discard(key)
-            self._board.waiting.add(job, job.prompt.predicted)
+            self._wait(job)
         lost = len(instance.running)
         instance.running.clear()
         return lost
@@ -153,7 +161,7 @@ class Dispatcher:
         self._asked_back.discard(key)
         self._on_the_way.discard(key)
         if key in self._board.waiting:
-            self._board.waiting.remove(key)
+            self._learn(self._board.waiting.remove(key), length)
             return
         name = self._home.pop(key, None)
         if name is None:
@@ -163,9 +171,15 @@ class Dispatcher:
         job = instance.end(key)
         assert job is not None
         self._policy.finished(self._board, instance, job, length, now)
+        self._learn(job, length)
         if self._latency_s and instance.ahead != EVERYTHING:
             instance.ahead = 1 + round(instance.rate(now) * self._latency_s)
         self._ask.add(name)
+
+    def _learn(self, job: Job, length: int) -> None:
+        ranks = self._policy.ranks
+        if ranks is not None and (keys := ranks.finished(self._board, job, length)):
+            self._policy.corrected(self._board, keys)
 
     def progress(self, name: str, tokens: Mapping[Key, int], now: float) -> None:
         """How far an instance is with what it runs."""
@@ -210,7 +224,10 @@ class Dispatcher:
             instance.advance(now)
         if self._policy.tick(board, now):
             self._ask_all = True
-        asked = [i for i in board.fastest_first if i.free > 0 and (self._ask_all or i.name in self._ask)]
+        asked = board.fastest_first
+        if not self._ask_all:
+            asked = [instance for instance in asked if instance.name in self._ask]
+        asked = [instance for instance in asked if instance.free > 0]
         self._ask_all = False
         self._ask.clear()
         while board.waiting and (chosen := self._policy.choose(board, asked, now)) is not None:

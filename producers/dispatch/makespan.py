@@ -105,14 +105,14 @@ def _pop(heap: np.ndarray, size: int, end: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def makespan(
-    lengths: np.ndarray, beliefs: np.ndarray, order: np.ndarray, where: np.ndarray, tokens: np.ndarray,
-    tables: np.ndarray, slots: np.ndarray, stalls: np.ndarray, z: float, deadline: float,
+    lengths: np.ndarray, beliefs: np.ndarray, told: np.ndarray, order: np.ndarray, where: np.ndarray,
+    tokens: np.ndarray, tables: np.ndarray, slots: np.ndarray, stalls: np.ndarray, z: float, deadline: float,
 ) -> tuple[float, int]:  # fmt: skip
     """Seconds until all is done, from now on, and the sample that is done last.
 
-    lengths: true ones of this draw. order: samples by belief, shortest first. where: the instance that runs a
-    sample, -1 if it waits, -2 if it is done. tokens: how many it has. stalls: seconds in which an instance
-    does something else first.
+    lengths: true ones of this draw. told: declared ones, as of now. order: samples by belief, shortest
+    first. where: the instance that runs a sample, -1 if it waits, -2 if it is done. tokens: how many it has.
+    stalls: seconds in which an instance does something else first.
     """
     n, count, most = len(lengths), len(tables), tables.shape[1] - 1
     running = np.empty((count, most), np.int64)  # a heap by end
@@ -122,6 +122,7 @@ def makespan(
     end = np.empty(n)  # the step of its instance at which a sample ends
     said = np.empty(n)  # the same as declared
     last = np.zeros(count)  # the largest of `said` on the instance
+    due = np.full(count, NO_DEADLINE)  # when its next sample ends
     waiting = np.empty(n, np.int64)
     keys = np.empty(n)
     left = size = 0
@@ -130,17 +131,21 @@ def makespan(
         if i == -2:
             continue
         left += 1
-        told = declared(beliefs[sample], tokens[sample], z)
         if i == -1:
             waiting[size] = sample
-            keys[size] = max(told, keys[size - 1]) if size else told  # ascending, as `pick` needs them
+            keys[size] = (
+                max(told[sample], keys[size - 1]) if size else told[sample]
+            )  # ascending, as `pick` needs them
             size += 1
         else:
             end[sample] = max(lengths[sample] - tokens[sample], 1.0)
-            said[sample] = told - tokens[sample]
+            said[sample] = told[sample] - tokens[sample]
             last[i] = max(last[i], said[sample])
             _push(running[i], batch[i], end, sample)
             batch[i] += 1
+    for i in range(count):
+        if batch[i] > 0:
+            due[i] = at[i] + end[running[i, 0]] * tables[i, batch[i]]
     keys = keys[:size]
     alive = np.ones(size, np.bool_)
     top = size - 1
@@ -155,7 +160,7 @@ def makespan(
                 break
             limit = deadline
             for k in range(count):  # if one will be late anyway, the others need not hurry
-                if batch[k] > 0:
+                if batch[k] > 0 and now + (last[k] - steps[k]) * tables[k, 1] > limit:
                     made = steps[k] + (now - at[k]) / tables[k, batch[k]]
                     limit = max(limit, now + (last[k] - made) * tables[k, 1])
             place = top
@@ -183,16 +188,12 @@ def makespan(
             last[i] = max(last[i], said[sample])
             _push(running[i], batch[i], end, sample)
             batch[i] += 1
-        soonest, event = NO_DEADLINE, -1
-        for i in range(count):
-            if batch[i] > 0:
-                moment = at[i] + (end[running[i, 0]] - steps[i]) * tables[i, batch[i]]
-                if moment < soonest:
-                    soonest, event = moment, i
-        if event < 0:  # nothing runs and nobody took anything: the deadline can't be kept
+            due[i] = now + (end[running[i, 0]] - steps[i]) * tables[i, batch[i]]
+        event = int(np.argmin(due))
+        if due[event] >= NO_DEADLINE:  # nothing runs and nobody took anything: the deadline can't be kept
             deadline = NO_DEADLINE
             continue
-        now, i = soonest, event
+        now, i = due[event], event
         begin, stop = i, i + 1
         steps[i], at[i] = end[running[i, 0]], now
         rescan = False
@@ -210,6 +211,9 @@ def makespan(
                     done = lengths[sample] - (end[sample] - steps[i])
                     said[sample] = steps[i] + declared(beliefs[sample], done, z) - done
                 last[i] = max(last[i], said[sample])
+        due[i] = NO_DEADLINE
+        if batch[i] > 0:
+            due[i] = now + (end[running[i, 0]] - steps[i]) * tables[i, batch[i]]
     return now, final
 
 
@@ -221,8 +225,13 @@ def expected(
 ) -> float:  # fmt: skip
     """Mean of the makespan over draws of all lengths; `critical`: how often each sample was the last."""
     total = 0.0
+    told = np.empty(len(order))
+    for sample in range(len(order)):
+        told[sample] = declared(beliefs[sample], tokens[sample], z)
     for lengths in draws:
-        seconds, final = makespan(lengths, beliefs, order, where, tokens, tables, slots, stalls, z, deadline)
+        seconds, final = makespan(
+            lengths, beliefs, told, order, where, tokens, tables, slots, stalls, z, deadline
+        )
         total += seconds
         critical[final] += 1
     return total / len(draws)

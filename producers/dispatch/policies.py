@@ -7,11 +7,19 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from producers.dispatch.board import Board, Instance
+from producers.dispatch.ranks import Ranks
 from producers.jobs import Job, Key
 
 
 class Policy(Protocol):
     """Decides what a free slot gets."""
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """What it believes of lengths, which is corrected as samples finish; None: it goes by predictions."""
+
+    def corrected(self, board: Board, keys: Sequence[Key]) -> None:
+        """Something else is believed of these."""
 
     def tick(self, board: Board, now: float) -> bool:
         """Time has passed. True if all instances shall be asked again."""
@@ -43,6 +51,9 @@ class _Steady:
     """What a policy that never changes its mind has to say."""
 
     wakes_at = float("inf")
+    ranks: Ranks | None = None
+
+    def corrected(self, board: Board, keys: Sequence[Key]) -> None: ...
 
     def tick(self, board: Board, now: float) -> bool:
         return False
@@ -67,6 +78,9 @@ class _Steady:
 
 class LongestFirst(_Steady):
     """One queue for all, the longest first: the best of the simple ones."""
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks
 
     def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None: ...
 

@@ -29,8 +29,9 @@ from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import CurveError, LatencyCurve, curve_of, flat
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.moves import Moves, Process
+from producers.dispatch.on_the_way import Moves, Process
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.dispatch.ranks import Ranks
 from producers.dispatch.recovery import Past
 from producers.jobs import Job, Key
 from schemas.identity import sample_id, sample_key
@@ -50,7 +51,8 @@ def policy_of(spec: RunSpec) -> Policy:
     """The policy that the run file names."""
     name = spec.dispatch.policy
     if name == "deadline":
-        return DeadlinePolicy(Beliefs(spec.sampling.max_tokens), seed=spec.seed, replans=8, thrift=0.02)
+        ranks = Ranks(Beliefs(spec.sampling.max_tokens))
+        return DeadlinePolicy(ranks, seed=spec.seed, replans=8, thrift=0.02)
     if name == "longest_first":
         return LongestFirst()
     if name == "round_robin":

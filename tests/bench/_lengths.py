@@ -31,11 +31,11 @@ def paper_lengths(count: int, longest: int, rng: np.random.Generator) -> np.ndar
     return np.maximum(1, np.floor(drawn * longest / _HIGH)).astype(int)
 
 
-def bound(lengths: Sequence[int], tables: Sequence[np.ndarray]) -> float:
-    """No schedule is faster: sum of g(T / L) L <= N T, and the longest alone on the fastest.
+def work_of_pace(tables: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Corners of g: what a token costs its instance at the least, by the seconds that it takes.
 
     A token made in a batch of b takes PTL(b), and 1/b of that from its instance; g is the lower convex hull
-    of those points. With unequal instances the envelope is over all of them, which keeps it a bound.
+    of those points.
     """
     points = sorted({(float(t[b]), float(t[b]) / b) for t in tables for b in range(1, len(t))})
     hull: list[tuple[float, float]] = []
@@ -48,6 +48,15 @@ def bound(lengths: Sequence[int], tables: Sequence[np.ndarray]) -> float:
             hull.pop()
         hull.append((x, y))
     xs, ys = np.array(hull).T
+    return xs, ys
+
+
+def bound(lengths: Sequence[int], tables: Sequence[np.ndarray]) -> float:
+    """No schedule is faster: sum of g(T / L) L <= N T, and the longest alone on the fastest.
+
+    With unequal instances the envelope is over all of them, which keeps it a bound.
+    """
+    xs, ys = work_of_pace(tables)
     wanted = np.asarray(lengths, float)
 
     def fits(seconds: float) -> bool:

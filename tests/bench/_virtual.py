@@ -46,7 +46,7 @@ def generate(
     engines = {
         f"g{number:03d}": ReplayEngine(
             table,
-            lambda request: lengths[named[request.id]] - len(request.prompt),
+            left_of,
             clock,
             prefill_s=PREFILL_S,
         )
@@ -58,8 +58,11 @@ def generate(
         dispatcher.join(name, len(table) - 1, table, 0.0)
     dispatcher.admit(jobs, 0.0)
     left = len(jobs)
+    ends = dict.fromkeys(engines, float("inf"))  # when each engine's next sample is done
     while True:
+        touched: set[str] = set()
         for name, given in dispatcher.turn(clock.time).items():
+            touched.add(name)
             for job in given:
                 begun[job.key] = clock.time
                 engines[name].submit(Request(sample_id(*job.key), (), 1 << 30, 0, job.prompt.predicted))
@@ -67,14 +70,17 @@ def generate(
             name = sample_id(*job.key)
             tokens = engines[source].unfinished()[name]
             so_far[job.key] = so_far.get(job.key, 0) + tokens
+            touched |= {source, target}
             engines[source].abort([name])
             engines[target].submit(Request(name, range(so_far[job.key]), 1 << 30, 0, job.prompt.predicted))
             dispatcher.arrived(job.key)
         if not left:
             return clock.time
-        clock.time = min(dispatcher.wakes_at, *(engine.next_end() for engine in engines.values()))
-        for number, engine in enumerate(engines.values()):
-            if engine.next_end() > clock.time:
+        for name in touched:
+            ends[name] = engines[name].next_end()
+        clock.time = min(dispatcher.wakes_at, *ends.values())
+        for number, (name, engine) in enumerate(engines.items()):
+            if ends[name] > clock.time:
                 continue
             for done in engine.step(0.0):
                 left -= 1
@@ -82,3 +88,4 @@ def generate(
                 dispatcher.finished(key, lengths[key], clock.time)
                 if trace is not None:
                     trace.append(Span(number, begun[key], clock.time, lengths[key]))
+            ends[name] = engine.next_end()

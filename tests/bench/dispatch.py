@@ -3,12 +3,13 @@
 1,024 samples of the paper's length histogram (section 4.2's latency curve), all waiting at the start;
 the ranker errs log-normally (sigma 0.25), or knows (oracle). What it is worth is measured on 4,096
 samples before, as a run would have them. The real dispatcher gives them to `ReplayEngine`s in virtual time.
+Other cases: samples in groups; and what a policy may not have been made for (`_workloads.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,23 @@ from rich.progress import track
 from rich.table import Table
 
 from producers.dispatch.algorithm2 import Algorithm2
-from producers.dispatch.beliefs import KEPT, Beliefs
+from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.dispatch.ranks import Ranks
 from producers.jobs import Job
 from schemas.messages import TRAIN, Prompt
 from tests.bench._gantt import draw as draw_gantt
-from tests.bench._lengths import CURVE, bound, paper_lengths
+from tests.bench._lengths import bound
 from tests.bench._virtual import PREFILL_S, Span, generate
+from tests.bench._workloads import CASES, INDEPENDENT, SAMPLES, Case, Workload, own, paper
 
-SAMPLES, SIGMA, REPLANS = 1024, 0.25, 8
+REPLANS = 8
 SHAPES = [(instances, slots) for instances in (4, 8, 16) for slots in (32, 64, 256)]
 COLUMNS = (
-    "fifo", "round_robin", "longest_first", "algorithm2", "algorithm2_oracle", "ours_static", "ours",
-    "ours_oracle", "bound",
+    "fifo", "round_robin", "longest_first", "longest_first_corrected", "algorithm2", "algorithm2_oracle",
+    "ours_static", "ours", "ours_oracle", "bound",
 )  # fmt: skip
-
-Draw = Callable[[int, np.random.Generator], np.ndarray]
 
 
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
@@ -42,61 +43,64 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m tests.bench dispatch")
     parser.add_argument("--seed", type=int, default=0, help="draw anew")
     parser.add_argument("--draws", type=int, default=5 if quick else 20)
+    parser.add_argument("--case", help="only the cases whose name has this in it")
+    parser.add_argument("--possible", action="store_true", help="say what could be reached (slow)")
     parser.add_argument("--lengths", type=Path, help="a file with lengths of your own, one a line")
     parser.add_argument("--draw", type=Path, help="draw one iteration by policy (8 x 256) into this file")
     given = parser.parse_args(argv)
     if given.draw:
         _draw(given.draw, np.random.default_rng(given.seed))
     rows = []
-    cases = [(name, draw, shape) for name, draw in _sources(given.lengths, quick) for shape in SHAPES]
-    for name, draw, (instances, slots) in track(cases, "dispatch", console=Console(stderr=True)):
+    cases = [case for case in _cases(given.lengths, quick) if (given.case or "") in case[0].name]
+    for case, (instances, slots) in track(cases, "dispatch", console=Console(stderr=True)):
         measured = [
-            _one(draw, instances, slots, np.random.default_rng([given.seed, number]))
-            for number in range(given.draws)
+            _one(case, instances, slots, np.random.default_rng([given.seed, number]), possible=given.possible)
+            for number in range(given.draws if case.name == INDEPENDENT else max(2, given.draws // 2))
         ]
-        means = {column: float(np.mean([one[column] for one in measured])) for column in COLUMNS}
-        rows.append({"lengths": name, "instances": instances, "slots": slots, **means})
+        means = {column: float(np.mean([one[column] for one in measured])) for column in measured[0]}
+        rows.append(
+            {"case": case.name, "lengths": case.lengths, "instances": instances, "slots": slots, **means}
+        )
     return _report(rows)
 
 
-def _sources(file: Path | None, quick: bool) -> list[tuple[str, Draw]]:
+def _cases(file: Path | None, quick: bool) -> list[tuple[Case, tuple[int, int]]]:
     if file is not None:
-        own = np.array([int(line) for line in file.read_text().split()])
-        return [(file.name, lambda count, rng: rng.choice(own, count))]
-    return [
-        (f"{longest // 1000}K", lambda count, rng, longest=longest: paper_lengths(count, longest, rng))
-        for longest in ((20_000,) if quick else (20_000, 10_000, 5_000))
-    ]
+        mine = own(file.name, np.array([int(line) for line in file.read_text().split()]))
+        return [(mine, shape) for shape in SHAPES]
+    longest = (20_000,) if quick else (20_000, 10_000, 5_000)
+    wanted = [(paper(length), shape) for length in longest for shape in SHAPES]
+    return wanted + [(case, shape) for case in CASES for shape in (case.shapes if quick else SHAPES)]
 
 
 def _draw(file: Path, rng: np.random.Generator) -> None:
     traces: dict[str, list[Span]] = {}
-    _one(lambda count, rng: paper_lengths(count, 20_000, rng), 8, 256, rng, traces)
+    _one(paper(20_000), 8, 256, rng, traces)
     wanted = ("fifo", "longest_first", "algorithm2", "ours", "ours_oracle")
     shown = {name.replace("_", " "): traces[name] for name in wanted}
     draw_gantt(shown, f"{SAMPLES} samples on 8 instances of 256 slots", file)
 
 
 def _one(
-    draw: Draw,
+    case: Case,
     instances: int,
     slots: int,
     rng: np.random.Generator,
     traces: dict[str, list[Span]] | None = None,
+    *,
+    possible: bool = False,
 ) -> dict[str, float]:
     """All policies on one draw."""
-    tables = [CURVE.table(slots)] * instances
-    true = draw(SAMPLES + KEPT, rng)
-    guessed = true * np.exp(rng.normal(0, SIGMA, len(true)))
-    longest = int(true.max())
-    lengths = {(group, 0): int(length) for group, length in enumerate(true[:SAMPLES])}
-    noisy, oracle = [_jobs(predicted[:SAMPLES]) for predicted in (guessed, true.astype(float))]
+    tables = case.tables(instances, slots)
+    now, before = case.draw(rng)
     seed = int(rng.integers(1 << 30))
+    noisy, oracle = _jobs(now, now.predicted), _jobs(now, now.true.astype(float))
+    lengths = {job.key: int(length) for job, length in zip(noisy, now.true, strict=True)}
 
-    def ours(predicted: np.ndarray, **options: Any) -> DeadlinePolicy:
-        beliefs = Beliefs(longest)
-        beliefs.observe(zip(predicted[SAMPLES:], true[SAMPLES:], strict=True))
-        return DeadlinePolicy(beliefs, seed=seed, **options)
+    def ranks(*, exact: bool = False, corrects: bool = True) -> Ranks:
+        beliefs = Beliefs(max(int(now.true.max()), int(before.true.max())))
+        beliefs.observe(before.pairs(exact=exact))
+        return Ranks(beliefs, corrects=corrects)
 
     policies: dict[str, tuple[Sequence[Job], Policy]] = {
         "fifo": (noisy, RandomFifo(seed)),
@@ -104,49 +108,66 @@ def _one(
         "longest_first": (noisy, LongestFirst()),
         "algorithm2": (noisy, Algorithm2()),
         "algorithm2_oracle": (oracle, Algorithm2()),
-        "ours_static": (noisy, ours(guessed)),
-        "ours": (noisy, ours(guessed, replans=REPLANS, move_s=PREFILL_S)),
-        "ours_oracle": (oracle, ours(true)),
+        "ours_static": (noisy, DeadlinePolicy(ranks(corrects=False), seed=seed)),
+        "ours": (noisy, DeadlinePolicy(ranks(), seed=seed, replans=REPLANS, move_s=PREFILL_S)),
+        "ours_oracle": (oracle, DeadlinePolicy(ranks(exact=True), seed=seed)),
     }
-    found = {"bound": bound(true[:SAMPLES].tolist(), tables)}
+    if case.grouped:
+        policies["longest_first_corrected"] = noisy, LongestFirst(ranks())
+    found = {"bound": bound(now.true.tolist(), tables)}
     for name, (jobs, policy) in policies.items():
         trace: list[Span] = []
         found[name] = generate(jobs, lengths, tables, policy, trace)
         if traces is not None:
             traces[name] = trace
+    found.setdefault("longest_first_corrected", found["longest_first"])
+    if possible:
+        from tests.bench._possible import possible as reachable
+
+        found["possible"] = reachable(ranks().beliefs.quantiles(now.predicted), tables)
     return {name: value / found["fifo"] for name, value in found.items()}
 
 
-def _jobs(predicted: np.ndarray) -> list[Job]:
-    """Independent samples: groups of one."""
-    return [
-        Job(
-            Prompt(
-                run="bench", purpose=TRAIN, group=group, size=1, problem_id=str(group), problem="{}", epoch=0,
-                tokens=np.zeros(1, np.int32), window=0, mini=0, bundle=group, bundle_groups=1, min_version=0,
-                predicted=float(length), predictor="bench", length_class=0, edges=[], admitted_at=0.0,
-            ),
-            0,
-        )
-        for group, length in enumerate(predicted)
-    ]  # fmt: skip
+def _jobs(workload: Workload, predicted: np.ndarray) -> list[Job]:
+    jobs: list[Job] = []
+    size = np.bincount(workload.group)
+    index = {group: iter(range(count)) for group, count in enumerate(size)}
+    for group, length in zip(workload.group.tolist(), predicted, strict=True):
+        prompt = Prompt(
+            run="bench", purpose=TRAIN, group=group, size=int(size[group]), problem_id=str(group),
+            problem="{}", epoch=0, tokens=np.zeros(1, np.int32), window=0, mini=0, bundle=group,
+            bundle_groups=1, min_version=0, predicted=float(length), predictor="bench", length_class=0,
+            edges=[], admitted_at=0.0,
+        )  # fmt: skip
+        jobs.append(Job(prompt, next(index[group])))
+    return jobs
 
 
 def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     table = Table(title=f"seconds to generate {SAMPLES} samples; random FIFO = 1")
-    for column in ("lengths", "instances", "slots", *COLUMNS):
+    for column in ("case", "lengths", "instances", "slots", *COLUMNS):
         table.add_column(column.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(
-            row["lengths"], str(row["instances"]), str(row["slots"]), *(f"{row[c]:.3f}" for c in COLUMNS)
-        )
-    Console(width=150).print(table)
-    simple = [min(row["round_robin"], row["longest_first"]) for row in rows]
-    gains = {
-        f"{name}_gain": float(np.mean([1 - row[name] / best for row, best in zip(rows, simple, strict=True)]))
-        for name in ("ours_static", "ours")
-    }
-    over = [row["ours_oracle"] / row["bound"] for row in rows]
+            row["case"], row["lengths"], str(row["instances"]), str(row["slots"]),
+            *(f"{row[c]:.3f}" for c in COLUMNS),
+        )  # fmt: skip
+    Console(width=170).print(table)
+    independent = [row for row in rows if row["case"] == INDEPENDENT]
+    grouped = [row for row in rows if "group" in row["case"]]
+    found: dict[str, float] = {}
+    for which, mine in (("", independent), ("groups_", grouped)):
+        for name in [name for name in ("ours_static", "ours", "possible") if mine and name in mine[0]]:
+            found[f"{which}{name}_gain"] = float(np.mean([1 - row[name] / _simple(row) for row in mine]))
+    over = [row["ours_oracle"] / row["bound"] for row in independent]
+    if over:
+        found |= {"oracle_over_bound": float(np.mean(over)), "oracle_over_bound_worst": max(over)}
+    for name in ("ours_static", "ours"):
+        found[f"{name}_over_simple_worst"] = max((row[name] / _simple(row) for row in rows), default=0.0)
     rounded = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-    gains |= {"oracle_over_bound": float(np.mean(over)), "oracle_over_bound_worst": max(over)}
-    return {"rows": rounded, **{name: round(value, 4) for name, value in gains.items()}}
+    return {"rows": rounded, **{name: round(value, 4) for name, value in found.items()}}
+
+
+def _simple(row: dict[str, Any]) -> float:
+    """The best simple policy, which corrects nothing."""
+    return float(min(row["round_robin"], row["longest_first"]))

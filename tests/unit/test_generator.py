@@ -84,7 +84,7 @@ class Running:
             run=context.run, instance=context.name,
             start=start or self.read("instances", InstanceReport)[0].start,
             prompts=[encode(one) for one in prompts], indexes=[[0, 1] for _ in prompts],
-            withdrawn=list(withdrawn), sent_at=0.0,
+            withdrawn=list(withdrawn), moving=[], parts=[], sent_at=0.0,
         )  # fmt: skip
         context.writer.send(
             context.topics.assignments, encode(assignment), key=context.name,

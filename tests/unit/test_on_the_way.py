@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.moves import Moves, Process
+from producers.dispatch.on_the_way import Moves, Process
 from producers.dispatch.policies import LongestFirst
 from producers.jobs import Job, Key
 from schemas.messages import Part

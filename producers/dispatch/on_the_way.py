@@ -1,0 +1,59 @@
+"""Samples on their way from one instance to another, with what they have so far.
+
+dispatcher ── "hand it over" ──► source ── part ──► <run>.parts ──► dispatcher ── job and part ──► target
+
+If the source is gone or says nothing, the target begins it anew: then only time is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from producers.jobs import Job, Key
+from schemas.messages import Part
+
+Process = tuple[str, str]  # name and start of an instance
+
+
+@dataclass(frozen=True)
+class _Move:
+    job: Job
+    source: Process
+    target: Process
+    began_at: float
+
+
+class Moves:
+    """Those that have not arrived."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._moves: dict[Key, _Move] = {}
+
+    def begin(self, job: Job, source: Process, target: Process, now: float) -> None:
+        """A sample is to move."""
+        self._moves[job.key] = _Move(job, source, target, now)
+
+    def arrived(self, part: Part) -> tuple[Process, Job] | None:
+        """A sample's part is on the log: who goes on with it; None if that is settled already."""
+        move = self._moves.get((part.group, part.index))
+        if move is None or move.source[0] != part.generator:
+            return None
+        del self._moves[part.group, part.index]
+        return move.target, replace(move.job, part=part)
+
+    def finished(self, key: Key) -> None:
+        """It is made, by whomever."""
+        self._moves.pop(key, None)
+
+    def lost(self, is_there: Callable[[Process], bool], now: float) -> list[tuple[Process, Job]]:
+        """Samples whose source can't be expected to say anything any more: who begins them anew."""
+        gone = {
+            key: move
+            for key, move in self._moves.items()
+            if not is_there(move.source) or now - move.began_at > self._patience_s
+        }
+        for key in gone:
+            del self._moves[key]
+        return [(move.target, move.job) for move in gone.values()]

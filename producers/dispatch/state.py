@@ -1,0 +1,86 @@
+"""The board as arrays: what the compiled run of a plan works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from producers.dispatch.beliefs import Kin
+from producers.dispatch.board import NO_DEADLINE, Board
+from producers.dispatch.ranks import Ranks
+from producers.jobs import Key
+
+Setting = tuple[float, float]  # quantile, seconds from now to the deadline
+LONGEST_FIRST: Setting = 0.5, NO_DEADLINE
+
+
+def compiled() -> Any:
+    """Imported when it is first needed: numba takes a second, and small runs never need it."""
+    from producers.dispatch import makespan
+
+    return makespan
+
+
+@dataclass
+class State:
+    """One row a sample: those that wait and those that run."""
+
+    beliefs: np.ndarray
+    predicted: np.ndarray
+    kin: Kin | None
+    keys: Sequence[Key]
+    names: Sequence[str]  # of instances
+    order: np.ndarray
+    where: np.ndarray
+    tokens: np.ndarray
+    tables: np.ndarray
+    slots: np.ndarray
+    stalls: np.ndarray
+
+    def expected(self, draws: np.ndarray, setting: Setting, critical: np.ndarray | None = None) -> float:
+        """Mean of the makespan; `critical`: how often each sample was the last."""
+        counts = np.zeros(len(self.where), np.int64) if critical is None else critical
+        return float(
+            compiled().expected(
+                draws, self.beliefs, self.order, self.where, self.tokens, self.tables, self.slots,
+                self.stalls, *setting, counts,
+            )
+        )  # fmt: skip
+
+    def batch(self) -> np.ndarray:
+        """How many run on each instance."""
+        return np.bincount(self.where[self.where >= 0], minlength=len(self.slots))
+
+    def move(self, row: int, target: int, stall_s: float) -> None:
+        """A sample that runs goes on elsewhere, which costs time there."""
+        self.where[row] = target
+        self.stalls[target] += stall_s
+
+
+def state_of(board: Board, ranks: Ranks, now: float) -> State:
+    """As things stand."""
+    instances = board.fastest_first
+    jobs = [(job, -1, 0.0) for job, _ in board.waiting]
+    for place, instance in enumerate(instances):
+        instance.advance(now)
+        # what it has beyond its slots waits there: for the plan, as if it waited here
+        ordered = sorted(instance.running.items(), key=lambda item: item[1].rank)
+        jobs += [(job, place, instance.tokens(key)) for key, job in ordered[: instance.slots]]
+        jobs += [(job, -1, 0.0) for _, job in ordered[instance.slots :]]
+    most = max(instance.slots for instance in instances)
+    tables = np.full((len(instances), most + 1), NO_DEADLINE)
+    for place, instance in enumerate(instances):
+        tables[place, : instance.slots + 1] = instance.seconds
+    return State(
+        beliefs=np.stack([ranks.row[job.key] for job, _, _ in jobs]),
+        predicted=np.array([job.prompt.predicted for job, _, _ in jobs]),
+        kin=ranks.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],
+        names=[instance.name for instance in instances],
+        order=np.argsort(np.array([ranks.rank(job) for job, _, _ in jobs]), kind="stable"),
+        where=np.array([where for _, where, _ in jobs]),
+        tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
+        slots=np.array([instance.slots for instance in instances]), stalls=np.zeros(len(instances)),
+    )  # fmt: skip

@@ -1,0 +1,194 @@
+"""What members of a group tell of one another, a ranker that turns out to be wrong, and samples that move."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from producers.dispatch.beliefs import Beliefs, Kin
+from producers.dispatch.board import Board, Instance
+from producers.dispatch.deadline import DeadlinePolicy
+from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.moves import find_moves
+from producers.dispatch.policies import LongestFirst
+from producers.dispatch.ranks import Ranks, common_part
+from producers.dispatch.state import LONGEST_FIRST, state_of
+from producers.jobs import Job
+from schemas.messages import TRAIN, Prompt
+from tests.bench._lengths import CURVE, paper_lengths
+from tests.bench._virtual import PREFILL_S, generate
+
+LONGEST = 20_000
+
+
+def group_of(number: int, predicted: float, size: int) -> list[Job]:
+    prompt = Prompt(
+        run="r", purpose=TRAIN, group=number, size=size, problem_id=str(number), problem="{}", epoch=0,
+        tokens=np.zeros(1, np.int32), window=0, mini=0, bundle=number, bundle_groups=1, min_version=0,
+        predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
+    )  # fmt: skip
+    return [Job(prompt, index) for index in range(size)]
+
+
+def learned(alike: float, *, groups: int = 256, size: int = 8, seed: int = 0) -> Beliefs:
+    """Of a ranker whose errors have so much in common within a group."""
+    rng = np.random.default_rng(seed)
+    beliefs = Beliefs(LONGEST)
+    predicted = rng.uniform(500, 8000, groups)
+    common = rng.normal(0, 0.3 * math.sqrt(alike), groups)
+    own = rng.normal(0, 0.3 * math.sqrt(1 - alike), (groups, size))
+    true = predicted[:, None] * np.exp(common[:, None] + own)
+    beliefs.observe([[(p, float(t)) for t in row] for p, row in zip(predicted.tolist(), true, strict=True)])
+    beliefs.quantiles(np.ones(1))
+    return beliefs
+
+
+@pytest.mark.parametrize("alike", [0.3, 0.65, 0.9])
+def test_how_alike_a_group_is_is_measured(alike: float) -> None:
+    assert learned(alike).rho == pytest.approx(alike, abs=0.1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000))
+def test_chance_is_not_taken_for_likeness(seed: int) -> None:
+    assert learned(0.0, seed=seed).rho < 0.1
+    alone = Beliefs(LONGEST)
+    alone.observe([[(1000.0, 1000.0 + seed + step)] for step in range(500)])
+    alone.quantiles(np.ones(1))
+    assert alone.rho == 0
+
+
+@given(st.floats(0.05, 0.95), st.lists(st.floats(-2.4, 2.4), max_size=16))
+def test_what_is_done_tells_as_much_as_the_formula_says(rho: float, done: list[float]) -> None:
+    mean, variance = common_part(rho, done, [])
+    count = len(done)
+    whole = 1 + rho * (count - 1) if count else 1.0
+    assert mean == pytest.approx(rho * sum(done) / whole)
+    assert variance + 1 - rho == pytest.approx(1 - rho**2 * count / whole)
+
+
+@given(
+    st.floats(0.05, 0.95),
+    st.lists(st.floats(-2.4, 2.4), max_size=4),
+    st.lists(st.floats(-6, 6), min_size=1, max_size=8),
+)
+def test_what_is_longer_already_makes_the_others_longer_and_surer(
+    rho: float, done: list[float], floors: list[float]
+) -> None:
+    before, after = common_part(rho, done, []), common_part(rho, done, floors)
+    assert after[0] >= before[0]
+    assert 0 < after[1] <= before[1] + 1e-9
+
+
+def test_one_that_is_longer_already_tells_what_drawing_tells() -> None:
+    rng, rho, floor = np.random.default_rng(0), 0.6, 1.0
+    common = rng.normal(0, math.sqrt(rho), 400_000)
+    kept = common[common + rng.normal(0, math.sqrt(1 - rho), len(common)) > floor]
+    assert common_part(rho, [], [floor]) == pytest.approx((kept.mean(), kept.var()), rel=0.02)
+
+
+def test_draws_of_a_group_come_out_together() -> None:
+    beliefs = learned(0.65)
+    samples = 64
+    kin = Kin(
+        np.repeat(np.arange(samples // 2), 2), np.zeros(samples), np.full(samples, math.sqrt(0.65)),
+        np.full(samples, math.sqrt(0.35)),
+    )  # fmt: skip
+    draws = np.log(beliefs.draws(np.full(samples, 2000.0), 400, np.random.default_rng(0), kin))
+    alike = [np.corrcoef(draws[:, k], draws[:, k + 1])[0, 1] for k in range(0, samples, 2)]
+    others = [np.corrcoef(draws[:, k], draws[:, k + 2])[0, 1] for k in range(0, samples - 2, 2)]
+    assert np.mean(alike) == pytest.approx(0.65, abs=0.08)
+    assert abs(np.mean(others)) < 0.05
+
+
+@pytest.mark.parametrize(("alike", "first"), [(0.9, 0), (0.0, 1)])
+def test_what_waits_is_ranked_anew_when_one_of_its_group_is_done(alike: float, first: int) -> None:
+    """Group 0 is predicted to be the shorter one; one of it is done and was three times as long."""
+    dispatcher = Dispatcher(LongestFirst(Ranks(learned(alike))))
+    dispatcher.join("a", 1, CURVE.table(1), 0.0)
+    dispatcher.admit(group_of(0, 1000.0, 3), 0.0)
+    dispatcher.turn(0.0)
+    dispatcher.admit(group_of(1, 1100.0, 3), 0.0)
+    dispatcher.finished((0, 2), 3000, 20.0)
+    assert [job.key[0] for job in dispatcher.turn(20.0)["a"]] == [first]
+
+
+def test_one_that_runs_for_long_makes_the_waiting_of_its_group_longer() -> None:
+    ranks = Ranks(learned(0.9))
+    board = Board()
+    jobs = group_of(0, 1000.0, 3)
+    ranks.admitted(jobs)
+    instance = board.instances["a"] = Instance("a", 1, CURVE.table(1), 0.0)
+    instance.start(jobs[0])
+    for job in jobs[1:]:
+        board.waiting.add(job, ranks.rank(job))
+    ranks.look(board)
+    assert ranks.rank(jobs[1]) == 1000.0
+    instance.advance(1600 * float(CURVE.table(1)[1]))
+    ranks.look(board)
+    assert ranks.rank(jobs[1]) > 1400
+    assert board.waiting.rank(jobs[1].key) == ranks.rank(jobs[1])
+
+
+def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() -> None:
+    """A fifth of the samples was ranked the wrong way round, by a ranker that was good until now."""
+    rng = np.random.default_rng(2)
+    lengths = paper_lengths(1536, LONGEST, rng)
+    predicted = lengths * np.exp(rng.normal(0, 0.25, len(lengths)))
+    now = lengths[:512]
+    inverted = np.sort(now)[::-1][np.argsort(np.argsort(now))]
+    jobs = [
+        group_of(number, float(wrong if rng.random() < 0.2 else right), 1)[0]
+        for number, (right, wrong) in enumerate(zip(predicted[:512], inverted, strict=True))
+    ]
+    truth = {job.key: int(length) for job, length in zip(jobs, now, strict=True)}
+    tables = [CURVE.table(128)] * 4
+
+    def ours(*, corrects: bool, **options: float) -> float:
+        beliefs = Beliefs(LONGEST)
+        beliefs.observe([[pair] for pair in zip(predicted[512:], lengths[512:], strict=True)])
+        policy = DeadlinePolicy(Ranks(beliefs, corrects=corrects), **options)  # type: ignore[arg-type]
+        seconds = generate(jobs, truth, tables, policy)
+        assert bool(policy.ranks.doubt) is corrects
+        return seconds
+
+    simple = generate(jobs, truth, tables, LongestFirst())
+    trusting, doubting = ours(corrects=False), ours(corrects=True, replans=8, move_s=PREFILL_S)
+    assert trusting > 1.15 * simple, "else this shows nothing"
+    assert doubting < 1.08 * simple
+
+
+def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
+    board, ranks = Board(), Ranks(learned(0.0))
+    jobs = [group_of(number, 4000.0, 1)[0] for number in range(64)]
+    ranks.admitted(jobs)
+    for name in "abcd":
+        board.instances[name] = Instance(name, 64, CURVE.table(64), 0.0)
+    for job in jobs:
+        board.instances["b"].start(job, 100.0)
+    state = state_of(board, ranks, 0.0)
+    draws = ranks.beliefs.draws(state.predicted, 8, np.random.default_rng(0))
+    before = state.expected(draws, LONGEST_FIRST)
+    moves, _, after = find_moves(state, draws, LONGEST_FIRST, PREFILL_S)
+    assert after < 0.9 * before
+    assert np.ptp(state.batch()) <= 5
+    assert len(moves) == len({row for row, _ in moves})
+
+
+def test_nothing_moves_where_moving_costs_more_than_it_gains() -> None:
+    board, ranks = Board(), Ranks(learned(0.0))
+    jobs = [group_of(number, 4000.0, 1)[0] for number in range(8)]
+    ranks.admitted(jobs)
+    for name in "ab":
+        board.instances[name] = Instance(name, 8, CURVE.table(8), 0.0)
+    for job in jobs:
+        board.instances["a"].start(job, 3000.0)
+    state = state_of(board, ranks, 0.0)
+    draws = np.maximum(ranks.beliefs.draws(state.predicted, 8, np.random.default_rng(0)), 3001.0)
+    moves, _, _ = find_moves(state, draws, LONGEST_FIRST, 0.1)
+    assert not moves
+    assert not state.stalls.any()
