@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,6 +118,7 @@ class Board:
 
     waiting: Waiting = field(default_factory=Waiting)
     instances: dict[str, Instance] = field(default_factory=dict)
+    _fastest_first: list[Instance] = field(default_factory=list)
 
     def tokens(self, key: Key) -> float:
         """How many tokens a job has; 0 if it does not run."""
@@ -127,6 +128,12 @@ class Board:
         return 0.0
 
     @property
-    def fastest_first(self) -> list[Instance]:
+    def fastest_first(self) -> Sequence[Instance]:
         """Instances by the time of their shortest step."""
-        return sorted(self.instances.values(), key=lambda i: (i.seconds[1], i.name))
+        if not self._fastest_first:
+            self._fastest_first = sorted(self.instances.values(), key=lambda i: (i.seconds[1], i.name))
+        return self._fastest_first
+
+    def regrouped(self) -> None:
+        """Instances have come or gone, or have become faster or slower."""
+        self._fastest_first = []

@@ -78,13 +78,15 @@ class DeadlinePolicy:
         self._told: dict[Key, float] = {}  # declared lengths of what waits
         self._all_alive = np.ones(0, np.bool_)
         self._doubted = 0.0  # by the choice that was made last
+        self._came = False  # jobs, since then
+        self._regrouped_at: float | None = None  # since then
+        self._chosen_at = float("-inf")
 
     def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
-        self._choose(board, now)
-        self._span_s = self.plan.ends - now if self.plan else 0.0
+        self._came = True
 
     def regrouped(self, board: Board, now: float) -> None:
-        self._choose(board, now)
+        self._regrouped_at = now
 
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
         self._told.pop(job.key, None)
@@ -107,11 +109,25 @@ class DeadlinePolicy:
 
     def tick(self, board: Board, now: float) -> bool:
         """Choose again if it is time; True if that was done."""
-        if now < self.wakes_at and self.ranks.doubt <= self._doubted:
+        came = self._came
+        if not (came or self._must_regroup(now) or now >= self.wakes_at or self.ranks.doubt > self._doubted):
             return False
+        again = not came and self._regrouped_at is None
+        self._came, self._regrouped_at, self._chosen_at = False, None, now
         self.wakes_at = float("inf")
-        self._choose(board, now, again=True)
+        self._choose(board, now, again=again)
+        if came and self.plan is not None:
+            self._span_s = self.plan.ends - now
         return True
+
+    def _must_regroup(self, now: float) -> bool:
+        """A hundred instances that join one after the other are not a hundred reasons to choose anew.
+
+        Until then the choice in force rules the new one too.
+        """
+        if self._regrouped_at is None:
+            return False
+        return self.plan is None or now >= self._chosen_at + self._cost_s / self._thrift
 
     def take_moves(self) -> list[tuple[Key, str]]:
         moves, self.moves = self.moves, []

@@ -82,6 +82,7 @@ class Dispatcher:
         """An instance is there. One that is known is taken to have started anew: it runs nothing."""
         self._put_back(name)
         self._board.instances[name] = Instance(name, slots, seconds, now)
+        self._board.regrouped()
         self._regrouped(now)
 
     def adopt(self, name: str, keys: Iterable[Key]) -> None:
@@ -97,11 +98,13 @@ class Dispatcher:
         instance = self._board.instances[name]
         instance.advance(now)
         instance.seconds = seconds
+        self._board.regrouped()
 
     def leave(self, name: str, now: float) -> int:
         """An instance is gone; what it ran waits again. Returns how many that were."""
         lost = self._put_back(name)
         if self._board.instances.pop(name, None) is not None:
+            self._board.regrouped()
             self._regrouped(now)
         return lost
 

@@ -180,7 +180,7 @@ class Dispatching:
         for name, instance in list(self._instances.items()):
             others = [i.heard_at for other, i in self._instances.items() if other != name]
             if others and now - max(others) < 2 * REPORT_S:
-                instance.silent_s += passed
+                instance.silent_s += min(passed, now - instance.heard_at)
             if instance.silent_s > self._silence_s:
                 self._gone(name, f"was not heard of for {self._silence_s:g} s", now)
 

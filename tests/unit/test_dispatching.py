@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ import pytest
 
 from infra.process import Context
 from producers.dispatch import service as service_module
+from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.recovery import Past, look_back
 from producers.dispatch.service import Dispatching
+from producers.jobs import Job
 from schemas.identity import sample_id
 from schemas.messages import Assignment, InstanceReport, Prompt
 from schemas.topics import assignment_partition
@@ -206,3 +209,31 @@ def test_one_that_measured_slow_and_was_left_out_is_tried_again(
         service.check()
     finally:
         service.close()
+
+
+def test_who_was_heard_during_a_long_turn_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = make_context(SPEC, tmp_path)
+    first, second = Instance(context, "a", "1"), Instance(context, "b", "1")
+    held, go, plain = threading.Event(), threading.Event(), Dispatcher.turn
+    armed = threading.Event()
+
+    def long_turn(self: Dispatcher, now: float) -> dict[str, list[Job]]:
+        if armed.is_set() and not held.is_set():
+            held.set()
+            go.wait(20)
+        return plain(self, now)
+
+    monkeypatch.setattr(Dispatcher, "turn", long_turn)
+    with caplog.at_level(logging.INFO), dispatching(context):
+        soon(lambda: context.heart.counters.get("instances") == 2, "both", first, second)
+        armed.set()
+        soon(held.is_set, "a long turn", first, second)
+        until = time.monotonic() + 1.5 * SPEC.dispatch.silence_s
+        soon(lambda: time.monotonic() > until, "its end", first, second)
+        go.set()
+        until = time.monotonic() + 0.5
+        soon(lambda: time.monotonic() > until, "some more turns", first, second)
+        assert context.heart.counters["instances"] == 2
+    assert "not heard of" not in caplog.text
