@@ -64,6 +64,16 @@ class Left:
     tokens: np.ndarray  # all that it has
     logprobs: np.ndarray
 
+    def part(self, run: str, generator: str, now: float) -> Part:
+        """As it goes through the log."""
+        begun = self.begun
+        return Part(
+            run=run, group=begun.job.prompt.group, index=begun.job.index, tokens=self.tokens,
+            logprobs=self.logprobs, version_starts=np.array(begun.version_starts, dtype=np.int32),
+            versions=np.array(begun.versions, dtype=np.int32), roots=begun.roots, seed=begun.seed,
+            generator=generator, started_at=begun.started_at, sent_at=now,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Made:

@@ -173,14 +173,7 @@ class Generator:
     def _hand_over(self, names: Sequence[str]) -> None:
         """Through the log: whoever goes on with them is told what they have so far."""
         for left in self._decoding.hand_over(names):
-            begun = left.begun
-            part = Part(
-                run=self._context.run, group=begun.job.prompt.group, index=begun.job.index,
-                tokens=left.tokens, logprobs=left.logprobs,
-                version_starts=np.array(begun.version_starts, dtype=np.int32),
-                versions=np.array(begun.versions, dtype=np.int32), roots=begun.roots, seed=begun.seed,
-                generator=self._context.name, started_at=begun.started_at, sent_at=time.time(),
-            )  # fmt: skip
+            part = left.part(self._context.run, self._context.name, time.time())
             key = sample_id(part.group, part.index)
             self._context.writer.send(self._context.topics.parts, encode(part), key=key)
 

@@ -1,18 +1,23 @@
-"""One iteration in virtual time: real dispatcher, `ReplayEngine`s that know the true lengths."""
+"""One iteration in virtual time: real dispatcher and generators, on `ReplayEngine`s that know the lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from safetensors.numpy import save
 
+from infra.weights.digest import file_digests, root_digest
+from producers.decoding import Decoding
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.policies import Policy
 from producers.engines.base import Request
 from producers.engines.replay import ReplayEngine, VirtualClock
 from producers.jobs import Job, Key
-from schemas.identity import sample_id
+from producers.weights_watch import Version
+from schemas.identity import sample_id, sample_key
+from tests.factories import make_spec
 
 # A sample that moves is prefilled anew, and nothing else gets on in the meantime: 20,000 tokens a second.
 PREFILL_S = 1 / 20_000
@@ -36,25 +41,19 @@ def generate(
     trace: list[Span] | None = None,
 ) -> float:
     """Seconds until the last sample is finished; all are admitted at the start. `trace` is filled."""
-    begun: dict[Key, float] = {}
-    clock = VirtualClock()
-    named = {sample_id(*job.key): job.key for job in jobs}
+    clock, weights = VirtualClock(), _weights()
 
-    def left_of(request: Request) -> int:
-        return lengths[named[request.id]] - len(request.prompt)
+    def length_of(request: Request) -> int:
+        return lengths[sample_key(request.id)]
 
     engines = {
-        f"g{number:03d}": ReplayEngine(
-            table,
-            left_of,
-            clock,
-            prefill_s=PREFILL_S,
-        )
+        f"g{number:03d}": ReplayEngine(table, length_of, clock, prefill_s=PREFILL_S)
         for number, table in enumerate(tables)
     }
-    so_far: dict[Key, int] = {}  # tokens of samples that moved
-    dispatcher = Dispatcher(policy)
-    for (name, _), table in zip(engines.items(), tables, strict=True):
+    dispatcher, generators = Dispatcher(policy), dict[str, Decoding]()
+    for (name, engine), table in zip(engines.items(), tables, strict=True):
+        generators[name] = Decoding(make_spec(generator={"slots": len(table) - 1}), engine, clock.now)
+        generators[name].update(weights)
         dispatcher.join(name, len(table) - 1, table, 0.0)
     dispatcher.admit(jobs, 0.0)
     left = len(jobs)
@@ -64,28 +63,32 @@ def generate(
         for name, given in dispatcher.turn(clock.time).items():
             touched.add(name)
             for job in given:
-                begun[job.key] = clock.time
-                engines[name].submit(Request(sample_id(*job.key), (), 1 << 30, 0, job.prompt.predicted))
+                generators[name].take(job)
         for job, source, target in dispatcher.moved(clock.time):
-            name = sample_id(*job.key)
-            tokens = engines[source].unfinished()[name]
-            so_far[job.key] = so_far.get(job.key, 0) + tokens
             touched |= {source, target}
-            engines[source].abort([name])
-            engines[target].submit(Request(name, range(so_far[job.key]), 1 << 30, 0, job.prompt.predicted))
+            (handed,) = generators[source].hand_over([sample_id(*job.key)])
+            generators[target].take(replace(job, part=handed.part("bench", source, clock.time)))
             dispatcher.arrived(job.key)
         if not left:
             return clock.time
         for name in touched:
+            generators[name].fill()
             ends[name] = engines[name].next_end()
         clock.time = min(dispatcher.wakes_at, *ends.values())
-        for number, (name, engine) in enumerate(engines.items()):
+        for number, (name, generator) in enumerate(generators.items()):
             if ends[name] > clock.time:
                 continue
-            for done in engine.step(0.0):
+            for made in generator.step(0.0):
                 left -= 1
-                key = named[done.id]
-                dispatcher.finished(key, lengths[key], clock.time)
+                key, length = made.begun.job.key, len(made.finished.tokens)
+                dispatcher.finished(key, length, clock.time)
                 if trace is not None:
-                    trace.append(Span(number, begun[key], clock.time, lengths[key]))
-            ends[name] = engine.next_end()
+                    trace.append(Span(number, made.begun.started_at, clock.time, length))
+            ends[name] = engines[name].next_end()
+
+
+def _weights() -> Version:
+    """Some weights: a generator does nothing without."""
+    file = save({"w": np.zeros(1, np.float32)})
+    digests = file_digests(file)
+    return Version(0, root_digest(digests), digests, file)

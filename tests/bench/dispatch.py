@@ -2,14 +2,16 @@
 
 1,024 samples of the paper's length histogram (section 4.2's latency curve), all waiting at the start;
 the ranker errs log-normally (sigma 0.25), or knows (oracle). What it is worth is measured on 4,096
-samples before, as a run would have them. The real dispatcher gives them to `ReplayEngine`s in virtual time.
+samples before, as a run would have them. The feeder's planner, the dispatcher and the generators' core are
+the real ones, on `ReplayEngine`s in virtual time.
 Other cases: samples in groups; and what a policy may not have been made for (`_workloads.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,13 @@ from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.dispatch.ranks import Ranks
 from producers.jobs import Job
-from schemas.messages import TRAIN, Prompt
+from producers.planner import Planner
+from producers.ranker.ranker import Question, question_of
 from tests.bench._gantt import draw as draw_gantt
 from tests.bench._lengths import bound
 from tests.bench._virtual import PREFILL_S, Span, generate
-from tests.bench._workloads import CASES, INDEPENDENT, SAMPLES, Case, Workload, own, paper
+from tests.bench._workloads import CASES, INDEPENDENT, LONGEST, SAMPLES, Case, Workload, own, paper
+from tests.factories import make_spec
 
 REPLANS = 8
 SHAPES = [(instances, slots) for instances in (4, 8, 16) for slots in (32, 64, 256)]
@@ -128,19 +132,36 @@ def _one(
     return {name: value / found["fifo"] for name, value in found.items()}
 
 
+@dataclass(frozen=True)
+class _Told:
+    """Says of each problem what it is told to say."""
+
+    lengths: Mapping[int, float]
+    name: str = "bench"
+
+    def predict(self, questions: Sequence[Question]) -> np.ndarray:
+        return np.array([self.lengths[question.key] for question in questions])
+
+
 def _jobs(workload: Workload, predicted: np.ndarray) -> list[Job]:
-    jobs: list[Job] = []
-    size = np.bincount(workload.group)
-    index = {group: iter(range(count)) for group, count in enumerate(size)}
-    for group, length in zip(workload.group.tolist(), predicted, strict=True):
-        prompt = Prompt(
-            run="bench", purpose=TRAIN, group=group, size=int(size[group]), problem_id=str(group),
-            problem="{}", epoch=0, tokens=np.zeros(1, np.int32), window=0, mini=0, bundle=group,
-            bundle_groups=1, min_version=0, predicted=float(length), predictor="bench", length_class=0,
-            edges=[], admitted_at=0.0,
-        )  # fmt: skip
-        jobs.append(Job(prompt, next(index[group])))
-    return jobs
+    """As the feeder's planner makes them: single samples as for an evaluation, groups as for an iteration."""
+    first = np.unique(workload.group, return_index=True)[1]
+    problems = [{"id": str(group), "prompt": ""} for group in range(len(first))]
+    size = len(workload.group) // len(first)
+    spec = make_spec(
+        sampling={"max_tokens": LONGEST, "max_prompt_tokens": 8}, trainer={"microbatch_tokens": 2 * LONGEST},
+        algorithm={"groups": len(first), "group_size": max(2, size)}, task={"shuffle": False},
+    )  # fmt: skip
+    told = {
+        question_of(problem["id"], None, []).key: float(length)
+        for problem, length in zip(problems, predicted[first], strict=True)
+    }
+    planner = Planner("bench", spec, problems, lambda text: [])
+    if size == 1:
+        prompts = planner.evaluate(0, problems, _Told(told))
+        return [Job(prompt, 0) for prompt in prompts]
+    prompts = sorted(planner.admit(lambda version: _Told(told)), key=lambda prompt: prompt.group)
+    return [Job(prompt, index) for prompt in prompts for index in range(prompt.size)]
 
 
 def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:

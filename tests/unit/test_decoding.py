@@ -20,7 +20,7 @@ from producers.jobs import Job, Key
 from producers.weights_watch import Version
 from schemas.admission import admissible, oldest_version, window_of
 from schemas.identity import sample_key
-from schemas.messages import EVAL, Part
+from schemas.messages import EVAL
 from tests.factories import make_spec
 from tests.unit.test_backlog import prompt
 
@@ -177,12 +177,7 @@ def test_a_sample_that_moves_goes_on_where_it_was(on_update: str, newer: bool) -
     first.go(7.0)
     (left,) = first.core.hand_over(["0000002-00", "0000001-00"])
     assert first.core.held() == [] and len(left.tokens) == len(left.logprobs) == 7
-    begun = left.begun
-    part = Part(
-        run="test-1", group=2, index=0, tokens=left.tokens, logprobs=left.logprobs,
-        version_starts=np.array(begun.version_starts, np.int32), versions=np.array(begun.versions, np.int32),
-        roots=begun.roots, seed=begun.seed, generator="a", started_at=begun.started_at, sent_at=0.0,
-    )  # fmt: skip
+    part = left.part("test-1", "a", 0.0)
     second.core.update(version(2))
     second.core.take(replace(job(2), part=part))
     second.core.fill()
@@ -197,7 +192,7 @@ def test_a_sample_that_moves_goes_on_where_it_was(on_update: str, newer: bool) -
         assert second.versions(2) == [(0, 5)], "one version: it began anew"
     else:
         assert second.versions(2) == ([(0, 3), (7, 5)] if newer else [(0, 3)])
-        assert made.begun.seed == begun.seed
+        assert made.begun.seed == left.begun.seed
 
 
 @settings(max_examples=60, deadline=None)

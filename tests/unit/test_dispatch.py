@@ -29,7 +29,7 @@ LONGEST = 20_000
 def job(group: int, predicted: float, index: int = 0, window: int = 0) -> Job:
     prompt = Prompt(
         run="r", purpose=TRAIN, group=group, size=1, problem_id=str(group), problem="{}", epoch=0,
-        tokens=np.zeros(1, np.int32), window=window, mini=0, bundle=group, bundle_groups=1,
+        tokens=np.zeros(0, np.int32), window=window, mini=0, bundle=group, bundle_groups=1,
         min_version=window, predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
     )  # fmt: skip
     return Job(prompt, index)
