@@ -131,8 +131,8 @@ CASES = (
     Case("groups of 16", "20K", _paper, size=16, shapes=((4, 256), (8, 64))),
     Case("a fifth shuffled", "20K", _paper, _partly(0.2, _shuffled), shapes=_AMPLE),
     Case("a fifth inverted", "20K", _paper, _partly(0.2, _inverted), shapes=_AMPLE),
-    Case("a fifth inverted, unseen before", "20K", _paper, _partly(0.2, _inverted), _noisy, shapes=_TWO),
-    Case("heavy tail", "power law", _heavy, shapes=_TWO),
+    Case("a fifth inverted, unseen before", "20K", _paper, _partly(0.2, _inverted), _noisy, shapes=_AMPLE),
+    Case("heavy tail", "power law", _heavy, shapes=_AMPLE),
     Case("light tail", "normal", _light, shapes=_AMPLE),
     Case("every other half as fast", "20K", _paper, slow=2.0, shapes=_TWO),
 )
