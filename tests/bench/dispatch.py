@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -161,7 +162,13 @@ def _jobs(workload: Workload, predicted: np.ndarray) -> list[Job]:
         prompts = planner.evaluate(0, problems, _Told(told))
         return [Job(prompt, 0) for prompt in prompts]
     prompts = sorted(planner.admit(lambda version: _Told(told)), key=lambda prompt: prompt.group)
-    return [Job(prompt, index) for prompt in prompts for index in range(prompt.size)]
+    jobs = [Job(prompt, index) for prompt in prompts for index in range(prompt.size)]
+    return [  # who knows all knows more than a ranker could say of a prompt
+        job
+        if job.prompt.predicted == length
+        else replace(job, prompt=structs.replace(job.prompt, predicted=float(length)))
+        for job, length in zip(jobs, predicted, strict=True)
+    ]
 
 
 def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
