@@ -218,6 +218,12 @@ class DispatchSection(Section):
         description="deadline: by expected makespan under the predictions' measured errors. The others are "
         "to compare with: one queue, longest first; dealt in turn; the paper's two pools; shuffled.",
     )
+    prefill_tokens_per_s: PositiveFloat | None = Field(
+        None,
+        description="deadline: running samples may move to a generator where they end sooner, if that is "
+        "expected to pay for their tokens so far, of which it computes so many a second. Without it none "
+        "moves.",
+    )
     silence_s: PositiveFloat = Field(
         10.0, description="A generator not heard of for so long is gone: others make its samples."
     )

@@ -52,7 +52,9 @@ def policy_of(spec: RunSpec) -> Policy:
     name = spec.dispatch.policy
     if name == "deadline":
         ranks = Ranks(Beliefs(spec.sampling.max_tokens))
-        return DeadlinePolicy(ranks, seed=spec.seed, replans=8, thrift=0.02)
+        speed = spec.dispatch.prefill_tokens_per_s
+        move_s = None if speed is None else 1 / speed
+        return DeadlinePolicy(ranks, seed=spec.seed, replans=8, thrift=0.02, move_s=move_s)
     if name == "longest_first":
         return LongestFirst()
     if name == "round_robin":
