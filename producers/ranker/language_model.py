@@ -13,7 +13,7 @@ import numpy as np
 from producers.ranker.ranker import Question
 from producers.ranker.states import RankerError, backbone_name
 
-_TOKENS = 512  # from the prompt's end: what is asked mostly comes last
+_TOKENS = 512  # from the prompt's end, as many as the ranker keeps: what is asked mostly comes last
 _AT_ONCE = 16
 
 

@@ -21,6 +21,7 @@ from schemas.identity import derive_seed
 
 SCHEMA = 1
 KEPT = 2048  # groups that the network goes on learning from
+_FIRST, _LAST = 256, 512  # tokens of a prompt
 _BATCH = 64
 _PASSES = 4  # steps of a window: so often its groups, and as many earlier ones
 _LEAST_STEPS = 12
@@ -92,7 +93,12 @@ def question_of(problem_id: str, kind: str | None, tokens: Sequence[int]) -> Que
     """A problem's prompt, and the task's own word for what kind of problem it is."""
     key = int.from_bytes(hashlib.blake2b(problem_id.encode(), digest_size=8).digest(), "little")
     hashed = 0 if kind is None else 1 + derive_seed("kind", kind) % 0x7FFFFFFF
-    return Question(key, np.array(tokens, np.int32), hashed)
+    text = np.array(tokens, np.int32)
+    if (
+        len(text) > _FIRST + _LAST
+    ):  # all that anybody reads of it: some thousand prompts are kept with a state
+        text = np.concatenate([text[:_FIRST], text[-_LAST:]])
+    return Question(key, text, hashed)
 
 
 @dataclass(frozen=True)

@@ -224,3 +224,10 @@ def test_the_header_names_schema_and_version() -> None:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header["__metadata__"]["streamrl_ranker"])
     assert about == {"schema": 1, "backbone": "none", "version": 0}
+
+
+def test_of_a_long_prompt_its_ends_are_kept() -> None:
+    long = list(range(5000))
+    text = question_of("a", None, long).text.tolist()
+    assert len(text) == 768 and text[:256] == long[:256] and text[-512:] == long[-512:]
+    assert question_of("a", None, long[:768]).text.tolist() == long[:768]
