@@ -96,7 +96,7 @@ def question_of(problem_id: str, kind: str | None, tokens: Sequence[int]) -> Que
     text = np.array(tokens, np.int32)
     if (
         len(text) > _FIRST + _LAST
-    ):  # all that anybody reads of it: some thousand prompts are kept with a state
+    ):  # all that is read of it, and thousands are kept with a state
         text = np.concatenate([text[:_FIRST], text[-_LAST:]])
     return Question(key, text, hashed)
 
