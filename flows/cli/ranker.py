@@ -43,7 +43,9 @@ def ranker(
             progress=lambda share, text: bar.update(task, completed=share, description=text),
         )
     quality = result.quality
-    table = Table("of the longest", "found", title=f"judged by {quality.groups} groups of problems not seen")
+    table = Table(
+        "of the longest", "found", min_width=44, title=f"by {quality.groups} groups of problems not seen"
+    )
     for share, recall in zip(("20 %", "10 %", "5 %"), quality.recall, strict=True):
         table.add_row(share, f"{recall:.2f}")
     console.print(table)

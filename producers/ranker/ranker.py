@@ -94,9 +94,7 @@ def question_of(problem_id: str, kind: str | None, tokens: Sequence[int]) -> Que
     key = int.from_bytes(hashlib.blake2b(problem_id.encode(), digest_size=8).digest(), "little")
     hashed = 0 if kind is None else 1 + derive_seed("kind", kind) % 0x7FFFFFFF
     text = np.array(tokens, np.int32)
-    if (
-        len(text) > _FIRST + _LAST
-    ):  # all that is read of it, and thousands are kept with a state
+    if len(text) > _FIRST + _LAST:  # all that is read of it, and thousands are kept with a state
         text = np.concatenate([text[:_FIRST], text[-_LAST:]])
     return Question(key, text, hashed)
 
