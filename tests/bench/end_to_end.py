@@ -75,9 +75,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
                 if mode == "sync":
                     overrides.append("algorithm.staleness=0")
                 results[mode], record = _ours(given.runfile, overrides, stack)
+            model = str(Path(record.model).resolve())  # the stack's folder goes, the models stay
         console.print("the bare loop; generation alone, training alone …")
         made = results["async"].iterations
-        found = _references(given.runfile, changes, record.model, made, Path(folder))
+        found = _references(given.runfile, changes, model, made, Path(folder))
     return _report(results, found["bare"], found["limit"])
 
 
