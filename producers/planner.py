@@ -124,10 +124,7 @@ class Planner:
         return self._question(problem)
 
     def _question(self, problem: Problem) -> Question:
-        kind = problem.get("kind")
-        return question_of(
-            problem["id"], None if kind is None else str(kind), self._tokenize(problem["prompt"])
-        )
+        return question_of(problem["id"], problem.get("kind"), self._tokenize(problem["prompt"]))
 
     def _admit_window(
         self,

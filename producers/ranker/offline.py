@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.bus import Bus, read_until
-from producers.ranker.ranker import Answered, Backbone, Question, Ranker, question_of, recall_of_longest
+from producers.ranker.ranker import Answered, Backbone, Question, Ranker, question_of, score_of
 from schemas.messages import TRAIN, Prompt, Sample
 from schemas.topics import Topic, Topics
 from schemas.wire import MessageT, Unreadable, decode
@@ -37,9 +37,7 @@ def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
     for prompt in _messages(bus, topics.prompts, Prompt, deadline_s):
         if prompt.purpose == TRAIN:
             kind = json.loads(prompt.problem).get("kind")
-            question = question_of(
-                prompt.problem_id, None if kind is None else str(kind), prompt.tokens.tolist()
-            )
+            question = question_of(prompt.problem_id, kind, prompt.tokens.tolist())
             asked[prompt.group] = question, prompt.window, prompt.size
     lengths: dict[int, dict[int, int]] = {}
     for sample in _messages(bus, topics.samples, Sample, deadline_s):
@@ -94,10 +92,8 @@ def judged(ranker: Ranker, groups: Sequence[Answered]) -> Quality:
     """How well a ranker ranks them."""
     said = ranker.predict([group.question for group in groups])
     true = np.array([np.mean(group.lengths) for group in groups])
-    logs = np.array([np.mean(np.log(np.maximum(group.lengths, 1))) for group in groups])
-    recall = [recall_of_longest(said, true, share) for share in (0.2, 0.1, 0.05)]
-    error = float(np.sqrt(np.mean((np.log(said) - logs) ** 2)))
-    return Quality(len(groups), (recall[0], recall[1], recall[2]), tau(said, true), error)
+    score = score_of(said, [group.lengths for group in groups])
+    return Quality(len(groups), score.recall, tau(said, true), score.error)
 
 
 def tau(said: np.ndarray, true: np.ndarray) -> float:

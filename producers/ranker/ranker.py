@@ -89,10 +89,10 @@ class NoBackbone:
         return np.zeros((len(prompts), 0), np.float32)
 
 
-def question_of(problem_id: str, kind: str | None, tokens: Sequence[int]) -> Question:
-    """A problem's prompt, and the task's own word for what kind of problem it is."""
+def question_of(problem_id: str, kind: object, tokens: Sequence[int]) -> Question:
+    """A problem's prompt, and the task's own word for what kind of problem it is; None: it has none."""
     key = int.from_bytes(hashlib.blake2b(problem_id.encode(), digest_size=8).digest(), "little")
-    hashed = 0 if kind is None else 1 + derive_seed("kind", kind) % 0x7FFFFFFF
+    hashed = 0 if kind is None else 1 + derive_seed("kind", str(kind)) % 0x7FFFFFFF
     text = np.array(tokens, np.int32)
     if len(text) > _FIRST + _LAST:  # all that is read of it, and thousands are kept with a state
         text = np.concatenate([text[:_FIRST], text[-_LAST:]])
@@ -272,3 +272,20 @@ def recall_of_longest(predicted: Iterable[float], true: Iterable[float], share: 
     count = max(1, round(share * len(found)))
     longest = np.argsort(-found, kind="stable")[:count]
     return float(np.isin(np.argsort(-said, kind="stable")[:count], longest).mean())
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well groups were ranked."""
+
+    recall: tuple[float, float, float]  # of the longest 20, 10 and 5 %
+    error: float  # root mean square, in log units
+
+
+def score_of(predicted: Sequence[float] | np.ndarray, lengths: Sequence[Sequence[int]]) -> Score:
+    """Predictions of groups beside the lengths that their samples came to have."""
+    true = [float(np.mean(mine)) for mine in lengths]
+    logs = np.array([np.mean(np.log(np.maximum(mine, 1))) for mine in lengths])
+    recall = [recall_of_longest(predicted, true, share) for share in (0.2, 0.1, 0.05)]
+    error = np.sqrt(np.mean((np.log(np.maximum(predicted, 1e-9)) - logs) ** 2))
+    return Score((recall[0], recall[1], recall[2]), float(error))

@@ -13,16 +13,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from infra.bus import Reader
 from infra.process import Context
 from infra.store import Missing, StoreError
 from infra.waiting import Wait
 from producers.dispatch.recovery import behind
-from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ranker, recall_of_longest
+from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ranker, Score, score_of
 from producers.ranker.states import RankerError, States, start_from
 from schemas.admission import window_of
 from schemas.messages import TRAIN, Sample, StepRecord
@@ -30,14 +27,6 @@ from schemas.wire import Unreadable, decode
 
 _POLL_S = 0.25  # a poll costs milliseconds, whatever it brings
 _KEPT = 8  # versions in the store, beyond the lookahead
-
-
-@dataclass(frozen=True)
-class Score:
-    """How well a window was ranked before it was generated."""
-
-    recall: tuple[float, float, float]  # of the longest 20, 10 and 5 % of its groups
-    error: float  # root mean square, in log units
 
 
 def backbone_of(name: str) -> Backbone:
@@ -68,7 +57,7 @@ class Ranking:
         ranker = self._begin(wanted)
         self._rankers = {ranker.version: ranker}
         self._newest = ranker.version
-        self.scores: dict[int, Score] = {}  # by window
+        self.scores: dict[int, Score] = {}  # of windows, as they were ranked before they were generated
         self._windows: dict[int, dict[int, dict[int, tuple[int, float, str]]]] = {}
         start = behind(steps, ranker.version, algorithm.lookahead)
         self._reader: Reader = context.bus.reader(context.topics.samples, start)
@@ -167,7 +156,7 @@ class Ranking:
         answered = [
             Answered(self._question(group[0][2]), mine) for group, mine in zip(groups, lengths, strict=True)
         ]
-        self.scores[window] = _score([group[0][1] for group in groups], lengths)
+        self.scores[window] = score_of([group[0][1] for group in groups], lengths)
         ranker = self._rankers[window].learned(answered)
         seconds = time.thread_time() - began
         counters = self._context.heart.counters
@@ -184,11 +173,3 @@ class Ranking:
             self._states.collect(_KEPT + int(self._context.spec.algorithm.lookahead))
         except StoreError as error:  # it can be learned from the log again
             self._context.log.warning("ranker %d is not kept: %s", ranker.version, error)
-
-
-def _score(predicted: list[float], lengths: list[list[int]]) -> Score:
-    true = np.array([np.mean(mine) for mine in lengths])
-    logs = np.array([np.mean(np.log(np.maximum(mine, 1))) for mine in lengths])
-    recall = [recall_of_longest(predicted, true, share) for share in (0.2, 0.1, 0.05)]
-    error = np.sqrt(np.mean((np.log(np.maximum(predicted, 1e-9)) - logs) ** 2))
-    return Score((recall[0], recall[1], recall[2]), float(error))

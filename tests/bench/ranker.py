@@ -18,11 +18,10 @@ from rich.progress import track
 from rich.table import Table
 
 from producers.ranker.offline import Quality, judged, recorded, split, tau, train
-from producers.ranker.ranker import Answered, NoBackbone, Ranker, recall_of_longest
+from producers.ranker.ranker import Answered, NoBackbone, Ranker, score_of
 from tests.bench._prompts import Asked, count, drift, errands
 
 _WINDOW = 64
-_SHARES = (0.2, 0.1, 0.05)
 
 
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
@@ -124,8 +123,8 @@ def _cut(groups: Sequence[Answered]) -> list[list[Answered]]:
 
 def _of(said: np.ndarray, groups: Sequence[Answered]) -> Quality:
     true = np.array([np.mean(group.lengths) for group in groups])
-    recall = [recall_of_longest(said, true, share) for share in _SHARES]
-    return Quality(len(groups), (recall[0], recall[1], recall[2]), tau(said, true), 0.0)
+    score = score_of(said, [group.lengths for group in groups])
+    return Quality(len(groups), score.recall, tau(said, true), score.error)
 
 
 def _mean(found: Sequence[Quality]) -> Quality:
