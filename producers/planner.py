@@ -7,6 +7,7 @@ iterations before it. What is on `<run>.prompts` already is not planned again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -41,7 +42,8 @@ class Planner:
         known: Iterable[Prompt] = (),
     ) -> None:
         """`known`: what is on `<run>.prompts` already."""
-        self._run, self._spec, self._train, self._tokenize = run, spec, train, tokenize
+        self._run, self._spec, self._train = run, spec, train
+        self._tokenize = functools.lru_cache(maxsize=4096)(tokenize)  # a prompt, then each of its samples
         self._by_id = {problem["id"]: problem for problem in train}
         self._known = {prompt.group: prompt for prompt in known if prompt.purpose == TRAIN}
         given = spec.lengths.edges

@@ -98,10 +98,6 @@ class Waiting:
         """It is thought to be of another length now."""
         self.add(self.remove(key), predicted)
 
-    def rank(self, key: Key) -> float:
-        """How long it is thought to be."""
-        return self._jobs[key][1]
-
     def windows(self) -> list[list[tuple[float, Key]]]:
         """For each window, the oldest first: its jobs, the shortest first."""
         return [self._windows[number] for number in sorted(self._windows)]

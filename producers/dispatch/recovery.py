@@ -16,7 +16,7 @@ from schemas.wire import Unreadable, decode
 class Past:
     """Samples that are there, iterations that are trained, and where the samples' log was read up to."""
 
-    done: set[Key]
+    done: dict[Key, int]  # with their lengths
     trained: int
     positions: dict[int, int]
 
@@ -39,7 +39,7 @@ def look_back(
 ) -> Past:
     """Read the log's end; `steps` is the ledger."""
     trained = max((step.iteration + 1 for step in steps if step.last_of_iteration), default=0)
-    done: set[Key] = set()
+    done: dict[Key, int] = {}
     reader = bus.reader(topics.samples, behind(steps, trained, lookahead))
     try:
         for record in read_until(reader, reader.end_offsets(), topics.samples, deadline_s=deadline_s):
@@ -47,7 +47,7 @@ def look_back(
                 sample = decode(record.value, Sample)
             except Unreadable:
                 continue  # the trainer reports it
-            done.add((sample.group, sample.index))
+            done[sample.group, sample.index] = sample.true_length
         return Past(done, trained, reader.positions())
     finally:
         reader.close()

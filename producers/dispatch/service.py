@@ -136,7 +136,10 @@ class Dispatching:
     def _turn(self, now: float) -> None:
         while not self._prompts.empty():
             jobs = [Job(prompt, index) for prompt in self._prompts.get() for index in range(prompt.size)]
-            self._dispatcher.admit([job for job in jobs if job.key not in self._past.done], now)
+            self._dispatcher.admit(jobs, now)
+            for job in jobs:  # what was done before this process began tells of what is left of its group
+                if (length := self._past.done.pop(job.key, None)) is not None:
+                    self._dispatcher.finished(job.key, length, now)
         for key, length in self._samples.take():  # before the reports: what is done is not given again
             self._dispatcher.finished(key, length, now)
             self._moves.finished(key)

@@ -15,7 +15,9 @@ import pytest
 
 from infra.process import Context
 from producers.dispatch import service as service_module
+from producers.dispatch.board import Board
 from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.ranks import Ranks
 from producers.dispatch.recovery import Past, look_back
 from producers.dispatch.service import Dispatching
 from producers.jobs import Job
@@ -174,10 +176,33 @@ def test_an_unreadable_report_goes_to_the_dead_letters(tmp_path: Path) -> None:
 
 def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
-    for group, index in ((0, 0), (0, 1), (1, 1)):
-        context.writer.send(context.topics.samples, encode(make_sample(SPEC, group, index)), key="k")
+    samples = [make_sample(SPEC, group, index) for group, index in ((0, 0), (0, 1), (1, 1))]
+    for sample in samples:
+        context.writer.send(context.topics.samples, encode(sample), key="k")
     past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
-    assert past == Past({(0, 0), (0, 1), (1, 1)}, 0, {0: 3, 1: 0})
+    done = {(sample.group, sample.index): sample.true_length for sample in samples}
+    assert past == Past(done, 0, {0: 3, 1: 0})
+
+
+def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[tuple[int, int], int]] = []
+    learn = Ranks.finished
+
+    def finished(ranks: Ranks, board: Board, job: Job, length: int) -> list[tuple[int, int]]:
+        told.append((job.key, length))
+        return learn(ranks, board, job, length)
+
+    monkeypatch.setattr(Ranks, "finished", finished)
+    context = make_context(SPEC, tmp_path)
+    done = make_sample(SPEC, 1, 1)
+    context.writer.send(context.topics.samples, encode(done), key="k")
+    with dispatching(context):
+        first = Instance(context, "a", "1")
+        soon(lambda: len(first.look()) == 7, "all for the only one", first)
+    assert sample_id(1, 1) not in first.has
+    assert told == [((1, 1), done.true_length)]
 
 
 def test_one_that_measured_slow_and_was_left_out_is_tried_again(
