@@ -1,4 +1,4 @@
-"""From rows to micro-batches: advantages by group, then cuts by length that waste little on padding.
+"""From rows to micro-batches: advantages, then cuts by length that waste little on padding.
 
 Everything here is a function of the rows alone, whatever their order: never of who finished first.
 """
@@ -7,43 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 
+from consumers.losses.base import Loss
 from consumers.packing import Packing, pack
-from consumers.stream import Row
+from consumers.rows import Row
 from schemas.messages import Sample
-from schemas.runspec import AlgorithmSection
 
 _START_COST = 150  # starting another micro-batch costs about as much as so many tokens
 _PADDING_COST = 0.3  # only attention computes padding, see packing.py
-
-
-def advantages(samples: Sequence[Sample], algorithm: AlgorithmSection) -> np.ndarray:
-    """Advantage of each sample over its group; 0 for one without a reward, which doesn't touch the others."""
-    rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
-    groups = np.array([sample.group for sample in samples])
-    by_index = np.argsort([sample.index for sample in samples])  # a mean's bits depend on the order
-    result = np.zeros(len(samples))
-    for group in np.unique(groups):
-        members = by_index[(groups == group)[by_index]]
-        members = members[~np.isnan(rewards[members])]
-        if members.size < 2:
-            continue  # no baseline
-        centred = rewards[members] - rewards[members].mean()
-        if not np.any(np.abs(centred) > 1e-9):
-            continue  # all alike: nothing to learn, and no rounding error to learn from
-        if algorithm.advantage == "std":
-            centred = centred / (rewards[members].std() + 1e-6)
-        result[members] = centred
-    return result
-
-
-def token_weight(length: int, algorithm: AlgorithmSection) -> float:
-    """Weight of each token of a sample of some length."""
-    return {"token": 1.0, "sqrt": length**-0.5, "sequence": 1.0 / length}[algorithm.length_weight]
 
 
 def cost(tokens: int, padded: int) -> float:
@@ -79,16 +54,21 @@ def cut(lengths: Sequence[int], budget: int) -> list[int]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples end to end, answers right behind their prompts."""
+    """Samples end to end, answers right behind their prompts. Of drawn tokens: one entry each."""
 
     rows: Sequence[Row]
     packing: Packing
     tokens: torch.Tensor  # [tokens, and what fills up]
-    answer: torch.Tensor  # [drawn tokens] where they stand in `tokens`
-    behaviour: torch.Tensor  # [drawn tokens] logprobs under the weights that drew them
-    advantage: torch.Tensor  # [drawn tokens]
-    weight: torch.Tensor  # [drawn tokens]
-    on_policy: torch.Tensor  # bool [drawn tokens], of samples made by `version` alone
+    answer: torch.Tensor  # where drawn tokens stand in `tokens`
+    owner: torch.Tensor  # which row each is of
+    behaviour: torch.Tensor  # logprobs under the weights that drew them
+    advantage: torch.Tensor
+    weight: torch.Tensor
+    fresh: torch.Tensor  # bool: drawn by the weights that are trained
+    reference: torch.Tensor | None  # and what else the loss needs, see Scores
+    before: torch.Tensor | None
+    values: torch.Tensor | None
+    returns: torch.Tensor | None
 
     @property
     def padded_tokens(self) -> int:
@@ -97,33 +77,62 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """On a device."""
-        tensors = (self.tokens, self.answer, self.behaviour, self.advantage, self.weight, self.on_policy)
-        return MicroBatch(self.rows, self.packing.to(device), *(tensor.to(device) for tensor in tensors))
+        moved = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        }
+        return replace(self, packing=self.packing.to(device), **moved)
 
 
 def micro_batch(
-    rows: Sequence[Row], advantage: Sequence[float] | np.ndarray, algorithm: AlgorithmSection, version: int
+    rows: Sequence[Row], advantages: Sequence[np.ndarray] | None, loss: Loss, version: int
 ) -> MicroBatch:
-    """Rows as tensors."""
+    """Rows as tensors; without advantages, to be scored."""
     samples = [row.sample for row in rows]
-    packing = pack([_size(row) for row in rows])
+    packing = pack([row.size for row in rows])
     tokens = np.zeros(packing.positions.shape[0], dtype=np.int64)
     parts = [part for sample in samples for part in (sample.prompt_tokens, sample.tokens)]
     tokens[: packing.tokens] = np.concatenate(parts)
     drawn = np.repeat([False, True] * len(rows), [part.size for part in parts])
     lengths = [sample.tokens.size for sample in samples]
-    weights = [token_weight(length, algorithm) for length in lengths]
-    exact = [bool((sample.versions == version).all()) for sample in samples]
+    given = [np.zeros(1)] * len(rows) if advantages is None else advantages
+    each = [np.broadcast_to(one, length) for one, length in zip(given, lengths, strict=True)]
+    returns = None
+    if loss.critic and advantages is not None:
+        returns = _floats([loss.returns(row, one) for row, one in zip(rows, each, strict=True)])
     return MicroBatch(
         rows=rows,
         packing=packing,
         tokens=torch.from_numpy(tokens),
         answer=torch.from_numpy(np.flatnonzero(drawn)),
+        owner=torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)),
         behaviour=torch.from_numpy(np.concatenate([sample.logprobs for sample in samples])),
-        advantage=torch.from_numpy(np.repeat(np.array(advantage, dtype=np.float32), lengths)),
-        weight=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), lengths)),
-        on_policy=torch.from_numpy(np.repeat(np.array(exact), lengths)),
+        advantage=_floats(each),
+        weight=torch.from_numpy(
+            np.repeat(np.array([loss.weight(length) for length in lengths], dtype=np.float32), lengths)
+        ),
+        fresh=torch.from_numpy(np.concatenate([_versions(sample) == version for sample in samples])),
+        reference=_if_known([row.scores.reference for row in rows]),
+        before=_if_known([row.scores.before for row in rows]),
+        values=_if_known([row.scores.values for row in rows]),
+        returns=returns,
     )
+
+
+def _floats(parts: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+
+
+def _if_known(parts: Sequence[np.ndarray | None]) -> torch.Tensor | None:
+    known = [part for part in parts if part is not None]
+    return _floats(known) if len(known) == len(parts) else None
+
+
+def _versions(sample: Sample) -> np.ndarray:
+    """Which weights drew each token."""
+    ends = [*sample.version_starts[1:].tolist(), sample.tokens.size]
+    return np.repeat(sample.versions, np.diff([0, *ends]))
 
 
 @dataclass(frozen=True)
@@ -134,36 +143,31 @@ class Plan:
     idle: list[Row]  # no advantage, no gradient: they count in the average and cost nothing
 
 
-def plan(rows: Sequence[Row], algorithm: AlgorithmSection, budget: int, version: int) -> Plan:
+def _trained(row: Row, advantage: np.ndarray, loss: Loss) -> bool:
+    return not row.sample.reward_error and (loss.trains_all or bool(np.any(advantage)))
+
+
+def plan(rows: Sequence[Row], loss: Loss, budget: int, version: int) -> Plan:
     """Advantages, then micro-batches of like length."""
-    worth = advantages([row.sample for row in rows], algorithm)
-    chosen = [number for number in range(len(rows)) if worth[number]]
-    chosen.sort(
-        key=lambda number: (_size(rows[number]), rows[number].sample.group, rows[number].sample.index)
-    )
+    worth = loss.advantages(rows)
+    trained = [_trained(row, one, loss) for row, one in zip(rows, worth, strict=True)]
+    chosen = [number for number in range(len(rows)) if trained[number]]
+    chosen.sort(key=lambda number: (rows[number].size, rows[number].sample.group, rows[number].sample.index))
     batches: list[MicroBatch] = []
     start = 0
-    for size in cut([_size(rows[number]) for number in chosen], budget):
+    for size in cut([rows[number].size for number in chosen], budget):
         members = chosen[start : start + size]
-        batches.append(
-            micro_batch([rows[n] for n in members], [worth[n] for n in members], algorithm, version)
-        )
+        batches.append(micro_batch([rows[n] for n in members], [worth[n] for n in members], loss, version))
         start += size
-    return Plan(batches, [rows[number] for number in range(len(rows)) if not worth[number]])
+    return Plan(batches, [rows[number] for number in range(len(rows)) if not trained[number]])
 
 
-def planned_as(
-    rows: Sequence[Row], sizes: Sequence[int], algorithm: AlgorithmSection, version: int
-) -> list[MicroBatch]:
+def planned_as(rows: Sequence[Row], sizes: Sequence[int], loss: Loss, version: int) -> list[MicroBatch]:
     """The micro-batches that rows were trained in, by the ledger's order and sizes."""
-    worth = advantages([row.sample for row in rows], algorithm)
+    worth = loss.advantages(rows)
     ends = list(itertools.accumulate(sizes))
     return [
-        micro_batch(rows[end - size : end], worth[end - size : end], algorithm, version)
+        micro_batch(rows[end - size : end], worth[end - size : end], loss, version)
         for size, end in zip(sizes, ends, strict=True)
-        if worth[end - size : end].any()
+        if size and _trained(rows[end - 1], worth[end - 1], loss)
     ]
-
-
-def _size(row: Row) -> int:
-    return int(row.sample.prompt_tokens.size + row.sample.tokens.size)

@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from consumers import packing
-from consumers.batching import MicroBatch
-from consumers.loss import LossStats, policy_loss
-from infra import cpu_linear
+from consumers import forward
+from consumers.batching import MicroBatch, micro_batch
+from consumers.critic import Critic
+from consumers.losses import loss_of
+from consumers.losses.base import Loss, Needs
+from consumers.losses.objective import LossStats, objective
+from consumers.optimizing import NotFinite, Optimized
+from consumers.rows import Row, Scores
 from schemas.runspec import RunSpec
-
-# Fixed point: gradients of a micro-batch are multiples of 2^-32, and may reach 2^30 in sum.
-_SCALE = 2.0**32
-_LARGEST = 2.0**30
-_WARM_ROWS = 2048  # micro-batches of up to so many tokens have their kernels before the first sample comes
-
-
-class NotFinite(ArithmeticError):
-    """A loss or a gradient is NaN or infinite."""
 
 
 class Learner(Protocol):
     """Accumulates micro-batches, steps, and hands out weights and state."""
 
     vocabulary: int
+    loss: Loss
+
+    def score(self, rows: Sequence[Row], needs: Needs) -> list[Row]:
+        """The rows with what models that this step does not change say of them."""
 
     def accumulate(self, batch: MicroBatch) -> LossStats:
         """Add a micro-batch's gradient."""
 
-    def step(self, normaliser: float) -> float:
-        """Divide the gradient by `normaliser`, clip it, take an optimizer step; the norm before clipping."""
+    def step(self, total: float) -> float:
+        """Divide the gradient by `total`, clip it, take an optimizer step; the norm before clipping."""
+
+    def begin_iteration(self) -> None:
+        """The weights as they are now are those that the iteration begins with."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """A copy of the weights by Hugging Face names, in the run's dtype."""
@@ -54,139 +56,85 @@ class TorchLearner:
     """One process, CPU or GPU. fp32 masters; bf16 runs compute in bf16 and publish bf16."""
 
     def __init__(self, model: str, spec: RunSpec) -> None:
-        from transformers import AutoModelForCausalLM
-
         torch.set_num_threads(spec.trainer.threads)
-        self._algorithm, self._trainer = spec.algorithm, spec.trainer
-        self._temperature = spec.sampling.temperature
+        self.loss = loss = loss_of(spec)
         self._dtype = getattr(torch, spec.model.dtype)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(self._device)
-        packing.use_in(self._model)
-        if self._device.type == "cpu" and self._dtype == torch.float32 and cpu_linear.pays():
-            cpu_linear.use_in(self._model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
-        self._model.eval()  # no dropout: the gradient is of the policy that is sampled
+        self._forward = forward.Forward(spec, self._device)
+        self._model = forward.load(model, spec, self._device)
         self.vocabulary = int(self._model.config.vocab_size)
-        self._named = dict(self._model.named_parameters())
-        size = sum(parameter.numel() for parameter in self._named.values())
-        self._gradient = torch.zeros(size, device=self._device)  # all gradients are views into it
-        self._sum = (
-            torch.zeros(size, dtype=torch.int64, device=self._device) if spec.trainer.exact_sums else None
-        )
-        self._attach_gradients()
-        algorithm = spec.algorithm
-        self._optimizer = torch.optim.AdamW(
-            self._named.values(), lr=algorithm.learning_rate, betas=algorithm.betas,
-            weight_decay=algorithm.weight_decay, fused=True,
-        )  # fmt: skip
-        self._steps = 0
+        self._policy = Optimized(dict(self._model.named_parameters()), spec, spec.algorithm.learning_rate)
+        self._critic = Critic(model, spec, self._device, self._forward) if loss.critic else None
+        self._reference: Any = None
+        if loss.needs.reference:
+            self._reference = forward.load(spec.loss.reference or model, spec, self._device)
+            self._reference.requires_grad_(False)
+        self._first: Any = None  # as the iteration began
+        if loss.needs.before == "iteration":
+            self._first = forward.load(model, spec, self._device)
+            self._first.requires_grad_(False)
 
-    def _attach_gradients(self) -> None:
-        start = 0
-        for parameter in self._named.values():
-            parameter.grad = self._gradient[start : start + parameter.numel()].view_as(parameter)
-            start += parameter.numel()
+    def begin_iteration(self) -> None:
+        if self._first is not None:
+            with torch.no_grad():
+                now = self._policy.named
+                for name, parameter in self._first.named_parameters():
+                    parameter.copy_(now[name])
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Row], needs: Needs) -> list[Row]:
+        batch = micro_batch(rows, None, self.loss, 0).to(self._device)
+        ends = np.cumsum([row.sample.tokens.size for row in rows])[:-1]
+
+        def parts(asked: bool, ask: Any) -> Sequence[np.ndarray | None]:
+            return np.split(ask().float().cpu().numpy(), ends) if asked else [None] * len(rows)
+
+        reference = parts(needs.reference, lambda: self._forward.logprobs(self._reference, batch))
+        before_from = self._model if needs.before == "step" else self._first
+        before = parts(needs.before != "no", lambda: self._forward.logprobs(before_from, batch))
+        values = parts(needs.values, lambda: self._critic.values(batch))  # type: ignore[union-attr]
+        return [
+            replace(row, scores=Scores(*said))
+            for row, said in zip(rows, zip(reference, before, values, strict=True), strict=True)
+        ]
 
     def accumulate(self, batch: MicroBatch) -> LossStats:
         batch = batch.to(self._device)
-        logprobs = self._logprobs(batch)
-        loss, stats = policy_loss(logprobs, batch, self._algorithm)
+        total, stats = objective(self._forward.logprobs(self._model, batch), batch, self.loss)
         if not math.isfinite(stats.loss):
             raise NotFinite(f"the loss is {stats.loss}")
-        loss.backward()
-        if self._sum is not None:
-            if not bool(self._gradient.abs().max() < _LARGEST):
-                raise NotFinite(
-                    "a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)"
-                )
-            self._sum += (self._gradient * _SCALE).round_().to(torch.int64)
-            self._gradient.zero_()
+        total.backward()
+        self._policy.accumulate()
+        if self._critic is not None:
+            error, returns = self._critic.accumulate(batch)
+            stats = replace(stats, value_error=error, returns=returns)
         return stats
 
-    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Logprob of each answer token."""
-        with self._autocast():
-            hidden = self._model.model(
-                input_ids=batch.tokens[None], position_ids=batch.packing.positions[None],
-                packing=batch.packing, use_cache=False,
-            ).last_hidden_state[0]  # fmt: skip
-            before = hidden.index_select(0, batch.answer - 1)  # the state that predicts each answer token
-            targets = batch.tokens[batch.answer]
-            parts = [
-                self._chunk(states, wanted)
-                for states, wanted in zip(
-                    before.split(self._trainer.logits_chunk),
-                    targets.split(self._trainer.logits_chunk),
-                    strict=True,
-                )
-            ]
-        return torch.cat(parts)
-
-    def _chunk(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Logprobs of some tokens; with more than one chunk, logits are made again on the way back."""
-        if targets.numel() < self._trainer.logits_chunk:
-            return self._gather(states, targets)
-        return checkpoint(self._gather, states, targets, use_reentrant=False)
-
-    def _gather(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = self._model.lm_head(states).float()
-        if self._temperature != 1.0:
-            logits = logits / self._temperature
-        return logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._dtype)
-
-    def step(self, normaliser: float) -> float:
-        if self._sum is not None:
-            self._gradient.copy_(self._sum.double().div_(_SCALE * normaliser))
-            self._sum.zero_()
-        else:
-            self._gradient.div_(normaliser)
-        norm = float(torch.linalg.vector_norm(self._gradient))
-        if norm != norm or norm == float("inf"):
-            raise NotFinite(f"the gradient's norm is {norm}")
-        if norm > self._algorithm.max_grad_norm:
-            self._gradient.mul_(self._algorithm.max_grad_norm / (norm + 1e-6))
-        self._steps += 1
-        warm = min(1.0, self._steps / max(1, self._algorithm.warmup_steps))
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._algorithm.learning_rate * warm
-        self._optimizer.step()
-        self._gradient.zero_()
+    def step(self, total: float) -> float:
+        norm = self._policy.step(total)
+        if self._critic is not None:
+            self._critic.trained.step(total)
         return norm
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {
             name: parameter.detach().to("cpu", self._dtype, copy=True)
-            for name, parameter in self._named.items()
+            for name, parameter in self._policy.named.items()
         }
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self._named.items():
-                parameter.copy_(weights[name])
+        self._policy.adopt(weights)
 
     def state(self) -> dict[str, torch.Tensor]:
-        state = {"steps": torch.tensor(self._steps), "rng": torch.get_rng_state()}
-        for name, parameter in self._named.items():
-            state[f"weights.{name}"] = parameter.detach().cpu().clone()
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                state[f"optimizer.{key}.{name}"] = value.detach().cpu().clone()
+        state = self._policy.state() | {"rng": torch.get_rng_state()}
+        if self._critic is not None:
+            state |= {f"critic.{name}": value for name, value in self._critic.trained.state().items()}
         return state
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._steps = int(state["steps"])
         torch.set_rng_state(state["rng"])
-        self.adopt({name: state[f"weights.{name}"] for name in self._named})
-        for name, parameter in self._named.items():
-            kept = {
-                key: state[f"optimizer.{key}.{name}"].clone()
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"optimizer.{key}.{name}" in state
-            }
-            self._optimizer.state[parameter] = {
-                key: value if key == "step" else value.to(self._device) for key, value in kept.items()
-            }
+        self._policy.restore(state)
+        if self._critic is not None:
+            prefix = "critic."
+            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            self._critic.trained.restore(own)

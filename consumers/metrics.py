@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from consumers.batching import Plan
-from consumers.loss import LossStats
+from consumers.losses.objective import LossStats
 from schemas.messages import Sample
 
 
@@ -41,10 +41,31 @@ def step_metrics(
         "grad_norm": norm,
         "clip_fraction": sum(stat.clipped for stat in stats) / max(1, tokens),
         "negative_logprob": sum(stat.negative_logprob for stat in stats) / max(1, tokens),
+        "capped_fraction": sum(stat.capped for stat in stats) / max(1, tokens),
+        "divergence": sum(stat.divergence for stat in stats) / max(1, tokens),
         "logprob_gap": max((stat.gap for stat in stats), default=0.0),
         "gap_tokens": float(sum(stat.gap_tokens for stat in stats)),
         "logprob_drift": sum(stat.drift for stat in stats) / max(1, tokens),
+        **_of_critic(stats),
+        **_by_class(samples),
         "compute_s": compute_s,
         "waited_s": waited_s,
         "latency_s": float(np.mean([sample.finished_at - sample.started_at for sample in samples])),
     }
+
+
+def _of_critic(stats: Sequence[LossStats]) -> dict[str, float]:
+    """What part of the returns the critic explains: 1 all, 0 no more than a constant 0 would."""
+    returns = sum(stat.returns for stat in stats)
+    if not returns:
+        return {}
+    return {"value_explained": 1.0 - sum(stat.value_error for stat in stats) / returns}
+
+
+def _by_class(samples: Sequence[Sample]) -> dict[str, float]:
+    """Tokens of each predicted length class."""
+    found: dict[str, float] = {}
+    for sample in samples:
+        name = f"tokens_class_{sample.length_class}"
+        found[name] = found.get(name, 0.0) + sample.true_length
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from consumers.stream import Row
+from consumers.rows import Row
 from infra.bus import Record, read_all
 from infra.process import Context
 from infra.waiting import Wait

@@ -9,11 +9,12 @@ Positions are the trainer's own: `low_watermarks` is where a trainer must start 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from consumers.rows import Row
 from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
@@ -22,15 +23,6 @@ from schemas.messages import TRAIN, Sample
 from schemas.wire import Unreadable, decode
 
 Key = tuple[int, int]  # iteration and optimizer step in it
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A sample and where it stands in the log."""
-
-    sample: Sample
-    partition: int
-    offset: int
 
 
 @dataclass
@@ -150,6 +142,13 @@ class SampleStream:
         bundles = self._bundles.get(key, {})
         ready = [bundle for bundle in bundles.values() if bundle.complete]
         return sorted(ready, key=lambda bundle: bundle.number)
+
+    def whole_groups(self, key: Key) -> Iterator[list[Row]]:
+        """Groups of an optimizer step that are whole, whether or not their bundle is."""
+        for bundle in self._bundles.get(key, {}).values():
+            for rows in bundle.rows.values():
+                if len(rows) == next(iter(rows.values())).sample.size:
+                    yield [rows[index] for index in sorted(rows)]
 
     def outstanding(self, key: Key) -> int:
         """How many samples of an optimizer step are not here yet."""

@@ -11,30 +11,28 @@ bundles of a step    the generators
 
 from __future__ import annotations
 
-import hashlib
-import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
-
-from consumers.batching import MicroBatch, Plan, plan, planned_as, token_weight
+from consumers.batching import MicroBatch, plan, planned_as
 from consumers.checkpoint import Checkpoints, next_trainer_epoch
-from consumers.learner import Learner, NotFinite, TorchLearner
-from consumers.loss import LossStats
-from consumers.metrics import step_metrics
+from consumers.learner import Learner, TorchLearner
+from consumers.losses.objective import LossStats
+from consumers.optimizing import NotFinite
 from consumers.publisher import Publisher
+from consumers.record import Step, recipe_of, step_record
 from consumers.redo import fetch_rows, steps_after
-from consumers.stream import Bundle, Row, SampleStream
+from consumers.rows import Row
+from consumers.scoring import Scoring
+from consumers.stream import Bundle, SampleStream
 from infra.errors import Explained
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.waiting import Wait
 from infra.weights.digest import digests_of, root_digest
 from schemas.messages import StepRecord
-from schemas.runspec import AlgorithmSection, RunSpec
+from schemas.runspec import AlgorithmSection
 from schemas.wire import encode
 
 _POLL_S = 0.1
@@ -46,47 +44,16 @@ class TrainingFailed(Explained):
     """A step that can't be taken; the message names the step and its samples."""
 
 
-@dataclass
-class _Step:
-    """What an optimizer step is made of, as it grows."""
-
-    taken: set[int] = field(default_factory=set)  # bundles
-    groups: int = 0
-    plans: list[Plan] = field(default_factory=list)  # as they were accumulated
-    stats: list[LossStats] = field(default_factory=list)
-    compute_s: float = 0.0
-    waited_s: float = 0.0
-
-    @property
-    def rows(self) -> list[Row]:
-        """In the order of the ledger: by plan its micro-batches, then the rows that need none."""
-        return [
-            row
-            for planned in self.plans
-            for part in (*(batch.rows for batch in planned.batches), planned.idle)
-            for row in part
-        ]
-
-
-def recipe_of(spec: RunSpec) -> str:
-    """Hash of the settings that a step's bits depend on."""
-    settings = [
-        spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(),
-        spec.sampling.model_dump_json(), spec.model.dtype, spec.trainer.microbatch_tokens,
-        spec.trainer.logits_chunk, spec.trainer.threads, spec.trainer.exact_sums, spec.trainer.compose,
-    ]  # fmt: skip
-    return hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
-
-
 class Trainer:
     """Trains a run to its last iteration."""
 
     def __init__(self, context: Context, learner: Learner) -> None:
-        self._context, self._learner = context, learner
+        self._context, self._learner, self._loss = context, learner, learner.loss
         self._spec = context.spec
         self._algorithm: AlgorithmSection = context.spec.algorithm
         self._recipe = recipe_of(context.spec)
         self._epoch = next_trainer_epoch(context.store, context.run)
+        self._scoring = Scoring(learner, learner.loss.needs)
         self._checkpoints = Checkpoints(context.store, context.run)
         self._publisher = Publisher(context, self._epoch)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
@@ -131,8 +98,10 @@ class Trainer:
                 continue  # of a trainer that was thought dead
             rows = fetch_rows(self._context, record)
             sizes = record.microbatches.tolist()
-            self._accumulate(planned_as(rows, sizes, self._algorithm, record.version_in))
-            self._learner.step(self._normaliser(rows))
+            self._begin()
+            rows = self._scoring.scored(rows)
+            self._accumulate(planned_as(rows, sizes, self._loss, record.version_in))
+            self._learner.step(self._total(rows))
             self._root = root_digest(digests_of(self._learner.weights()))
             if self._root != record.root_out:
                 self._adopt(record)
@@ -156,6 +125,11 @@ class Trainer:
             (self._iteration + 1, 0) if last_of_iteration else (self._iteration, self._mini + 1)
         )
 
+    def _begin(self) -> None:
+        self._scoring.begin()
+        if self._mini == 0:
+            self._learner.begin_iteration()
+
     def _publish(self) -> None:
         """The weights between two iterations; after a partial one there is nothing new."""
         if self._mini == 0:
@@ -165,18 +139,27 @@ class Trainer:
         """One optimizer step: whatever is complete is accumulated, until all is."""
         at_step(self._number)
         key = (self._iteration, self._mini)
+        self._begin()
         step = self._collect(stream, key)
         rows = step.rows
         began = time.monotonic()
         try:
-            norm = self._learner.step(self._normaliser(rows))
+            norm = self._learner.step(self._total(rows))
         except NotFinite as error:
             raise self._failure(error, rows) from error
         step.compute_s += time.monotonic() - began
         last = self._mini + 1 == self._algorithm.optimizer_steps
         weights = self._learner.weights()
         self._root = root_digest(digests_of(weights))
-        record = self._record(step, rows, norm, last)
+        record = step_record(
+            step,
+            run=self._context.run,
+            trainer_epoch=self._epoch,
+            recipe=self._recipe,
+            last=last,
+            root=self._root,
+            norm=norm,
+        )
         self._context.writer.send(self._context.topics.ledger, encode(record), key=str(record.step))
         self._context.writer.flush(self._spec.deadlines.progress_s)
         self._ledger_end += 1
@@ -187,8 +170,8 @@ class Trainer:
             self._publisher.publish(self._iteration, weights)
             self._checkpoint(stream)
 
-    def _collect(self, stream: SampleStream, key: tuple[int, int]) -> _Step:
-        step = _Step()
+    def _collect(self, stream: SampleStream, key: tuple[int, int]) -> Step:
+        step = Step(self._iteration, self._number)
         groups = self._algorithm.groups // self._algorithm.optimizer_steps
         wait = Wait(f"samples of iteration {key[0]}", unblocked_by="the generators",
                     deadline_s=self._spec.deadlines.progress_s)  # fmt: skip
@@ -201,25 +184,31 @@ class Trainer:
                 stream.pump(0.0)
                 wait.progress()
                 continue
+            since = time.monotonic()
+            if self._scoring.ahead(stream.whole_groups(key)):
+                step.compute_s += time.monotonic() - since
+                stream.pump(0.0)
+                continue
             self._context.heart.waiting(
                 f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators"
             )
-            since = time.monotonic()
             wait.progress() if stream.pump(_POLL_S) else wait.check()
             step.waited_s += time.monotonic() - since
         return step
 
     def _chosen(self, ready: Sequence[Bundle], *, missing: int) -> Sequence[Bundle]:
         """What to train next: a bundle as it was decided at admission, or all that is there if it pays."""
+        if self._loss.whole_step:
+            return [] if missing else ready
         if not self._spec.composes_on_arrival:
             return ready[:1]
         tokens = sum(row.sample.true_length for bundle in ready for row in bundle.in_order())
         return ready if not missing or tokens >= self._spec.trainer.bundle_tokens else []
 
-    def _train(self, step: _Step, bundles: Sequence[Bundle]) -> None:
+    def _train(self, step: Step, bundles: Sequence[Bundle]) -> None:
         began = time.monotonic()
-        rows = [row for bundle in bundles for row in bundle.in_order()]
-        planned = plan(rows, self._algorithm, self._spec.trainer.microbatch_tokens, self._iteration)
+        rows = self._scoring.scored([row for bundle in bundles for row in bundle.in_order()])
+        planned = plan(rows, self._loss, self._spec.trainer.microbatch_tokens, self._iteration)
         step.stats += self._accumulate(planned.batches)
         step.plans.append(planned)
         step.taken.update(bundle.number for bundle in bundles)
@@ -239,42 +228,12 @@ class Trainer:
         names = ", ".join(row.sample.id for row in rows[:8])
         return TrainingFailed(f"step {self._number}: {error}; samples {names}{' …' if len(rows) > 8 else ''}")
 
-    def _normaliser(self, rows: Sequence[Row]) -> float:
-        """Sum of all token weights of a step, exact in any order; samples without a gradient count too."""
-        lengths = [row.sample.true_length for row in rows if not row.sample.reward_error]
-        if not lengths:
+    def _total(self, rows: Sequence[Row]) -> float:
+        """What the step's gradient is divided by; samples without a gradient count too."""
+        total = self._loss.total([row.sample for row in rows])
+        if not total:
             raise TrainingFailed(f"step {self._number}: no sample has a reward; see the generators' logs")
-        return math.fsum(length * token_weight(length, self._algorithm) for length in lengths)
-
-    def _record(self, step: _Step, rows: Sequence[Row], norm: float, last: bool) -> StepRecord:
-        samples = [row.sample for row in rows]
-        return StepRecord(
-            run=self._context.run, trainer_epoch=self._epoch, iteration=self._iteration, step=self._number,
-            last_of_iteration=last, version_in=self._iteration, recipe=self._recipe,
-            version_out=self._iteration + 1 if last else self._iteration, root_out=self._root,
-            partitions=np.array([row.partition for row in rows], dtype=np.int16),
-            offsets=np.array([row.offset for row in rows], dtype=np.int64),
-            groups=np.array([sample.group for sample in samples], dtype=np.int64),
-            indexes=np.array([sample.index for sample in samples], dtype=np.int16),
-            lengths=np.array([sample.true_length for sample in samples], dtype=np.int32),
-            rewards=np.array(
-                [np.nan if sample.reward_error else sample.reward for sample in samples], dtype=np.float32
-            ),
-            versions=np.array([sample.versions.min() for sample in samples], dtype=np.int32),
-            seeds=np.array([sample.seed for sample in samples], dtype=np.uint64),
-            predicted=np.array([sample.predicted for sample in samples], dtype=np.float32),
-            problem_ids=[sample.problem_id for sample in samples],
-            microbatches=np.array(
-                [size for planned in step.plans
-                 for size in [*(len(b.rows) for b in planned.batches), len(planned.idle)]], dtype=np.int32,
-            ),
-            losses=np.array([stat.loss for stat in step.stats], dtype=np.float64),
-            metrics=step_metrics(
-                samples, step.plans, step.stats,
-                iteration=self._iteration, norm=norm, compute_s=step.compute_s, waited_s=step.waited_s,
-            ),
-            finished_at=time.time(),
-        )  # fmt: skip
+        return total
 
     def _report(self, record: StepRecord, stream: SampleStream) -> None:
         metrics = record.metrics

@@ -67,11 +67,13 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
     }
     task["dataset"] = resolve(spec.task.dataset)
     model = {name: resolve(getattr(spec.model, name)) for name in ("path", "build")}
+    loss = {} if spec.loss.reference is None else {"reference": resolve(spec.loss.reference)}
     lengths = {} if spec.lengths.backbone == "none" else {"backbone": resolve(spec.lengths.backbone)}
     return spec.model_copy(
         update={
             "task": spec.task.model_copy(update=task),
             "model": spec.model.model_copy(update=model),
+            "loss": spec.loss.model_copy(update=loss),
             "lengths": spec.lengths.model_copy(update=lengths),
         }
     )

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from schemas.losses import OWN, LossSection
 from schemas.runspec import RunSpec
 
 _HEAD = """# The run file
@@ -26,7 +27,16 @@ def markdown() -> str:
         kind = _section(field)
         if kind is not None:
             sections += [f"## {name}\n", f"{(kind.__doc__ or '').strip()}\n", _table(kind)]
+        if kind is LossSection:
+            sections += [_by_loss()]
     return "\n".join(sections)
+
+
+def _by_loss() -> str:
+    rows = ["| loss | if nothing else is said |", "|---|---|"]
+    for kind, own in OWN.items():
+        rows.append(f"| `{kind}` | {', '.join(f'`{key}: {value}`' for key, value in own.items())} |")
+    return "\n".join(rows) + "\n"
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

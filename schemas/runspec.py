@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from schemas.losses import LossSection
+from schemas.section import Positive, PositiveFloat, Section
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,48}")
-
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A section of the run file: unknown keys are errors, and nothing changes after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class TaskSection(Section):
@@ -98,14 +92,6 @@ class AlgorithmSection(Section):
     optimizer_steps: Positive = Field(
         1, description="Optimizer steps an iteration; groups are dealt to them across all lengths."
     )
-    advantage: Literal["mean", "std"] = Field(
-        "std", description="mean: reward minus the group's mean. std: that, over the group's deviation."
-    )
-    length_weight: Literal["token", "sqrt", "sequence"] = Field(
-        "token", description="Weight of a token: equal for all, 1/sqrt(length), or 1/length of its sample."
-    )
-    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
-    clip_high: PositiveFloat = Field(0.2, description="The ratio is clipped above 1 + clip_high.")
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: int = Field(0, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
@@ -182,6 +168,9 @@ class TrainerSection(Section):
     )
     exact_sums: bool = Field(
         True, description="Add gradients in fixed point: a step has the same bits whatever finished first."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Compute activations again on the way back: a third more work, much less memory."
     )
     logits_chunk: Positive = Field(4096, description="Tokens whose logits are in memory at a time.")
     checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
@@ -280,6 +269,7 @@ class RunSpec(Section):
     model: ModelSection
     sampling: SamplingSection = SamplingSection()
     algorithm: AlgorithmSection = AlgorithmSection()
+    loss: LossSection = LossSection()
     lengths: LengthsSection = LengthsSection()
     trainer: TrainerSection = TrainerSection()
     generator: GeneratorSection = GeneratorSection()

@@ -23,6 +23,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The jars and the S3 server are fetched once, by make, and not for each temporary home.
     os.environ.setdefault("STREAMRL_CACHE", str(TESTS.parent / ".streamrl"))
+    # Tests run side by side: threads of one would only hold up the others.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A developer's own stack may be running: take free ports and leave its keys alone.
     for service in ("KAFKA", "S3", "PREFECT"):
         os.environ[f"STREAMRL_{service}_PORT"] = "0"

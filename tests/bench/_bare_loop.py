@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from consumers.learner import TorchLearner
-from consumers.stream import Row
+from consumers.rows import Row
 from producers.engines.base import Request
 from producers.engines.vllm_engine import VllmEngine
 from producers.planner import Planner

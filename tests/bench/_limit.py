@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from consumers.batching import plan, token_weight
+from consumers.batching import plan
 from consumers.learner import TorchLearner
-from consumers.stream import Row
+from consumers.rows import Row
 from producers.engines.base import Request
 from producers.engines.vllm_engine import VllmEngine
 from schemas.messages import Sample
@@ -89,7 +89,6 @@ def train_iteration(learner: TorchLearner, spec: RunSpec, rows: Sequence[Row]) -
     """All optimizer steps of an iteration, on samples that are all there."""
     for mini in range(spec.algorithm.optimizer_steps):
         mine = [row for row in rows if row.sample.mini == mini]
-        for batch in plan(mine, spec.algorithm, spec.trainer.microbatch_tokens, 0).batches:
+        for batch in plan(mine, learner.loss, spec.trainer.microbatch_tokens, 0).batches:
             learner.accumulate(batch)
-        lengths = [row.sample.true_length for row in mine]
-        learner.step(sum(length * token_weight(length, spec.algorithm) for length in lengths))
+        learner.step(learner.loss.total([row.sample for row in mine]))

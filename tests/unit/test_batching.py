@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.batching import advantages, cost, cut, plan, planned_as
-from consumers.stream import Row
+from consumers.batching import cost, cut, plan, planned_as
+from consumers.losses import loss_of
+from consumers.rows import Row
 from tests.factories import make_sample, make_spec
 
 
@@ -46,34 +46,10 @@ def test_cut_is_the_cheapest(lengths: list[int], budget: int) -> None:
     )
 
 
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.sampled_from(["mean", "std"]))
-def test_advantages_are_centred_in_their_group(rewards: list[float], kind: str) -> None:
-    spec = make_spec(algorithm={"advantage": kind, "group_size": len(rewards)})
-    samples = [make_sample(spec, 0, index, reward=reward) for index, reward in enumerate(rewards)]
-    found = advantages(samples, spec.algorithm)
-    expected = np.array(rewards) - np.mean(rewards)
-    if np.abs(expected).max() <= 1e-9:
-        assert not found.any()
-        return
-    if kind == "std":
-        expected = expected / (np.std(rewards) + 1e-6)
-    np.testing.assert_allclose(found, expected)
-
-
-def test_a_sample_without_a_reward_does_not_touch_its_group() -> None:
-    spec = make_spec(algorithm={"advantage": "mean", "group_size": 3})
-    samples = [
-        make_sample(spec, 0, 0, reward=1.0),
-        make_sample(spec, 0, 1, reward=float("nan"), reward_error="it hung"),
-        make_sample(spec, 0, 2, reward=0.0),
-    ]
-    np.testing.assert_allclose(advantages(samples, spec.algorithm), [0.5, 0.0, -0.5])
-
-
 def test_a_plan_holds_every_row_once_and_fits_the_budget() -> None:
     spec = make_spec(algorithm={"groups": 8, "group_size": 4})
     rows = [Row(make_sample(spec, g, i), 0, g * 4 + i) for g in range(8) for i in range(4)]
-    planned = plan(rows, spec.algorithm, 64, 0)
+    planned = plan(rows, loss_of(spec), 64, 0)
     held = [row.offset for batch in planned.batches for row in batch.rows] + [
         row.offset for row in planned.idle
     ]
@@ -98,19 +74,19 @@ def test_the_ledger_is_enough_to_plan_again_to_the_bit(values: list[float], orde
         Row(make_sample(spec, number // 4, number % 4, reward=value), 0, number)
         for number, value in enumerate(values)
     ]
-    planned = plan([rows[number] for number in order], spec.algorithm, 64, 0)
+    planned = plan([rows[number] for number in order], loss_of(spec), 64, 0)
     recorded = [row for batch in planned.batches for row in batch.rows] + planned.idle
     sizes = [*(len(batch.rows) for batch in planned.batches), len(planned.idle)]
-    again = planned_as(recorded, sizes, spec.algorithm, 0)
+    again = planned_as(recorded, sizes, loss_of(spec), 0)
     assert [batch.rows for batch in again] == [batch.rows for batch in planned.batches]
     for one, other in zip(again, planned.batches, strict=True):
-        for name in ("tokens", "answer", "behaviour", "advantage", "weight", "on_policy"):
+        for name in ("tokens", "answer", "owner", "behaviour", "advantage", "weight", "fresh"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
 def test_equal_rewards_cost_nothing() -> None:
     spec = make_spec()
     rows = [Row(make_sample(spec, 0, index, reward=0.1 + 0.2), 0, index) for index in range(2)]
-    planned = plan(rows, spec.algorithm, 64, 0)
+    planned = plan(rows, loss_of(spec), 64, 0)
     assert not planned.batches
     assert len(planned.idle) == 2

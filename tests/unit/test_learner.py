@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from consumers.batching import advantages, plan, token_weight
-from consumers.learner import NotFinite, TorchLearner
-from consumers.stream import Row
+from consumers.batching import MicroBatch, plan
+from consumers.learner import TorchLearner
+from consumers.losses import loss_of
+from consumers.losses.base import Needs
+from consumers.optimizing import NotFinite
+from consumers.rows import Row
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_sample, make_spec, make_tiny_model
@@ -27,56 +31,63 @@ def rows_of(spec: RunSpec) -> list[Row]:
     return [Row(make_sample(spec, g, i), 0, n) for n, (g, i) in enumerate(pairs)]
 
 
-def normaliser(rows: list[Row], spec: RunSpec) -> float:
-    lengths = [row.sample.true_length for row in rows]
-    return sum(length * token_weight(length, spec.algorithm) for length in lengths)
+def batches_of(spec: RunSpec, rows: list[Row], budget: int = 64) -> list[MicroBatch]:
+    return plan(rows, loss_of(spec), budget, 0).batches
+
+
+def total(rows: list[Row], spec: RunSpec) -> float:
+    return loss_of(spec).total([row.sample for row in rows])
+
+
+def moment(learner: TorchLearner, name: str, spec: RunSpec) -> torch.Tensor:
+    """Adam's first moment after one step is (1 - beta1) times the gradient."""
+    state = learner.state()[f"optimizer.exp_avg.{name}"]
+    return state / (1 - spec.algorithm.betas[0])
 
 
 def reference_gradient(model: str, spec: RunSpec, rows: list[Row]) -> dict[str, torch.Tensor]:
     """The loss written down sample by sample, from the formula, without batches, padding or chunks."""
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    worth = advantages([row.sample for row in rows], spec.algorithm)
-    total = torch.zeros(())
-    for row, advantage in zip(rows, worth, strict=True):
+    loss = loss_of(spec)
+    found = torch.zeros(())
+    for row, advantage in zip(rows, [float(one[0]) for one in loss.advantages(rows)], strict=True):
         sample = row.sample
         tokens = torch.tensor([*sample.prompt_tokens, *sample.tokens], dtype=torch.long)
         logits = net(input_ids=tokens.unsqueeze(0)).logits[0] / spec.sampling.temperature
         first = sample.prompt_tokens.size
         logprobs = logits.log_softmax(-1)[first - 1 : -1].gather(1, tokens[first:, None])[:, 0]
         ratio = (logprobs - torch.tensor(sample.logprobs)).exp()
-        low, high = 1 - spec.algorithm.clip_low, 1 + spec.algorithm.clip_high
-        gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-        total = total - token_weight(sample.true_length, spec.algorithm) * gain.sum()
-    (total / normaliser(rows, spec)).backward()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        found = found - loss.weight(sample.true_length) * gain.sum()
+    (found / total(rows, spec)).backward()
     return {name: parameter.grad for name, parameter in net.named_parameters()}
 
 
-@pytest.mark.parametrize("weight", ["token", "sqrt", "sequence"])
-@pytest.mark.parametrize("advantage", ["mean", "std"])
-def test_gradient_is_that_of_the_plain_formula(model: str, weight: str, advantage: str) -> None:
+@pytest.mark.parametrize("average", ["token", "sqrt", "sequence"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_is_that_of_the_plain_formula(model: str, average: str, checkpointing: bool) -> None:
     spec = make_spec(
-        algorithm={"length_weight": weight, "advantage": advantage, "max_grad_norm": 1e9},
+        loss={"average": average},
+        algorithm={"max_grad_norm": 1e9},
         sampling={"temperature": 0.8},
-        trainer={"logits_chunk": 16},
+        trainer={"logits_chunk": 16, "gradient_checkpointing": checkpointing},
     )
     rows = rows_of(spec)
     learner = TorchLearner(model, spec)
-    for batch in plan(rows, spec.algorithm, 64, 0).batches:
+    for batch in batches_of(spec, rows):
         learner.accumulate(batch)
     expected = reference_gradient(model, spec, rows)
-    norm = learner.step(normaliser(rows, spec))
+    norm = learner.step(total(rows, spec))
     size = torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
     assert norm == pytest.approx(float(size), rel=1e-4)
-    # Adam's first moment after one step is (1 - beta1) times the gradient
-    for name, parameter in learner._named.items():
-        moment = learner._optimizer.state[parameter]["exp_avg"] / (1 - spec.algorithm.betas[0])
-        torch.testing.assert_close(moment, expected[name], rtol=1e-3, atol=1e-6)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(moment(learner, name, spec), gradient, rtol=1e-3, atol=1e-6)
 
 
 def test_the_same_bits_in_whichever_order_micro_batches_complete(model: str) -> None:
     spec = make_spec(algorithm={"groups": 8, "group_size": 4}, trainer={"microbatch_tokens": 40})
     rows = rows_of(spec)
-    batches = plan(rows, spec.algorithm, 40, 0).batches
+    batches = batches_of(spec, rows, 40)
     assert len(batches) > 5
     results = []
     for seed in range(4):
@@ -85,7 +96,7 @@ def test_the_same_bits_in_whichever_order_micro_batches_complete(model: str) -> 
             random.Random(seed).shuffle(batches)
             for batch in batches:
                 learner.accumulate(batch)
-            learner.step(normaliser(rows, spec))
+            learner.step(total(rows, spec))
         results.append(digests_of(learner.weights()))
     assert all(result == results[0] for result in results)
 
@@ -93,13 +104,13 @@ def test_the_same_bits_in_whichever_order_micro_batches_complete(model: str) -> 
 def test_restored_state_goes_on_with_the_same_bits(model: str) -> None:
     spec = make_spec(algorithm={"warmup_steps": 3})
     rows = rows_of(spec)
-    batches = plan(rows, spec.algorithm, 64, 0).batches
+    batches = batches_of(spec, rows)
 
     def steps(learner: TorchLearner, count: int) -> None:
         for _ in range(count):
             for batch in batches:
                 learner.accumulate(batch)
-            learner.step(normaliser(rows, spec))
+            learner.step(total(rows, spec))
 
     straight, before = TorchLearner(model, spec), TorchLearner(model, spec)
     steps(straight, 4)
@@ -114,12 +125,68 @@ def test_nan_stops_the_step(model: str) -> None:
     spec = make_spec()
     learner = TorchLearner(model, spec)
     with torch.no_grad():
-        next(iter(learner._named.values())).fill_(float("nan"))
+        next(iter(learner._policy.named.values())).fill_(float("nan"))
     with pytest.raises(NotFinite):
-        learner.accumulate(plan(rows_of(spec), spec.algorithm, 64, 0).batches[0])
+        learner.accumulate(batches_of(spec, rows_of(spec))[0])
 
 
 def test_bf16_runs_publish_bf16_and_keep_fp32_masters(model: str) -> None:
     learner = TorchLearner(model, make_spec(model={"dtype": "bfloat16"}))
     assert {tensor.dtype for tensor in learner.weights().values()} == {torch.bfloat16}
-    assert {parameter.dtype for parameter in learner._named.values()} == {torch.float32}
+    assert {parameter.dtype for parameter in learner._policy.named.values()} == {torch.float32}
+
+
+def test_scores_are_those_of_a_plain_forward_pass(model: str, tmp_path: Path) -> None:
+    other = str(make_tiny_model(tmp_path, seed=5))
+    spec = make_spec(loss={"kind": "tb", "reference": other}, sampling={"temperature": 0.7})
+    learner = TorchLearner(model, spec)
+    rows = rows_of(spec)
+    scored = learner.score(rows, learner.loss.needs)
+    for folder, name in ((other, "reference"), (model, "before")):
+        net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for row in scored:
+            tokens = torch.tensor([*row.sample.prompt_tokens, *row.sample.tokens], dtype=torch.long)
+            first = row.sample.prompt_tokens.size
+            logits = net(input_ids=tokens.unsqueeze(0)).logits[0, first - 1 : -1] / 0.7
+            expected = logits.log_softmax(-1).gather(1, tokens[first:, None])[:, 0].detach()
+            found = torch.from_numpy(getattr(row.scores, name))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_weights_of_an_iteration_are_kept(model: str) -> None:
+    spec = make_spec(loss={"correction": "decoupled"}, algorithm={"optimizer_steps": 2})
+    learner, rows = TorchLearner(model, spec), rows_of(make_spec())
+    needs = learner.loss.needs
+    assert needs == Needs(before="iteration")
+
+    def said() -> list[float]:
+        return [float(row.scores.before.sum()) for row in learner.score(rows, needs)]  # type: ignore[union-attr]
+
+    learner.begin_iteration()
+    first = said()
+    for batch in batches_of(spec, learner.score(rows, needs)):
+        learner.accumulate(batch)
+    learner.step(1.0)
+    assert said() == first
+    learner.begin_iteration()
+    assert said() != first
+
+
+def test_the_critic_learns_what_comes(model: str) -> None:
+    spec = make_spec(
+        loss={"kind": "ppo", "value_learning_rate": 3e-3, "value_clip": 10.0},
+        algorithm={"groups": 4, "group_size": 4, "learning_rate": 1e-9, "max_grad_norm": 1e9},
+    )
+    learner, rows = TorchLearner(model, spec), rows_of(spec)
+    errors = []
+    for _ in range(40):
+        scored = learner.score(rows, learner.loss.needs)
+        stats = [learner.accumulate(batch) for batch in batches_of(spec, scored)]
+        learner.step(total(rows, spec))
+        errors.append(sum(stat.value_error for stat in stats))
+    assert errors[-1] < 0.2 * errors[0]
+    again = TorchLearner(model, spec)
+    again.restore(learner.state())
+    one, other = (each.score(rows, each.loss.needs) for each in (learner, again))
+    for left, right in zip(one, other, strict=True):
+        assert (left.scores.values == right.scores.values).all()

@@ -8,8 +8,8 @@ from schemas.loading import RunFileError, load
 
 GOOD = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
 OF_ALGORITHM = (
-    "advantage, betas, clip_high, clip_low, group_size, groups, iterations, learning_rate, length_weight, "
-    "max_grad_norm, mode, optimizer_steps, staleness, warmup_steps, weight_decay"
+    "betas, group_size, groups, iterations, learning_rate, max_grad_norm, mode, optimizer_steps, staleness, "
+    "warmup_steps, weight_decay"
 )
 
 BROKEN = {

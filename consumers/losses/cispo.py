@@ -1,0 +1,15 @@
+"""CISPO: REINFORCE whose importance weights are capped: no token's gradient is cut off, as clipping does."""
+
+from __future__ import annotations
+
+import torch
+
+from consumers.losses.base import GroupLoss, Tokens
+
+
+class Cispo(GroupLoss):
+    """MiniMax-M1, 2025."""
+
+    def of_tokens(self, tokens: Tokens) -> torch.Tensor:
+        weight = tokens.ratio.detach().clamp(max=1 + (self.settings.clip_high or 0.0))
+        return -weight * tokens.advantage * tokens.logprobs

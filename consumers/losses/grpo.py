@@ -1,0 +1,14 @@
+"""GRPO: the group's mean is the baseline, its deviation the unit; ratios are clipped token by token."""
+
+from __future__ import annotations
+
+import torch
+
+from consumers.losses.base import GroupLoss, Tokens
+
+
+class Grpo(GroupLoss):
+    """DeepSeekMath, 2024."""
+
+    def of_tokens(self, tokens: Tokens) -> torch.Tensor:
+        return self.clipped(tokens)

@@ -1,0 +1,17 @@
+"""GSPO: the ratio is of the whole sequence, to the power of 1/length, and clipped as a whole."""
+
+from __future__ import annotations
+
+import torch
+
+from consumers.losses.base import GroupLoss, Tokens
+
+
+class Gspo(GroupLoss):
+    """Group sequence policy optimisation, 2025."""
+
+    def ratio(self, tokens: Tokens) -> torch.Tensor:
+        return tokens.mean_of_sequence(tokens.logprobs - tokens.anchor).exp()
+
+    def of_tokens(self, tokens: Tokens) -> torch.Tensor:
+        return self.clipped(tokens)

@@ -1,0 +1,64 @@
+"""A micro-batch's loss: that of its kind, corrected for old weights, and the divergence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from consumers.batching import MicroBatch
+from consumers.losses.base import Loss, Tokens
+
+
+@dataclass(frozen=True)
+class LossStats:
+    """What a micro-batch's loss was made of: sums over tokens, so that they add up over a step."""
+
+    loss: float
+    tokens: int
+    clipped: int
+    negative_logprob: float
+    gap: float  # largest difference to the behaviour logprobs, of tokens drawn by these very weights
+    gap_tokens: int
+    drift: float  # sum of absolute differences to the behaviour logprobs, of all tokens
+    capped: int  # corrections of old weights that met their cap
+    divergence: float  # from the reference
+    value_error: float = 0.0  # of the critic, squared
+    returns: float = 0.0  # squared: what the error is measured by
+
+
+def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[torch.Tensor, LossStats]:
+    """The sum over tokens of weight * loss; the step divides by the loss's total."""
+    settings, now = loss.settings, logprobs.detach()
+    anchor, correction = batch.behaviour, None
+    if settings.correction != "none":
+        anchor = now if batch.before is None else batch.before
+        correction = (anchor - batch.behaviour).exp()
+        correction = torch.where(batch.fresh, 1.0, correction)
+    lengths = torch.bincount(batch.owner, minlength=len(batch.rows))
+    tokens = Tokens(logprobs, anchor, batch.advantage, batch.owner, lengths)
+    each = loss.of_tokens(tokens)
+    if correction is not None:
+        each = each * correction.clamp(max=settings.correction_cap)
+    farther = now.new_zeros(())
+    if batch.reference is not None:
+        less = batch.reference - logprobs
+        farther = less.exp() - less - 1  # never negative, and its mean is the divergence (k3)
+        if settings.kl and settings.kl_in == "loss":
+            each = each + settings.kl * farther
+    total = (batch.weight * each).sum()
+    with torch.no_grad():
+        distance = (now - batch.behaviour).abs()
+        exact = distance[batch.fresh]
+        stats = LossStats(
+            loss=float(total),
+            tokens=int(now.numel()),
+            clipped=int(loss.clips(tokens).sum()),
+            negative_logprob=float(-now.sum()),
+            gap=float(exact.max()) if exact.numel() else 0.0,
+            gap_tokens=int(exact.numel()),
+            drift=float(distance.sum()),
+            capped=0 if correction is None else int((correction > settings.correction_cap).sum()),
+            divergence=float(farther.sum()),
+        )
+    return total, stats

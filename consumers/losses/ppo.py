@@ -1,0 +1,57 @@
+"""PPO with a critic: advantages of each token by generalised advantage estimation.
+
+delta_t = r_t + discount * V_{t+1} - V_t          r: the reward at the last token; with `kl_in: reward`
+A_t = delta_t + discount * lambda * A_{t+1}          each token pays for its divergence
+the critic learns A_t + V_t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from consumers.losses.base import Loss, Tokens, divergence
+from consumers.rows import Row
+
+
+class Ppo(Loss):
+    """Schulman et al., 2017, as it is used on language models."""
+
+    critic = True
+
+    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        return [np.zeros(1) if row.sample.reward_error else self._of_tokens(row) for row in rows]
+
+    def _of_tokens(self, row: Row) -> np.ndarray:
+        values = row.scores.values
+        assert values is not None, "the critic was not asked"
+        rewards = np.zeros(row.sample.true_length)
+        if self.settings.kl and self.settings.kl_in == "reward":
+            rewards -= self.settings.kl * divergence(row)
+        rewards[-1] += row.sample.reward
+        discount, keep = float(self.settings.discount or 1.0), float(self.settings.gae_lambda or 0.0)
+        found = np.zeros(rewards.size)
+        after, next_value = 0.0, 0.0
+        for place in range(rewards.size - 1, -1, -1):
+            value = float(values[place])
+            after = rewards[place] + discount * next_value - value + discount * keep * after
+            found[place], next_value = after, value
+        return found
+
+    def returns(self, row: Row, advantage: np.ndarray) -> np.ndarray:
+        assert row.scores.values is not None
+        found: np.ndarray = advantage + row.scores.values
+        return found
+
+    def of_tokens(self, tokens: Tokens) -> torch.Tensor:
+        return self.clipped(tokens)
+
+
+def value_loss(
+    values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float
+) -> torch.Tensor:
+    """Of each token: half the squared error, the worse of it with and without the critic's clip."""
+    bounded = before + (values - before).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)

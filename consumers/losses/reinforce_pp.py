@@ -1,0 +1,48 @@
+"""REINFORCE++: no group and no critic; advantages are normalised over all tokens of a step.
+
+With `kl_in: reward` each token pays for its own divergence: its advantage is the reward less what diverges
+from it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from consumers.losses.base import Loss, Tokens, divergence
+from consumers.rows import Row, groups_of
+
+
+class ReinforcePlusPlus(Loss):
+    """REINFORCE++, 2025; `advantage: mean` is its variant with the group's mean as baseline."""
+
+    whole_step = True
+
+    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        rewards = np.array([np.nan if r.sample.reward_error else r.sample.reward for r in rows], dtype=float)
+        if self.settings.advantage == "mean":
+            known = ~np.isnan(rewards)
+            rewards[known] = self.centred(rows, rewards, scaled=False)[known]
+        result = [np.zeros(1)] * len(rows)
+        ordered = [number for members in groups_of(rows) for number in members]
+        ordered = [number for number in ordered if not np.isnan(rewards[number])]
+        parts = [self._of_tokens(rows[number], float(rewards[number])) for number in ordered]
+        if not parts:
+            return result
+        every = np.concatenate(parts)
+        if every.std() > 1e-9:
+            for number, part in zip(ordered, parts, strict=True):
+                result[number] = (part - every.mean()) / (every.std() + 1e-8)
+        return result
+
+    def _of_tokens(self, row: Row, reward: float) -> np.ndarray:
+        if self.settings.kl and self.settings.kl_in == "reward":
+            paid = self.settings.kl * divergence(row)
+            found: np.ndarray = reward - np.cumsum(paid[::-1])[::-1]
+            return found
+        return np.full(row.sample.true_length, reward)
+
+    def of_tokens(self, tokens: Tokens) -> torch.Tensor:
+        return self.clipped(tokens)

@@ -1,0 +1,27 @@
+"""RLOO: REINFORCE; the baseline of a sample is the mean of the others of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from consumers.losses.base import GroupLoss, Tokens
+from consumers.rows import Row, groups_of
+
+
+class Rloo(GroupLoss):
+    """Back to basics, 2024."""
+
+    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        rewards = np.array([self.reward(row) for row in rows])
+        over = self.centred(rows, rewards, scaled=False)
+        for members in map(np.array, groups_of(rows)):
+            known = int((~np.isnan(rewards[members])).sum())
+            if known > 1:  # r - mean of the others = (r - mean of all) * n / (n - 1)
+                over[members] *= known / (known - 1)
+        return [np.array([value]) for value in over]
+
+    def of_tokens(self, tokens: Tokens) -> torch.Tensor:
+        return -tokens.advantage * tokens.logprobs

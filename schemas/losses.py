@@ -1,0 +1,120 @@
+"""The run file's section about the loss: which one, and what can be set about it.
+
+Each loss takes only the settings that are its own; what is left out is as its paper has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.section import PositiveFloat, Section
+
+# By loss: what is its own, and what holds if nothing is said.
+OWN: dict[str, dict[str, Any]] = {
+    "grpo": {"advantage": "std", "average": "sequence", "clip_low": 0.2, "clip_high": 0.2},
+    "dr_grpo": {"average": "longest", "clip_low": 0.2, "clip_high": 0.2},
+    "dapo": {
+        "average": "token", "clip_low": 0.2, "clip_high": 0.28, "overlong_tokens": 0, "overlong_penalty": 1.0,
+    },
+    "rloo": {"average": "sample"},
+    "reinforce_pp": {"advantage": "plain", "average": "token", "clip_low": 0.2, "clip_high": 0.2},
+    "ppo": {
+        "average": "token", "clip_low": 0.2, "clip_high": 0.2, "discount": 1.0, "gae_lambda": 0.95,
+        "value_clip": 0.2, "value_learning_rate": 1e-5,
+    },
+    "cispo": {"advantage": "std", "average": "token", "clip_high": 4.0},
+    "gspo": {"advantage": "std", "average": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "tb": {"average": "sample", "reward_temperature": 0.05},
+}  # fmt: skip
+_OF_ALL = {"kind", "kl", "kl_in", "reference", "correction", "correction_cap"}
+
+
+class LossSection(Section):
+    """What is minimised. Settings that a loss does not have are errors."""
+
+    kind: Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo", "tb"] = Field(
+        "grpo",
+        description="grpo, dr_grpo, dapo, rloo, reinforce_pp (REINFORCE++), ppo (with a critic and GAE), "
+        "cispo, gspo, tb (trajectory balance).",
+    )
+    advantage: Literal["mean", "std", "plain"] | None = Field(
+        None,
+        description="grpo, cispo, gspo: mean: reward minus the group's mean. std: that, over the group's "
+        "deviation. reinforce_pp: plain or mean, over the deviation in the whole step.",
+    )
+    average: Literal["token", "sqrt", "sequence", "longest", "sample"] | None = Field(
+        None,
+        description="How tokens count. token: all alike. sequence: 1/length of their sample, so that samples "
+        "count alike. sqrt: 1/sqrt(length). longest: alike, and a step divides by samples times "
+        "sampling.max_tokens. sample: alike, and a step divides by samples.",
+    )
+    clip_low: float | None = Field(None, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
+    clip_high: PositiveFloat | None = Field(
+        None, description="The ratio is clipped above 1 + clip_high; cispo: its weight is."
+    )
+    overlong_tokens: int | None = Field(
+        None, ge=0, description="dapo: answers lose reward over the last so many tokens before max_tokens."
+    )
+    overlong_penalty: PositiveFloat | None = Field(None, description="dapo: how much, at max_tokens.")
+    discount: float | None = Field(None, gt=0, le=1, description="ppo: of rewards, a token.")
+    gae_lambda: float | None = Field(
+        None, ge=0, le=1, description="ppo: 1: returns are what came; 0: what the critic says of the next."
+    )
+    value_clip: PositiveFloat | None = Field(
+        None, description="ppo: the critic moves by at most so much in a step."
+    )
+    value_learning_rate: PositiveFloat | None = Field(None, description="ppo: of the critic.")
+    reward_temperature: PositiveFloat | None = Field(
+        None, description="tb: the reference's share of the policy that is sought, "
+        "reference * exp(reward / reward_temperature)."
+    )  # fmt: skip
+    kl: float = Field(0.0, ge=0, description="Weight of the divergence from the reference policy.")
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="Where it counts: in the loss of each token, or in the rewards."
+    )
+    reference: str | None = Field(
+        None, description="Folder of the reference policy; by default the model that the run begins with."
+    )
+    correction: Literal["none", "truncated", "decoupled"] = Field(
+        "none",
+        description="What is done about samples of older weights. none: ratios are taken to the weights that "
+        "drew a token. truncated: a token's gradient is weighted by how much likelier it is now. decoupled: "
+        "it is weighted by how much likelier it was at the iteration's start, and ratios are taken to that.",
+    )
+    correction_cap: PositiveFloat = Field(2.0, description="The largest such weight.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own(cls, data: Any) -> Any:
+        """Refuse what the loss does not have, and fill in what it has."""
+        if isinstance(data, str):
+            data = {"kind": data}
+        if not isinstance(data, dict):
+            return data
+        own = OWN.get(data.get("kind", "grpo"))
+        if own is None:
+            return data  # the kind's own error says more
+        foreign = [key for key in data if key in cls.model_fields and key not in own and key not in _OF_ALL]
+        foreign = [key for key in foreign if data[key] is not None]
+        if foreign:
+            raise ValueError(
+                f"{data.get('kind', 'grpo')} has no {' and no '.join(foreign)}; it has {', '.join(own)}"
+            )
+        return {**own, **{key: value for key, value in data.items() if value is not None}}
+
+    @model_validator(mode="after")
+    def _fits(self) -> LossSection:
+        if self.kind == "tb" and self.correction != "none":
+            raise ValueError("tb holds for samples of any weights: its correction is none")
+        if self.advantage == ("std" if self.kind == "reinforce_pp" else "plain"):
+            raise ValueError(f"{self.kind} has no advantage {self.advantage}")
+        if self.reference is not None and not self.needs_reference:
+            raise ValueError("a reference is of no use while kl is 0")
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference policy's logprobs are needed."""
+        return self.kl > 0 or self.kind == "tb"
