@@ -30,8 +30,8 @@ class Learner(Protocol):
     def score(self, rows: Sequence[Row], needs: Needs) -> list[Row]:
         """The rows with what models that this step does not change say of them."""
 
-    def accumulate(self, batch: MicroBatch) -> LossStats:
-        """Add a micro-batch's gradient."""
+    def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
+        """Add the gradients of micro-batches."""
 
     def step(self, total: float) -> float:
         """Divide the gradient by `total`, clip it, take an optimizer step; the norm before clipping."""
@@ -98,16 +98,22 @@ class TorchLearner:
             for row, said in zip(rows, zip(reference, before, values, strict=True), strict=True)
         ]
 
-    def accumulate(self, batch: MicroBatch) -> LossStats:
-        batch = batch.to(self._device)
+    def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
+        return [self._accumulate(batch.to(self._device)) for batch in batches]
+
+    def _accumulate(self, batch: MicroBatch) -> LossStats:
         total, stats = objective(self._forward.logprobs(self._model, batch), batch, self.loss)
-        if not math.isfinite(stats.loss):
-            raise NotFinite(f"the loss is {stats.loss}")
-        total.backward()
-        self._policy.accumulate()
-        if self._critic is not None:
-            error, returns = self._critic.accumulate(batch)
-            stats = replace(stats, value_error=error, returns=returns)
+        try:
+            if not math.isfinite(stats.loss):
+                raise NotFinite(f"the loss is {stats.loss}")
+            total.backward()
+            self._policy.accumulate()
+            if self._critic is not None:
+                wrong, returns = self._critic.accumulate(batch)
+                stats = replace(stats, value_error=wrong, returns=returns)
+        except NotFinite as error:
+            error.rows = batch.rows
+            raise
         return stats
 
     def step(self, total: float) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from consumers.rows import Row
 from schemas.runspec import RunSpec
 
 # Fixed point: gradients of a micro-batch are multiples of 2^-32, and may reach 2^30 in sum.
@@ -14,7 +15,9 @@ _LARGEST = 2.0**30
 
 
 class NotFinite(ArithmeticError):
-    """A loss or a gradient is NaN or infinite."""
+    """A loss or a gradient is NaN or infinite; `rows`: of the micro-batch, if it was one."""
+
+    rows: Sequence[Row] = ()
 
 
 class Optimized:

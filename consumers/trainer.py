@@ -216,13 +216,10 @@ class Trainer:
         step.compute_s += time.monotonic() - began
 
     def _accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
-        stats: list[LossStats] = []
-        for batch in batches:
-            try:
-                stats.append(self._learner.accumulate(batch))
-            except NotFinite as error:
-                raise self._failure(error, batch.rows) from error
-        return stats
+        try:
+            return self._learner.accumulate(batches)
+        except NotFinite as error:
+            raise self._failure(error, error.rows) from error
 
     def _failure(self, error: NotFinite, rows: Sequence[Row]) -> TrainingFailed:
         names = ", ".join(row.sample.id for row in rows[:8])

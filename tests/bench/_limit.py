@@ -89,6 +89,5 @@ def train_iteration(learner: TorchLearner, spec: RunSpec, rows: Sequence[Row]) -
     """All optimizer steps of an iteration, on samples that are all there."""
     for mini in range(spec.algorithm.optimizer_steps):
         mine = [row for row in rows if row.sample.mini == mini]
-        for batch in plan(mine, learner.loss, spec.trainer.microbatch_tokens, 0).batches:
-            learner.accumulate(batch)
+        learner.accumulate(plan(mine, learner.loss, spec.trainer.microbatch_tokens, 0).batches)
         learner.step(learner.loss.total([row.sample for row in mine]))

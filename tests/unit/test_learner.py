@@ -74,8 +74,7 @@ def test_gradient_is_that_of_the_plain_formula(model: str, average: str, checkpo
     )
     rows = rows_of(spec)
     learner = TorchLearner(model, spec)
-    for batch in batches_of(spec, rows):
-        learner.accumulate(batch)
+    learner.accumulate(batches_of(spec, rows))
     expected = reference_gradient(model, spec, rows)
     norm = learner.step(total(rows, spec))
     size = torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
@@ -94,8 +93,7 @@ def test_the_same_bits_in_whichever_order_micro_batches_complete(model: str) -> 
         learner = TorchLearner(model, spec)
         for _ in range(3):
             random.Random(seed).shuffle(batches)
-            for batch in batches:
-                learner.accumulate(batch)
+            learner.accumulate(batches)
             learner.step(total(rows, spec))
         results.append(digests_of(learner.weights()))
     assert all(result == results[0] for result in results)
@@ -108,8 +106,7 @@ def test_restored_state_goes_on_with_the_same_bits(model: str) -> None:
 
     def steps(learner: TorchLearner, count: int) -> None:
         for _ in range(count):
-            for batch in batches:
-                learner.accumulate(batch)
+            learner.accumulate(batches)
             learner.step(total(rows, spec))
 
     straight, before = TorchLearner(model, spec), TorchLearner(model, spec)
@@ -127,7 +124,7 @@ def test_nan_stops_the_step(model: str) -> None:
     with torch.no_grad():
         next(iter(learner._policy.named.values())).fill_(float("nan"))
     with pytest.raises(NotFinite):
-        learner.accumulate(batches_of(spec, rows_of(spec))[0])
+        learner.accumulate(batches_of(spec, rows_of(spec)))
 
 
 def test_bf16_runs_publish_bf16_and_keep_fp32_masters(model: str) -> None:
@@ -164,8 +161,7 @@ def test_the_first_weights_of_an_iteration_are_kept(model: str) -> None:
 
     learner.begin_iteration()
     first = said()
-    for batch in batches_of(spec, learner.score(rows, needs)):
-        learner.accumulate(batch)
+    learner.accumulate(batches_of(spec, learner.score(rows, needs)))
     learner.step(1.0)
     assert said() == first
     learner.begin_iteration()
@@ -181,7 +177,7 @@ def test_the_critic_learns_what_comes(model: str) -> None:
     errors = []
     for _ in range(40):
         scored = learner.score(rows, learner.loss.needs)
-        stats = [learner.accumulate(batch) for batch in batches_of(spec, scored)]
+        stats = learner.accumulate(batches_of(spec, scored))
         learner.step(total(rows, spec))
         errors.append(sum(stat.value_error for stat in stats))
     assert errors[-1] < 0.2 * errors[0]
