@@ -8,6 +8,7 @@ import numpy as np
 
 from consumers.batching import Plan
 from consumers.losses.objective import LossStats
+from schemas.identity import round_of
 from schemas.messages import Sample
 
 
@@ -34,6 +35,7 @@ def step_metrics(
         "tokens": float(lengths.sum()),
         "trained_tokens": float(tokens),
         "informative_groups": float(len(informative)),
+        "resampled_groups": float(len({s.group for s in samples if round_of(s.group)})),
         "microbatches": float(len(batches)),
         "padding_waste": 1.0 - sum(batch.packing.tokens for batch in batches) / padded if padded else 0.0,
         "staleness": float(staleness.mean()),

@@ -23,7 +23,7 @@ class Step:
     iteration: int
     number: int
     taken: set[int] = field(default_factory=set)  # bundles
-    groups: int = 0
+    groups: int = 0  # that count: no other ones are drawn in their place
     plans: list[Plan] = field(default_factory=list)  # as they were accumulated
     stats: list[LossStats] = field(default_factory=list)
     compute_s: float = 0.0

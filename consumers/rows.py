@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from schemas.admission import tells_nothing
 from schemas.messages import Sample
 
 
@@ -32,6 +34,11 @@ class Row:
     def size(self) -> int:
         """Tokens of prompt and answer."""
         return int(self.sample.prompt_tokens.size + self.sample.tokens.size)
+
+
+def says_nothing(samples: Iterable[Sample]) -> bool:
+    """Whether a group's rewards are all alike."""
+    return tells_nothing(math.nan if sample.reward_error else sample.reward for sample in samples)
 
 
 def groups_of(rows: Sequence[Row]) -> list[list[int]]:

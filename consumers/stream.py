@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from consumers.rows import Row
+from consumers.rows import Row, says_nothing
 from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
 from schemas.admission import oldest_version, window_of
+from schemas.identity import round_of
 from schemas.messages import TRAIN, Sample
 from schemas.wire import Unreadable, decode
 
@@ -40,6 +41,13 @@ class Bundle:
             len(rows) == next(iter(rows.values())).sample.size for rows in self.rows.values()
         )
 
+    def settled(self, resample: int) -> int:
+        """How many of its groups no other one will be drawn for."""
+        return sum(
+            round_of(group) >= resample or not says_nothing(row.sample for row in rows.values())
+            for group, rows in self.rows.items()
+        )
+
     def in_order(self) -> list[Row]:
         """All rows, by group and index."""
         return [self.rows[group][index] for group in sorted(self.rows) for index in sorted(self.rows[group])]
@@ -56,6 +64,7 @@ class SampleStream:
         self._bell = threading.Event()
         self._tail = Tail(reader, lambda records: records, self._bell)
         self._bundles: dict[Key, dict[int, Bundle]] = {}
+        self._resample = context.spec.loss.resample or 0
         self.duplicates = 0
         self.received = 0
 
@@ -112,6 +121,8 @@ class SampleStream:
             return f"index {sample.index} of {sample.size} does not fit groups of {algorithm.group_size}"
         if sample.window != window_of(sample.group, algorithm.groups):
             return f"group {sample.group} is not of iteration {sample.window}"
+        if round_of(sample.group) > self._resample:
+            return f"it is drawn in place of another more often than loss.resample allows ({self._resample})"
         for name, tokens in (("prompt", sample.prompt_tokens), ("answer", sample.tokens)):
             if tokens.size == 0:
                 return f"the {name} is empty"
@@ -154,9 +165,11 @@ class SampleStream:
         """How many samples of an optimizer step are not here yet."""
         algorithm = self._context.spec.algorithm
         wanted = algorithm.groups // algorithm.optimizer_steps * algorithm.group_size
-        return wanted - sum(
-            len(rows) for bundle in self._bundles.get(key, {}).values() for rows in bundle.rows.values()
-        )
+        for bundle in self._bundles.get(key, {}).values():
+            wanted -= sum(len(rows) for rows in bundle.rows.values())
+            if self._resample and bundle.complete:  # others come in the place of those that tell nothing
+                wanted += (bundle.groups - bundle.settled(self._resample)) * algorithm.group_size
+        return wanted
 
     def trained(self, key: Key) -> None:
         """An optimizer step is done: let go of its samples."""

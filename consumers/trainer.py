@@ -212,7 +212,7 @@ class Trainer:
         step.stats += self._accumulate(planned.batches)
         step.plans.append(planned)
         step.taken.update(bundle.number for bundle in bundles)
-        step.groups += sum(bundle.groups for bundle in bundles)
+        step.groups += sum(bundle.settled(self._spec.loss.resample or 0) for bundle in bundles)
         step.compute_s += time.monotonic() - began
 
     def _accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:

@@ -1,6 +1,7 @@
 """The feeder: admits prompts at the pace of the ledger, and has weights evaluated on held-out problems.
 
     ledger ──► planner ──► <run>.prompts          waits for: a step / unblocked by the trainer
+                  ├─ resampling: other groups for those whose rewards are all alike
                   ├─ ranker, in a thread of its own: learns lengths from <run>.samples
                   ├─ dispatcher, in a thread of its own: which generator makes which sample
                   └─ evaluation: held-out prompts ──► generators ──► samples ──► <run>.evals
@@ -27,6 +28,7 @@ from producers.dispatch.recovery import look_back
 from producers.dispatch.service import Dispatching
 from producers.planner import Planner, Tokenize
 from producers.ranker.ranking import Ranking
+from producers.resampling import Resampling
 from producers.tasks import Problem, TaskError, load_problems
 from producers.tokenizing import load_tokenize
 from schemas.messages import EVAL, TRAIN, Evaluation, Prompt, RankerAnnouncement, Sample, StepRecord
@@ -62,6 +64,7 @@ class Feeder:
         past = look_back(bus, topics, steps, lookahead=lookahead, deadline_s=self._deadline)
         wanted = self._planner.first_incomplete(past.trained)
         self._ranking = Ranking(context, self._planner.question, steps, wanted=wanted)
+        self._resampling = Resampling(context, steps, past.trained)
         self._announced: tuple[str, list[float]] = ("", [])
         self._dispatching = Dispatching(context, prompts, past)
 
@@ -72,6 +75,7 @@ class Feeder:
         finally:
             self._dispatching.close()
             self._ranking.close()
+            self._resampling.close()
 
     def _feed(self) -> None:
         self._catch_up()
@@ -108,7 +112,15 @@ class Feeder:
                 if self._planner.observe(decode(record.value, StepRecord)):
                     self._context.heart.working("admitting")
                     return
+            self._send_instead()
             wait.check()
+
+    def _send_instead(self) -> None:
+        """Other groups in the place of those that told nothing."""
+        version = self._planner.version
+        for place in self._resampling.found(version):
+            ranker = self._ranking.at(version)
+            self._send([self._planner.instead(place.group, place.window, place.mini, ranker)])
 
     def _send(self, prompts: Sequence[Prompt]) -> None:
         fresh = [prompt for prompt in prompts if prompt.group not in self._sent]

@@ -21,7 +21,7 @@ from producers.lengths import class_of, edges_of, have_moved
 from producers.ranker.ranker import Predictor, Question, question_of
 from producers.tasks import Problem, TaskError
 from schemas.admission import admissible, oldest_version, window_of
-from schemas.identity import derive_seed
+from schemas.identity import ROUND, derive_seed
 from schemas.messages import EVAL, TRAIN, Prompt, StepRecord
 from schemas.runspec import RunSpec
 
@@ -165,6 +165,19 @@ class Planner:
             bundles[-1].append(group)
             held += tokens
         return bundles
+
+    def instead(self, group: int, window: int, mini: int, ranker: Predictor) -> Prompt:
+        """A group of another problem in the place of one that told nothing: which one, its number says."""
+        number = group + ROUND
+        draw = random.Random(derive_seed("instead", self._spec.seed, number))
+        problem = self._train[draw.randrange(len(self._train))]
+        algorithm = self._spec.algorithm
+        return self._prompt(
+            TRAIN, number, problem, group % ROUND // len(self._train), size=algorithm.group_size,
+            window=window, mini=mini, bundle=number, bundle_groups=1,
+            predicted=self._predict(ranker, {number: problem})[number], predictor=ranker.name,
+            min_version=oldest_version(number, algorithm.groups, algorithm.lookahead),
+        )  # fmt: skip
 
     def evaluate(self, version: int, problems: Sequence[Problem], ranker: Predictor) -> list[Prompt]:
         """Prompts that measure a version on held-out problems."""

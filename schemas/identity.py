@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import hashlib
 
+# A group that was drawn in place of group g has the number g + ROUND; one in place of that, g + 2 * ROUND.
+ROUND = 1 << 40
+
+
+def round_of(group: int) -> int:
+    """How many groups were drawn before in the place of this one. Evaluation's are below 0, and stay."""
+    return max(group, 0) // ROUND
+
 
 def sample_id(group: int, index: int, attempt: int = 0) -> str:
     """The id of one sample: the number of its group in the run, its index in the group, the attempt."""
     tail = f".{attempt}" if attempt else ""
-    return f"{group:07d}-{index:02d}{tail}"
+    again = round_of(group)
+    return f"{group - again * ROUND:07d}{f'+{again}' if again else ''}-{index:02d}{tail}"
 
 
 def sample_key(name: str) -> tuple[int, int]:
     """Group and index of a first attempt's id. A group may be below 0: evaluation's are."""
     group, index = name.rsplit("-", 1)
-    return int(group), int(index)
+    first, _, again = group.partition("+")
+    return int(first) + int(again or 0) * ROUND, int(index)
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -17,6 +17,7 @@ OWN: dict[str, dict[str, Any]] = {
     "dr_grpo": {"average": "longest", "clip_low": 0.2, "clip_high": 0.2},
     "dapo": {
         "average": "token", "clip_low": 0.2, "clip_high": 0.28, "overlong_tokens": 0, "overlong_penalty": 1.0,
+        "resample": 0,
     },
     "rloo": {"average": "sample"},
     "reinforce_pp": {"advantage": "plain", "average": "token", "clip_low": 0.2, "clip_high": 0.2},
@@ -58,6 +59,13 @@ class LossSection(Section):
         None, ge=0, description="dapo: answers lose reward over the last so many tokens before max_tokens."
     )
     overlong_penalty: PositiveFloat | None = Field(None, description="dapo: how much, at max_tokens.")
+    resample: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="dapo: where a group's rewards are all alike, another problem is drawn in its place, "
+        "at most so often, and groups that tell nothing do not count in the average. 0: they count.",
+    )
     discount: float | None = Field(None, gt=0, le=1, description="ppo: of rewards, a token.")
     gae_lambda: float | None = Field(
         None, ge=0, le=1, description="ppo: 1: returns are what came; 0: what the critic says of the next."

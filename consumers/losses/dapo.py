@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from consumers.losses.grpo import Grpo
-from consumers.rows import Row
+from consumers.rows import Row, says_nothing
+from schemas.messages import Sample
 
 
 class Dapo(Grpo):
@@ -24,6 +25,15 @@ class Dapo(Grpo):
     def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
         rewards = np.array([self.reward(row) for row in rows])
         return [np.array([value]) for value in self.centred(rows, rewards, scaled=True)]
+
+    def total(self, samples: Sequence[Sample]) -> float:
+        if not self.settings.resample:
+            return super().total(samples)
+        groups: dict[int, list[Sample]] = {}
+        for sample in samples:
+            groups.setdefault(sample.group, []).append(sample)
+        telling = [sample for members in groups.values() if not says_nothing(members) for sample in members]
+        return super().total(telling or samples)
 
     def reward(self, row: Row) -> float:
         zone = self.settings.overlong_tokens or 0

@@ -22,6 +22,7 @@ from producers.dispatch.recovery import behind
 from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ranker, Score, score_of
 from producers.ranker.states import RankerError, States, start_from
 from schemas.admission import window_of
+from schemas.identity import round_of
 from schemas.messages import TRAIN, Sample, StepRecord
 from schemas.wire import Unreadable, decode
 
@@ -143,6 +144,7 @@ class Ranking:
             and sample.purpose == TRAIN
             and sample.window == window_of(sample.group, self._groups)
             and 0 <= sample.index < self._size
+            and not round_of(sample.group)  # a version learns from as many groups, whatever they came to
         )
 
     def _is_whole(self, window: int) -> bool:
