@@ -15,6 +15,7 @@ import torch
 from consumers.losses.base import Loss
 from consumers.packing import Packing, pack
 from consumers.rows import Row
+from schemas.losses import SAMPLES
 from schemas.messages import Sample
 
 _START_COST = 150  # starting another micro-batch costs about as much as so many tokens
@@ -113,11 +114,15 @@ def micro_batch(
             np.repeat(np.array([loss.weight(length) for length in lengths], dtype=np.float32), lengths)
         ),
         fresh=torch.from_numpy(np.concatenate([_versions(sample) == version for sample in samples])),
-        reference=_if_known([row.scores.reference for row in rows]),
+        reference=_if_known([_reference(row, loss) for row in rows]),
         before=_if_known([row.scores.before for row in rows]),
         values=_if_known([row.scores.values for row in rows]),
         returns=returns,
     )
+
+
+def _reference(row: Row, loss: Loss) -> np.ndarray | None:
+    return row.sample.logprobs if loss.settings.reference == SAMPLES else row.scores.reference
 
 
 def _floats(parts: Sequence[np.ndarray]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -51,6 +52,33 @@ class Bundle:
     def in_order(self) -> list[Row]:
         """All rows, by group and index."""
         return [self.rows[group][index] for group in sorted(self.rows) for index in sorted(self.rows[group])]
+
+
+class Stream(Protocol):
+    """Where a trainer gets the groups of its steps from."""
+
+    duplicates: int
+
+    def pump(self, wait_s: float) -> int:
+        """Take what has come, or comes within `wait_s`; how many new samples there were."""
+
+    def complete(self, key: Key) -> list[Bundle]:
+        """The complete bundles of an optimizer step that are here now."""
+
+    def whole_groups(self, key: Key) -> Iterator[list[Row]]:
+        """Groups of an optimizer step that are whole, whether or not their bundle is."""
+
+    def outstanding(self, key: Key) -> int:
+        """How many samples of an optimizer step are not here yet."""
+
+    def trained(self, key: Key) -> None:
+        """An optimizer step is done: let go of its samples."""
+
+    def low_watermarks(self) -> dict[int, int]:
+        """By partition the position from which on nothing is trained that is not known to be."""
+
+    def close(self) -> None:
+        """Let go of the reader."""
 
 
 class SampleStream:

@@ -22,10 +22,11 @@ from consumers.losses.objective import LossStats
 from consumers.optimizing import NotFinite
 from consumers.publisher import Publisher
 from consumers.record import Step, recipe_of, step_record
+from consumers.recorded import RecordedStream, Replay, samples_topic
 from consumers.redo import fetch_rows, steps_after
 from consumers.rows import Row
 from consumers.scoring import Scoring
-from consumers.stream import Bundle, SampleStream
+from consumers.stream import Bundle, SampleStream, Stream
 from infra.errors import Explained
 from infra.logs import at_step
 from infra.process import Context, run_role
@@ -51,6 +52,9 @@ class Trainer:
         self._context, self._learner, self._loss = context, learner, learner.loss
         self._spec = context.spec
         self._algorithm: AlgorithmSection = context.spec.algorithm
+        self._offline = self._algorithm.mode == "offline"
+        self._samples = samples_topic(context)
+        self._replay: Replay | None = None
         self._recipe = recipe_of(context.spec)
         self._epoch = next_trainer_epoch(context.store, context.run)
         self._scoring = Scoring(learner, learner.loss.needs)
@@ -66,9 +70,7 @@ class Trainer:
             positions = self._restore()
             self._redo()
             self._publish()
-            stream = SampleStream(
-                self._context, self._learner.vocabulary, positions, (self._iteration, self._mini)
-            )
+            stream = self._open(positions)
             while self._iteration < self._algorithm.iterations:
                 self._train_step(stream)
             self._publisher.drain()
@@ -76,6 +78,14 @@ class Trainer:
             self._context.log.info("%d iterations are trained", self._iteration)
         finally:
             self._publisher.close()
+
+    def _open(self, positions: dict[int, int]) -> Stream:
+        if self._offline:
+            return RecordedStream(self._context)
+        if self._spec.loss.replay:
+            self._replay = Replay(self._context, steps_after(self._context, 0))
+        key = self._iteration, self._mini
+        return SampleStream(self._context, self._learner.vocabulary, positions, key)
 
     def _restore(self) -> dict[int, int]:
         """The newest checkpoint, or the beginning."""
@@ -96,11 +106,11 @@ class Trainer:
             self._ledger_end += 1
             if record.step < self._number:
                 continue  # of a trainer that was thought dead
-            rows = fetch_rows(self._context, record)
+            rows = fetch_rows(self._context, self._samples, record)
             sizes = record.microbatches.tolist()
             self._begin()
             rows = self._scoring.scored(rows)
-            self._accumulate(planned_as(rows, sizes, self._loss, record.version_in))
+            self._accumulate(planned_as(rows, sizes, self._loss, self._version(record.iteration)))
             self._learner.step(self._total(rows))
             self._root = root_digest(digests_of(self._learner.weights()))
             if self._root != record.root_out:
@@ -125,6 +135,10 @@ class Trainer:
             (self._iteration + 1, 0) if last_of_iteration else (self._iteration, self._mini + 1)
         )
 
+    def _version(self, iteration: int) -> int:
+        """The version whose samples need no correction; none of another run's do without."""
+        return -1 if self._offline else iteration
+
     def _begin(self) -> None:
         self._scoring.begin()
         if self._mini == 0:
@@ -135,7 +149,7 @@ class Trainer:
         if self._mini == 0:
             self._publisher.publish(self._iteration, self._learner.weights())
 
-    def _train_step(self, stream: SampleStream) -> None:
+    def _train_step(self, stream: Stream) -> None:
         """One optimizer step: whatever is complete is accumulated, until all is."""
         at_step(self._number)
         key = (self._iteration, self._mini)
@@ -163,6 +177,8 @@ class Trainer:
         self._context.writer.send(self._context.topics.ledger, encode(record), key=str(record.step))
         self._context.writer.flush(self._spec.deadlines.progress_s)
         self._ledger_end += 1
+        if self._replay is not None:
+            self._replay.add(record)
         stream.trained(key)
         self._advance(last)
         self._report(record, stream)
@@ -170,8 +186,10 @@ class Trainer:
             self._publisher.publish(self._iteration, weights)
             self._checkpoint(stream)
 
-    def _collect(self, stream: SampleStream, key: tuple[int, int]) -> Step:
+    def _collect(self, stream: Stream, key: tuple[int, int]) -> Step:
         step = Step(self._iteration, self._number)
+        if self._replay is not None and (rows := self._replay.rows(self._number)):
+            self._train(step, rows)
         groups = self._algorithm.groups // self._algorithm.optimizer_steps
         wait = Wait(f"samples of iteration {key[0]}", unblocked_by="the generators",
                     deadline_s=self._spec.deadlines.progress_s)  # fmt: skip
@@ -180,7 +198,9 @@ class Trainer:
             ready = [bundle for bundle in stream.complete(key) if bundle.number not in step.taken]
             if together := self._chosen(ready, missing=stream.outstanding(key)):
                 self._context.heart.working("training")
-                self._train(step, together)
+                self._train(step, [row for bundle in together for row in bundle.in_order()])
+                step.taken.update(bundle.number for bundle in together)
+                step.groups += sum(bundle.settled(self._spec.loss.resample or 0) for bundle in together)
                 stream.pump(0.0)
                 wait.progress()
                 continue
@@ -205,14 +225,13 @@ class Trainer:
         tokens = sum(row.sample.true_length for bundle in ready for row in bundle.in_order())
         return ready if not missing or tokens >= self._spec.trainer.bundle_tokens else []
 
-    def _train(self, step: Step, bundles: Sequence[Bundle]) -> None:
+    def _train(self, step: Step, rows: Sequence[Row]) -> None:
         began = time.monotonic()
-        rows = self._scoring.scored([row for bundle in bundles for row in bundle.in_order()])
-        planned = plan(rows, self._loss, self._spec.trainer.microbatch_tokens, self._iteration)
+        scored = self._scoring.scored(rows)
+        version = self._version(self._iteration)
+        planned = plan(scored, self._loss, self._spec.trainer.microbatch_tokens, version)
         step.stats += self._accumulate(planned.batches)
         step.plans.append(planned)
-        step.taken.update(bundle.number for bundle in bundles)
-        step.groups += sum(bundle.settled(self._spec.loss.resample or 0) for bundle in bundles)
         step.compute_s += time.monotonic() - began
 
     def _accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
@@ -232,7 +251,7 @@ class Trainer:
             raise TrainingFailed(f"step {self._number}: no sample has a reward; see the generators' logs")
         return total
 
-    def _report(self, record: StepRecord, stream: SampleStream) -> None:
+    def _report(self, record: StepRecord, stream: Stream) -> None:
         metrics = record.metrics
         counters = self._context.heart.counters
         counters.update(
@@ -255,7 +274,7 @@ class Trainer:
             metrics["waited_s"], metrics["compute_s"],
         )  # fmt: skip
 
-    def _checkpoint(self, stream: SampleStream) -> None:
+    def _checkpoint(self, stream: Stream) -> None:
         every = self._spec.trainer.checkpoint_every
         if self._iteration % every and self._iteration != self._algorithm.iterations:
             return

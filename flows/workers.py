@@ -28,7 +28,10 @@ class Worker:
 
 def workers(record: RunRecord, places: Places) -> list[Worker]:
     """All that the run starts on this machine. The trainer first: it takes longest to be ready."""
-    found = [worker(TRAINER, 0, record, places), worker(FEEDER, 0, record, places)]
+    trainer = worker(TRAINER, 0, record, places)
+    if record.spec.algorithm.mode == "offline" and not record.spec.evaluation.problems:
+        return [trainer]
+    found = [trainer, worker(FEEDER, 0, record, places)]
     found += [worker(GENERATOR, number, record, places) for number in range(record.spec.placement.generators)]
     return found
 

@@ -55,6 +55,9 @@ class Reader(Protocol):
     def positions(self) -> dict[int, int]:
         """The position of the next record of each partition."""
 
+    def seek(self, positions: Mapping[int, int]) -> None:
+        """Go on from here, in these partitions."""
+
     def close(self) -> None:
         """Let go."""
 

@@ -215,5 +215,9 @@ class KafkaReader:
     def positions(self) -> dict[int, int]:
         return {part.partition: self._consumer.position(part) for part in self._parts}
 
+    def seek(self, positions: Mapping[int, int]) -> None:
+        for partition, offset in positions.items():
+            self._consumer.seek(TopicPartition(self._topic.name, partition), offset)
+
     def close(self) -> None:
         self._consumer.close()

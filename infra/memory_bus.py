@@ -97,5 +97,8 @@ class MemoryReader:
     def positions(self) -> dict[int, int]:
         return dict(self._positions)
 
+    def seek(self, positions: Mapping[int, int]) -> None:
+        self._positions.update(positions)
+
     def close(self) -> None:
         pass

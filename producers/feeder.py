@@ -164,7 +164,8 @@ class Feeder:
 
     def _evaluate(self, version: int) -> None:
         """Have `version` sampled on the held-out problems, and say what it earned."""
-        prompts = self._planner.evaluate(version, self._held_out, self._ranking.at(version))
+        learned = 0 if self._spec.algorithm.mode == "offline" else version  # it has nothing to learn from
+        prompts = self._planner.evaluate(version, self._held_out, self._ranking.at(learned))
         resumed = any(prompt.group in self._sent for prompt in prompts)
         start = {} if resumed else ends_of(self._context.bus, self._context.topics.samples)
         self._send(prompts)

@@ -68,6 +68,8 @@ class Planner:
     def _allowed(self, version: int) -> int:
         """How many groups may be admitted once a version is there."""
         algorithm = self._spec.algorithm
+        if algorithm.mode == "offline":
+            return 0
         return min(
             admissible(version, algorithm.groups, algorithm.lookahead),
             algorithm.iterations * algorithm.groups,

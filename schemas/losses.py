@@ -27,8 +27,9 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "cispo": {"advantage": "std", "average": "token", "clip_high": 4.0},
     "gspo": {"advantage": "std", "average": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    "tb": {"average": "sample", "reward_temperature": 0.05},
+    "tb": {"average": "sample", "reward_temperature": 0.05, "replay": 0.0},
 }  # fmt: skip
+SAMPLES = "samples"  # as reference: the weights that drew each token
 _OF_ALL = {"kind", "kl", "kl_in", "reference", "correction", "correction_cap"}
 
 
@@ -78,12 +79,20 @@ class LossSection(Section):
         None, description="tb: the reference's share of the policy that is sought, "
         "reference * exp(reward / reward_temperature)."
     )  # fmt: skip
+    replay: float | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="tb: for each new group, so many of earlier steps are trained again.",
+    )
     kl: float = Field(0.0, ge=0, description="Weight of the divergence from the reference policy.")
     kl_in: Literal["loss", "reward"] = Field(
         "loss", description="Where it counts: in the loss of each token, or in the rewards."
     )
     reference: str | None = Field(
-        None, description="Folder of the reference policy; by default the model that the run begins with."
+        None,
+        description="Folder of the reference policy; by default the model that the run begins with. "
+        "`samples`: the weights that drew each token, so that the policy stays near what the data did.",
     )
     correction: Literal["none", "truncated", "decoupled"] = Field(
         "none",
@@ -118,11 +127,13 @@ class LossSection(Section):
             raise ValueError("tb holds for samples of any weights: its correction is none")
         if self.advantage == ("std" if self.kind == "reinforce_pp" else "plain"):
             raise ValueError(f"{self.kind} has no advantage {self.advantage}")
-        if self.reference is not None and not self.needs_reference:
+        if self.reference is not None and not (self.kl or self.kind == "tb"):
             raise ValueError("a reference is of no use while kl is 0")
+        if self.reference == SAMPLES and (self.kind == "tb" or self.kl_in == "reward"):
+            raise ValueError("the reference `samples` is for divergence in the loss (kl_in: loss)")
         return self
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference policy's logprobs are needed."""
-        return self.kl > 0 or self.kind == "tb"
+        """Whether there is a reference policy, and it is not that of the samples."""
+        return (self.kl > 0 or self.kind == "tb") and self.reference != SAMPLES

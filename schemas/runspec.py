@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Literal
 
@@ -76,9 +77,13 @@ class SamplingSection(Section):
 class AlgorithmSection(Section):
     """What is computed. Nothing here depends on where or how fast things run."""
 
-    mode: Literal["sync", "async"] = Field(
+    mode: Literal["sync", "async", "offline"] = Field(
         "sync",
-        description="sync: samples of iteration i come from weights i. async: at most `staleness` older.",
+        description="sync: samples of iteration i come from weights i. async: at most `staleness` older. "
+        "offline: nothing is generated, the samples that another run has trained are trained again.",
+    )
+    recorded: str | None = Field(
+        None, description="offline: the id of that run, such as count-3. It shares store and broker."
     )
     staleness: float = Field(
         0.0,
@@ -100,9 +105,14 @@ class AlgorithmSection(Section):
 
     @model_validator(mode="after")
     def _modes(self) -> AlgorithmSection:
-        if self.mode == "sync" and self.staleness:
+        if self.mode != "async" and self.staleness:
+            why = "sync is on-policy, its staleness is 0" if self.mode == "sync" else "nothing is generated"
+            raise ValueError(f"staleness {self.staleness:g} needs mode async; {why}")
+        if (self.mode == "offline") != (self.recorded is not None):
             raise ValueError(
-                f"staleness {self.staleness:g} needs mode async; sync is on-policy, its staleness is 0"
+                "offline needs `recorded`: the id of the run whose samples are trained"
+                if self.recorded is None
+                else f"recorded is for mode offline; the mode is {self.mode}"
             )
         if self.groups % self.optimizer_steps:
             raise ValueError(
@@ -113,7 +123,7 @@ class AlgorithmSection(Section):
     @property
     def lookahead(self) -> float:
         """By how many iterations generation may run ahead of training."""
-        return self.staleness if self.mode == "async" else 0.0
+        return {"sync": 0.0, "async": self.staleness, "offline": math.inf}[self.mode]
 
 
 class LengthsSection(Section):
@@ -283,7 +293,7 @@ class RunSpec(Section):
     def composes_on_arrival(self) -> bool:
         """Whether the trainer takes what is there, rather than what was decided at admission."""
         if self.trainer.compose == "auto":
-            return self.algorithm.mode == "async"
+            return self.algorithm.mode != "sync"
         return self.trainer.compose == "arrival"
 
     @field_validator("run")
@@ -301,6 +311,8 @@ class RunSpec(Section):
                 f"trainer.microbatch_tokens ({self.trainer.microbatch_tokens}) must hold the longest sample: "
                 f"sampling.max_prompt_tokens + sampling.max_tokens = {longest}"
             )
+        if self.algorithm.mode == "offline" and self.loss.resample:
+            raise ValueError("loss.resample draws new groups, and offline nothing is generated")
         if self.task.jsonl and self.evaluation.problems and not self.task.held_out_jsonl:
             raise ValueError("evaluation.problems needs task.held_out_jsonl with a JSONL task")
         return self

@@ -172,6 +172,6 @@ class Ranking:
     def _keep(self, ranker: Ranker) -> None:
         try:
             self._states.put(ranker.version, ranker)
-            self._states.collect(_KEPT + int(self._context.spec.algorithm.lookahead))
+            self._states.collect(_KEPT + int(self._context.spec.algorithm.staleness))
         except StoreError as error:  # it can be learned from the log again
             self._context.log.warning("ranker %d is not kept: %s", ranker.version, error)

@@ -66,9 +66,9 @@ def generate(
                 generators[name].take(job)
         for job, source, target in dispatcher.moved(clock.time):
             touched |= {source, target}
-            (handed,) = generators[source].hand_over([sample_id(*job.key)])
-            generators[target].take(replace(job, part=handed.part("bench", source, clock.time)))
-            dispatcher.arrived(job.key)
+            for handed in generators[source].hand_over([sample_id(*job.key)]):  # none: it is done just now
+                generators[target].take(replace(job, part=handed.part("bench", source, clock.time)))
+                dispatcher.arrived(job.key)
         if not left:
             return clock.time
         for name in touched:

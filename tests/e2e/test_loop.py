@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infra.supervise.children import kill
 from infra.weights.versions import WeightStore
 from schemas.messages import WeightsAnnouncement
 from tests.factories import make_spec
-from tests.harness import running, trained_ids
+from tests.harness import Run, running, trained_ids
 
 ALGORITHM: dict[str, Any] = {"iterations": 4, "groups": 8, "group_size": 4, "learning_rate": 3e-3}
 SYNC = make_spec(algorithm=ALGORITHM, evaluation={"problems": 8}, trainer={"bundle_tokens": 64})
 ASYNC = make_spec(
     algorithm={**ALGORITHM, "mode": "async", "staleness": 1.5, "optimizer_steps": 2},
+    loss={"correction": "decoupled", "kl": 0.01},
     placement={"generators": 2},
 )
 
@@ -54,6 +56,24 @@ def test_a_sync_run_is_on_policy_and_its_ledger_complete(
         assert (first.version, last.version) == (0, 4)
         assert len(last.rewards) == 8
         assert not run.dead_letters()
+    trained_again(run, tmp_path / "again", kafka, tiny_model)
+
+
+def trained_again(recorded: Run, folder: Path, kafka: str, model: Path) -> None:
+    """Offline: with a trainer alone, which needs neither feeder nor generators."""
+    spec = make_spec(
+        algorithm={**ALGORITHM, "mode": "offline", "recorded": recorded.record.id},
+        loss={"correction": "truncated", "kl": 0.05, "reference": "samples"},
+    )
+    run = Run(folder, kafka, spec, model, recorded.store.url)
+    try:
+        run.start("trainer")
+        run.wait_for_end()
+        assert sorted(trained_ids(run.steps())) == sorted(trained_ids(recorded.steps()))
+        assert WeightStore(run.store, run.record.id).versions() == [0, 1, 2, 3, 4]
+    finally:
+        for process in run.processes.values():
+            kill(process)
 
 
 @pytest.mark.timeout(300)
