@@ -8,8 +8,8 @@ from schemas.loading import RunFileError, load
 
 GOOD = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
 OF_ALGORITHM = (
-    "betas, group_size, groups, iterations, learning_rate, max_grad_norm, mode, optimizer_steps, staleness, "
-    "warmup_steps, weight_decay"
+    "betas, group_size, groups, iterations, learning_rate, max_grad_norm, mode, optimizer_steps, recorded, "
+    "staleness, warmup_steps, weight_decay"
 )
 
 BROKEN = {
@@ -36,7 +36,7 @@ BROKEN = {
     ),
     "none of the choices": (
         GOOD + "algorithm:\n  mode: asynch\n",
-        "count.yaml:5: algorithm.mode: 'asynch' is not one of 'sync' or 'async'; did you mean 'async'?",
+        "count.yaml:5: algorithm.mode: 'asynch' is not one of 'sync', 'async' or 'offline'; did you mean 'async'?",
     ),
     "a missing section": ("run: count\ntask: {python: task.py}\n", "count.yaml: model: missing"),
     "an impossible combination": (
@@ -117,7 +117,7 @@ def test_no_file(tmp_path: Path) -> None:
         (
             "algorithm.mode=asynch",
             (
-                "--set algorithm.mode=asynch: algorithm.mode: 'asynch' is not one of 'sync' or 'async'; "
+                "--set algorithm.mode=asynch: algorithm.mode: 'asynch' is not one of 'sync', 'async' or 'offline'; "
                 "did you mean 'async'?"
             ),
         ),
