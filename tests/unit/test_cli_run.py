@@ -64,7 +64,8 @@ def test_a_broken_run_file_is_a_user_error(cli: CliRunner, tmp_path: Path) -> No
     result = cli.invoke(app, ["run", "count.yaml", "--check"])
     assert result.exit_code == 2
     assert result.stderr == (
-        "count.yaml:4: algorithm.mode: 'asynch' is not one of 'sync', 'async' or 'offline'; did you mean 'async'?\n"
+        "count.yaml:4: algorithm.mode: 'asynch' is not one of 'sync', 'async' or 'offline'; "
+        "did you mean 'async'?\n"
     )
 
 

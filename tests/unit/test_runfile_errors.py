@@ -36,7 +36,10 @@ BROKEN = {
     ),
     "none of the choices": (
         GOOD + "algorithm:\n  mode: asynch\n",
-        "count.yaml:5: algorithm.mode: 'asynch' is not one of 'sync', 'async' or 'offline'; did you mean 'async'?",
+        (
+            "count.yaml:5: algorithm.mode: 'asynch' is not one of 'sync', 'async' or 'offline'; "
+            "did you mean 'async'?"
+        ),
     ),
     "a missing section": ("run: count\ntask: {python: task.py}\n", "count.yaml: model: missing"),
     "an impossible combination": (
@@ -117,8 +120,8 @@ def test_no_file(tmp_path: Path) -> None:
         (
             "algorithm.mode=asynch",
             (
-                "--set algorithm.mode=asynch: algorithm.mode: 'asynch' is not one of 'sync', 'async' or 'offline'; "
-                "did you mean 'async'?"
+                "--set algorithm.mode=asynch: algorithm.mode: 'asynch' is not one of 'sync', 'async' or "
+                "'offline'; did you mean 'async'?"
             ),
         ),
         (
