@@ -1,0 +1,154 @@
+"""The trainer alone: what streaming leaves to do after the last sample, and what its guarantees cost.
+
+The demo's model, prompts and answers; this process sends the samples to a real broker, and the real trainer
+trains them. Iterations alternate, so that a slow moment of the machine meets both kinds:
+
+    streamed    a sample comes when it would be made: after a time that grows with its length
+    unstreamed  all samples come at once, and are trained as one
+
+tail_over_unstreamed: from the last arrival to the step done, streamed over unstreamed.
+overhead_over_bare:   a step of the whole trainer, all samples on the log, over model, loss, optimizer alone.
+checkpoint_stall:     how long training stands still for a checkpoint, over the time of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from consumers.batching import plan
+from consumers.learner import TorchLearner
+from consumers.rows import Row
+from consumers.stream import Stream
+from consumers.trainer import Trainer
+from infra.stack import local
+from schemas.messages import Sample, StepRecord
+from schemas.runspec import RunSpec
+from tests.bench._arrivals import Arrivals, model_of, samples_of, spec_of
+from tests.bench._runs import own_stack
+
+WARM = 2  # iterations that are not counted
+SPREAD = 3.0  # the last sample comes after so many times the unstreamed step
+
+
+class TimedTrainer(Trainer):
+    """Notes when steps were done, and how long it stood still for checkpoints."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.done: list[float] = []
+        self.stalls: list[float] = []
+        self.padding: list[float] = []
+        self.stepped = threading.Semaphore(0)
+
+    def _report(self, record: StepRecord, stream: Stream) -> None:
+        super()._report(record, stream)
+        self.done.append(record.finished_at)
+        self.padding.append(record.metrics["padding_waste"])
+        self.stepped.release()
+
+    def _checkpoint(self, stream: Stream) -> None:
+        began = time.perf_counter()
+        super()._checkpoint(stream)
+        self.stalls.append(time.perf_counter() - began)
+
+
+def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench trainer")
+    parser.add_argument("--iterations", type=int, default=14 if quick else 40)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    spec = spec_of(given.iterations)
+    model = model_of(spec)
+    iterations = samples_of(spec, model)
+    found: dict[str, Any] = {"samples": sum(map(len, iterations)), "tokens": _tokens(iterations)}
+    with own_stack() as stack:
+        for compose in ("admission", "arrival"):
+            found |= _tails(
+                spec_of(given.iterations, f"trainer.compose={compose}"), model, stack, iterations, compose
+            )
+        found |= _costs(spec, model, stack, iterations)
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+    Console(stderr=True).print(rounded)
+    return rounded
+
+
+def _tokens(iterations: Sequence[Sequence[Sample]]) -> int:
+    return sum(sample.true_length for samples in iterations for sample in samples)
+
+
+def _tails(
+    spec: RunSpec, model: Any, stack: local.Stack, iterations: Sequence[Sequence[Sample]], compose: str
+) -> dict[str, float]:
+    """Streamed and unstreamed iterations in turn."""
+    arrivals = Arrivals(spec, model, stack)
+    trainer = TimedTrainer(arrivals.context, TorchLearner(str(model), spec))
+    sent: list[float] = []
+
+    def feed() -> None:
+        step_s = 0.3
+        for number, samples in enumerate(iterations):
+            longest = max(sample.true_length for sample in samples)
+            spread = SPREAD * step_s if number % 2 else 0.0
+            sent.append(arrivals.send(samples, [spread * s.true_length / longest for s in samples]))
+            trainer.stepped.acquire()
+            if not number % 2:
+                step_s = trainer.done[-1] - sent[-1]
+
+    feeding = threading.Thread(target=feed, daemon=True)
+    feeding.start()
+    trainer.run()
+    feeding.join()
+    left = np.array(trainer.done) - np.array(sent)
+    unstreamed, streamed = left[WARM::2], left[WARM + 1 :: 2]
+    prefix = "" if compose == "admission" else "arrival_"
+    return {
+        f"{prefix}tail_over_unstreamed": float(np.median(streamed) / np.median(unstreamed)),
+        f"{prefix}unstreamed_s": float(np.median(unstreamed)),
+        f"{prefix}padding_waste": float(np.mean(trainer.padding[WARM:])),
+    }
+
+
+def _costs(
+    spec: RunSpec, model: Any, stack: local.Stack, iterations: Sequence[Sequence[Sample]]
+) -> dict[str, float]:
+    """The trainer with all samples there, and the bare loop; twice, in turn."""
+    whole, bare, stalls = [], [], []
+    for _ in range(2):
+        arrivals = Arrivals(spec, model, stack)
+        samples = [sample for some in iterations for sample in some]
+        arrivals.send(samples, [0.0] * len(samples))
+        trainer = TimedTrainer(arrivals.context, TorchLearner(str(model), spec))
+        trainer.run()
+        whole.append(np.diff(trainer.done)[WARM:].mean())
+        stalls += [stall for stall in trainer.stalls if stall > 1e-4]
+        bare.append(_bare_step_s(spec, str(model), iterations))
+    step_s = float(np.mean(whole))
+    return {
+        "overhead_over_bare": step_s / float(np.mean(bare)),
+        "step_s": step_s,
+        "checkpoint_stall": float(np.mean(stalls)) / step_s,
+    }
+
+
+def _bare_step_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> float:
+    """Model, loss and optimizer on samples in memory; floats are summed as they come."""
+    plain = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"exact_sums": False})})
+    learner = TorchLearner(model, plain)
+    times = []
+    for samples in iterations:
+        began = time.perf_counter()
+        rows = [Row(sample, 0, number) for number, sample in enumerate(samples)]
+        learner.accumulate(plan(rows, learner.loss, spec.trainer.microbatch_tokens, 0).batches)
+        learner.step(learner.loss.total(samples))
+        times.append(time.perf_counter() - began)
+    return float(np.mean(times[WARM:]))
