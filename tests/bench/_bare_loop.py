@@ -18,7 +18,7 @@ from producers.engines.base import Request
 from producers.engines.vllm_engine import VllmEngine
 from producers.planner import Planner
 from producers.ranker.ranker import Answered, NoBackbone, Ranker
-from producers.tasks import load_problems, load_reward
+from producers.tasks import Problem, load_problems, load_reward
 from schemas.identity import sample_id, sampling_seed
 from schemas.messages import Prompt, Sample, StepRecord
 from schemas.runspec import RunSpec
@@ -73,6 +73,12 @@ class BareLoop:
             generated - began, done - generated, len(rows), sum(s.true_length for s in samples),
             float(np.mean([s.reward for s in samples])),
         )  # fmt: skip
+
+    def evaluate(self, version: int, problems: list[Problem]) -> list[Sample]:
+        """Held-out problems, sampled with the weights as they are."""
+        torch.set_num_threads(1)
+        rows = self._generate(self._planner.evaluate(version, problems, self._ranker), version)
+        return [row.sample for row in rows]
 
     def _generate(self, prompts: list[Prompt], version: int) -> list[Row]:
         asked: dict[str, tuple[Prompt, int, int]] = {}
