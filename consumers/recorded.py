@@ -20,7 +20,7 @@ from infra.process import Context
 from infra.runs import RunRecord, find
 from infra.store import Exists
 from schemas.identity import derive_seed
-from schemas.messages import StepRecord
+from schemas.messages import Evaluation, StepRecord
 from schemas.topics import Topic, Topics
 from schemas.wire import decode
 
@@ -104,16 +104,26 @@ class RecordedStream:
                 f"run {source.id} has trained {len(self._recorded)} groups; a step here takes {self._size} "
                 "(algorithm.groups, over algorithm.optimizer_steps)"
             )
+        self._evaluations = context.bus.reader(context.topics.evals)
+        self._evaluated: set[int] = set()
         self._held: tuple[Key, Bundle] | None = None
         self._order: tuple[int, list[int]] = (-1, [])
         context.log.info("%d groups are recorded in %s", len(self._recorded), source.id)
 
     def pump(self, wait_s: float) -> int:
-        """All that will ever be here is here."""
-        return 0
+        """All samples are here; how many evaluations have come."""
+        records = self._evaluations.poll(wait_s)
+        self._evaluated.update(decode(record.value, Evaluation).version for record in records)
+        return len(records)
+
+    def _is_measured(self, version: int) -> bool:
+        """Whether the generators may have newer weights: nothing else would hold the trainer back."""
+        return not self._context.spec.evaluates(version) or version in self._evaluated
 
     def complete(self, key: Key) -> list[Bundle]:
-        """The groups of an optimizer step, as one bundle."""
+        """The groups of an optimizer step, as one bundle; none until its weights are evaluated."""
+        if not self._is_measured(key[0]):
+            return []
         if self._held is None or self._held[0] != key:
             rows = fetch(
                 self._context.bus, self._samples,
@@ -141,8 +151,9 @@ class RecordedStream:
         return iter(())
 
     def outstanding(self, key: Key) -> int:
-        """None."""
-        return 0
+        """None, but those of an evaluation."""
+        evaluation = self._context.spec.evaluation
+        return 0 if self._is_measured(key[0]) else evaluation.problems * evaluation.per_problem
 
     def trained(self, key: Key) -> None:
         """An optimizer step is done."""
@@ -153,7 +164,8 @@ class RecordedStream:
         return {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let go of the reader."""
+        self._evaluations.close()
 
 
 def samples_topic(context: Context) -> Topic:

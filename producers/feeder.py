@@ -156,11 +156,7 @@ class Feeder:
         self._context.writer.send(self._context.topics.ranker, encode(announcement), key=prompt.predictor)
 
     def _wants_evaluation(self, version: int) -> bool:
-        evaluation = self._spec.evaluation
-        if not self._held_out or version in self._evaluated:
-            return False
-        in_between = evaluation.every > 0 and version % evaluation.every == 0
-        return version in (0, self._spec.algorithm.iterations) or in_between
+        return self._spec.evaluates(version) and version not in self._evaluated
 
     def _evaluate(self, version: int) -> None:
         """Have `version` sampled on the held-out problems, and say what it earned."""

@@ -296,6 +296,13 @@ class RunSpec(Section):
             return self.algorithm.mode != "sync"
         return self.trainer.compose == "arrival"
 
+    def evaluates(self, version: int) -> bool:
+        """Whether a version is measured on held-out problems."""
+        if not self.evaluation.problems:
+            return False
+        every = self.evaluation.every
+        return version in (0, self.algorithm.iterations) or (every > 0 and version % every == 0)
+
     @field_validator("run")
     @classmethod
     def _plain_name(cls, name: str) -> str:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from consumers.learner import TorchLearner
 from consumers.places import fetch
-from consumers.recorded import Recorded, RecordedError
+from consumers.recorded import Recorded, RecordedError, RecordedStream
 from consumers.trainer import Trainer
 from infra import runs
 from infra.bus import read_all
 from infra.memory_bus import MemoryBus
 from infra.process import Context, Heart
-from schemas.messages import StepRecord
+from schemas.messages import Evaluation, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topic, Topics
 from schemas.wire import decode, encode
@@ -160,3 +160,23 @@ def test_the_first_record_of_a_step_counts() -> None:
     found = Recorded([step(0, 0, [1, 0, 1, 0]), step(1, 0, [2, 2]), step(1, 1, [3, 3]), step(2, 1, [1, 4])])
     assert len(found) == 4
     assert found.places([0, 1, 2, 3]) == [(0, 1), (0, 3), (0, 0), (0, 2), (0, 0), (0, 1), (0, 101)]
+
+
+def test_an_offline_run_waits_until_its_weights_are_evaluated(tmp_path: Path, model: str) -> None:
+    """Nothing is generated for it, so nothing else keeps the weights that generators evaluate."""
+    context, _ = recorded(tmp_path, model)
+    spec = make_spec(algorithm=OFFLINE, evaluation={"problems": 3, "every": 4})
+    offline = another(context, spec, "test-2")
+    stream = RecordedStream(offline)
+    assert stream.complete((0, 0)) == []
+    assert stream.outstanding((0, 0)) == 3
+    assert len(stream.complete((1, 0))) == 1
+    evaluation = Evaluation(
+        run="test-2", version=0, problem_ids=[], rewards=np.zeros(0, np.float32),
+        lengths=np.zeros(0, np.int32), predicted=np.zeros(0, np.float32), failed=0, finished_at=0.0,
+    )  # fmt: skip
+    offline.writer.send(offline.topics.evals, encode(evaluation), key="0")
+    assert stream.pump(5.0) == 1
+    assert len(stream.complete((0, 0))) == 1
+    assert stream.complete((4, 0)) == []
+    stream.close()
