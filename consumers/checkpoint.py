@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from blake3 import blake3
@@ -39,6 +39,9 @@ class CheckpointManifest(BaseModel):
     created_at: float
 
 
+Found = tuple[CheckpointManifest, dict[str, torch.Tensor]]
+
+
 class Checkpoints:
     """A run's checkpoints."""
 
@@ -59,21 +62,39 @@ class Checkpoints:
         )  # fmt: skip
         self._store.put(manifest.state, data)
         self._store.put_new(f"{folder}/manifest.json", manifest.model_dump_json().encode())
-        for key in self._manifests()[:-keep]:
-            self._store.delete(key)
-            self._store.delete(key.replace("manifest.json", "state.safetensors"))
+        self._collect(keep, trainer_epoch)
 
-    def latest(self) -> tuple[CheckpointManifest, dict[str, torch.Tensor]] | None:
+    def _collect(self, keep: int, trainer_epoch: int) -> None:
+        """Remove all but the newest; manifests go first, so that none points to nothing."""
+        keys = self._store.list(self._prefix)
+        manifests = _manifests(keys)
+        kept = {_folder(key) for key in manifests[-keep:]}
+        for key in manifests[:-keep]:
+            self._store.delete(key)
+        for key in keys:
+            if _folder(key) not in kept and key not in manifests and _order(key)[1] <= trainer_epoch:
+                self._store.delete(key)  # also what a trainer left that died before its manifest
+
+    def latest(self) -> Found | None:
         """The newest whole checkpoint."""
-        keys = self._manifests()
-        if not keys:
-            return None
+        keys = _manifests(self._store.list(self._prefix))
+        return self._load(self._manifest(keys[-1])) if keys else None
+
+    def before(self, step: int) -> Found | None:
+        """The newest whole checkpoint from which a step can be reached."""
+        for key in reversed(_manifests(self._store.list(self._prefix))):
+            manifest = self._manifest(key)
+            if manifest.step <= step:
+                return self._load(manifest)
+        return None
+
+    def _manifest(self, key: str) -> CheckpointManifest:
         try:
-            manifest = CheckpointManifest.model_validate(json.loads(self._store.get(keys[-1])))
+            return CheckpointManifest.model_validate(json.loads(self._store.get(key)))
         except (ValidationError, ValueError) as error:
-            raise StoreError(
-                f"{self._store.url}/{keys[-1]} is not a checkpoint's manifest: {error}"
-            ) from error
+            raise StoreError(f"{self._store.url}/{key} is not a checkpoint's manifest: {error}") from error
+
+    def _load(self, manifest: CheckpointManifest) -> Found:
         data = self._store.get(manifest.state)
         if blake3(data).hexdigest() != manifest.digest:
             raise StoreError(f"{self._store.url}/{manifest.state} has other bits than its manifest says")
@@ -82,8 +103,20 @@ class Checkpoints:
         except SafetensorError as error:
             raise StoreError(f"{self._store.url}/{manifest.state} is damaged: {error}") from error
 
-    def _manifests(self) -> list[str]:
-        return [key for key in self._store.list(self._prefix) if key.endswith("/manifest.json")]
+
+def _manifests(keys: Iterable[str]) -> list[str]:
+    """Those of whole checkpoints, oldest first."""
+    return sorted((key for key in keys if key.endswith("/manifest.json")), key=_order)
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]
+
+
+def _order(key: str) -> tuple[int, int]:
+    """Iteration and start of the trainer, of a key of a checkpoint."""
+    iteration, _, epoch = _folder(key).rpartition("/")[2].removeprefix("i").partition("-e")
+    return int(iteration), int(epoch)
 
 
 def next_trainer_epoch(store: Store, run: str) -> int:

@@ -37,6 +37,7 @@ def step_metrics(
         "informative_groups": float(len(informative)),
         "resampled_groups": float(len({s.group for s in samples if round_of(s.group)})),
         "microbatches": float(len(batches)),
+        "skipped": float(not batches),  # no gradient at all: the weights were left as they are
         "padding_waste": 1.0 - sum(batch.packing.tokens for batch in batches) / padded if padded else 0.0,
         "staleness": float(staleness.mean()),
         "staleness_max": float(staleness.max()),

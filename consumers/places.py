@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from consumers.rows import Row
-from infra.bus import Bus, Record
+from infra.bus import Bus, BusError, Record
 from infra.waiting import Wait
 from schemas.messages import Sample
 from schemas.topics import Topic
@@ -22,7 +22,13 @@ def fetch(bus: Bus, topic: Topic, places: Sequence[Place], *, what: str, deadlin
     reader = bus.reader(topic)
     wait = Wait(what, unblocked_by="the Kafka broker", deadline_s=deadline_s)
     try:
-        ends = reader.end_offsets()
+        begins, ends = reader.begin_offsets(), reader.end_offsets()
+        for partition, offset in sorted(wanted):
+            if not begins[partition] <= offset < ends[partition]:
+                raise BusError(
+                    f"{topic.name}[{partition}]@{offset} is gone, and {what} need it: the log goes from "
+                    f"{begins[partition]} to {ends[partition] - 1} (placement.kafka.retention_hours)"
+                )
         reader.seek(ends)
         reader.seek({partition: runs[-1][0] for partition, runs in left.items()})
         while left:

@@ -30,6 +30,7 @@ class Publisher:
     def __init__(self, context: Context, trainer_epoch: int) -> None:
         self._context, self._epoch = context, trainer_epoch
         self._weights = WeightStore(context.store, context.run)
+        self._roots: dict[int, str] = {}
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_AHEAD)
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
@@ -45,11 +46,21 @@ class Publisher:
         """A published version's manifest."""
         return self._weights.find(version)
 
+    def root(self, version: int) -> str | None:
+        """A version's root; None if it is not published, or not kept any more."""
+        if version not in self._roots:
+            found = self.find(version)
+            if found is None:
+                return None
+            self._roots[version] = found.root
+        return self._roots[version]
+
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
         """A published version's tensors."""
         return self._weights.fetch(version)[1]
 
     def _announce(self, manifest: Manifest) -> None:
+        self._roots[manifest.version] = manifest.root
         announcement = WeightsAnnouncement(
             run=self._context.run, version=manifest.version, root=manifest.root,
             manifest=self._weights.manifest_key(manifest.version), size=manifest.size,
@@ -63,13 +74,13 @@ class Publisher:
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run a job behind those before it."""
-        self._raise_failure()
+        self.check()
         self._jobs.put(job)
 
     def drain(self) -> None:
         """Return when all jobs are done."""
         self._jobs.join()
-        self._raise_failure()
+        self.check()
 
     def close(self) -> None:
         """Finish all jobs and end the thread."""
@@ -89,6 +100,7 @@ class Publisher:
             finally:
                 self._jobs.task_done()
 
-    def _raise_failure(self) -> None:
+    def check(self) -> None:
+        """Raise what went wrong in the background."""
         if self._failed is not None:
             raise self._failed

@@ -30,6 +30,11 @@ class Step:
     waited_s: float = 0.0
 
     @property
+    def any_gradient(self) -> bool:
+        """Whether there is a sample to learn from."""
+        return any(planned.batches for planned in self.plans)
+
+    @property
     def rows(self) -> list[Row]:
         """In the order of the ledger: by plan its micro-batches, then the rows that need none."""
         return [

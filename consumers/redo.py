@@ -1,22 +1,71 @@
-"""The ledger's steps again: their samples by position, in their order."""
+"""A step of the ledger once more: its samples by position, in its order, in its micro-batches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from consumers.batching import MicroBatch, planned_as
+from consumers.failing import TrainingFailed, named
+from consumers.learner import Learner
+from consumers.losses.objective import LossStats
 from consumers.places import fetch
 from consumers.rows import Row
-from infra.bus import read_all
+from consumers.scoring import Scoring
 from infra.process import Context
+from infra.weights.digest import digests_of, root_digest
 from schemas.messages import StepRecord
+from schemas.runspec import RunSpec
 from schemas.topics import Topic
-from schemas.wire import decode
 
 
-def steps_after(context: Context, position: int) -> list[StepRecord]:
-    """The ledger's records from a position on."""
-    records = read_all(
-        context.bus, context.topics.ledger, {0: position}, deadline_s=context.spec.deadlines.progress_s
-    )
-    return [decode(record.value, StepRecord) for record in records]
+@dataclass(frozen=True)
+class Taken:
+    """What taking a step again came to."""
+
+    batches: Sequence[MicroBatch]
+    stats: Sequence[LossStats]
+    norm: float
+    root: str
+
+
+def take_again(
+    context: Context, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
+) -> Taken:
+    """Exactly as recorded. The step has begun: scoring and learner know that."""
+    rows, batches = batches_again(context, samples, learner, scoring, record)
+    stats = learner.accumulate(batches)
+    norm = update(learner, rows, record.step, any_gradient=bool(batches))
+    return Taken(batches, stats, norm, root_digest(digests_of(learner.weights())))
+
+
+def batches_again(
+    context: Context, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
+) -> tuple[list[Row], list[MicroBatch]]:
+    """The step's samples, and its micro-batches."""
+    rows = scoring.scored(fetch_rows(context, samples, record))
+    version = version_trained(context.spec, record.iteration)
+    return rows, planned_as(rows, record.microbatches.tolist(), learner.loss, version)
+
+
+def version_trained(spec: RunSpec, iteration: int) -> int:
+    """The version whose samples are made by the weights that are trained; offline there are none."""
+    return -1 if spec.algorithm.mode == "offline" else iteration
+
+
+def update(learner: Learner, rows: Sequence[Row], step: int, *, any_gradient: bool) -> float:
+    """The optimizer step, over all that was accumulated; the gradient's norm.
+
+    Without a single gradient there is none: AdamW would move the weights nevertheless, by its momentum.
+    """
+    total = learner.loss.total([row.sample for row in rows])
+    if not total:
+        errors = sorted({row.sample.reward_error for row in rows})
+        raise TrainingFailed(
+            f"step {step}: no sample has a reward: {'; '.join(errors[:3]) or 'there are no samples'}. "
+            f"Mend the task's reward; samples {named(rows)}"
+        )
+    return learner.step(total) if any_gradient else 0.0
 
 
 def fetch_rows(context: Context, samples: Topic, step: StepRecord) -> list[Row]:

@@ -9,22 +9,24 @@ Positions are the trainer's own: `low_watermarks` is where a trainer must start 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from consumers.fitness import contradiction, fault, weights_fault
 from consumers.rows import Row, says_nothing
+from consumers.unfit import Unfit, admitted
 from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
-from schemas.admission import oldest_version, window_of
 from schemas.identity import round_of
-from schemas.messages import TRAIN, Sample
-from schemas.wire import Unreadable, decode
+from schemas.messages import EVAL, TRAIN, Sample
+from schemas.wire import Unreadable, decode, encode
 
 Key = tuple[int, int]  # iteration and optimizer step in it
+RootOf = Callable[[int], str | None]  # of a version; None if it is not known
 
 
 @dataclass
@@ -84,14 +86,19 @@ class Stream(Protocol):
 class SampleStream:
     """Reads `<run>.samples` and keeps what is not trained yet."""
 
-    def __init__(self, context: Context, vocabulary: int, start: Mapping[int, int], trained: Key) -> None:
-        self._context, self._vocabulary = context, vocabulary
+    def __init__(
+        self, context: Context, vocabulary: int, start: Mapping[int, int], trained: Key,
+        root_of: RootOf = lambda version: None,
+    ) -> None:  # fmt: skip
+        self._context, self._vocabulary, self._root_of = context, vocabulary, root_of
         self._trained = trained  # everything before this key is trained
+        self._unfit = Unfit(context, self._is_missing)
         reader = context.bus.reader(context.topics.samples, start)
         self._next = reader.positions()
         self._bell = threading.Event()
         self._tail = Tail(reader, lambda records: records, self._bell)
         self._bundles: dict[Key, dict[int, Bundle]] = {}
+        self._rows: dict[int, dict[int, Row]] = {}  # the same by group
         self._resample = context.spec.loss.resample or 0
         self.duplicates = 0
         self.received = 0
@@ -107,25 +114,31 @@ class SampleStream:
             try:
                 sample = decode(record.value, Sample)
             except Unreadable as error:
-                self._context.dead_letter(record, str(error))
+                self._unfit.put(record, str(error))
                 continue
-            if sample.purpose == TRAIN or sample.run != self._context.run:
+            if sample.run != self._context.run:
+                self._unfit.put(record, f"it is of run {sample.run}", ours=False)
+            elif sample.purpose == TRAIN:
                 self._take(sample, record)
+            elif sample.purpose != EVAL:
+                self._unfit.put(record, f"its purpose is {sample.purpose!r}")
         return self.received - before
 
     def _take(self, sample: Sample, record: Record) -> None:
-        reason = self.fault(sample)
-        if reason:
-            self._context.dead_letter(record, reason)
-            return
-        key = (sample.window, sample.mini)
-        if key < self._trained:
+        spec, key = self._context.spec, (sample.window, sample.mini)
+        reason = fault(sample, spec, self._vocabulary)
+        if not reason and key < self._trained:
             self.duplicates += 1
+            return
+        reason = reason or weights_fault(sample, spec, self._trained[0], self._root_of)
+        if reason := reason or self._contradiction(sample):
+            self._unfit.put(record, reason)
             return
         bundle = self._bundles.setdefault(key, {}).setdefault(
             sample.bundle, Bundle(sample.bundle, sample.bundle_groups)
         )
         rows = bundle.rows.setdefault(sample.group, {})
+        self._rows[sample.group] = rows
         known = rows.get(sample.index)
         if known is None:
             rows[sample.index] = Row(sample, record.partition, record.offset)
@@ -133,43 +146,49 @@ class SampleStream:
         elif np.array_equal(known.sample.tokens, sample.tokens):
             self.duplicates += 1
         elif sample.seed == known.sample.seed:
-            self._context.dead_letter(
-                record, f"sample {sample.id} came before with other tokens and the same seed"
-            )
+            self._unfit.put(record, f"sample {sample.id} came before with other tokens and the same seed")
         else:
             self.duplicates += 1  # made again with newer weights after a generator died: the first one counts
 
-    def fault(self, sample: Sample) -> str:
-        """Why a sample can't be trained; empty if it can."""
-        spec = self._context.spec
-        algorithm = spec.algorithm
-        if sample.run != self._context.run:
-            return f"it is of run {sample.run}"
-        if sample.size != algorithm.group_size or not 0 <= sample.index < sample.size:
-            return f"index {sample.index} of {sample.size} does not fit groups of {algorithm.group_size}"
-        if sample.window != window_of(sample.group, algorithm.groups):
-            return f"group {sample.group} is not of iteration {sample.window}"
-        if round_of(sample.group) > self._resample:
-            return f"it is drawn in place of another more often than loss.resample allows ({self._resample})"
-        for name, tokens in (("prompt", sample.prompt_tokens), ("answer", sample.tokens)):
-            if tokens.size == 0:
-                return f"the {name} is empty"
-            if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-                return f"a token of the {name} is not in the vocabulary of {self._vocabulary}"
-        if sample.logprobs.size != sample.tokens.size:
-            return f"{sample.tokens.size} tokens have {sample.logprobs.size} logprobs"
-        if not bool(np.isfinite(sample.logprobs).all()) or float(sample.logprobs.max()) > 1e-3:
-            return "its logprobs are not logprobs"
-        if sample.versions.size == 0 or sample.versions.size != sample.version_starts.size:
-            return "it does not say which weights made it"
-        oldest = oldest_version(sample.group, algorithm.groups, algorithm.lookahead)
-        if int(sample.versions.min()) < oldest:
-            return f"weights {int(sample.versions.min())} made it; its iteration allows {oldest} and newer"
-        if algorithm.mode == "sync" and int(sample.versions.max()) != sample.window:
-            return f"weights {int(sample.versions.max())} made it; on-policy needs {sample.window}"
-        if not sample.reward_error and not np.isfinite(sample.reward):
-            return "its reward is not a number"
-        return ""
+    def _contradiction(self, sample: Sample) -> str:
+        """Why a sample does not go with those that are here. What was admitted says which are right."""
+        bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
+        rows = self._rows.get(sample.group)
+        reason = contradiction(sample, next(iter(rows.values())).sample) if rows else ""
+        suspects = {sample.group}
+        if not reason and bundle is not None and bundle.groups != sample.bundle_groups:
+            reason = f"its bundle has {sample.bundle_groups} groups, and {bundle.groups} by samples before it"
+            suspects |= set(bundle.rows)
+        if not reason:
+            return ""
+        prompts = admitted(self._context, suspects)
+        for group in suspects & set(prompts) & set(self._rows):
+            self._evict(group, lambda held, prompt=prompts[group]: contradiction(held, prompt))  # type: ignore[misc]
+        bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
+        if bundle is not None and bundle.groups != sample.bundle_groups:
+            return reason
+        return contradiction(sample, prompts[sample.group]) if sample.group in prompts else reason
+
+    def _evict(self, group: int, why: Callable[[Sample], str]) -> None:
+        """Let go of samples that were wrong. A whole group stays: it may be in training."""
+        rows = self._rows[group]
+        some = next(iter(rows.values())).sample
+        reason = why(some)  # they all say the same, or they would not be here
+        if not reason or len(rows) == some.size:
+            return
+        key, topic = (some.window, some.mini), self._context.topics.samples.name
+        del self._rows[group]
+        bundle = self._bundles[key][some.bundle]
+        del bundle.rows[group]
+        if not bundle.rows:
+            del self._bundles[key][some.bundle]
+        for row in rows.values():
+            name = row.sample.id.encode()
+            self._unfit.put(Record(topic, row.partition, row.offset, name, encode(row.sample)), reason)
+
+    def _is_missing(self, group: int, index: int, window: int) -> bool:
+        """Whether a sample is not here, and still needed."""
+        return window >= self._trained[0] and index not in self._rows.get(group, {})
 
     @property
     def positions(self) -> dict[int, int]:
@@ -201,7 +220,9 @@ class SampleStream:
 
     def trained(self, key: Key) -> None:
         """An optimizer step is done: let go of its samples."""
-        self._bundles.pop(key, None)
+        for bundle in self._bundles.pop(key, {}).values():
+            for group in bundle.rows:
+                del self._rows[group]
         window, mini = key
         last = mini + 1 == self._context.spec.algorithm.optimizer_steps
         self._trained = (window + 1, 0) if last else (window, mini + 1)

@@ -11,38 +11,35 @@ bundles of a step    the generators
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
 from collections.abc import Sequence
 
-from consumers.batching import MicroBatch, plan, planned_as
+from consumers.batching import plan
 from consumers.checkpoint import Checkpoints, next_trainer_epoch
+from consumers.failing import FailedSteps, TrainingFailed, named, not_finite
 from consumers.learner import Learner, TorchLearner
-from consumers.losses.objective import LossStats
+from consumers.ledger import Ledger, steps_of
 from consumers.optimizing import NotFinite
 from consumers.publisher import Publisher
 from consumers.record import Step, recipe_of, step_record
 from consumers.recorded import RecordedStream, Replay, samples_topic
-from consumers.redo import fetch_rows, steps_after
+from consumers.redo import take_again, update, version_trained
 from consumers.rows import Row
 from consumers.scoring import Scoring
 from consumers.stream import Bundle, SampleStream, Stream
-from infra.errors import Explained
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.waiting import Wait
 from infra.weights.digest import digests_of, root_digest
 from schemas.messages import StepRecord
 from schemas.runspec import AlgorithmSection
-from schemas.wire import encode
 
 _POLL_S = 0.1
 # Larger differences between trainer and generator on the same weights mean that one of them computes wrongly.
 _GAP_LIMIT = {"float32": 0.01, "bfloat16": 0.5}
-
-
-class TrainingFailed(Explained):
-    """A step that can't be taken; the message names the step and its samples."""
 
 
 class Trainer:
@@ -60,63 +57,73 @@ class Trainer:
         self._scoring = Scoring(learner, learner.loss.needs)
         self._checkpoints = Checkpoints(context.store, context.run)
         self._publisher = Publisher(context, self._epoch)
+        self._ledger = Ledger(context, self._epoch)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
-        self._ledger_end = 0
         self._root = ""
 
     def run(self) -> None:
         """From the newest checkpoint, over the steps that the ledger has behind it, to the end."""
         try:
-            positions = self._restore()
-            self._redo()
+            positions, ledger = self._restore()
+            redone = self._redo(ledger)
             self._publish()
-            stream = self._open(positions)
-            while self._iteration < self._algorithm.iterations:
-                self._train_step(stream)
-            self._publisher.drain()
-            stream.close()
+            with contextlib.closing(self._open(positions)) as stream:
+                if redone and not self._mini:
+                    self._checkpoint(stream)  # another crash shall not cost these steps once more
+                while self._iteration < self._algorithm.iterations:
+                    self._train_step(stream)
+                self._publisher.drain()
             self._context.log.info("%d iterations are trained", self._iteration)
         finally:
             self._publisher.close()
+            self._ledger.close()
 
     def _open(self, positions: dict[int, int]) -> Stream:
         if self._offline:
             return RecordedStream(self._context)
         if self._spec.loss.replay:
-            self._replay = Replay(self._context, steps_after(self._context, 0))
-        key = self._iteration, self._mini
-        return SampleStream(self._context, self._learner.vocabulary, positions, key)
+            self._replay = Replay(self._context, steps_of(self._context))
+        key, vocabulary = (self._iteration, self._mini), self._learner.vocabulary
+        return SampleStream(self._context, vocabulary, positions, key, self._publisher.root)
 
-    def _restore(self) -> dict[int, int]:
-        """The newest checkpoint, or the beginning."""
+    def _restore(self) -> tuple[dict[int, int], int]:
+        """From the newest checkpoint, or the beginning: positions of samples, and of the ledger."""
         found = self._checkpoints.latest()
         if found is None:
             self._root = root_digest(digests_of(self._learner.weights()))
-            return {}
+            return {}, 0
         manifest, state = found
         self._learner.restore(state)
         self._iteration, self._number, self._root = manifest.iteration, manifest.step, manifest.root
-        self._ledger_end = manifest.ledger
         self._context.log.info("resumed at iteration %d from its checkpoint", manifest.iteration)
-        return manifest.positions
+        return manifest.positions, manifest.ledger
 
-    def _redo(self) -> None:
-        """Take the ledger's steps behind the checkpoint again, exactly as recorded."""
-        for record in steps_after(self._context, self._ledger_end):
-            self._ledger_end += 1
+    def _redo(self, position: int) -> int:
+        """Take the ledger's steps behind a position again, exactly as recorded; how many those were."""
+        redone = 0
+        for record in self._ledger.rest(position):
             if record.step < self._number:
                 continue  # of a trainer that was thought dead
-            rows = fetch_rows(self._context, self._samples, record)
-            sizes = record.microbatches.tolist()
+            if record.step > self._number:
+                raise TrainingFailed(
+                    f"the ledger has step {record.step} and no step {self._number}: records are gone, and "
+                    "the newest checkpoint is older (placement.kafka.retention_hours)"
+                )
+            at_step(record.step)
             self._begin()
-            rows = self._scoring.scored(rows)
-            self._accumulate(planned_as(rows, sizes, self._loss, self._version(record.iteration)))
-            self._learner.step(self._total(rows))
-            self._root = root_digest(digests_of(self._learner.weights()))
+            try:
+                taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
+            except NotFinite as error:
+                raise TrainingFailed(
+                    f"step {record.step} can't be taken again: {error}; samples {named(error.rows)}"
+                ) from error
+            self._root = taken.root
             if self._root != record.root_out:
                 self._adopt(record)
             self._advance(record.last_of_iteration)
+            redone += 1
             self._context.log.info("step %d taken again from the ledger", record.step)
+        return redone
 
     def _adopt(self, record: StepRecord) -> None:
         """This machine computes other bits than the one before: what was published is what counts."""
@@ -135,10 +142,6 @@ class Trainer:
             (self._iteration + 1, 0) if last_of_iteration else (self._iteration, self._mini + 1)
         )
 
-    def _version(self, iteration: int) -> int:
-        """The version whose samples need no correction; none of another run's do without."""
-        return -1 if self._offline else iteration
-
     def _begin(self) -> None:
         self._scoring.begin()
         if self._mini == 0:
@@ -155,28 +158,19 @@ class Trainer:
         key = (self._iteration, self._mini)
         self._begin()
         step = self._collect(stream, key)
-        rows = step.rows
         began = time.monotonic()
         try:
-            norm = self._learner.step(self._total(rows))
+            norm = update(self._learner, step.rows, step.number, any_gradient=step.any_gradient)
+            weights = self._learner.weights()
+            if wrong := not_finite(weights):
+                raise NotFinite(f"the optimizer step left NaN or infinity in {wrong}")
         except NotFinite as error:
-            raise self._failure(error, rows) from error
+            raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
-        last = self._mini + 1 == self._algorithm.optimizer_steps
-        weights = self._learner.weights()
         self._root = root_digest(digests_of(weights))
-        record = step_record(
-            step,
-            run=self._context.run,
-            trainer_epoch=self._epoch,
-            recipe=self._recipe,
-            last=last,
-            root=self._root,
-            norm=norm,
-        )
-        self._context.writer.send(self._context.topics.ledger, encode(record), key=str(record.step))
-        self._context.writer.flush(self._spec.deadlines.progress_s)
-        self._ledger_end += 1
+        record = self._record(step, self._root, norm)
+        self._ledger.append(record)
+        last = record.last_of_iteration
         if self._replay is not None:
             self._replay.add(record)
         stream.trained(key)
@@ -184,7 +178,9 @@ class Trainer:
         self._report(record, stream)
         if last:
             self._publisher.publish(self._iteration, weights)
-            self._checkpoint(stream)
+            every = self._spec.trainer.checkpoint_every
+            if self._iteration % every == 0 or self._iteration == self._algorithm.iterations:
+                self._checkpoint(stream)
 
     def _collect(self, stream: Stream, key: tuple[int, int]) -> Step:
         step = Step(self._iteration, self._number)
@@ -195,6 +191,7 @@ class Trainer:
                     deadline_s=self._spec.deadlines.progress_s)  # fmt: skip
         while step.groups < groups:
             self._context.check_stop()
+            self._publisher.check()
             ready = [bundle for bundle in stream.complete(key) if bundle.number not in step.taken]
             if together := self._chosen(ready, missing=stream.outstanding(key)):
                 self._context.heart.working("training")
@@ -228,28 +225,29 @@ class Trainer:
     def _train(self, step: Step, rows: Sequence[Row]) -> None:
         began = time.monotonic()
         scored = self._scoring.scored(rows)
-        version = self._version(self._iteration)
+        version = version_trained(self._spec, self._iteration)
         planned = plan(scored, self._loss, self._spec.trainer.microbatch_tokens, version)
-        step.stats += self._accumulate(planned.batches)
         step.plans.append(planned)
+        try:
+            step.stats += self._learner.accumulate(planned.batches)
+        except NotFinite as error:
+            raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
 
-    def _accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
-        try:
-            return self._learner.accumulate(batches)
-        except NotFinite as error:
-            raise self._failure(error, error.rows) from error
+    def _record(self, step: Step, root: str, norm: float) -> StepRecord:
+        return step_record(
+            step, run=self._context.run, trainer_epoch=self._epoch, recipe=self._recipe,
+            last=self._mini + 1 == self._algorithm.optimizer_steps, root=root, norm=norm,
+        )  # fmt: skip
 
-    def _failure(self, error: NotFinite, rows: Sequence[Row]) -> TrainingFailed:
-        names = ", ".join(row.sample.id for row in rows[:8])
-        return TrainingFailed(f"step {self._number}: {error}; samples {names}{' …' if len(rows) > 8 else ''}")
-
-    def _total(self, rows: Sequence[Row]) -> float:
-        """What the step's gradient is divided by; samples without a gradient count too."""
-        total = self._loss.total([row.sample for row in rows])
-        if not total:
-            raise TrainingFailed(f"step {self._number}: no sample has a reward; see the generators' logs")
-        return total
+    def _failure(self, step: Step, error: NotFinite) -> TrainingFailed:
+        """Nothing of it is in the ledger: what it was made of is kept beside."""
+        store, run = self._context.store, self._context.run
+        FailedSteps(store, run).keep(self._record(step, "", math.nan))
+        return TrainingFailed(
+            f"step {step.number}: {error}; samples {named(error.rows or step.rows)}. To take it again and "
+            f"see which samples do that: streamrl replay {run} --failed --store {store.url}"
+        )
 
     def _report(self, record: StepRecord, stream: Stream) -> None:
         metrics = record.metrics
@@ -266,8 +264,11 @@ class Trainer:
                 "computes wrongly (stale weights, another temperature, another model?)",
                 metrics["logprob_gap"],
             )  # fmt: skip
-        if not metrics["informative_groups"]:
-            self._context.log.warning("in no group do rewards differ: this step learned nothing")
+        if metrics["skipped"]:
+            counters["skipped_steps"] = counters.get("skipped_steps", 0) + 1
+            self._context.log.warning(
+                "in no group do rewards differ: there is no gradient, and the weights stay as they are"
+            )
         self._context.log.info(
             "iteration %d reward %.3f, length %.1f, staleness %.2f, waited %.2f s, computed %.2f s",
             record.iteration, metrics["reward"], metrics["length"], metrics["staleness"],
@@ -275,11 +276,8 @@ class Trainer:
         )  # fmt: skip
 
     def _checkpoint(self, stream: Stream) -> None:
-        every = self._spec.trainer.checkpoint_every
-        if self._iteration % every and self._iteration != self._algorithm.iterations:
-            return
         state, positions = self._learner.state(), stream.low_watermarks()
-        iteration, number, root, ledger = self._iteration, self._number, self._root, self._ledger_end
+        iteration, number, root, ledger = self._iteration, self._number, self._root, self._ledger.end
         self._publisher.submit(
             lambda: self._checkpoints.save(
                 state, keep=self._spec.trainer.keep_checkpoints, iteration=iteration, step=number, root=root,

@@ -22,7 +22,7 @@ import yaml
 
 from flows.curves import draw
 from flows.results import comparison
-from flows.rows import Row, evaluation_row, newest_of_each_step, step_row, with_rates
+from flows.rows import Row, evaluation_row, first_of_each_step, step_row, with_rates
 from flows.watch import PROCESSES_FILE
 from infra.bus import Bus, BusError, read_all
 from infra.logs import set_up
@@ -42,7 +42,7 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.yaml").write_text(yaml.safe_dump(record.spec.model_dump(mode="json"), sort_keys=False))
     bus, topics = connect(record, "streamrl-report"), Topics(record.id, record.spec.lengths.classes)
-    steps = newest_of_each_step(_messages(bus, topics.ledger, StepRecord))
+    steps = first_of_each_step(_messages(bus, topics.ledger, StepRecord))
     evaluations = _messages(bus, topics.evals, Evaluation)
     dead = _messages(bus, topics.dead, DeadLetter)
     rows = with_rates([step_row(step) for step in steps])

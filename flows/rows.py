@@ -52,13 +52,11 @@ def _ranked(record: StepRecord) -> Row:
     }
 
 
-def newest_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """In order. A resumed trainer does the steps since its checkpoint again: the newer one counts."""
+def first_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
+    """In order. The first record of a step counts: a second one is of a trainer that was thought dead."""
     found: dict[int, StepRecord] = {}
     for record in records:
-        known = found.get(record.step)
-        if known is None or known.trainer_epoch <= record.trainer_epoch:
-            found[record.step] = record
+        found.setdefault(record.step, record)
     return [found[step] for step in sorted(found)]
 
 

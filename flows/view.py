@@ -109,7 +109,6 @@ class RunView:
         self.edges: list[float] = []  # of length classes, in force for the newest prompt
         self._asked = np.zeros(classes, np.int64)
         self._trained = np.zeros(classes, np.int64)
-        self._by_step: list[np.ndarray] = []
         self._evaluated: dict[int, np.ndarray] = {}
         self._generated_rate, self._trained_rate = Rate(), Rate()
         self._trained_total = 0
@@ -144,14 +143,10 @@ class RunView:
         self._generated_rate.add(at, float(self.generated.sum()))
 
     def _take_step(self, record: StepRecord) -> None:
-        while (
-            self.rows and (self.rows[-1]["step"] or 0) >= record.step
-        ):  # a trainer went back to its checkpoint
-            self.rows.pop()
-            self._trained -= self._by_step.pop()
+        if self.rows and (self.rows[-1]["step"] or 0) >= record.step:
+            return  # of a trainer that was thought dead: the first record of a step counts
         classes = self._trained.size
-        self._by_step.append(np.bincount(record.partitions, minlength=classes)[:classes])
-        self._trained += self._by_step[-1]
+        self._trained += np.bincount(record.partitions, minlength=classes)[:classes]
         self.rows.append(step_row(record))
         self._trained_total += int(record.groups.size)
         self._trained_rate.add(record.finished_at, float(self._trained_total))

@@ -49,6 +49,9 @@ class Reader(Protocol):
     def poll(self, wait_s: float, most: int = 500) -> list[Record]:
         """The next records, or none after `wait_s`."""
 
+    def begin_offsets(self) -> dict[int, int]:
+        """The position of the oldest record of each partition that is kept."""
+
     def end_offsets(self) -> dict[int, int]:
         """The position behind the newest record of each partition."""
 

@@ -8,7 +8,9 @@ Explained
 ├── WaitedTooLong     a deadline               infra.waiting
 ├── TaskError         the user's task          producers.tasks
 ├── EngineError       the engine               producers.engines
-├── TrainingFailed    a step                   consumers.trainer
+├── TrainingFailed    a step                   consumers.failing
+├── AnotherTrainer    two trainers of one run  consumers.ledger
+├── NeverFit          a sample               consumers.unfit
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
 └── RunFailed         a run                    flows

@@ -206,6 +206,12 @@ class KafkaReader:
             for record in batch
         ]
 
+    def begin_offsets(self) -> dict[int, int]:
+        try:
+            return {part.partition: at for part, at in self._consumer.beginning_offsets(self._parts).items()}
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self._broker}: {self._topic.name} has no start: {error}") from error
+
     def end_offsets(self) -> dict[int, int]:
         try:
             return {part.partition: end for part, end in self._consumer.end_offsets(self._parts).items()}

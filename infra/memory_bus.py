@@ -91,6 +91,9 @@ class MemoryReader:
                 return found
             self._bus.wait(left)
 
+    def begin_offsets(self) -> dict[int, int]:
+        return dict.fromkeys(self._positions, 0)
+
     def end_offsets(self) -> dict[int, int]:
         return {partition: len(self._bus.log(self._topic)[partition]) for partition in self._positions}
 

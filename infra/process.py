@@ -105,11 +105,14 @@ class Context:
         """This process in messages for people."""
         return f"{self.role}-{self.instance}@{host_name()}"
 
-    def dead_letter(self, record: Record, reason: str) -> None:
-        """Put a record that can't be used where people find it; the run goes on."""
+    def dead_letter(self, record: Record, reason: str, *, wanted: str = "") -> None:
+        """Put a record that can't be used where people find it; the run goes on.
+
+        `wanted`: the sample that it should have been, which the dispatcher shall have made again.
+        """
         letter = DeadLetter(
             run=self.run, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason,
-            raw=record.value, found_by=self.name, found_at=time.time(),
+            raw=record.value, found_by=self.name, found_at=time.time(), wanted=wanted,
         )  # fmt: skip
         self.writer.send(
             self.topics.dead, encode(letter), key=f"{record.topic}/{record.partition}/{record.offset}"

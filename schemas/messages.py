@@ -217,6 +217,7 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     raw: bytes
     found_by: str
     found_at: float
+    wanted: str = ""  # id of the sample that it should have been, if it is not there and must be made again
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

@@ -88,8 +88,8 @@ def make_sample(spec: RunSpec, group: int, index: int, **fields: Any) -> Sample:
     return Sample(**{**values, **fields})
 
 
-def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
-    """A Qwen2 model of some 60,000 parameters with random weights and a tokenizer of characters."""
+def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int = 64) -> Path:
+    """A Qwen2 model (of some 60,000 parameters) with random weights and a tokenizer of characters."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -102,7 +102,8 @@ def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=24, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            vocab_size=24, hidden_size=width, intermediate_size=width, num_hidden_layers=layers,
+            num_attention_heads=2,
             num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=1,
             pad_token_id=0, bos_token_id=None,
         )

@@ -184,6 +184,16 @@ class Dispatcher:
         if ranks is not None and (keys := ranks.finished(self._board, job, length)):
             self._policy.corrected(self._board, keys)
 
+    def again(self, job: Job, now: float) -> None:
+        """What came of a job could not be used: it is to be done once more, even if somebody is at it."""
+        if (name := self._home.pop(job.key, None)) is not None:
+            self._board.instances[name].end(job.key)
+            self._asked_back.discard(job.key)
+            self._on_the_way.discard(job.key)
+            self._ask.add(name)
+        self._done.discard(job.key)
+        self.admit([job], now)
+
     def progress(self, name: str, tokens: Mapping[Key, int], now: float) -> None:
         """How far an instance is with what it runs."""
         if instance := self._board.instances.get(name):

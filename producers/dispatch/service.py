@@ -3,6 +3,7 @@
 feeder ── admitted prompts ──►┐
 <run>.samples   (who is done) ├─► dispatcher ──► <run>.assignments, keyed by instance
 <run>.instances (who is there)┤
+<run>.dead      (to be redone)┤
 <run>.parts     (who moves)   ┘
 
 It keeps no state of its own: started again, it learns from the log what is done and from the instances' next
@@ -32,7 +33,7 @@ from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.on_the_way import Moves, Process
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.dispatch.ranks import Ranks
-from producers.dispatch.recovery import Past
+from producers.dispatch.recovery import Past, Place, unfit_sample
 from producers.jobs import Job, Key
 from schemas.identity import sample_id, sample_key
 from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt, Sample
@@ -85,6 +86,8 @@ class Dispatching:
         self._trained = self._forgotten = past.trained
         self._bell = threading.Event()
         self._prompts: queue.SimpleQueue[Sequence[Prompt]] = queue.SimpleQueue()
+        self._open: dict[int, Prompt] = {}  # by group, until it is trained: of any a sample may be unfit
+        self._unfit = past.unfit
         bus, topics = context.bus, context.topics
         ends = ends_of(bus, topics.instances)
         resumed = any(ends_of(bus, topics.assignments).values())
@@ -93,6 +96,7 @@ class Dispatching:
         self.admit([prompt for prompt in known if prompt.purpose != TRAIN or prompt.window >= past.trained])
         self._samples = Tail(bus.reader(topics.samples, past.positions), self._finished, self._bell)
         self._reports = Tail(bus.reader(topics.instances, ends), self._readable(InstanceReport), self._bell)
+        self._letters = Tail(bus.reader(topics.dead, {0: past.letters}), self._unfit_samples, self._bell)
         parts = bus.reader(topics.parts, ends_of(bus, topics.parts))
         self._parts = Tail(parts, self._readable(Part), self._bell)
         self._failure: BaseException | None = None
@@ -122,6 +126,7 @@ class Dispatching:
         self._thread.join()
         self._samples.close()
         self._reports.close()
+        self._letters.close()
         self._parts.close()
 
     def _run(self) -> None:
@@ -135,19 +140,27 @@ class Dispatching:
 
     def _turn(self, now: float) -> None:
         while not self._prompts.empty():
-            jobs = [Job(prompt, index) for prompt in self._prompts.get() for index in range(prompt.size)]
+            prompts = self._prompts.get()
+            self._open |= {prompt.group: prompt for prompt in prompts}
+            jobs = [Job(prompt, index) for prompt in prompts for index in range(prompt.size)]
             self._dispatcher.admit(jobs, now)
             for job in jobs:  # what was done before this process began tells of what is left of its group
                 if (length := self._past.done.pop(job.key, None)) is not None:
                     self._dispatcher.finished(job.key, length, now)
-        for key, length in self._samples.take():  # before the reports: what is done is not given again
-            self._dispatcher.finished(key, length, now)
-            self._moves.finished(key)
+        letters = self._letters.take()  # before the samples: these may be of those that come only now
+        self._unfit |= {place for place, _ in letters}
+        for key, length, place in self._samples.take():  # before the reports: what is done is not given again
+            if place not in self._unfit:
+                self._dispatcher.finished(key, length, now)
+                self._moves.finished(key)
+        for _, name in letters:
+            self._make_again(name, now)
         for report in self._reports.take():
             self._heard(report, now)
         self._bury_the_silent(now)
         if self._trained > self._forgotten:
             self._forgotten = trained = self._trained
+            self._open = {group: prompt for group, prompt in self._open.items() if prompt.window >= trained}
             self._dispatcher.forget(lambda job: job.prompt.purpose == TRAIN and job.prompt.window < trained)
         if now >= self._open_at:
             given = self._dispatcher.turn(now)
@@ -158,6 +171,16 @@ class Dispatching:
         counters = self._context.heart.counters
         counters["undispatched"], counters["dispatched"] = self._dispatcher.waiting, self._dispatcher.given
         counters["instances"] = len(self._instances)
+
+    def _make_again(self, name: str, now: float) -> None:
+        if not name:
+            return
+        group, index = sample_key(name)
+        if (prompt := self._open.get(group)) is not None:
+            self._context.log.warning("sample %s was not fit to be used: it is made again", name)
+            counters = self._context.heart.counters
+            counters["made_again"] = counters.get("made_again", 0) + 1
+            self._dispatcher.again(Job(prompt, index), now)
 
     def _move(self, given: dict[str, list[Job]], now: float) -> dict[str, list[Key]]:
         """What instances shall hand over; what was handed over is `given` to who goes on with it."""
@@ -263,7 +286,11 @@ class Dispatching:
             partition=assignment_partition(name),
         )  # fmt: skip
 
-    def _finished(self, records: list[Record]) -> list[tuple[Key, int]]:
+    def _unfit_samples(self, records: list[Record]) -> list[tuple[Place, str]]:
+        found = (unfit_sample(record, self._context.topics.samples) for record in records)
+        return [one for one in found if one is not None]
+
+    def _finished(self, records: list[Record]) -> list[tuple[Key, int, Place]]:
         found = []
         for record in records:
             try:
@@ -271,7 +298,8 @@ class Dispatching:
             except Unreadable:
                 continue  # the trainer reports it
             if sample.run == self._context.run:
-                found.append(((sample.group, sample.index), sample.true_length))
+                place = record.partition, record.offset
+                found.append(((sample.group, sample.index), sample.true_length, place))
         return found
 
     def _readable(self, kind: type[OfRun]) -> Callable[[list[Record]], list[OfRun]]:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from consumers.learner import TorchLearner
 from flows.model import prepare_model
 from infra import runs
 from infra.kafka_bus import KafkaBus
 from infra.process import Context, Heart
 from infra.stack import local
 from infra.store import open_store
+from infra.weights.digest import digests_of, root_digest
 from producers.planner import Planner
 from producers.ranker.ranker import Question
 from producers.tasks import load_problems
@@ -93,6 +95,7 @@ class Arrivals:
         )  # fmt: skip
         topics = Topics(record.id, spec.lengths.classes)
         bus.create_topics(topics.all())
+        self._root = root_digest(digests_of(TorchLearner(str(model), spec).weights()))  # of version 0
         self.context = Context(
             record, "trainer", 0, store, bus, bus.writer(), topics, Heart(record.id, "trainer", 0),
             threading.Event(), logging.getLogger("streamrl.bench"),
@@ -103,7 +106,10 @@ class Arrivals:
         from msgspec import structs
 
         run, topics = self.context.run, self.context.topics
-        ready = [(delay, structs.replace(s, run=run)) for delay, s in zip(after_s, samples, strict=True)]
+        ready = [
+            (delay, structs.replace(s, run=run, roots=[self._root]))
+            for delay, s in zip(after_s, samples, strict=True)
+        ]
         ready.sort(key=lambda pair: pair[0])
         encoded = [(delay, sample, encode(sample)) for delay, sample in ready]
         began = time.time()

@@ -67,6 +67,27 @@ def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_mode
         assert not run.dead_letters()
 
 
+@pytest.mark.timeout(400)
+def test_numbers_and_speeds_of_generators_change_no_bit(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+    roots = []
+    for generators, slots in ((1, 16), (2, 3)):
+        spec = make_spec(
+            algorithm={"iterations": 6, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
+            generator={"slots": slots},
+        )
+        folder = tmp_path / f"with-{generators}"
+        with running(folder, kafka, spec, tiny_model, generators=generators) as run:
+            with run.standing_still("trainer-0"):
+                run.wait_for_instances(generators)
+            run.wait_for_end()
+            steps = run.steps()
+            assert len(trained_ids(steps)) == len(set(trained_ids(steps))) == 6 * 32
+            assert len({sample.generator for sample in run.samples()}) == generators
+            roots.append([step.root_out for step in steps])
+    assert len(set(roots[0])) == 6
+    assert roots[0] == roots[1]
+
+
 @pytest.mark.timeout(900)
 def test_five_join_and_five_die(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     with running(tmp_path / "calm", kafka, SPEC, tiny_model) as run:

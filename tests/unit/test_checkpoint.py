@@ -48,6 +48,28 @@ def test_without_its_manifest_a_checkpoint_is_not_there(tmp_path: Path) -> None:
     assert found[0].iteration == 1
 
 
+def test_what_a_dead_trainer_left_is_removed(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    checkpoints = Checkpoints(store, "r-1")
+    store.put("runs/r-1/checkpoints/i000003-e00/state.safetensors", b"died before its manifest")
+    store.put("runs/r-1/checkpoints/i000009-e02/state.safetensors", b"of a trainer that began after this one")
+    for iteration in (4, 5, 6):
+        save(checkpoints, iteration, trainer_epoch=1)
+    left = {key.split("/")[3] for key in store.list("runs/r-1/checkpoints")}
+    assert left == {"i000005-e01", "i000006-e01", "i000009-e02"}
+
+
+def test_the_newest_from_which_a_step_can_be_reached(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(open_store(f"file://{tmp_path}"), "r-1")
+    for iteration in (2, 1_000_000):
+        save(checkpoints, iteration, step=2 * iteration)
+    found = [checkpoints.before(step) for step in (3, 4, 1_999_999, 2_000_000)]
+    assert [one and one[0].iteration for one in found] == [None, 2, 2, 1_000_000]
+    newest = checkpoints.latest()
+    assert newest is not None
+    assert newest[0].iteration == 1_000_000
+
+
 def test_damage_is_named(tmp_path: Path) -> None:
     checkpoints = Checkpoints(open_store(f"file://{tmp_path}"), "r-1")
     save(checkpoints, 1)

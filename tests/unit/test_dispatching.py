@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infra.bus import Record
 from infra.process import Context
 from producers.dispatch import service as service_module
 from producers.dispatch.board import Board
@@ -174,6 +175,45 @@ def test_an_unreadable_report_goes_to_the_dead_letters(tmp_path: Path) -> None:
         soon(lambda: len(first.look()) == 8, "all for the only one", first)
 
 
+def reject(context: Context, name: str, offset: int) -> None:
+    """What the trainer says of a sample that it can't use."""
+    record = Record(context.topics.samples.name, 0, offset, name.encode(), b"")
+    context.dead_letter(record, "no good", wanted=name)
+
+
+def test_a_sample_that_was_no_good_is_made_again(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    first = Instance(context, "a", "1")
+    with dispatching(context):
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+        names = list(first.has)
+        for name in names[:2]:
+            first.finish(name)
+        reject(context, names[0], 0)
+        soon(lambda: names[0] in first.look(), "it once more", first)
+        reject(context, names[1], 1)
+        reject(context, "0000099-00", 99)  # nobody knows of that
+        soon(lambda: names[1] in first.look(), "the other once more", first)
+        assert context.heart.counters["made_again"] == 2
+        first.finish(names[0])  # good, this time
+    second = Instance(context, "b", "1")
+    with dispatching(context):  # one that starts now knows what was no good, and what was made since
+        soon(lambda: len(second.look()) == 7, "what is left", second)
+        assert sorted(second.has) == sorted(set(names) - {names[0]})
+
+
+def test_an_unreadable_sample_is_made_again(tmp_path: Path) -> None:
+    """Nobody told the dispatcher that it was finished: it believes that it runs."""
+    context = make_context(SPEC, tmp_path)
+    first = Instance(context, "a", "1")
+    with dispatching(context):
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+        name = first.has.pop()
+        context.writer.send(context.topics.samples, b"rubbish", key=name)
+        reject(context, name, 0)
+        soon(lambda: name in first.look(), "it once more", first)
+
+
 def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     samples = [make_sample(SPEC, group, index) for group, index in ((0, 0), (0, 1), (1, 1))]
@@ -181,7 +221,11 @@ def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
         context.writer.send(context.topics.samples, encode(sample), key="k")
     past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
     done = {(sample.group, sample.index): sample.true_length for sample in samples}
-    assert past == Past(done, 0, {0: 3, 1: 0})
+    assert past == Past(done, 0, {0: 3, 1: 0}, set(), 0)
+    reject(context, "0000000-01", 1)
+    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
+    del done[0, 1]
+    assert past == Past(done, 0, {0: 3, 1: 0}, {(0, 1)}, 1)
 
 
 def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(

@@ -11,19 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.learner import TorchLearner
 from consumers.places import fetch
 from consumers.recorded import Recorded, RecordedError, RecordedStream
-from consumers.trainer import Trainer
 from infra import runs
-from infra.bus import read_all
 from infra.memory_bus import MemoryBus
 from infra.process import Context, Heart
 from schemas.messages import Evaluation, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topic, Topics
-from schemas.wire import decode, encode
+from schemas.wire import encode
 from tests.factories import make_context, make_sample, make_spec, make_tiny_model
+from tests.fakes.crashing import World
 
 SPEC = make_spec(algorithm={"iterations": 4})
 
@@ -61,11 +59,9 @@ def another(context: Context, spec: RunSpec, run: str) -> Context:
 
 def trained(context: Context, model: str) -> list[StepRecord]:
     """Run its trainer to the end; its ledger."""
-    Trainer(context, TorchLearner(model, context.spec)).run()
-    return [
-        decode(record.value, StepRecord)
-        for record in read_all(context.bus, context.topics.ledger, deadline_s=5)
-    ]
+    world = World(context, model)
+    world.live()
+    return world.ledger()
 
 
 def recorded(folder: Path, model: str, **sections: Any) -> tuple[Context, list[StepRecord]]:
@@ -73,12 +69,6 @@ def recorded(folder: Path, model: str, **sections: Any) -> tuple[Context, list[S
     spec = make_spec(**{"algorithm": {"iterations": 4}} | sections)
     context = make_context(spec, folder)
     runs.create(context.store, spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-1")
-    for group in range(16):
-        for index in range(2):
-            sample = make_sample(spec, group, index)
-            context.writer.send(
-                context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class
-            )
     return context, trained(context, model)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flows.results import comparison, known_lengths, longest
-from flows.rows import newest_of_each_step, step_row, with_rates
+from flows.rows import first_of_each_step, step_row, with_rates
 from schemas.messages import Evaluation, StepRecord
 from tests.fakes.fill import fill
 
@@ -84,11 +84,7 @@ def test_rates_are_not_taken_over_a_restart() -> None:
     assert rows[1]["idle"] == 0.25
 
 
-def test_the_newer_of_two_records_of_a_step_counts() -> None:
-    records = [step(0), step(1), step(2), step(1, epoch=1), step(2, epoch=1), step(3, epoch=1)]
-    assert [(r.step, r.trainer_epoch) for r in newest_of_each_step(records)] == [
-        (0, 0),
-        (1, 1),
-        (2, 1),
-        (3, 1),
-    ]
+def test_the_first_of_two_records_of_a_step_counts() -> None:
+    records = [step(0), step(1), step(1, epoch=1), step(2, epoch=1)]
+    found = [(record.step, record.trainer_epoch) for record in first_of_each_step(records)]
+    assert found == [(0, 0), (1, 0), (2, 1)]

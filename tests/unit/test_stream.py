@@ -77,8 +77,9 @@ def test_what_is_trained_is_not_taken_again(tmp_path: Path) -> None:
 
 
 def test_low_watermarks_are_where_the_untrained_begin(tmp_path: Path) -> None:
-    samples = [make_sample(SPEC, g, i, length_class=0) for g in (0, 5, 1, 2, 3) for i in range(2)]
-    _, stream = setup(tmp_path, samples)
+    spec = make_spec(algorithm={"groups": 4, "group_size": 2, "mode": "async", "staleness": 1})
+    samples = [make_sample(spec, g, i, length_class=0) for g in (0, 5, 1, 2, 3) for i in range(2)]
+    _, stream = setup(tmp_path, samples, spec=spec)
     assert stream.low_watermarks() == {0: 0, 1: 0}
     stream.trained((0, 0))
     assert stream.low_watermarks() == {0: 2, 1: 0}  # the samples of group 5, of the next iteration
@@ -99,7 +100,7 @@ def test_low_watermarks_are_where_the_untrained_begin(tmp_path: Path) -> None:
         ({"logprobs": np.full(3, np.nan, np.float32)}, "not logprobs"),
         ({"logprobs": np.full(3, 0.5, np.float32)}, "not logprobs"),
         ({"size": 3}, "does not fit groups of 2"),
-        ({"window": 3}, "not of iteration 3"),
+        ({"window": 2}, "not of iteration 2"),
         ({"versions": np.array([1], dtype=np.int32)}, "on-policy needs 0"),
         ({"reward": float("inf")}, "reward is not a number"),
     ],
@@ -111,9 +112,11 @@ def test_unfit_samples_are_dead_letters(tmp_path: Path, fields: dict[str, Any], 
 
 
 def test_too_old_weights_are_refused_in_async(tmp_path: Path) -> None:
-    spec = make_spec(algorithm={"mode": "async", "staleness": 1, "groups": 4, "group_size": 2})
+    spec = make_spec(
+        algorithm={"mode": "async", "staleness": 1, "groups": 4, "group_size": 2, "iterations": 4}
+    )
     old = make_sample(spec, 12, 0, versions=np.array([1], dtype=np.int32))
-    context, stream = setup(tmp_path, [old, make_sample(spec, 12, 1)], spec=spec)
+    context, stream = setup(tmp_path, [old, make_sample(spec, 12, 1)], spec=spec, trained=(2, 0))
     assert stream.received == 1
     assert "weights 1 made it; its iteration allows 2 and newer" in reasons(context)[0]
 

@@ -61,9 +61,9 @@ def test_queues_by_class(view: RunView) -> None:
     assert view.to_train == [6, 8]
 
 
-def test_a_step_that_is_done_again_replaces_what_came_after_it(view: RunView) -> None:
+def test_of_a_step_the_first_record_counts(view: RunView) -> None:
     view.take_all([step(0, 2), step(1, 2), step(2, 2), step(1, 2, trainer_epoch=1)], {})
-    assert [row["step"] for row in view.rows] == [0, 1]
+    assert [(row["step"], row["trainer_epoch"]) for row in view.rows] == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_one_line_says_what_matters(view: RunView) -> None:

@@ -1,0 +1,159 @@
+"""A step of a run taken again, by itself: to see that it comes to the same bits, or which samples spoil it.
+
+newest checkpoint before it, or the model the run began with ──► the ledger's steps up to it ──► the step
+
+Nothing is written to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from consumers.batching import MicroBatch, micro_batch
+from consumers.checkpoint import Checkpoints
+from consumers.failing import FailedSteps, TrainingFailed, not_finite
+from consumers.learner import Learner
+from consumers.ledger import steps_of
+from consumers.optimizing import NotFinite
+from consumers.record import recipe_of
+from consumers.recorded import samples_topic
+from consumers.redo import Taken, batches_again, take_again, version_trained
+from consumers.rows import Row
+from consumers.scoring import Scoring
+from infra.process import Context
+from schemas.messages import StepRecord
+from schemas.runspec import RunSpec
+
+Progress = Callable[[int, int], None]  # steps taken, of how many
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step of the ledger, and what it came to this time."""
+
+    record: StepRecord
+    start: str  # where this began
+    taken: Taken
+    others: list[int]  # steps before it that came to other bits
+    same_recipe: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether all bits are the same."""
+        losses = [stat.loss for stat in self.taken.stats]
+        return self.taken.root == self.record.root_out and losses == self.record.losses.tolist()
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """Why a step can't be taken."""
+
+    record: StepRecord
+    start: str
+    samples: int
+    batches: int
+    reason: str  # empty: it can be, this time
+    batch: int | None = None  # the first micro-batch that can't be trained; none: only all of them together
+    members: Sequence[str] = ()  # its samples
+    alone: Sequence[tuple[str, str]] = ()  # those that can't be trained even by themselves, and why
+
+
+class Again:
+    """Takes steps of one run again."""
+
+    def __init__(self, context: Context, learner_of: Callable[[], Learner], progress: Progress) -> None:
+        self._context, self._learner_of, self._progress = context, learner_of, progress
+        self._samples = samples_topic(context)
+        self._learner = learner_of()
+        self._scoring = Scoring(self._learner, self._learner.loss.needs)
+
+    def step(self, number: int | None) -> Replayed:
+        """A step of the ledger; by default the newest."""
+        steps = {step.step: step for step in steps_of(self._context)}
+        if not steps:
+            raise TrainingFailed(f"run {self._context.run} has no step in its ledger yet")
+        number = max(steps) if number is None else number
+        if number not in steps:
+            raise TrainingFailed(
+                f"the ledger of {self._context.run} has steps {min(steps)} to {max(steps)}, and no {number}"
+            )
+        record = steps[number]
+        start, others = self._up_to(number, steps)
+        self._begin(number)
+        taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
+        return Replayed(record, start, taken, others, record.recipe == recipe_of(self._context.spec))
+
+    def failed(self, number: int | None) -> Spoilt:
+        """A step that could not be taken; by default the newest."""
+        record = FailedSteps(self._context.store, self._context.run).find(number)
+        start, _ = self._up_to(record.step, {step.step: step for step in steps_of(self._context)})
+        self._begin(record.step)
+        rows, batches = batches_again(self._context, self._samples, self._learner, self._scoring, record)
+        said = record, start, len(rows), len(batches)
+        trial = _Trial(self._learner_of, self._learner)
+        for place, batch in enumerate(batches):
+            if reason := trial.of([batch], 1.0):
+                alone = [
+                    (row.sample.id, why)
+                    for row in batch.rows
+                    if (why := trial.of([_alone(row, rows, trial.learner, self._context.spec, record)], 1.0))
+                ]
+                return Spoilt(*said, reason, place, [row.sample.id for row in batch.rows], alone)
+        return Spoilt(*said, trial.of(batches, self._learner.loss.total([row.sample for row in rows])))
+
+    def _up_to(self, number: int, steps: dict[int, StepRecord]) -> tuple[str, list[int]]:
+        """Bring the learner to where a step began; says from where, and which steps had other bits."""
+        found = Checkpoints(self._context.store, self._context.run).before(number)
+        first, start = 0, "the model that the run began with"
+        if found is not None:
+            manifest, state = found
+            self._learner.restore(state)
+            first, start = manifest.step, f"the checkpoint of iteration {manifest.iteration}"
+        others = []
+        for place in range(first, number):
+            if place not in steps:
+                raise TrainingFailed(
+                    f"step {number} can't be reached from {start}: step {place} is gone from the ledger "
+                    "(placement.kafka.retention_hours says how long it is kept, trainer.keep_checkpoints how "
+                    "far back one can begin)"
+                )
+            self._progress(place - first, number - first)
+            self._begin(place)
+            taken = take_again(self._context, self._samples, self._learner, self._scoring, steps[place])
+            if taken.root != steps[place].root_out:
+                others.append(place)
+        self._progress(number - first, number - first)
+        return start, others
+
+    def _begin(self, number: int) -> None:
+        self._scoring.begin()
+        if number % self._context.spec.algorithm.optimizer_steps == 0:
+            self._learner.begin_iteration()
+
+
+def _alone(row: Row, rows: Sequence[Row], learner: Learner, spec: RunSpec, record: StepRecord) -> MicroBatch:
+    """One sample as a micro-batch, with the advantage that it has among all."""
+    worth = learner.loss.advantages(rows)[next(n for n, one in enumerate(rows) if one is row)]
+    return micro_batch([row], [worth], learner.loss, version_trained(spec, record.iteration))
+
+
+class _Trial:
+    """Tries micro-batches out, each time from the same state."""
+
+    def __init__(self, learner_of: Callable[[], Learner], learner: Learner) -> None:
+        self._learner_of, self.learner, self._state = learner_of, learner, learner.state()
+
+    def of(self, batches: Sequence[MicroBatch], total: float) -> str:
+        """Why they can't be trained; empty if they can."""
+        try:
+            self.learner.accumulate(batches)
+            self.learner.step(total or 1.0)
+        except NotFinite as error:
+            self.learner = self._learner_of()  # what was accumulated is spoilt
+            reason = str(error)
+        else:
+            wrong = not_finite(self.learner.weights())
+            reason = f"the optimizer step leaves NaN or infinity in {wrong}" if wrong else ""
+        self.learner.restore(self._state)
+        return reason

@@ -1,0 +1,121 @@
+"""Whether a sample can be trained: each check says what is wrong, in words for the dead-letter topic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from schemas.admission import oldest_version, window_of
+from schemas.identity import round_of
+from schemas.messages import Prompt, Sample
+from schemas.runspec import RunSpec
+
+_MOST = 1e-3  # a logprob may be this much above 0, by rounding
+
+
+def fault(sample: Sample, spec: RunSpec, vocabulary: int) -> str:
+    """What is wrong with a sample by itself; empty if nothing is."""
+    return (
+        _of_place(sample, spec)
+        or _of_tokens(sample, spec, vocabulary)
+        or _of_logprobs(sample)
+        or _of_versions(sample)
+        or _of_numbers(sample)
+    )
+
+
+def _of_place(sample: Sample, spec: RunSpec) -> str:
+    algorithm, resample = spec.algorithm, spec.loss.resample or 0
+    if sample.size != algorithm.group_size or not 0 <= sample.index < sample.size:
+        return f"index {sample.index} of {sample.size} does not fit groups of {algorithm.group_size}"
+    if sample.group < 0 or sample.window != window_of(sample.group, algorithm.groups):
+        return f"group {sample.group} is not of iteration {sample.window}"
+    if sample.window >= algorithm.iterations:
+        return f"the run has {algorithm.iterations} iterations, and no iteration {sample.window}"
+    if round_of(sample.group) > resample:
+        return f"it is drawn in place of another more often than loss.resample allows ({resample})"
+    if not 0 <= sample.mini < algorithm.optimizer_steps:
+        return f"an iteration has {algorithm.optimizer_steps} optimizer steps, and no step {sample.mini}"
+    if not 1 <= sample.bundle_groups <= algorithm.groups:
+        return f"no bundle has {sample.bundle_groups} groups"
+    if not 0 <= sample.length_class < spec.lengths.classes:
+        return f"there is no length class {sample.length_class}"
+    return ""
+
+
+def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: int) -> str:
+    sampling = spec.sampling
+    for name, tokens, most in (
+        ("prompt", sample.prompt_tokens, sampling.max_prompt_tokens),
+        ("answer", sample.tokens, sampling.max_tokens),
+    ):
+        if tokens.size == 0:
+            return f"the {name} is empty"
+        if tokens.size > most:
+            return f"the {name} has {tokens.size} tokens; {most} are the most"
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            return f"a token of the {name} is not in the vocabulary of {vocabulary}"
+    return ""
+
+
+def _of_logprobs(sample: Sample) -> str:
+    if sample.logprobs.size != sample.tokens.size:
+        return f"{sample.tokens.size} tokens have {sample.logprobs.size} logprobs"
+    if not bool(np.isfinite(sample.logprobs).all()) or float(sample.logprobs.max()) > _MOST:
+        return "its logprobs are not logprobs"
+    return ""
+
+
+def _of_versions(sample: Sample) -> str:
+    versions, starts = sample.versions, sample.version_starts
+    if versions.size == 0 or not versions.size == starts.size == len(sample.roots):
+        return "it does not say which weights made it"
+    ordered = bool((np.diff(starts) > 0).all() and (np.diff(versions) > 0).all())
+    if starts[0] != 0 or starts[-1] > sample.tokens.size or versions[0] < 0 or not ordered:
+        return "what it says of the weights that made it can't be"
+    return ""
+
+
+def _of_numbers(sample: Sample) -> str:
+    if not sample.reward_error and not math.isfinite(sample.reward):
+        return "its reward is not a number"
+    if not 0 <= sample.seed < 1 << 64:
+        return f"{sample.seed} is no seed"
+    if not math.isfinite(sample.predicted) or sample.predicted <= 0:
+        return f"{sample.predicted} is no predicted length"
+    if not math.isfinite(sample.finished_at - sample.started_at):
+        return "it does not say when it was made"
+    return ""
+
+
+def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable[[int], str | None]) -> str:
+    """Whether the weights that made it are this run's, and may make it; `trained`: the newest version."""
+    algorithm = spec.algorithm
+    oldest = oldest_version(sample.group, algorithm.groups, algorithm.lookahead)
+    first, last = int(sample.versions[0]), int(sample.versions[-1])
+    if first < oldest:
+        return f"weights {first} made it; its iteration allows {oldest} and newer"
+    if algorithm.mode == "sync" and last != sample.window:
+        return f"weights {last} made it; on-policy needs {sample.window}"
+    if last > trained:
+        return f"weights {last} made it; the run's newest are {trained}"
+    for version, root in zip(sample.versions.tolist(), sample.roots, strict=True):
+        known = root_of(version)
+        if known is not None and known != root:
+            return f"it was made by other weights than version {version} of this run"
+    return ""
+
+
+def contradiction(sample: Sample, other: Sample | Prompt) -> str:
+    """In what a sample differs from another of its group, or from what was admitted; empty if in nothing."""
+    of = f"of {other.id}, of the same group," if isinstance(other, Sample) else "that was admitted"
+    for name in ("problem_id", "epoch", "window", "mini", "bundle", "bundle_groups"):
+        mine, its = getattr(sample, name), getattr(other, name)
+        if mine != its:
+            return f"its {name} is {mine}; the one {of} is {its}"
+    tokens = other.prompt_tokens if isinstance(other, Sample) else other.tokens
+    if not np.array_equal(sample.prompt_tokens, tokens):
+        return f"its prompt is another than the one {of.rstrip(',')}"
+    return ""

@@ -1,0 +1,210 @@
+"""A world in memory in which a trainer dies at a chosen write, as by kill -9: before it, after it, half way.
+
+Samples are there as soon as their weights are announced, in any order and some of them twice, so that a run
+takes milliseconds. What survives a crash is what survives a real one: the log and the store.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from consumers.checkpoint import Checkpoints
+from consumers.learner import TorchLearner
+from consumers.trainer import Trainer
+from infra.bus import read_all
+from infra.memory_bus import MemoryWriter
+from infra.process import Context, Heart, Stopped
+from infra.store import FileStore
+from infra.weights.versions import WeightStore
+from schemas.admission import admissible
+from schemas.messages import Sample, StepRecord, WeightsAnnouncement
+from schemas.topics import Topic
+from schemas.wire import decode, encode
+from tests.factories import make_sample
+
+BEFORE, TORN, AFTER = "before", "half way", "after"
+
+
+class Killed(BaseException):
+    """kill -9. No `except Exception` survives it."""
+
+
+@dataclass(frozen=True)
+class Crash:
+    """At which write of a trainer, and when."""
+
+    write: str = ""
+    when: str = BEFORE
+
+
+@dataclass
+class Life:
+    """From one start of a trainer to its end. A dead one writes nothing more, from no thread."""
+
+    crash: Crash
+    stop: threading.Event
+    heart: Heart
+    writes: list[str] = field(default_factory=list)
+    dead: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def write(self, what: str, effect: Callable[[], None], half: Callable[[], None] | None = None) -> None:
+        """Do what a write does, unless the trainer dies of it."""
+        with self._lock:
+            if self.dead:
+                raise Killed
+            self.writes.append(what)
+            name = f"{what} {self.writes.count(what)}"
+            if name != self.crash.write:
+                return effect()
+            if self.crash.when == TORN and half is not None:
+                half()
+            if self.crash.when == AFTER:
+                with suppress(Exception):
+                    effect()
+            self.dead = True
+            self.stop.set()
+            raise Killed
+
+
+class CrashingStore(FileStore):
+    """A folder; half a write leaves a temporary file."""
+
+    def __init__(self, url: str, life: Life) -> None:
+        super().__init__(url)
+        self._life = life
+
+    def put(self, key: str, data: bytes) -> None:
+        effect = lambda: super(CrashingStore, self).put(key, data)  # noqa: E731
+        self._life.write(f"put {key}", effect, self._half(key, data))
+
+    def put_new(self, key: str, data: bytes) -> None:
+        effect = lambda: super(CrashingStore, self).put_new(key, data)  # noqa: E731
+        self._life.write(f"put {key}", effect, self._half(key, data))
+
+    def delete(self, key: str) -> None:
+        self._life.write(f"delete {key}", lambda: super(CrashingStore, self).delete(key))
+
+    def _half(self, key: str, data: bytes) -> Callable[[], None]:
+        def write() -> None:
+            target = self._root / key
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.with_name(f".{target.name}.half.tmp").write_bytes(data[: len(data) // 2])
+
+        return write
+
+
+class CrashingWriter(MemoryWriter):
+    """The log; announced weights are answered with samples."""
+
+    def __init__(self, world: World, life: Life) -> None:
+        super().__init__(world.context.bus)  # type: ignore[arg-type]
+        self._world, self._life = world, life
+
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
+        def effect() -> None:
+            super(CrashingWriter, self).send(topic, value, key=key, partition=partition)
+            if topic.name == self._world.context.topics.weights.name:
+                self._world.answer(decode(value, WeightsAnnouncement))
+
+        self._life.write(f"send {topic.name} {key}", effect)
+
+    def flush(self, deadline_s: float) -> None:
+        self._life.write(f"flush by {threading.current_thread().name}", lambda: None)
+
+
+class World:
+    """What is there when no trainer is."""
+
+    def __init__(self, context: Context, model: str, seed: int = 0) -> None:
+        self.context, self._model, self._seed = context, model, seed
+        self.edit: Callable[[Sample], Sample] = lambda sample: sample  # as it is made
+        made = read_all(context.bus, context.topics.samples, deadline_s=5)
+        self._admitted = max((decode(record.value, Sample).group + 1 for record in made), default=0)
+
+    def answer(self, announced: WeightsAnnouncement) -> None:
+        """What generators do."""
+        spec, topic = self.context.spec, self.context.topics.samples
+        algorithm = spec.algorithm
+        if algorithm.mode == "offline":
+            return
+        until = min(
+            admissible(announced.version, algorithm.groups, algorithm.lookahead),
+            algorithm.iterations * algorithm.groups,
+        )
+        versions = np.array([announced.version], dtype=np.int32)
+        made_by = {"run": self.context.run, "roots": [announced.root], "versions": versions}
+        samples = [
+            self.edit(make_sample(spec, group, index, **made_by))
+            for group in range(self._admitted, until)
+            for index in range(algorithm.group_size)
+        ]
+        self._admitted = max(until, self._admitted)
+        draw = random.Random(self._seed + announced.version)
+        samples += draw.sample(samples, len(samples) // 4)  # delivered twice
+        draw.shuffle(samples)
+        for sample in samples:
+            self.context.writer.send(topic, encode(sample), key=sample.id, partition=sample.length_class)
+
+    def live(self, crash: Crash | None = None, tamper: Callable[[Any], None] | None = None) -> Life:
+        """A trainer starts, and works until the end or its death."""
+        stop = threading.Event()
+        life = Life(crash or Crash(), stop, Heart(self.context.run, "trainer", 0))
+        store = CrashingStore(self.context.store.url, life)
+        context = replace(
+            self.context, store=store, writer=CrashingWriter(self, life), stop=stop,
+            heart=life.heart,
+        )  # fmt: skip
+        learner = TorchLearner(self._model, context.spec)
+        if tamper is not None:
+            tamper(learner)
+        with suppress(Killed, Stopped):
+            Trainer(context, learner).run()
+        return life
+
+    def ledger(self) -> list[StepRecord]:
+        """All records."""
+        context = self.context
+        records = read_all(context.bus, context.topics.ledger, deadline_s=5)
+        return [decode(record.value, StepRecord) for record in records]
+
+    def outcome(self) -> list[tuple[int, frozenset[tuple[int, int]], str]]:
+        """Of each step its number, its samples and its root; checks all that must hold of any run."""
+        context, algorithm = self.context, self.context.spec.algorithm
+        steps = self.ledger()
+        assert [step.step for step in steps] == list(range(algorithm.iterations * algorithm.optimizer_steps))
+        found = []
+        for step in steps:
+            pairs = list(zip(step.groups.tolist(), step.indexes.tolist(), strict=True))
+            assert len(set(pairs)) == len(pairs), "a sample is in a step twice"
+            found.append((step.step, frozenset(pairs), step.root_out))
+        trained = [pair for _, pairs, _ in found for pair in pairs]
+        groups = range(algorithm.iterations * algorithm.groups)
+        assert sorted(trained) == [(g, i) for g in groups for i in range(algorithm.group_size)]
+        roots = {step.version_out: step.root_out for step in steps if step.last_of_iteration}
+        for record in read_all(context.bus, context.topics.weights, deadline_s=5):
+            announced = decode(record.value, WeightsAnnouncement)
+            assert announced.root == roots.get(announced.version, announced.root)
+        weights = WeightStore(context.store, context.run)
+        assert weights.fetch(algorithm.iterations, root=steps[-1].root_out)
+        last = Checkpoints(context.store, context.run).latest()
+        assert last is not None
+        assert (last[0].iteration, last[0].root) == (algorithm.iterations, steps[-1].root_out)
+        return found
+
+
+def crashes_of(writes: list[str]) -> list[Crash]:
+    """Every crash that a life with these writes may end with."""
+    found: list[Crash] = []
+    for number, what in enumerate(writes):
+        name = f"{what} {writes[: number + 1].count(what)}"
+        moments = (BEFORE, TORN, AFTER) if what.startswith("put") else (BEFORE, AFTER)
+        found += [Crash(name, when) for when in moments]
+    return found

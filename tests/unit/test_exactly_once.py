@@ -1,0 +1,97 @@
+"""Kill the trainer at any of its writes: the run that goes on trains the same samples, to the same bits."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from consumers import forward
+from schemas.runspec import RunSpec
+from tests.factories import make_context, make_spec, make_tiny_model
+from tests.fakes.crashing import AFTER, BEFORE, TORN, Crash, World, crashes_of
+
+ALGORITHM = {"iterations": 4, "groups": 2, "group_size": 2, "learning_rate": 1e-2}
+TRAINER = {"checkpoint_every": 2, "keep_checkpoints": 1, "keep_weights": 4}
+SEVERAL_STEPS = {"optimizer_steps": 2, "iterations": 3}
+
+
+def spec_of(**sections: Any) -> RunSpec:
+    algorithm = {**ALGORITHM, **sections.pop("algorithm", {})}
+    return make_spec(algorithm=algorithm, trainer=TRAINER, **sections)
+
+
+def world_of(folder: Path, spec: RunSpec, model: str, seed: int = 0) -> World:
+    return World(make_context(spec, folder), model, seed)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), layers=1, width=16))
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    loaded = forward.load(model, spec_of(), forward.torch.device("cpu"))
+    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
+    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+    monkeypatch.setattr("infra.store.os.fsync", lambda number: None)  # a process dies here, not the machine
+
+
+@pytest.mark.parametrize(
+    ("sections", "every"),
+    [
+        ({}, 1),
+        ({"loss": {"kind": "ppo", "value_learning_rate": 1e-2}}, 9),
+        ({"loss": {"correction": "decoupled"}, "algorithm": SEVERAL_STEPS}, 7),
+        ({"model": {"dtype": "bfloat16"}}, 16),
+    ],
+    ids=["grpo", "ppo", "several steps", "bfloat16"],
+)
+def test_a_crash_at_any_write(tmp_path: Path, model: str, sections: dict[str, Any], every: int) -> None:
+    spec = spec_of(**sections)
+    calm = world_of(tmp_path / "calm", spec, model)
+    crashes = crashes_of(calm.live().writes)
+    expected = calm.outcome()
+    assert len(crashes) > 60
+    assert len({root for *_, root in expected}) == len(expected), "a step changed nothing"
+    for number, crash in list(enumerate(crashes))[::every]:
+        world = world_of(tmp_path / str(number), spec, model, seed=number)
+        assert world.live(crash).dead, crash
+        assert not world.live().dead
+        assert world.outcome() == expected, crash
+
+
+def test_a_crash_at_any_write_of_an_async_run(tmp_path: Path, model: str) -> None:
+    """What is trained together is decided by timing; which samples a step is made of is not."""
+    spec = spec_of(algorithm={"mode": "async", "staleness": 1})
+    calm = world_of(tmp_path / "calm", spec, model)
+    crashes = crashes_of(calm.live().writes)
+    expected = [(step, samples) for step, samples, _ in calm.outcome()]
+    for number, crash in list(enumerate(crashes))[::8]:
+        world = world_of(tmp_path / str(number), spec, model, seed=number)
+        assert world.live(crash).dead, crash
+        before = world.ledger()
+        assert not world.live().dead
+        assert [(step, samples) for step, samples, _ in world.outcome()] == expected, crash
+        assert world.ledger()[: len(before)] == before
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+@given(data=st.data())
+def test_crashes_in_a_row(tmp_path_factory: pytest.TempPathFactory, model: str, data: st.DataObject) -> None:
+    spec, folder = spec_of(), tmp_path_factory.mktemp("worlds")
+    calm = world_of(folder / "calm", spec, model)
+    writes = sorted({crash.write for crash in crashes_of(calm.live().writes)})
+    world = world_of(folder / "wild", spec, model, seed=data.draw(st.integers(0, 99)))
+    for start in range(data.draw(st.integers(2, 3))):
+        when = data.draw(st.sampled_from([BEFORE, TORN, AFTER]))
+        world.live(Crash(data.draw(st.sampled_from(writes)).replace("e00", f"e{start:02d}"), when))
+    assert not world.live().dead
+    assert world.outcome() == calm.outcome()
