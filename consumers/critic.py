@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from consumers import forward
+from consumers.adapter import Adapter
 from consumers.batching import MicroBatch
 from consumers.losses.ppo import value_loss
 from consumers.optimizing import NotFinite, Optimized
@@ -12,7 +13,10 @@ from schemas.runspec import RunSpec
 
 
 class Critic:
-    """Begins as the policy's own layers, and with no opinion: all values are 0."""
+    """Begins as the policy's own layers, and with no opinion: all values are 0.
+
+    With LoRA it has an adapter like the policy's.
+    """
 
     def __init__(self, folder: str, spec: RunSpec, device: torch.device, run: forward.Forward) -> None:
         self._forward, self._clip = run, float(spec.loss.value_clip or 0.0)
@@ -22,6 +26,8 @@ class Critic:
         torch.nn.init.zeros_(self._head.weight)
         torch.nn.init.zeros_(self._head.bias)
         named = dict(self._model.named_parameters())
+        if spec.model.lora:
+            named = dict(Adapter(self._model, folder, spec).named)
         named |= {f"value_head.{name}": parameter for name, parameter in self._head.named_parameters()}
         self.trained = Optimized(named, spec, float(spec.loss.value_learning_rate or 0.0))
 

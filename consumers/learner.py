@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from consumers import forward
+from consumers.adapter import Adapter
 from consumers.batching import MicroBatch, micro_batch
 from consumers.critic import Critic
 from consumers.losses import loss_of
@@ -26,6 +27,7 @@ class Learner(Protocol):
 
     vocabulary: int
     loss: Loss
+    base: str | None  # of an adapter: root of the model that it belongs to; none: all weights are trained
 
     def score(self, rows: Sequence[Row], needs: Needs) -> list[Row]:
         """The rows with what models that this step does not change say of them."""
@@ -40,7 +42,7 @@ class Learner(Protocol):
         """The weights as they are now are those that the iteration begins with."""
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of the weights by Hugging Face names, in the run's dtype."""
+        """A copy of what is trained: weights by Hugging Face names in the run's dtype, or an adapter."""
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights."""
@@ -63,14 +65,21 @@ class TorchLearner:
         self._forward = forward.Forward(spec, self._device)
         self._model = forward.load(model, spec, self._device)
         self.vocabulary = int(self._model.config.vocab_size)
-        self._policy = Optimized(dict(self._model.named_parameters()), spec, spec.algorithm.learning_rate)
+        self._adapter = Adapter(self._model, model, spec) if spec.model.lora else None
+        self.base = self._adapter.base if self._adapter else None
+        trained = self._adapter.named if self._adapter else dict(self._model.named_parameters())
+        self._policy = Optimized(trained, spec, spec.algorithm.learning_rate)
         self._critic = Critic(model, spec, self._device, self._forward) if loss.critic else None
         self._reference: Any = None
-        if loss.needs.reference:
+        if loss.needs.reference and self._adapter and spec.loss.reference in (None, model):
+            self._reference = self._adapter.off()
+        elif loss.needs.reference:
             self._reference = forward.load(spec.loss.reference or model, spec, self._device)
             self._reference.requires_grad_(False)
         self._first: Any = None  # as the iteration began
-        if loss.needs.before == "iteration":
+        if loss.needs.before == "iteration" and self._adapter:
+            self._first = self._adapter.kept()
+        elif loss.needs.before == "iteration":
             self._first = forward.load(model, spec, self._device)
             self._first.requires_grad_(False)
 
@@ -123,8 +132,9 @@ class TorchLearner:
         return norm
 
     def weights(self) -> dict[str, torch.Tensor]:
+        dtype = torch.float32 if self._adapter else self._dtype  # an adapter is small, and is rounded once
         return {
-            name: parameter.detach().to("cpu", self._dtype, copy=True)
+            name: parameter.detach().to("cpu", dtype, copy=True)
             for name, parameter in self._policy.named.items()
         }
 
@@ -135,9 +145,11 @@ class TorchLearner:
         state = self._policy.state() | {"rng": torch.get_rng_state()}
         if self._critic is not None:
             state |= {f"critic.{name}": value for name, value in self._critic.trained.state().items()}
-        return state
+        return state | (self._adapter.mark() if self._adapter else {})
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        if self._adapter is not None:
+            self._adapter.check(state)
         torch.set_rng_state(state["rng"])
         self._policy.restore(state)
         if self._critic is not None:

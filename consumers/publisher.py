@@ -27,8 +27,8 @@ _AHEAD = 2  # jobs that may wait: a store slower than training holds it up inste
 class Publisher:
     """Runs publishing jobs in order; a failure is raised by the next call."""
 
-    def __init__(self, context: Context, trainer_epoch: int) -> None:
-        self._context, self._epoch = context, trainer_epoch
+    def __init__(self, context: Context, trainer_epoch: int, base: str | None = None) -> None:
+        self._context, self._epoch, self._base = context, trainer_epoch, base
         self._weights = WeightStore(context.store, context.run)
         self._roots: dict[int, str] = {}
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_AHEAD)
@@ -39,7 +39,9 @@ class Publisher:
     def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Publish and announce a version in the background."""
         self.submit(
-            lambda: self._announce(self._weights.publish(version, weights, trainer_epoch=self._epoch))
+            lambda: self._announce(
+                self._weights.publish(version, weights, trainer_epoch=self._epoch, base=self._base)
+            )
         )
 
     def find(self, version: int) -> Manifest | None:

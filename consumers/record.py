@@ -52,6 +52,8 @@ def recipe_of(spec: RunSpec) -> str:
         spec.sampling.model_dump_json(), spec.model.dtype, spec.trainer.microbatch_tokens,
         spec.trainer.logits_chunk, spec.trainer.threads, spec.trainer.exact_sums, spec.trainer.compose,
     ]  # fmt: skip
+    if spec.model.lora is not None:
+        settings.append(spec.model.lora.model_dump_json())
     return hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
 
 

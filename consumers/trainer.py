@@ -56,7 +56,7 @@ class Trainer:
         self._epoch = next_trainer_epoch(context.store, context.run)
         self._scoring = Scoring(learner, learner.loss.needs)
         self._checkpoints = Checkpoints(context.store, context.run)
-        self._publisher = Publisher(context, self._epoch)
+        self._publisher = Publisher(context, self._epoch, learner.base)
         self._ledger = Ledger(context, self._epoch)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
         self._root = ""

@@ -9,6 +9,9 @@ import json
 from pathlib import Path
 
 from flows.request import Request
+from infra.weights.adapter import check_targets
+from infra.weights.errors import WeightsError
+from infra.weights.folder import ModelFolder
 from schemas.loading import RunFileError, load
 from schemas.runspec import RunSpec
 
@@ -30,7 +33,29 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: there is no folder {folder}"]
     if not (folder / "config.json").is_file():
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
-    return _context_problems(spec, folder)
+    return [*_context_problems(spec, folder), *_lora_problems(spec, folder)]
+
+
+def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
+    """What its files say. Which layers are linear is known where the model is made: a trainer looks again."""
+    if spec.model.lora is None:
+        return []
+    if importlib.util.find_spec("peft") is None:
+        return ["model.lora: peft is not installed: pip install 'streamrl[peft]'"]
+    try:
+        shapes = ModelFolder(folder).shapes
+        if not shapes:
+            return [f"model.lora: {folder} has no model.safetensors: save the model with save_pretrained()"]
+        layers = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
+        if not isinstance(spec.model.lora.targets, str):
+            check_targets(spec.model.lora.targets, [one for one in layers if _may_have(one)], folder)
+    except WeightsError as error:
+        return [str(error)]
+    return []
+
+
+def _may_have(layer: str) -> bool:
+    return not layer.endswith(("embed_tokens", "lm_head"))
 
 
 def _backbone_problems(spec: RunSpec) -> list[str]:
@@ -41,8 +66,8 @@ def _backbone_problems(spec: RunSpec) -> list[str]:
 
 
 def check_context(spec: RunSpec, model: Path) -> None:
-    """Raise if the model can't hold the longest sample. A model that is built can be asked only then."""
-    problems = _context_problems(spec, model)
+    """Raise if the run file asks too much of the model. One that is built can be asked only then."""
+    problems = [*_context_problems(spec, model), *_lora_problems(spec, model)]
     if problems:
         raise RunFileError("\n".join(problems))
 

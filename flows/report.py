@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from flows.curves import draw
+from flows.export import export
 from flows.results import comparison
 from flows.rows import Row, evaluation_row, first_of_each_step, step_row, with_rates
 from flows.watch import PROCESSES_FILE
@@ -29,12 +29,12 @@ from infra.logs import set_up
 from infra.process import connect
 from infra.runs import RunError, RunRecord, find
 from infra.store import Missing, StoreError, open_store
+from infra.weights.versions import WeightStore
 from schemas.messages import DeadLetter, Evaluation, StepRecord
 from schemas.topics import Topic, Topics
 from schemas.wire import MessageT, Unreadable, decode
 
 READ_DEADLINE_S = 60.0
-_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json", "*.pt", "*.pth")
 
 
 def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
@@ -66,19 +66,11 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
 
 
 def export_model(record: RunRecord, target: Path) -> int | None:
-    """The newest weights with config and tokenizer of the starting model, as transformers reads them."""
-    from infra.weights.versions import WeightStore
-
-    weights = WeightStore(open_store(record.store), record.id)
-    versions = weights.versions()
-    if not versions:
+    """The newest weights as transformers reads them; none if the run has published none."""
+    store = open_store(record.store)
+    if not WeightStore(store, record.id).versions():
         return None
-    _, data = weights.fetch_file(versions[-1])
-    if target.exists():
-        shutil.rmtree(target)
-    shutil.copytree(record.model, target, ignore=shutil.ignore_patterns(*_WEIGHTS))
-    (target / "model.safetensors").write_bytes(data)
-    return versions[-1]
+    return export(record, store, target, replace=True).version
 
 
 def _messages(bus: Bus, topic: Topic, kind: type[MessageT]) -> list[MessageT]:

@@ -42,7 +42,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         flat = pad_rows(x.reshape(-1, x.shape[-1]))
-        ctx.save_for_backward(flat, weight)
+        ctx.save_for_backward(flat if ctx.needs_input_grad[1] else None, weight)  # a base is not trained
         return product(flat, weight, bias)[: x[..., 0].numel()].view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod

@@ -13,7 +13,8 @@ Explained
 ├── NeverFit          a sample               consumers.unfit
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
-└── RunFailed         a run                    flows
+├── RunFailed         a run                    flows
+└── ExportError       a model's folder         flows.export
 """
 
 

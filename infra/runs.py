@@ -113,12 +113,13 @@ def resume(store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str) -> 
     """An existing run with what may change taken from `spec`; refuses what would change what is learned."""
     old = find(store, run)
     before, after = _flat(old.spec.model_dump(mode="json")), _flat(spec.model_dump(mode="json"))
-    changed = [name for name in after if before.get(name) != after[name] and not _changeable(name)]
+    names = [*after, *(name for name in before if name not in after)]  # a section may have been left out
+    changed = [name for name in names if before.get(name) != after.get(name) and not _changeable(name)]
     if changed:
         name = changed[0]
         raise RunError(
             f"run {run} was started with {name} = {before.get(name)!r}; the run file now says "
-            f"{after[name]!r}. A resumed run must not change what is learned: undo that, "
+            f"{after.get(name)!r}. A resumed run must not change what is learned: undo that, "
             "or start a new run without --resume"
         )
     record = old.model_copy(update={"spec": spec, "bootstrap_servers": bootstrap_servers})

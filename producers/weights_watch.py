@@ -1,4 +1,7 @@
-"""Follows `<run>.weights`: fetches and verifies each new version beside the engine's work."""
+"""Follows `<run>.weights`: fetches and verifies each new version beside the engine's work.
+
+An adapter is merged here, into the layers that it changes: an engine only ever takes whole tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from dataclasses import dataclass
 from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
+from infra.weights.adapter import Merging, check_fits
+from infra.weights.digest import file_digests
+from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from schemas.messages import WeightsAnnouncement
+from schemas.runspec import ModelSection
 from schemas.wire import decode
 
 
@@ -20,13 +27,14 @@ class Version:
 
     version: int
     root: str
-    digests: Mapping[str, str]
-    file: bytes  # safetensors
+    digests: Mapping[str, str]  # of the tensors in `file`
+    file: bytes | bytearray  # safetensors
 
 
 def watch_weights(context: Context, bell: threading.Event) -> Tail[Version]:
     """The newest announced version, whenever there is a newer one."""
     weights = WeightStore(context.store, context.run)
+    base = ModelFolder(context.record.model)
     have = -1
 
     def fetch(records: list[Record]) -> list[Version]:
@@ -34,8 +42,22 @@ def watch_weights(context: Context, bell: threading.Event) -> Tail[Version]:
         announced = decode(records[-1].value, WeightsAnnouncement)
         if announced.version <= have:
             return []
-        manifest, file = weights.fetch_file(announced.version, root=announced.root)
+        version = fetch_version(weights, announced.version, announced.root, context.spec.model, base)
         have = announced.version
-        return [Version(announced.version, manifest.root, manifest.digests, file)]
+        return [version]
 
     return Tail(context.bus.reader(context.topics.weights), fetch, bell)
+
+
+def fetch_version(
+    weights: WeightStore, number: int, root: str, spec: ModelSection, base: ModelFolder
+) -> Version:
+    """A version as an engine takes it."""
+    manifest, file = weights.fetch_file(number, root=root)
+    check_fits(manifest, spec, base)
+    if spec.lora is None:
+        return Version(number, manifest.root, manifest.digests, file)
+    from safetensors.torch import load  # torch: only where there is something to compute
+
+    merged = Merging(spec, base).file(load(file))
+    return Version(number, manifest.root, file_digests(merged), merged)

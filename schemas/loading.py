@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from schemas.runspec import RunSpec
+from schemas.section import section_of
 
 
 class RunFileError(ValueError):
@@ -117,7 +118,9 @@ def _override(data: dict[str, Any], override: str) -> None:
     *sections, key = name.split(".")
     place = data
     for section in sections:
-        place = place.setdefault(section, {})
+        if place.get(section) is None:
+            place[section] = {}
+        place = place[section]
         if not isinstance(place, dict):
             raise RunFileError(f"--set {override}: {section} is not a section")
     place[key] = value
@@ -162,10 +165,13 @@ def _explain(problem: Any, path: Path, root: yaml.Node | None, overrides: Sequen
     return f"{where}: {name or 'run file'}: {message[0].lower()}{message[1:]}{shown}"
 
 
-def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    for name, field in RunSpec.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield name, field.annotation
+def _sections(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """All sections, those in other ones too, by their names."""
+    for name, field in kind.model_fields.items():
+        inner = section_of(field)
+        if inner is not None:
+            yield f"{prefix}{name}", inner
+            yield from _sections(inner, f"{prefix}{name}.")
 
 
 def _section(location: Sequence[Any]) -> type[BaseModel] | None:
@@ -175,11 +181,10 @@ def _section(location: Sequence[Any]) -> type[BaseModel] | None:
         field = here.model_fields.get(str(part))
         if field is None:
             return None
-        kinds = [field.annotation, *get_args(field.annotation)]
-        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not inner:
+        inner = section_of(field)
+        if inner is None:
             return None
-        here = inner[0]
+        here = inner
     return here
 
 

@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from schemas.losses import OWN, LossSection
 from schemas.runspec import RunSpec
+from schemas.section import section_of
 
 _HEAD = """# The run file
 
@@ -24,7 +25,7 @@ def markdown() -> str:
     """The whole page."""
     sections = [_HEAD, "## Top level\n", _table(RunSpec, skip_sections=True)]
     for name, field in RunSpec.model_fields.items():
-        kind = _section(field)
+        kind = section_of(field)
         if kind is not None:
             sections += [f"## {name}\n", f"{(kind.__doc__ or '').strip()}\n", _table(kind)]
         if kind is LossSection:
@@ -39,18 +40,16 @@ def _by_loss() -> str:
     return "\n".join(rows) + "\n"
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
 def _table(kind: type[BaseModel], *, skip_sections: bool = False, prefix: str = "") -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"] if not prefix else []
     for name, field in kind.model_fields.items():
-        inner = _section(field)
+        inner = section_of(field)
+        if inner is not None and skip_sections:
+            continue
         if inner is not None:
-            if not skip_sections:
-                rows.append(_table(inner, prefix=f"{prefix}{name}.").rstrip("\n"))
+            if field.default is None:  # it may be left out, which means something
+                rows.append(f"| `{prefix}{name}` |  | {field.description} |")
+            rows.append(_table(inner, prefix=f"{prefix}{name}.").rstrip("\n"))
             continue
         meaning = " ".join(filter(None, [field.description, _choices(field.annotation)]))
         rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning} |")

@@ -50,6 +50,31 @@ class TaskSection(Section):
         return self
 
 
+class LoraSection(Section):
+    """An adapter is trained beside the model's layers, and nothing else."""
+
+    rank: Positive = Field(16, description="A layer of m × n gets an adapter of rank · (m + n) weights.")
+    alpha: PositiveFloat = Field(32.0, description="What the adapter adds counts alpha / rank times.")
+    targets: Literal["all-linear"] | list[str] = Field(
+        "all-linear",
+        description="Names of the layers that get one, such as [q_proj, v_proj]; all-linear: every linear "
+        "layer but the head.",
+    )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _named(cls, targets: object) -> object:
+        named = isinstance(targets, list) and targets and all(isinstance(one, str) and one for one in targets)
+        if targets != "all-linear" and not named:
+            raise ValueError(f"write all-linear, or names of layers: [q_proj, v_proj] (found {targets!r})")
+        return targets
+
+    @property
+    def scale(self) -> float:
+        """How much of what the adapter says is added to what a layer says."""
+        return self.alpha / self.rank
+
+
 class ModelSection(Section):
     """The model to train. Exactly one of `path` and `build`."""
 
@@ -58,6 +83,11 @@ class ModelSection(Section):
         None, description="FILE.py:function that writes such a folder: f(folder, seed, progress). Cached."
     )
     dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraSection | None = Field(
+        None,
+        description="Train an adapter (LoRA, through peft) instead of all weights: only the adapter goes to "
+        "the generators, and `streamrl export` merges it. `lora: {}` takes the defaults.",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:

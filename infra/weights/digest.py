@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from mmap import mmap
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -48,7 +49,7 @@ def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
 
 
-def file_digests(data: bytes) -> dict[str, str]:
+def file_digests(data: bytes | bytearray | mmap) -> dict[str, str]:
     """Hash of each tensor in a safetensors file. ValueError if it isn't one."""
     size = int.from_bytes(data[:8], "little")
     body = memoryview(data)[8 + size :]

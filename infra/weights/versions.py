@@ -34,6 +34,7 @@ class Manifest(BaseModel):
     digests: dict[str, str]
     file: str
     size: int
+    base: str | None = None  # of an adapter: root of the model that it belongs to
     trainer_epoch: int
     created_at: float
 
@@ -49,8 +50,14 @@ class WeightStore:
         """Where a version's manifest lies."""
         return f"{self._prefix}/v{version:06d}/manifest.json"
 
-    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int) -> Manifest:
-        """Put a version; if it is there already with the same bits, that is fine (a trainer resumed)."""
+    def publish(
+        self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int,
+        base: str | None = None,
+    ) -> Manifest:  # fmt: skip
+        """Put a version; if it is there already with the same bits, that is fine (a trainer resumed).
+
+        `base`: the tensors are an adapter of the model with this root.
+        """
         import torch
         from safetensors.torch import save
 
@@ -61,7 +68,7 @@ class WeightStore:
         root = root_digest(digests)
         known = self.find(version)
         if known is not None:
-            return self._same(known, root)
+            return self._same(known, root, base)
         # the root in the name: two trainers that race can't mix one's manifest with the other's tensors
         file = f"{self._prefix}/v{version:06d}/{root[:12]}.safetensors"
         data = save(
@@ -71,15 +78,20 @@ class WeightStore:
         self._store.put(file, data)
         manifest = Manifest(
             run=self._run, version=version, root=root, digests=digests, file=file, size=len(data),
-            trainer_epoch=trainer_epoch, created_at=time.time(),
+            base=base, trainer_epoch=trainer_epoch, created_at=time.time(),
         )  # fmt: skip
         try:
             self._store.put_new(self.manifest_key(version), manifest.model_dump_json().encode())
         except Exists:
-            return self._same(self.manifest(version), root)
+            return self._same(self.manifest(version), root, base)
         return manifest
 
-    def _same(self, known: Manifest, root: str) -> Manifest:
+    def _same(self, known: Manifest, root: str, base: str | None) -> Manifest:
+        if known.base != base:
+            raise WeightsError(
+                f"version {known.version} of run {self._run} is published for the base {known.base}, not for "
+                f"{base}: this trainer started from another model"
+            )
         if known.root != root:
             raise WeightsError(
                 f"version {known.version} of run {self._run} is published with other bits "

@@ -80,7 +80,7 @@ class Engine(Protocol):
     def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
         """Forget requests, and say how far those of them are that it has."""
 
-    def install(self, weights: bytes, *, recompute: bool) -> Installed:
+    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
         """Take the weights of a safetensors file between two steps; running samples go on with them.
 
         `recompute`: what the old weights computed of these samples (the KV cache) is computed anew.

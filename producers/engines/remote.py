@@ -100,7 +100,7 @@ class RemoteEngine:
     def pace(self) -> Pace:
         return self._pace
 
-    def install(self, weights: bytes, *, recompute: bool) -> Installed:
+    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
         # In memory, without a name: nothing is left behind whoever is killed.
         memory = os.memfd_create("weights")
         try:

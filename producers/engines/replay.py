@@ -122,7 +122,7 @@ class ReplayEngine:
             for name in mine
         ]
 
-    def install(self, weights: bytes, *, recompute: bool) -> Installed:
+    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
         """It computes nothing with them: it holds what it was given if that is a safetensors file."""
         try:
             digests = file_digests(weights)

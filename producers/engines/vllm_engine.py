@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load
 
 from infra.weights.digest import tensor_digest
+from infra.weights.folder import ModelFolder
 from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
 from producers.engines.cpu_linear import PackedLinear
 from producers.engines.pace import StepTimes
@@ -115,7 +116,9 @@ class VllmEngine:
         self._scheduler, self._runner, self._model = core.scheduler, runner, runner.model
         self._sampler = StreamSampler()
         runner.sampler.topk_topp_sampler = self._sampler
-        self._shapes: dict[str, torch.Size] = {}
+        # An adapter's version has only some of the tensors: where they lie depends on the other ones.
+        self._shapes: dict[str, Sequence[int]] = dict(ModelFolder(model).shapes)
+        self._loaded: list[str] = []
         self._slots, self._times = slots, StepTimes()
 
     def submit(self, request: Request) -> None:
@@ -197,8 +200,8 @@ class VllmEngine:
             for name, made in tokens.items()
         ]
 
-    def install(self, weights: bytes, *, recompute: bool) -> Installed:
-        self.load_weights(load(weights))
+    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
+        self.load_weights(load(bytes(weights)))
         if recompute:
             # All that run are preempted: they wait without a KV cache, and the next step prefills their
             # prompts and tokens.
@@ -212,7 +215,8 @@ class VllmEngine:
         pass  # it ends with its process
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        self._shapes |= {name: tensor.shape for name, tensor in tensors.items()}
+        self._loaded = list(tensors)
         with torch.no_grad():
             self._model.load_weights(list(tensors.items()))
         for layer in self._packed:
@@ -220,7 +224,7 @@ class VllmEngine:
 
     def held_digests(self) -> dict[str, str]:
         parameters = dict(self._model.named_parameters())
-        held = {name: self._held(name, parameters) for name in self._shapes}
+        held = {name: self._held(name, parameters) for name in self._loaded}
         self._check_tied_head(held)
         return {name: tensor_digest(tensor) for name, tensor in held.items()}
 

@@ -8,14 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from transformers import AutoModelForCausalLM
 
+from consumers.batching import micro_batch
+from consumers.learner import TorchLearner
+from consumers.rows import Row
+from infra.store import open_store
 from infra.weights.digest import digests_of
+from infra.weights.folder import ModelFolder
+from infra.weights.versions import WeightStore
 from producers.engines import sampler
 from producers.engines.base import EngineError, Finished, Request
 from producers.engines.vllm_engine import VllmEngine
-from tests.factories import make_tiny_model
+from producers.weights_watch import fetch_version
+from tests.factories import make_sample, make_spec, make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +97,47 @@ def test_new_weights_are_held_whole_and_change_the_logprobs(engine: VllmEngine, 
         made = run(engine, [asked])[asked.id]
         expected = reference_logprobs(model, tensors, list(asked.prompt), made.tokens)
         np.testing.assert_allclose(made.logprobs, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["v_proj", "up_proj"], ["0.self_attn.k_proj"]])
+def test_an_adapter_changes_its_layers_only(
+    engine: VllmEngine, model: Path, tmp_path: Path, targets: str | list[str]
+) -> None:
+    """As a generator installs it: layers that vLLM fuses with others, and from one version to the next."""
+    spec = make_spec(model={"lora": {"rank": 4, "alpha": 6.0, "targets": targets}})
+    learner = TorchLearner(str(model), spec)
+    store = WeightStore(open_store(f"file://{tmp_path}"), "r-1")
+    base, before = ModelFolder(model), weights(model, 0)
+    engine.load_weights(before)
+    for number in (0, 1, 2):
+        noise = torch.Generator().manual_seed(number)
+        adapter = learner.weights()
+        if number:  # the first one is that of a new run
+            adapter = {n: 0.2 * torch.randn(tensor.shape, generator=noise) for n, tensor in adapter.items()}
+        manifest = store.publish(number, adapter, trainer_epoch=0, base=learner.base)
+        version = fetch_version(store, number, manifest.root, spec.model, base)
+        assert engine.install(version.file, recompute=False).digests == version.digests
+        learner.adopt(adapter)
+        asked = request(number)
+        made = run(engine, [asked])[asked.id]
+        expected = reference_logprobs(
+            model, before | load(bytes(version.file)), list(asked.prompt), made.tokens
+        )
+        np.testing.assert_allclose(made.logprobs, expected, atol=1e-4)
+        sample = make_sample(
+            spec, 0, 0, prompt_tokens=np.array(asked.prompt, np.int32), tokens=made.tokens,
+            logprobs=made.logprobs,
+        )  # fmt: skip
+        batch = micro_batch([Row(sample, 0, 0)], None, learner.loss, 0)
+        with torch.no_grad():
+            trainers = learner._forward.logprobs(learner._model, batch).numpy()
+        np.testing.assert_allclose(made.logprobs, trainers, atol=1e-4)
+    untouched = set(before) - set(version.digests)
+    engine._loaded = list(before)
+    assert {n: d for n, d in engine.held_digests().items() if n in untouched} == digests_of(
+        {name: before[name] for name in untouched}
+    )
+    engine.load_weights(before)
 
 
 def test_a_stale_head_is_found(engine: VllmEngine, model: Path) -> None:

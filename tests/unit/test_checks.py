@@ -9,7 +9,7 @@ import pytest
 
 from flows.checks import check_context
 from schemas.loading import RunFileError
-from tests.factories import make_spec
+from tests.factories import make_spec, make_tiny_model
 
 
 def test_a_model_too_small_for_the_longest_sample_is_refused(tmp_path: Path) -> None:
@@ -17,3 +17,27 @@ def test_a_model_too_small_for_the_longest_sample_is_refused(tmp_path: Path) -> 
     check_context(make_spec(sampling={"max_tokens": 16, "max_prompt_tokens": 8}), tmp_path)
     with pytest.raises(RunFileError, match=r"= 25, but the model in .* holds 24 tokens"):
         check_context(make_spec(sampling={"max_tokens": 16, "max_prompt_tokens": 9}), tmp_path)
+
+
+def test_layers_to_adapt_are_looked_for_in_the_models_files(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+
+    def look(folder: Path, lora: dict[str, object]) -> None:
+        check_context(make_spec(model={"lora": lora}), folder)
+
+    look(model, {"rank": 4})
+    look(model, {"targets": ["q_proj", "down_proj"]})
+    with pytest.raises(RunFileError, match="no linear layer 'qproj' below its head; did you mean 'q_proj'"):
+        look(model, {"targets": ["qproj"]})
+    with pytest.raises(RunFileError, match=r"'embed_tokens' below its head \(it has: down_proj, "):
+        look(model, {"targets": ["embed_tokens"]})
+    (model / "model.safetensors").unlink()
+    with pytest.raises(RunFileError, match=r"model has no model\.safetensors: save the model with save_pre"):
+        look(model, {})
+
+
+def test_an_adapter_needs_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RunFileError, match=r"model\.lora: peft is not installed: pip install"):
+        check_context(make_spec(model={"lora": {}}), model)

@@ -13,7 +13,7 @@ from flows.cli import app
 from infra.stack import doctor
 from infra.stack.doctor import Check
 
-COMMANDS = ("up", "down", "status", "run", "join", "doctor", "schema", "demo", "logs")
+COMMANDS = ("up", "down", "status", "run", "join", "doctor", "schema", "demo", "logs", "export")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_status_with_nothing_there(cli: CliRunner, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["status", "count-7"], ["logs", "count-7"], ["join", "count-7"]],
+    [["status", "count-7"], ["logs", "count-7"], ["join", "count-7"], ["export", "count-7"]],
 )
 def test_a_run_that_is_not_there(words: list[str], cli: CliRunner) -> None:
     result = cli.invoke(app, words)

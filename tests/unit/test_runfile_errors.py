@@ -55,6 +55,31 @@ BROKEN = {
         GOOD.replace("run: count", "run: My Run"),
         "count.yaml:1: run: a name has small letters, digits and dashes, at most 49",
     ),
+    "a wrong key of a section in a section": (
+        GOOD.replace("{path: model}", "{path: model, lora: {rnk: 8}}"),
+        (
+            "count.yaml:3: model.lora.rnk: unknown key; did you mean 'rank'? "
+            "(allowed here: alpha, rank, targets)"
+        ),
+    ),
+    "a key that belongs to a section in the section": (
+        GOOD.replace("{path: model}", "{path: model, rank: 8}"),
+        (
+            "count.yaml:3: model.rank: unknown key; did you mean 'model.lora.rank'? "
+            "(allowed here: build, dtype, lora, path)"
+        ),
+    ),
+    "no names of layers": (
+        GOOD.replace("{path: model}", "\n  path: model\n  lora:\n    targets: q_proj"),
+        (
+            "count.yaml:6: model.lora.targets: write all-linear, or names of layers: [q_proj, v_proj] "
+            "(found 'q_proj')"
+        ),
+    ),
+    "a value where an optional section belongs": (
+        GOOD.replace("{path: model}", "{path: model, lora: 8}"),
+        "count.yaml:3: model.lora: a section with keys is expected, found 8",
+    ),
     "a value where a section belongs": (
         GOOD.replace("{path: model}", "model"),
         "count.yaml:3: model: a section with keys is expected, found 'model'",
@@ -144,6 +169,14 @@ def test_no_file(tmp_path: Path) -> None:
 def test_broken_overrides(override: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "count.yaml").write_text(GOOD)
     assert message(tmp_path / "count.yaml", override) == expected
+
+
+@pytest.mark.parametrize("written", ["", ", lora: {}", ", lora:", ", lora: {rank: 2}"])
+def test_an_optional_section_by_override(written: str, tmp_path: Path) -> None:
+    (tmp_path / "count.yaml").write_text(GOOD.replace("path: model", f"path: model{written}"))
+    spec = load(tmp_path / "count.yaml", ["model.lora.rank=8", "model.lora.alpha=4"])
+    assert spec.model.lora is not None
+    assert (spec.model.lora.rank, spec.model.lora.scale, spec.model.lora.targets) == (8, 0.5, "all-linear")
 
 
 def test_a_good_one_with_overrides(tmp_path: Path) -> None:

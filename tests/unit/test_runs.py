@@ -69,3 +69,14 @@ def test_resume_refuses_what_would_change_what_is_learned(
     else:
         with pytest.raises(runs.RunError, match="must not change what is learned"):
             runs.resume(store, run, changed, bootstrap_servers="new")
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 8}])
+def test_resume_refuses_a_section_that_was_not_there_or_is_gone(
+    tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    store = open_store(f"file://{tmp_path}")
+    made = make_spec(model={"lora": {"rank": 4}} if lora is None else {})
+    run = runs.create(store, made, bootstrap_servers="k", model="m").id
+    with pytest.raises(runs.RunError, match=r"was started with model\.lora\S* = "):
+        runs.resume(store, run, make_spec(model={"lora": lora}), bootstrap_servers="k")
