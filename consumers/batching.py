@@ -16,7 +16,6 @@ from consumers.losses.base import Loss
 from consumers.packing import Packing, pack
 from consumers.rows import Row
 from schemas.losses import SAMPLES
-from schemas.messages import Sample
 
 _START_COST = 150  # starting another micro-batch costs about as much as so many tokens
 _PADDING_COST = 0.3  # only attention computes padding, see packing.py
@@ -65,7 +64,7 @@ class MicroBatch:
     behaviour: torch.Tensor  # logprobs under the weights that drew them
     advantage: torch.Tensor
     weight: torch.Tensor
-    fresh: torch.Tensor  # bool: drawn by the weights that are trained
+    fresh: torch.Tensor  # bool: of samples that the trained weights alone have made
     reference: torch.Tensor | None  # and what else the loss needs, see Scores
     before: torch.Tensor | None
     values: torch.Tensor | None
@@ -113,7 +112,7 @@ def micro_batch(
         weight=torch.from_numpy(
             np.repeat(np.array([loss.weight(length) for length in lengths], dtype=np.float32), lengths)
         ),
-        fresh=torch.from_numpy(np.concatenate([_versions(sample) == version for sample in samples])),
+        fresh=torch.from_numpy(np.repeat([bool((s.versions == version).all()) for s in samples], lengths)),
         reference=_if_known([_reference(row, loss) for row in rows]),
         before=_if_known([row.scores.before for row in rows]),
         values=_if_known([row.scores.values for row in rows]),
@@ -132,12 +131,6 @@ def _floats(parts: Sequence[np.ndarray]) -> torch.Tensor:
 def _if_known(parts: Sequence[np.ndarray | None]) -> torch.Tensor | None:
     known = [part for part in parts if part is not None]
     return _floats(known) if len(known) == len(parts) else None
-
-
-def _versions(sample: Sample) -> np.ndarray:
-    """Which weights drew each token."""
-    ends = [*sample.version_starts[1:].tolist(), sample.tokens.size]
-    return np.repeat(sample.versions, np.diff([0, *ends]))
 
 
 @dataclass(frozen=True)

@@ -242,9 +242,9 @@ def test_corrections_weigh_tokens_of_older_weights(correction: str) -> None:
     spec = spec_of({"kind": "grpo", "average": "token", "correction": correction, "correction_cap": 1.3})
     spec = spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update={"optimizer_steps": 2})})
     rows = rows_of(spec)
-    # the first half of each sample is of old weights, the second of those that are trained
+    # the last of each group is of the trained weights; the others are of older ones, to the half at least
     rows = [
-        replace(row, sample=_in_two(row.sample), scores=_only_before(row.scores, correction)) for row in rows
+        replace(row, sample=_of_old(row.sample), scores=_only_before(row.scores, correction)) for row in rows
     ]
 
     def formula(groups: list[Group]) -> torch.Tensor:
@@ -255,19 +255,23 @@ def test_corrections_weigh_tokens_of_older_weights(correction: str) -> None:
                 advantage = (reward - rewards.mean()) / (rewards.std() + 1e-6)
                 before = now.detach() if correction == "truncated" else torch.from_numpy(row.scores.before)
                 weight = torch.minimum((before - behaviour(row)).exp(), torch.tensor(1.3))
-                weight[len(now) // 2 :] = 1.0
+                if row.sample.index == SIZE - 1:
+                    weight = torch.ones(len(now))
                 losses.append(weight * clip((now - before).exp(), advantage, 0.2, 0.2))
         return torch.cat(losses).mean()
 
     torch.testing.assert_close(ours(spec, rows), written_down(rows, formula), rtol=1e-5, atol=1e-7)
 
 
-def _in_two(sample: Any) -> Any:
+def _of_old(sample: Any) -> Any:
     from msgspec import structs
 
-    half = sample.true_length // 2
+    if sample.index == SIZE - 1:
+        return sample
+    half = sample.true_length // 2 if sample.index else 0
+    versions, starts = ([-1, 0], [0, half]) if half else ([-1], [0])
     return structs.replace(
-        sample, versions=np.array([-1, 0], np.int32), version_starts=np.array([0, half], np.int32)
+        sample, versions=np.array(versions, np.int32), version_starts=np.array(starts, np.int32)
     )
 
 
