@@ -32,6 +32,7 @@ from consumers.scoring import Scoring
 from consumers.stream import Bundle, SampleStream, Stream
 from infra.logs import at_step
 from infra.process import Context, run_role
+from infra.store import StoreError
 from infra.waiting import Wait
 from infra.weights.digest import digests_of, root_digest
 from schemas.messages import StepRecord
@@ -243,10 +244,14 @@ class Trainer:
     def _failure(self, step: Step, error: NotFinite) -> TrainingFailed:
         """Nothing of it is in the ledger: what it was made of is kept beside."""
         store, run = self._context.store, self._context.run
-        FailedSteps(store, run).keep(self._record(step, "", math.nan))
+        what = f"step {step.number}: {error}; samples {named(error.rows or step.rows)}"
+        try:
+            FailedSteps(store, run).keep(self._record(step, "", math.nan))
+        except StoreError as lost:
+            return TrainingFailed(f"{what}. What it was made of could not be kept: {lost}")
         return TrainingFailed(
-            f"step {step.number}: {error}; samples {named(error.rows or step.rows)}. To take it again and "
-            f"see which samples do that: streamrl replay {run} --failed --store {store.url}"
+            f"{what}. To take it again and see which samples do that: "
+            f"streamrl replay {run} --failed --store {store.url}"
         )
 
     def _report(self, record: StepRecord, stream: Stream) -> None:
