@@ -18,7 +18,7 @@ from consumers.ledger import steps_of
 from consumers.optimizing import NotFinite
 from consumers.record import recipe_of
 from consumers.recorded import samples_topic
-from consumers.redo import Taken, batches_again, take_again, version_trained
+from consumers.redo import Taken, plans_again, take_again, version_trained
 from consumers.rows import Row
 from consumers.scoring import Scoring
 from infra.process import Context
@@ -66,7 +66,7 @@ class Again:
         self._context, self._learner_of, self._progress = context, learner_of, progress
         self._samples = samples_topic(context)
         self._learner = learner_of()
-        self._scoring = Scoring(self._learner, self._learner.loss.needs)
+        self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=context.spec.trainer.ranks)
 
     def step(self, number: int | None) -> Replayed:
         """A step of the ledger; by default the newest."""
@@ -89,18 +89,26 @@ class Again:
         record = FailedSteps(self._context.store, self._context.run).find(number)
         start, _ = self._up_to(record.step, {step.step: step for step in steps_of(self._context)})
         self._begin(record.step)
-        rows, batches = batches_again(self._context, self._samples, self._learner, self._scoring, record)
+        rows, plans = plans_again(self._context, self._samples, self._learner, self._scoring, record)
+        batches = [batch for together in plans for batch in together]
         said = record, start, len(rows), len(batches)
         trial = _Trial(self._learner_of, self._learner)
-        for place, batch in enumerate(batches):
-            if reason := trial.of([batch], 1.0):
-                alone = [
-                    (row.sample.id, why)
-                    for row in batch.rows
-                    if (why := trial.of([_alone(row, rows, trial.learner, self._context.spec, record)], 1.0))
-                ]
-                return Spoilt(*said, reason, place, [row.sample.id for row in batch.rows], alone)
-        return Spoilt(*said, trial.of(batches, self._learner.loss.total([row.sample for row in rows])))
+        try:
+            for place, batch in enumerate(batches):
+                if reason := trial.of([batch], 1.0):
+                    each = [
+                        (row, _alone(row, rows, trial.learner, self._context.spec, record))
+                        for row in batch.rows
+                    ]
+                    alone = [(row.sample.id, why) for row, one in each if (why := trial.of([one], 1.0))]
+                    return Spoilt(*said, reason, place, [row.sample.id for row in batch.rows], alone)
+            return Spoilt(*said, trial.of(batches, trial.learner.loss.total([row.sample for row in rows])))
+        finally:
+            self._learner = trial.learner
+
+    def close(self) -> None:
+        """Let go of the learner."""
+        self._learner.close()
 
     def _up_to(self, number: int, steps: dict[int, StepRecord]) -> tuple[str, list[int]]:
         """Bring the learner to where a step began; says from where, and which steps had other bits."""
@@ -150,6 +158,7 @@ class _Trial:
             self.learner.accumulate(batches)
             self.learner.step(total or 1.0)
         except NotFinite as error:
+            self.learner.close()
             self.learner = self._learner_of()  # what was accumulated is spoilt
             reason = str(error)
         else:

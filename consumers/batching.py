@@ -19,6 +19,7 @@ from schemas.losses import SAMPLES
 
 _START_COST = 150  # starting another micro-batch costs about as much as so many tokens
 _PADDING_COST = 0.3  # only attention computes padding, see packing.py
+_SLACKS = (1.0, 1.05, 1.2)  # by how much a micro-batch may be larger than a rank's fair part
 
 
 def cost(tokens: int, padded: int) -> float:
@@ -52,6 +53,40 @@ def cut(lengths: Sequence[int], budget: int) -> list[int]:
     return sizes[::-1]
 
 
+def cut_for(lengths: Sequence[int], budget: int, parts: int) -> list[int]:
+    """As `cut`, so that `parts` ranks that share the micro-batches are done soonest."""
+    whole = sum(lengths)
+    if parts == 1 or not lengths or whole > 4 * parts * budget:
+        return cut(lengths, budget)  # there are many anyway
+    fair = max(lengths[-1], -(-whole // parts))
+    options = [cut(lengths, min(budget, int(fair * slack))) for slack in _SLACKS]
+
+    def longest(sizes: Sequence[int]) -> float:
+        costs = _costs(lengths, sizes)
+        return max(sum(costs[number] for number in share) for share in deal(costs, parts))
+
+    return min(options, key=lambda sizes: (longest(sizes), len(sizes)))
+
+
+def _costs(lengths: Sequence[int], sizes: Sequence[int]) -> list[float]:
+    ends = list(itertools.accumulate(sizes))
+    return [
+        cost(sum(lengths[end - size : end]), size * lengths[end - 1])
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """Which rank does what: the costliest first, each to the rank that has least."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0.0] * ranks
+    for number in sorted(range(len(costs)), key=lambda n: (-costs[n], n)):
+        rank = loads.index(min(loads))
+        shares[rank].append(number)
+        loads[rank] += costs[number]
+    return shares
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Samples end to end, answers right behind their prompts. Of drawn tokens: one entry each."""
@@ -74,6 +109,11 @@ class MicroBatch:
     def padded_tokens(self) -> int:
         """Tokens that attention computes."""
         return self.packing.sequences * self.packing.longest
+
+    @property
+    def cost(self) -> float:
+        """How long it takes, in tokens."""
+        return cost(self.packing.tokens, self.padded_tokens)
 
     def to(self, device: torch.device) -> MicroBatch:
         """On a device."""
@@ -124,6 +164,21 @@ def _reference(row: Row, loss: Loss) -> np.ndarray | None:
     return row.sample.logprobs if loss.settings.reference == SAMPLES else row.scores.reference
 
 
+def filler() -> MicroBatch:
+    """One token that counts nothing: for a rank without work."""
+    packing, nothing, first = pack([2]), torch.zeros(1), torch.zeros(1, dtype=torch.long)
+    return MicroBatch(
+        rows=(), packing=packing, tokens=torch.zeros_like(packing.positions), answer=first + 1, owner=first,
+        behaviour=nothing, advantage=nothing, weight=nothing, fresh=first.bool(), reference=None, before=None,
+        values=None, returns=None,
+    )  # fmt: skip
+
+
+def with_fillers(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """At least so many micro-batches."""
+    return [*batches, *(filler() for _ in range(count - len(batches)))]
+
+
 def _floats(parts: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
@@ -145,27 +200,29 @@ def _trained(row: Row, advantage: np.ndarray, loss: Loss) -> bool:
     return not row.sample.reward_error and (loss.trains_all or bool(np.any(advantage)))
 
 
-def plan(rows: Sequence[Row], loss: Loss, budget: int, version: int) -> Plan:
-    """Advantages, then micro-batches of like length."""
+def plan(rows: Sequence[Row], loss: Loss, budget: int, version: int, *, parts: int = 1) -> Plan:
+    """Advantages, then micro-batches of like length: work for `parts` ranks, if there are so many samples."""
     worth = loss.advantages(rows)
     trained = [_trained(row, one, loss) for row, one in zip(rows, worth, strict=True)]
     chosen = [number for number in range(len(rows)) if trained[number]]
     chosen.sort(key=lambda number: (rows[number].size, rows[number].sample.group, rows[number].sample.index))
     batches: list[MicroBatch] = []
     start = 0
-    for size in cut([rows[number].size for number in chosen], budget):
+    for size in cut_for([rows[number].size for number in chosen], budget, parts):
         members = chosen[start : start + size]
         batches.append(micro_batch([rows[n] for n in members], [worth[n] for n in members], loss, version))
         start += size
     return Plan(batches, [rows[number] for number in range(len(rows)) if not trained[number]])
 
 
-def planned_as(rows: Sequence[Row], sizes: Sequence[int], loss: Loss, version: int) -> list[MicroBatch]:
-    """The micro-batches that rows were trained in, by the ledger's order and sizes."""
+def planned_as(rows: Sequence[Row], sizes: Sequence[int], loss: Loss, version: int) -> list[list[MicroBatch]]:
+    """The micro-batches that rows were trained in, by the ledger's order and sizes; plan by plan."""
     worth = loss.advantages(rows)
     ends = list(itertools.accumulate(sizes))
-    return [
-        micro_batch(rows[end - size : end], worth[end - size : end], loss, version)
-        for size, end in zip(sizes, ends, strict=True)
-        if size and _trained(rows[end - 1], worth[end - 1], loss)
-    ]
+    plans: list[list[MicroBatch]] = [[]]
+    for size, end in zip(sizes, ends, strict=True):
+        if size and _trained(rows[end - 1], worth[end - 1], loss):
+            plans[-1].append(micro_batch(rows[end - size : end], worth[end - size : end], loss, version))
+        else:
+            plans.append([])  # the idle rows are a plan's last ones
+    return [batches for batches in plans if batches]

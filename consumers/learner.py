@@ -1,16 +1,25 @@
-"""The learner seam, and the learner on torch in one process."""
+"""The learner seam, what all learners have in common, and the one on torch.
+
+Learner           what the trainer works with
+├── LocalLearner  what one rank does
+│   ├── TorchLearner       each rank has it all
+│   └── DeepSpeedLearner   see deepspeed_learner.py
+└── RankedLearner          hands work out to several of them, see ranked.py
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from consumers import forward
+from consumers import collective, forward
 from consumers.adapter import Adapter
 from consumers.batching import MicroBatch, micro_batch
 from consumers.critic import Critic
@@ -29,8 +38,8 @@ class Learner(Protocol):
     loss: Loss
     base: str | None  # of an adapter: root of the model that it belongs to; none: all weights are trained
 
-    def score(self, rows: Sequence[Row], needs: Needs) -> list[Row]:
-        """The rows with what models that this step does not change say of them."""
+    def score(self, groups: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
+        """The rows of each group with what models that this step does not change say of them."""
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
         """Add the gradients of micro-batches."""
@@ -48,27 +57,54 @@ class Learner(Protocol):
         """Replace the weights."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A copy of all that a later step depends on."""
+        """A copy of all that a later step depends on; the same whichever learner it is of."""
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a state."""
+        """Go back to a state, of any learner."""
+
+    def close(self) -> None:
+        """Let go of other processes."""
 
 
-class TorchLearner:
-    """One process, CPU or GPU. fp32 masters; bf16 runs compute in bf16 and publish bf16."""
+def batch_of_group(rows: Sequence[Row], loss: Loss) -> MicroBatch:
+    """A group to be scored: always by itself, so that its scores don't depend on what else is there."""
+    return micro_batch(rows, None, loss, 0)
+
+
+def with_scores(rows: Sequence[Row], said: Scores) -> list[Row]:
+    """A group's rows with what was said of all their tokens, end to end."""
+    ends = np.cumsum([row.sample.tokens.size for row in rows])[:-1]
+    parts = [
+        [None] * len(rows) if one is None else np.split(one, ends)
+        for one in (said.reference, said.before, said.values)
+    ]
+    return [
+        replace(row, scores=Scores(*each)) for row, each in zip(rows, zip(*parts, strict=True), strict=True)
+    ]
+
+
+class LocalLearner(ABC):
+    """What one rank does: forward and backward over its micro-batches, and its part of each step.
+
+    What `weights` and `state` return counts on rank 0 alone; on the others it is empty.
+    """
+
+    lockstep = False  # all ranks must compute equally many micro-batches
 
     def __init__(self, model: str, spec: RunSpec) -> None:
         torch.set_num_threads(spec.trainer.threads)
         self.loss = loss = loss_of(spec)
+        self._spec = spec
         self._dtype = getattr(torch, spec.model.dtype)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = collective.device()
         self._forward = forward.Forward(spec, self._device)
         self._model = forward.load(model, spec, self._device)
         self.vocabulary = int(self._model.config.vocab_size)
         self._adapter = Adapter(self._model, model, spec) if spec.model.lora else None
         self.base = self._adapter.base if self._adapter else None
-        trained = self._adapter.named if self._adapter else dict(self._model.named_parameters())
-        self._policy = Optimized(trained, spec, spec.algorithm.learning_rate)
+        self._named: dict[str, torch.nn.Parameter] = (
+            self._adapter.named if self._adapter else dict(self._model.named_parameters())
+        )
         self._critic = Critic(model, spec, self._device, self._forward) if loss.critic else None
         self._reference: Any = None
         if loss.needs.reference and self._adapter and spec.loss.reference in (None, model):
@@ -83,47 +119,126 @@ class TorchLearner:
             self._first = forward.load(model, spec, self._device)
             self._first.requires_grad_(False)
 
+    @abstractmethod
+    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """The policy's, of each drawn token."""
+
+    @abstractmethod
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch's loss."""
+
+    @abstractmethod
+    def step(self, total: float) -> float:
+        """See Learner."""
+
+    @abstractmethod
+    def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """See Learner."""
+
+    @abstractmethod
+    def _policy_state(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer."""
+
+    @abstractmethod
+    def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go back to weights and optimizer."""
+
+    def _whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[object]:
+        """While a parameter is read, by all ranks."""
+        return nullcontext()
+
     def begin_iteration(self) -> None:
         if self._first is not None:
             with torch.no_grad():
-                now = self._policy.named
                 for name, parameter in self._first.named_parameters():
-                    parameter.copy_(now[name])
+                    with self._whole(self._named[name]):
+                        parameter.copy_(self._named[name])
+
+    def score(self, groups: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
+        return [with_scores(rows, self.ask(batch_of_group(rows, self.loss), needs)) for rows in groups]
 
     @torch.no_grad()
-    def score(self, rows: Sequence[Row], needs: Needs) -> list[Row]:
-        batch = micro_batch(rows, None, self.loss, 0).to(self._device)
-        ends = np.cumsum([row.sample.tokens.size for row in rows])[:-1]
-
-        def parts(asked: bool, ask: Any) -> Sequence[np.ndarray | None]:
-            return np.split(ask().float().cpu().numpy(), ends) if asked else [None] * len(rows)
-
-        reference = parts(needs.reference, lambda: self._forward.logprobs(self._reference, batch))
-        before_from = self._model if needs.before == "step" else self._first
-        before = parts(needs.before != "no", lambda: self._forward.logprobs(before_from, batch))
-        values = parts(needs.values, lambda: self._critic.values(batch))  # type: ignore[union-attr]
-        return [
-            replace(row, scores=Scores(*said))
-            for row, said in zip(rows, zip(reference, before, values, strict=True), strict=True)
-        ]
+    def ask(self, batch: MicroBatch, needs: Needs) -> Scores:
+        """What models say of each drawn token of a micro-batch."""
+        batch = batch.to(self._device)
+        reference = before = values = None
+        if needs.reference:
+            reference = self._forward.logprobs(self._reference, batch)
+        if needs.before == "step":
+            before = self._logprobs(batch)
+        elif needs.before == "iteration":
+            before = self._forward.logprobs(self._first, batch)
+        if needs.values:
+            assert self._critic is not None
+            values = self._critic.values(batch)
+        return Scores(
+            *(None if one is None else one.float().cpu().numpy() for one in (reference, before, values))
+        )
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
-        return [self._accumulate(batch.to(self._device)) for batch in batches]
+        found = []
+        for number, batch in enumerate(batches):
+            try:
+                found.append(self._accumulate(batch.to(self._device)))
+            except NotFinite as error:
+                error.rows, error.batch = batch.rows, number
+                raise
+        return found
 
     def _accumulate(self, batch: MicroBatch) -> LossStats:
-        total, stats = objective(self._forward.logprobs(self._model, batch), batch, self.loss)
-        try:
-            if not math.isfinite(stats.loss):
-                raise NotFinite(f"the loss is {stats.loss}")
-            total.backward()
-            self._policy.accumulate()
-            if self._critic is not None:
-                wrong, returns = self._critic.accumulate(batch)
-                stats = replace(stats, value_error=wrong, returns=returns)
-        except NotFinite as error:
-            error.rows = batch.rows
-            raise
+        total, stats = objective(self._logprobs(batch), batch, self.loss)
+        if not math.isfinite(stats.loss):
+            raise NotFinite(f"the loss is {stats.loss}")
+        self._backward(total)
+        if self._critic is not None and batch.returns is not None:
+            wrong, returns = self._critic.accumulate(batch)
+            stats = replace(stats, value_error=wrong, returns=returns)
         return stats
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        found = {}
+        dtype = torch.float32 if self._adapter else self._dtype  # an adapter is small, and is rounded once
+        for name, parameter in self._named.items():
+            with self._whole(parameter):
+                if collective.rank() == 0:
+                    found[name] = parameter.detach().to("cpu", dtype, copy=True)
+        return found
+
+    def state(self) -> dict[str, torch.Tensor]:
+        state = self._policy_state() | {"rng": torch.get_rng_state()}
+        if self._critic is not None:
+            state |= {f"critic.{name}": value for name, value in self._critic.trained.state().items()}
+        if self._adapter is not None:
+            state |= self._adapter.mark()
+        return state if collective.rank() == 0 else {}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        if self._adapter is not None:
+            self._adapter.check(state)
+        torch.set_rng_state(state["rng"])
+        self._restore_policy(state)
+        if self._critic is not None:
+            prefix = "critic."
+            own = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+            self._critic.trained.restore(own)
+
+    def close(self) -> None:  # noqa: B027 - nothing is held that does not end with the process
+        """See Learner."""
+
+
+class TorchLearner(LocalLearner):
+    """CPU or GPU. fp32 masters; bf16 runs compute in bf16 and publish bf16."""
+
+    def __init__(self, model: str, spec: RunSpec) -> None:
+        super().__init__(model, spec)
+        self._policy = Optimized(self._named, spec, spec.algorithm.learning_rate)
+
+    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        return self._forward.logprobs(self._model, batch)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self._policy.accumulate()
 
     def step(self, total: float) -> float:
         norm = self._policy.step(total)
@@ -131,28 +246,11 @@ class TorchLearner:
             self._critic.trained.step(total)
         return norm
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        dtype = torch.float32 if self._adapter else self._dtype  # an adapter is small, and is rounded once
-        return {
-            name: parameter.detach().to("cpu", dtype, copy=True)
-            for name, parameter in self._policy.named.items()
-        }
-
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._policy.adopt(weights)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        state = self._policy.state() | {"rng": torch.get_rng_state()}
-        if self._critic is not None:
-            state |= {f"critic.{name}": value for name, value in self._critic.trained.state().items()}
-        return state | (self._adapter.mark() if self._adapter else {})
+    def _policy_state(self) -> dict[str, torch.Tensor]:
+        return self._policy.state()
 
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        if self._adapter is not None:
-            self._adapter.check(state)
-        torch.set_rng_state(state["rng"])
+    def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
         self._policy.restore(state)
-        if self._critic is not None:
-            prefix = "critic."
-            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            self._critic.trained.restore(own)

@@ -1,4 +1,4 @@
-"""Parameters that are trained: their gradient as one vector, its sum over micro-batches, and AdamW."""
+"""Parameters that are trained: their gradient as one vector, its sum over all micro-batches, and AdamW."""
 
 from __future__ import annotations
 
@@ -6,30 +6,49 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from consumers import collective
 from consumers.rows import Row
 from schemas.runspec import RunSpec
 
 # Fixed point: gradients of a micro-batch are multiples of 2^-32, and may reach 2^30 in sum.
 _SCALE = 2.0**32
 _LARGEST = 2.0**30
+_CHUNK = 1 << 12
 
 
 class NotFinite(ArithmeticError):
-    """A loss or a gradient is NaN or infinite; `rows`: of the micro-batch, if it was one."""
+    """A loss or a gradient is NaN or infinite. `rows`: of the micro-batch, if it was one; `batch`: its number
+    among those that were given."""
 
     rows: Sequence[Row] = ()
+    batch = -1
+
+
+def warm_up(step: int, spec: RunSpec) -> float:
+    """What the learning rate of a step is multiplied with; steps are counted from 1."""
+    return min(1.0, step / max(1, spec.algorithm.warmup_steps))
+
+
+def _norm(vector: torch.Tensor) -> torch.Tensor:
+    """Of chunks, and of their norms: in one go fp32 loses 0.3 % over 50 million elements on a CPU."""
+    whole = vector.numel() // _CHUNK * _CHUNK
+    chunks = torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1)
+    return torch.linalg.vector_norm(torch.cat([chunks, vector[whole:]]))
 
 
 class Optimized:
-    """Some parameters by name. `accumulate` after each backward, `step` when all is in."""
+    """Some parameters by name. `accumulate` after each backward, `step` when all is in.
+
+    Each rank has them all, and its own part of the gradient until the step.
+    """
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter], spec: RunSpec, learning_rate: float) -> None:
         self.named = dict(named)
-        self._algorithm, self._learning_rate = spec.algorithm, learning_rate
+        self._spec, self._learning_rate = spec, learning_rate
         device = next(iter(self.named.values())).device
         size = sum(parameter.numel() for parameter in self.named.values())
         self._gradient = torch.zeros(size, device=device)  # all gradients are views into it
-        self._sum = torch.zeros(size, dtype=torch.int64, device=device) if spec.trainer.exact_sums else None
+        self._sum = torch.zeros(size, dtype=torch.int64, device=device) if spec.trainer.sums_exactly else None
         start = 0
         for parameter in self.named.values():
             parameter.grad = self._gradient[start : start + parameter.numel()].view_as(parameter)
@@ -53,19 +72,21 @@ class Optimized:
     def step(self, total: float) -> float:
         """Divide the sum by `total`, clip it, step; returns the norm before clipping."""
         if self._sum is not None:
+            collective.add_up(self._sum)
             self._gradient.copy_(self._sum.double().div_(_SCALE * total))
             self._sum.zero_()
         else:
+            collective.add_up(self._gradient)
             self._gradient.div_(total)
-        norm = float(torch.linalg.vector_norm(self._gradient))
+        norm = float(_norm(self._gradient))
         if norm != norm or norm == float("inf"):
             raise NotFinite(f"the gradient's norm is {norm}")
-        if norm > self._algorithm.max_grad_norm:
-            self._gradient.mul_(self._algorithm.max_grad_norm / (norm + 1e-6))
+        most = self._spec.algorithm.max_grad_norm
+        if norm > most:
+            self._gradient.mul_(most / (norm + 1e-6))
         self._steps += 1
-        warm = min(1.0, self._steps / max(1, self._algorithm.warmup_steps))
         for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate * warm
+            group["lr"] = self._learning_rate * warm_up(self._steps, self._spec)
         self._optimizer.step()
         self._gradient.zero_()
         return norm
@@ -91,7 +112,7 @@ class Optimized:
         self.adopt({name: state[f"weights.{name}"] for name in self.named})
         for name, parameter in self.named.items():
             self._optimizer.state[parameter] = {
-                key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                key: value.to(parameter.device, copy=True)
                 for key in ("step", "exp_avg", "exp_avg_sq")
                 if (value := state.get(f"optimizer.{key}.{name}")) is not None
             }

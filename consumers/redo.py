@@ -33,16 +33,17 @@ def take_again(
     context: Context, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
 ) -> Taken:
     """Exactly as recorded. The step has begun: scoring and learner know that."""
-    rows, batches = batches_again(context, samples, learner, scoring, record)
-    stats = learner.accumulate(batches)
+    rows, plans = plans_again(context, samples, learner, scoring, record)
+    stats = [stat for batches in plans for stat in learner.accumulate(batches)]
+    batches = [batch for batches in plans for batch in batches]
     norm = update(learner, rows, record.step, any_gradient=bool(batches))
     return Taken(batches, stats, norm, root_digest(digests_of(learner.weights())))
 
 
-def batches_again(
+def plans_again(
     context: Context, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
-) -> tuple[list[Row], list[MicroBatch]]:
-    """The step's samples, and its micro-batches."""
+) -> tuple[list[Row], list[list[MicroBatch]]]:
+    """The step's samples, and its micro-batches, as they were trained together."""
     rows = scoring.scored(fetch_rows(context, samples, record))
     version = version_trained(context.spec, record.iteration)
     return rows, planned_as(rows, record.microbatches.tolist(), learner.loss, version)

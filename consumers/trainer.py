@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from consumers.batching import plan
 from consumers.checkpoint import Checkpoints, next_trainer_epoch
 from consumers.failing import FailedSteps, TrainingFailed, named, not_finite
-from consumers.learner import Learner, TorchLearner
+from consumers.learner import Learner
+from consumers.learners import learner_of
 from consumers.ledger import Ledger, steps_of
 from consumers.optimizing import NotFinite
 from consumers.publisher import Publisher
@@ -55,7 +56,7 @@ class Trainer:
         self._replay: Replay | None = None
         self._recipe = recipe_of(context.spec)
         self._epoch = next_trainer_epoch(context.store, context.run)
-        self._scoring = Scoring(learner, learner.loss.needs)
+        self._scoring = Scoring(learner, learner.loss.needs, at_once=self._spec.trainer.ranks)
         self._checkpoints = Checkpoints(context.store, context.run)
         self._publisher = Publisher(context, self._epoch, learner.base)
         self._ledger = Ledger(context, self._epoch)
@@ -226,8 +227,8 @@ class Trainer:
     def _train(self, step: Step, rows: Sequence[Row]) -> None:
         began = time.monotonic()
         scored = self._scoring.scored(rows)
-        version = version_trained(self._spec, self._iteration)
-        planned = plan(scored, self._loss, self._spec.trainer.microbatch_tokens, version)
+        version, trainer = version_trained(self._spec, self._iteration), self._spec.trainer
+        planned = plan(scored, self._loss, trainer.microbatch_tokens, version, parts=trainer.parts)
         step.plans.append(planned)
         try:
             step.stats += self._learner.accumulate(planned.batches)
@@ -293,9 +294,12 @@ class Trainer:
 
 def body(context: Context) -> None:
     """What the trainer does."""
-    learner = TorchLearner(context.record.model, context.spec)
-    context.loaded()
-    Trainer(context, learner).run()
+    learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log)
+    try:
+        context.loaded()
+        Trainer(context, learner).run()
+    finally:
+        learner.close()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from consumers.again import Again, Progress
-from consumers.learner import TorchLearner
+from consumers.learners import learner_of
 from flows.request import RunFailed
 from infra.process import Context, Heart, connect
 from infra.runs import find
@@ -45,6 +45,12 @@ def replaying(run: str, store_url: str, progress: Progress) -> Iterator[Again]:
             record, "replay", 0, store, bus, _NoWriter(), Topics(run, record.spec.lengths.classes),
             Heart(run, "replay", 0), threading.Event(), logging.getLogger("streamrl"),
         )  # fmt: skip
-        yield Again(context, lambda: TorchLearner(record.model, record.spec), progress)
+        again = Again(
+            context, lambda: learner_of(record.model, record.spec, run=run, log=context.log), progress
+        )
+        try:
+            yield again
+        finally:
+            again.close()
     finally:
         bus.close()

@@ -11,6 +11,7 @@ Explained
 ├── TrainingFailed    a step                   consumers.failing
 ├── AnotherTrainer    two trainers of one run  consumers.ledger
 ├── NeverFit          a sample               consumers.unfit
+├── RanksError        a trainer's ranks        consumers.collective
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
 ├── RunFailed         a run                    flows

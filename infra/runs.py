@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 
 # What a resumed run may change: none of it touches what is learned from a sample.
 _CHANGEABLE = {"placement", "deadlines", "report", "trainer.checkpoint_every", "trainer.keep_checkpoints",
-               "trainer.keep_weights", "algorithm.iterations", "evaluation.every"}  # fmt: skip
+               "trainer.keep_weights", "trainer.learner", "trainer.ranks",
+               "trainer.zero_stage", "algorithm.iterations", "evaluation.every"}  # fmt: skip
 
 
 class RunError(Explained):

@@ -191,7 +191,20 @@ class LengthsSection(Section):
 class TrainerSection(Section):
     """How the trainer does its work."""
 
-    threads: Positive = Field(1, description="CPU threads of the trainer.")
+    learner: Literal["torch", "deepspeed"] = Field(
+        "torch",
+        description="torch: each rank holds the model and the optimizer's state. deepspeed: they are divided "
+        "among the ranks, see zero_stage.",
+    )
+    ranks: Positive = Field(
+        1, description="Processes that train together: a GPU each, or `threads` CPU threads each."
+    )
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        1,
+        description="deepspeed: what is divided among the ranks. 0: nothing. 1: the optimizer's state. "
+        "2: gradients as well. 3: weights as well.",
+    )
+    threads: Positive = Field(1, description="CPU threads of a rank.")
     microbatch_tokens: Positive = Field(
         8192, description="Tokens of a micro-batch, with the padding that attention computes."
     )
@@ -206,8 +219,16 @@ class TrainerSection(Section):
         description="Groups are trained in bundles of about so many tokens (arrival: of at least so many): "
         "small ones start sooner, large ones cost less.",
     )
-    exact_sums: bool = Field(
-        True, description="Add gradients in fixed point: a step has the same bits whatever finished first."
+    least_microbatches: Positive | None = Field(
+        None,
+        description="What is trained together is cut into at least so many micro-batches, if it has so many "
+        "samples, so that each rank has work; without it as many as there are ranks. A step's bits depend on "
+        "this and, with exact_sums, not on the ranks.",
+    )
+    exact_sums: bool | None = Field(
+        None,
+        description="Add gradients in fixed point: a step has the same bits whatever finished first, and "
+        "whichever rank computed it. By default true with learner torch; deepspeed can't.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again on the way back: a third more work, much less memory."
@@ -218,6 +239,25 @@ class TrainerSection(Section):
     keep_weights: int = Field(
         16, ge=4, description="At least so many of the newest weights versions are kept."
     )
+
+    @model_validator(mode="after")
+    def _sums_fit(self) -> TrainerSection:
+        if self.exact_sums and self.learner == "deepspeed":
+            raise ValueError(
+                "exact_sums is of learner torch: DeepSpeed adds gradients as floats, among ranks too. "
+                "Leave exact_sums out, or take learner: torch"
+            )
+        return self
+
+    @property
+    def sums_exactly(self) -> bool:
+        """Whether gradients are added in fixed point."""
+        return self.learner == "torch" if self.exact_sums is None else self.exact_sums
+
+    @property
+    def parts(self) -> int:
+        """Into how many micro-batches at least what is trained together is cut."""
+        return self.least_microbatches or self.ranks
 
 
 class GeneratorSection(Section):
@@ -348,6 +388,8 @@ class RunSpec(Section):
                 f"trainer.microbatch_tokens ({self.trainer.microbatch_tokens}) must hold the longest sample: "
                 f"sampling.max_prompt_tokens + sampling.max_tokens = {longest}"
             )
+        if self.model.lora and self.trainer.learner == "deepspeed":
+            raise ValueError("model.lora is for trainer.learner torch: an adapter is too small to divide")
         if self.algorithm.mode == "offline" and self.loss.resample:
             raise ValueError("loss.resample draws new groups, and offline nothing is generated")
         if self.task.jsonl and self.evaluation.problems and not self.task.held_out_jsonl:

@@ -42,6 +42,7 @@ class Array:
         self.dtype = dtype
 
 
+Int8s = Annotated[np.ndarray, Array("int8")]
 Int16s = Annotated[np.ndarray, Array("int16")]
 Int32s = Annotated[np.ndarray, Array("int32")]
 Int64s = Annotated[np.ndarray, Array("int64")]

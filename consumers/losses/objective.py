@@ -35,7 +35,7 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
         anchor = now if batch.before is None else batch.before
         correction = (anchor - batch.behaviour).exp()
         correction = torch.where(batch.fresh, 1.0, correction)  # others may be of an old KV cache
-    lengths = torch.bincount(batch.owner, minlength=len(batch.rows))
+    lengths = torch.bincount(batch.owner, minlength=batch.packing.sequences)
     tokens = Tokens(logprobs, anchor, batch.advantage, batch.owner, lengths)
     each = loss.of_tokens(tokens)
     if correction is not None:

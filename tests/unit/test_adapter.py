@@ -59,7 +59,7 @@ def some_adapter(learner: TorchLearner, seed: int = 0, size: float = 0.3) -> dic
 def trained(learner: TorchLearner, spec: RunSpec, steps: int = 1) -> None:
     rows = rows_of(spec)
     for _ in range(steps):
-        scored = learner.score(rows, learner.loss.needs)
+        (scored,) = learner.score([rows], learner.loss.needs)
         learner.accumulate(plan(scored, loss_of(spec), 64, 0).batches)
         learner.step(loss_of(spec).total([row.sample for row in rows]))
 
@@ -190,8 +190,8 @@ def test_the_reference_is_the_model_without_the_adapter(model: str, dtype: str) 
     learner.adopt(some_adapter(learner))
     whole = TorchLearner(model, make_spec(loss={"kl": 0.1}, model={"dtype": dtype}))
     for _ in range(2):  # it is switched on again: training goes on
-        scored = learner.score(rows, learner.loss.needs)
-        for one, other in zip(scored, whole.score(rows, whole.loss.needs), strict=True):
+        (scored,) = learner.score([rows], learner.loss.needs)
+        for one, other in zip(scored, whole.score([rows], whole.loss.needs)[0], strict=True):
             assert (one.scores.reference == other.scores.reference).all()  # type: ignore[union-attr]
         trained(learner, spec)
 
@@ -201,7 +201,7 @@ def test_another_reference_is_a_model_of_its_own(model: str, tmp_path: Path) -> 
     loss = {"kl": 0.1, "reference": other}
     learner, whole = TorchLearner(model, lora_spec(loss=loss)), TorchLearner(model, make_spec(loss=loss))
     rows = rows_of(lora_spec())
-    pairs = zip(*(each.score(rows, each.loss.needs) for each in (learner, whole)), strict=True)
+    pairs = zip(*(each.score([rows], each.loss.needs)[0] for each in (learner, whole)), strict=True)
     assert all((one.scores.reference == two.scores.reference).all() for one, two in pairs)  # type: ignore[union-attr]
 
 
@@ -210,7 +210,7 @@ def test_the_adapter_that_an_iteration_began_with_is_kept(model: str) -> None:
     learner, rows = TorchLearner(model, spec), rows_of(spec)
 
     def said() -> list[float]:
-        return [float(row.scores.before.sum()) for row in learner.score(rows, learner.loss.needs)]  # type: ignore[union-attr]
+        return [float(row.scores.before.sum()) for row in learner.score([rows], learner.loss.needs)[0]]  # type: ignore[union-attr]
 
     learner.begin_iteration()
     bits = digests_of(learner.weights())

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.batching import cost, cut, plan, planned_as
+from consumers.batching import cost, cut, cut_for, deal, plan, planned_as
 from consumers.losses import loss_of
 from consumers.rows import Row
 from tests.factories import make_sample, make_spec
@@ -46,6 +46,25 @@ def test_cut_is_the_cheapest(lengths: list[int], budget: int) -> None:
     )
 
 
+@given(st.lists(st.integers(2, 300), min_size=1, max_size=40).map(sorted), st.integers(1, 4))
+@settings(deadline=None)
+def test_each_rank_has_work_if_there_are_so_many_samples(lengths: list[int], ranks: int) -> None:
+    sizes = cut_for(lengths, 8192, ranks)
+    assert sum(sizes) == len(lengths)
+    assert len(sizes) >= min(ranks, len(lengths)) or max(lengths) * ranks > sum(lengths)
+    if ranks == 1:
+        assert sizes == cut(lengths, 8192)
+
+
+@given(st.lists(st.floats(1, 1000), max_size=30), st.integers(1, 5))
+def test_work_is_dealt_evenly(costs: list[float], ranks: int) -> None:
+    shares = deal(costs, ranks)
+    assert sorted(number for share in shares for number in share) == list(range(len(costs)))
+    longest = max(sum(costs[number] for number in share) for share in shares)
+    least = max([sum(costs) / ranks, *costs])  # no schedule takes less
+    assert longest <= (2 - 1 / ranks) * least + 1e-6
+
+
 def test_a_plan_holds_every_row_once_and_fits_the_budget() -> None:
     spec = make_spec(algorithm={"groups": 8, "group_size": 4})
     rows = [Row(make_sample(spec, g, i), 0, g * 4 + i) for g in range(8) for i in range(4)]
@@ -77,7 +96,7 @@ def test_the_ledger_is_enough_to_plan_again_to_the_bit(values: list[float], orde
     planned = plan([rows[number] for number in order], loss_of(spec), 64, 0)
     recorded = [row for batch in planned.batches for row in batch.rows] + planned.idle
     sizes = [*(len(batch.rows) for batch in planned.batches), len(planned.idle)]
-    again = planned_as(recorded, sizes, loss_of(spec), 0)
+    again = [batch for batches in planned_as(recorded, sizes, loss_of(spec), 0) for batch in batches]
     assert [batch.rows for batch in again] == [batch.rows for batch in planned.batches]
     for one, other in zip(again, planned.batches, strict=True):
         for name in ("tokens", "answer", "owner", "behaviour", "advantage", "weight", "fresh"):

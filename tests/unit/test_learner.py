@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from consumers.batching import MicroBatch, plan
+from consumers.batching import filler
 from consumers.learner import TorchLearner
 from consumers.losses import loss_of
 from consumers.losses.base import Needs
@@ -18,25 +17,13 @@ from consumers.optimizing import NotFinite
 from consumers.rows import Row
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
-from tests.factories import make_sample, make_spec, make_tiny_model
+from tests.factories import make_spec, make_tiny_model
+from tests.training import batches_of, rows_of, scores, total
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny_model(tmp_path_factory.mktemp("model")))
-
-
-def rows_of(spec: RunSpec) -> list[Row]:
-    pairs = itertools.product(range(spec.algorithm.groups), range(spec.algorithm.group_size))
-    return [Row(make_sample(spec, g, i), 0, n) for n, (g, i) in enumerate(pairs)]
-
-
-def batches_of(spec: RunSpec, rows: list[Row], budget: int = 64) -> list[MicroBatch]:
-    return plan(rows, loss_of(spec), budget, 0).batches
-
-
-def total(rows: list[Row], spec: RunSpec) -> float:
-    return loss_of(spec).total([row.sample for row in rows])
 
 
 def moment(learner: TorchLearner, name: str, spec: RunSpec) -> torch.Tensor:
@@ -118,6 +105,16 @@ def test_restored_state_goes_on_with_the_same_bits(model: str) -> None:
     assert digests_of(after.weights()) == digests_of(straight.weights())
 
 
+def test_a_filler_adds_nothing(model: str) -> None:
+    spec = make_spec()
+    batches = batches_of(spec, rows_of(spec))
+    plain, filled = TorchLearner(model, spec), TorchLearner(model, spec)
+    plain.accumulate(batches)
+    filled.accumulate([filler(), *batches, filler()])
+    assert filled.step(3.0) == plain.step(3.0)
+    assert digests_of(filled.weights()) == digests_of(plain.weights())
+
+
 def test_nan_stops_the_step(model: str) -> None:
     spec = make_spec()
     learner = TorchLearner(model, spec)
@@ -138,7 +135,7 @@ def test_scores_are_those_of_a_plain_forward_pass(model: str, tmp_path: Path) ->
     spec = make_spec(loss={"kind": "tb", "reference": other}, sampling={"temperature": 0.7})
     learner = TorchLearner(model, spec)
     rows = rows_of(spec)
-    scored = learner.score(rows, learner.loss.needs)
+    scored = scores(learner, rows)
     for folder, name in ((other, "reference"), (model, "before")):
         net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for row in scored:
@@ -157,11 +154,11 @@ def test_the_first_weights_of_an_iteration_are_kept(model: str) -> None:
     assert needs == Needs(before="iteration")
 
     def said() -> list[float]:
-        return [float(row.scores.before.sum()) for row in learner.score(rows, needs)]  # type: ignore[union-attr]
+        return [float(row.scores.before.sum()) for row in scores(learner, rows)]  # type: ignore[union-attr]
 
     learner.begin_iteration()
     first = said()
-    learner.accumulate(batches_of(spec, learner.score(rows, needs)))
+    learner.accumulate(batches_of(spec, scores(learner, rows)))
     learner.step(1.0)
     assert said() == first
     learner.begin_iteration()
@@ -176,13 +173,13 @@ def test_the_critic_learns_what_comes(model: str) -> None:
     learner, rows = TorchLearner(model, spec), rows_of(spec)
     errors = []
     for _ in range(40):
-        scored = learner.score(rows, learner.loss.needs)
+        scored = scores(learner, rows)
         stats = learner.accumulate(batches_of(spec, scored))
         learner.step(total(rows, spec))
         errors.append(sum(stat.value_error for stat in stats))
     assert errors[-1] < 0.2 * errors[0]
     again = TorchLearner(model, spec)
     again.restore(learner.state())
-    one, other = (each.score(rows, each.loss.needs) for each in (learner, again))
+    one, other = (scores(each, rows) for each in (learner, again))
     for left, right in zip(one, other, strict=True):
         assert (left.scores.values == right.scores.values).all()

@@ -225,7 +225,8 @@ def test_whatever_comes_the_good_ones_are_trained(
         admit(context, sample)
     draw = random.Random(data.draw(st.integers(0, 1 << 32)))
     bad = []
-    for place in data.draw(st.lists(st.integers(0, 7), max_size=6, unique=True)):
+    # one of a group at most: a whole group that agrees with itself is taken for what was admitted
+    for place in data.draw(st.lists(st.integers(0, 7), max_size=4, unique_by=lambda place: place // 2)):
         fields = draw.choice([{"run": "other-1"}, *BAD.values(), *CONTRADICTIONS.values()])
         fields = {"logprobs": np.ones(1, np.float32)} if "logprobs" in fields else fields
         bad.append(

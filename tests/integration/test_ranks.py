@@ -1,0 +1,213 @@
+"""Learners over processes: each ZeRO stage against plain torch, resumed elsewhere; ranks that are killed."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from consumers.crew import RankDied
+from consumers.learner import Learner, TorchLearner
+from consumers.learners import learner_of
+from infra.weights.digest import digests_of
+from schemas.runspec import RunSpec
+from tests.factories import make_spec, make_tiny_model
+from tests.harness import running, trained_ids
+from tests.training import train
+from tests.waiting import wait_until
+
+# All that a step does: warm up, decay, clip (every norm here is larger), over unequal micro-batches.
+ALGORITHM = {
+    "groups": 6, "group_size": 4, "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5,
+    "learning_rate": 1e-4,
+}  # fmt: skip
+DTYPES = ("float32", "bfloat16")
+# How far weights may be from TorchLearner's, as a part of how far they moved. The order of sums differs, and
+# Adam makes much of it where a gradient is nearly zero; in bf16 weights may round the other way.
+TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
+
+
+def spec_of(dtype: str = "float32", **trainer: object) -> RunSpec:
+    return make_spec(
+        algorithm=ALGORITHM, model={"dtype": dtype}, trainer={"least_microbatches": 3, **trainer}
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Wide enough for ZeRO-3 to really divide some of its weights."""
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), width=320))
+
+
+@contextmanager
+def learning(model: str, spec: RunSpec) -> Iterator[Learner]:
+    learner = learner_of(model, spec, run="test-1", log=logging.getLogger("streamrl.test"))
+    try:
+        yield learner
+    finally:
+        learner.close()
+
+
+def masters(learner: Learner) -> dict[str, torch.Tensor]:
+    """The weights that are trained, in fp32."""
+    state = learner.state()
+    return {name: value for name, value in state.items() if name.startswith("weights.")}
+
+
+class Straight:
+    """TorchLearner by itself: four steps, and its state after three."""
+
+    def __init__(self, model: str, spec: RunSpec) -> None:
+        self.tolerance = TOLERANCE[spec.model.dtype]
+        learner = TorchLearner(model, spec)
+        self.start = masters(learner)
+        self.norms = train(learner, spec, 3)
+        self.state, self.published = learner.state(), learner.weights()
+        self.third = masters(learner)
+        self.norms += train(learner, spec, 1)
+        self.fourth = masters(learner)
+
+    def check_close(self, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+        """In all, and nowhere by much."""
+        assert found.keys() == expected.keys()
+        assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+        apart = torch.cat([(found[name] - expected[name]).flatten() for name in found])
+        moved = torch.cat([(expected[name] - self.start[name]).flatten() for name in found])
+        assert apart.norm() < self.tolerance * moved.norm()
+        assert apart.abs().max() < 50 * self.tolerance * moved.abs().max()
+
+
+@pytest.fixture(scope="module")
+def straight(model: str) -> dict[str, Straight]:
+    """By dtype; computed before this process is one of several ranks."""
+    return {dtype: Straight(model, spec_of(dtype)) for dtype in DTYPES}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_computes_what_torch_does(
+    model: str, straight: dict[str, Straight], stage: int, ranks: int
+) -> None:
+    """And goes on from its checkpoint, as from its own: there with the same bits."""
+    expected = straight["float32"]
+    spec = spec_of(learner="deepspeed", zero_stage=stage, ranks=ranks)
+    with learning(model, spec) as learner:
+        assert train(learner, spec, 3) == pytest.approx(expected.norms[:3], rel=1e-4)
+        expected.check_close(masters(learner), expected.third)
+        own = learner.state()
+        assert own.keys() == expected.state.keys()
+        train(learner, spec, 1)
+        fourth = learner.weights()
+        learner.restore(expected.state)
+        assert digests_of(learner.weights()) == digests_of(expected.published)
+        assert train(learner, spec, 1) == pytest.approx(expected.norms[3:], rel=1e-4)
+        expected.check_close(masters(learner), expected.fourth)
+        learner.restore(own)
+        train(learner, spec, 1)
+        assert digests_of(learner.weights()) == digests_of(fourth)
+    assert not list(Path("/dev/shm").glob("deepspeed_allreduce_buffer*"))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (3, 2)])
+def test_bf16_computes_what_torch_does(
+    model: str, straight: dict[str, Straight], stage: int, ranks: int
+) -> None:
+    expected = straight["bfloat16"]
+    spec = spec_of("bfloat16", learner="deepspeed", zero_stage=stage, ranks=ranks)
+    with learning(model, spec) as learner:
+        assert train(learner, spec, 3) == pytest.approx(expected.norms[:3], rel=3e-2)
+        expected.check_close(masters(learner), expected.third)
+        published = learner.weights()
+        assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
+        for name, tensor in masters(learner).items():
+            assert torch.equal(published[name.removeprefix("weights.")], tensor.bfloat16()), name
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_state_fits_another_number_of_ranks(model: str, straight: dict[str, Straight], stage: int) -> None:
+    """Of three ranks, where parts are filled up; then in a process that starts anew, by itself, on torch."""
+    three = spec_of(learner="deepspeed", zero_stage=stage, ranks=3)
+    with learning(model, three) as learner:
+        learner.restore(straight["float32"].state)
+        state = learner.state()
+    for name, tensor in straight["float32"].state.items():
+        assert torch.equal(state[name], tensor), name
+    plain = TorchLearner(model, spec_of())
+    plain.restore(state)
+    train(plain, spec_of(), 1)
+    assert digests_of(masters(plain)) == digests_of(straight["float32"].fourth)
+
+
+@pytest.mark.timeout(400)
+def test_torch_computes_the_same_bits_on_three_ranks(model: str, straight: dict[str, Straight]) -> None:
+    spec = spec_of(ranks=3)
+    with learning(model, spec) as learner:
+        train(learner, spec, 3)
+        assert digests_of(masters(learner)) == digests_of(straight["float32"].third)
+
+
+@pytest.mark.timeout(400)
+def test_a_critic_and_earlier_weights_beside_deepspeed(model: str, straight: object) -> None:
+    """ZeRO-3 has to gather what the loss asks of the step's own weights, on all ranks at once."""
+    for loss in ({"kind": "ppo", "kl": 0.05}, {"kind": "tb"}):
+        trainer = {"least_microbatches": 3}
+        alone = Straight(model, make_spec(algorithm=ALGORITHM, loss=loss, trainer=trainer))
+        trainer |= {"learner": "deepspeed", "zero_stage": 3, "ranks": 2}
+        spec = make_spec(algorithm=ALGORITHM, loss=loss, trainer=trainer)
+        with learning(model, spec) as learner:
+            assert train(learner, spec, 3) == pytest.approx(alone.norms[:3], rel=1e-3)
+            alone.check_close(masters(learner), alone.third)
+
+
+@pytest.mark.timeout(400)
+def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None:
+    spec = spec_of(ranks=2)
+    with learning(model, spec) as learner:
+        (rank,) = rank_processes(psutil.Process())
+        rank.send_signal(signal.SIGKILL)
+        with pytest.raises(RankDied) as caught:
+            train(learner, spec, 1)
+    story = str(caught.value)
+    assert f"rank 1 (process {rank.pid}) was killed by SIGKILL" in story
+    assert "rank 1 of 2" in story, "the last lines of its log"
+
+
+def rank_processes(trainer: psutil.Process) -> list[psutil.Process]:
+    return [child for child in trainer.children() if "consumers.rank" in child.cmdline()]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model: str) -> None:
+    """The trainer says which rank it was and ends; started again it takes the same steps to the same bits."""
+    spec = make_spec(
+        algorithm={"iterations": 6, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
+        trainer={"checkpoint_every": 4, "bundle_tokens": 64, "learner": "deepspeed", "ranks": 2},
+    )
+    with running(tmp_path, kafka, spec, Path(model)) as run:
+        run.wait_for_steps(2)
+        trainer = run.processes["trainer-0"]
+        with run.standing_still("generator-0"):
+            (rank,) = rank_processes(psutil.Process(trainer.pid))
+            rank.send_signal(signal.SIGKILL)
+            wait_until(lambda: trainer.poll() is not None, what="the trainer's end")
+        assert trainer.returncode == 1
+        log = run.log("trainer-0").read_text()
+        assert f"rank 1 (process {rank.pid}) was killed by SIGKILL" in log
+        assert "Traceback" not in log
+        run.start("trainer")
+        run.wait_for_end()
+        ids = sorted(trained_ids(run.steps()))
+        assert ids == [(group, index) for group in range(48) for index in range(4)]
+        log = run.log("trainer-0").read_text()
+        assert "taken again from the ledger" in log
+        assert "has other bits" not in log
+        assert not run.dead_letters()

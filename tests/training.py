@@ -1,0 +1,42 @@
+"""What tests of learners share: rows of a step, their micro-batches, and steps over them."""
+
+from __future__ import annotations
+
+import itertools
+
+from consumers.batching import MicroBatch, plan
+from consumers.learner import Learner
+from consumers.losses import loss_of
+from consumers.rows import Row
+from schemas.runspec import RunSpec
+from tests.factories import make_sample
+
+
+def rows_of(spec: RunSpec) -> list[Row]:
+    pairs = itertools.product(range(spec.algorithm.groups), range(spec.algorithm.group_size))
+    return [Row(make_sample(spec, g, i), 0, n) for n, (g, i) in enumerate(pairs)]
+
+
+def batches_of(spec: RunSpec, rows: list[Row], budget: int = 64) -> list[MicroBatch]:
+    return plan(rows, loss_of(spec), budget, 0, parts=spec.trainer.parts).batches
+
+
+def total(rows: list[Row], spec: RunSpec) -> float:
+    return loss_of(spec).total([row.sample for row in rows])
+
+
+def scores(learner: Learner, rows: list[Row]) -> list[Row]:
+    (scored,) = learner.score([rows], learner.loss.needs)
+    return scored
+
+
+def train(learner: Learner, spec: RunSpec, steps: int) -> list[float]:
+    """Some steps over the same rows, each scored anew; the norms."""
+    rows, norms = rows_of(spec), []
+    for _ in range(steps):
+        learner.begin_iteration()
+        groups = [list(group) for _, group in itertools.groupby(rows, lambda row: row.sample.group)]
+        scored = [row for group in learner.score(groups, learner.loss.needs) for row in group]
+        learner.accumulate(batches_of(spec, scored))
+        norms.append(learner.step(total(rows, spec)))
+    return norms

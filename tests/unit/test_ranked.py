@@ -1,0 +1,124 @@
+"""Two ranks as one learner, and what they say to each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from consumers.batching import MicroBatch, deal, micro_batch
+from consumers.learner import Learner, TorchLearner
+from consumers.learners import learner_of
+from consumers.losses import loss_of
+from consumers.optimizing import NotFinite
+from consumers.rank_wire import Done, batch_from_bytes, batch_to_bytes, read_frame, write_frame
+from consumers.rows import Row, Scores
+from infra.weights.digest import digests_of
+from schemas.runspec import RunSpec
+from tests.factories import make_spec, make_tiny_model
+from tests.training import batches_of, rows_of, train
+
+SPEC = make_spec(
+    loss={"kind": "ppo", "kl": 0.05},
+    algorithm={"groups": 6, "group_size": 4},
+    trainer={"ranks": 2, "least_microbatches": 3},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+def ranked(model: str, spec: RunSpec) -> Learner:
+    return learner_of(model, spec, run="test-1", log=logging.getLogger("streamrl.test"))
+
+
+@pytest.fixture(scope="module")
+def alone(model: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests of weights and state after three steps of a process by itself."""
+    learner = TorchLearner(model, SPEC)
+    train(learner, SPEC, 3)
+    return digests_of(learner.weights()), digests_of(all_but_rng(learner))
+
+
+def all_but_rng(learner: Learner) -> dict[str, torch.Tensor]:
+    """The state of the generator of random numbers is that of the process, and nothing is drawn from it."""
+    return {name: tensor for name, tensor in learner.state().items() if name != "rng"}
+
+
+@pytest.fixture(scope="module")
+def pair(alone: object, model: str) -> Iterator[Learner]:
+    """Two ranks, of which this process is the first: whatever learns in it now is one of them."""
+    learner = ranked(model, SPEC)
+    yield learner
+    learner.close()
+
+
+def test_two_ranks_compute_the_bits_of_one(
+    pair: Learner, alone: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    """Whichever rank computes what: with a reference and a critic, and back from where they have been."""
+    start = pair.state()
+    train(pair, SPEC, 3)
+    weights, state = alone
+    assert digests_of(pair.weights()) == weights
+    assert digests_of(all_but_rng(pair)) == state
+    pair.restore(start)
+    train(pair, SPEC, 3)
+    assert digests_of(pair.weights()) == weights
+    pair.adopt({name: tensor + 1 for name, tensor in pair.weights().items()})
+    assert digests_of(pair.weights()) != weights
+
+
+def test_a_loss_that_is_no_number_names_its_samples(pair: Learner) -> None:
+    """On whichever rank it is met; here it is the other one, which ends with it."""
+    (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
+    batches = batches_of(SPEC, scored)
+    bad = batches[deal([batch.cost for batch in batches], 2)[1][0]]
+    bad.advantage[0] = float("nan")
+    with pytest.raises(NotFinite, match="the loss is nan") as caught:
+        pair.accumulate(batches)
+    assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
+
+
+def test_a_micro_batch_travels_to_the_bit() -> None:
+    draw = np.random.default_rng(1)
+    rows = [
+        Row(row.sample, 0, 0, Scores(*(draw.random(row.sample.tokens.size) for _ in range(3))))
+        for row in rows_of(SPEC)[:5]
+    ]
+    loss = loss_of(SPEC)
+    for batch in (micro_batch(rows, loss.advantages(rows), loss, 0), micro_batch(rows, None, loss, 0)):
+        again = batch_from_bytes(batch_to_bytes(batch))
+        for field in dataclasses.fields(MicroBatch):
+            one, other = getattr(batch, field.name), getattr(again, field.name)
+            if isinstance(one, torch.Tensor):
+                assert one.dtype == other.dtype, field.name
+                assert torch.equal(one, other), field.name
+            elif one is None:
+                assert other is None, field.name
+        assert torch.equal(batch.packing.positions, again.packing.positions)
+        assert torch.equal(batch.packing.from_grid, again.packing.from_grid)
+
+
+def test_a_frame_that_was_cut_off_is_none() -> None:
+    file = io.BytesIO()
+    write_frame(file, Done())
+    whole = file.getvalue()
+    assert read_frame(io.BytesIO(whole)) == whole[8:]
+    for size in range(len(whole)):
+        assert read_frame(io.BytesIO(whole[:size])) is None
+
+
+def test_deepspeed_adds_floats() -> None:
+    assert make_spec().trainer.sums_exactly
+    assert not make_spec(trainer={"learner": "deepspeed"}).trainer.sums_exactly
+    with pytest.raises(ValidationError, match="exact_sums is of learner torch"):
+        make_spec(trainer={"learner": "deepspeed", "exact_sums": True})
