@@ -57,7 +57,7 @@ class DeepSpeedLearner(LocalLearner):
         )  # fmt: skip
         self._deepspeed = _import_deepspeed()
         if self._stage == 3:
-            _number_modules_anew()
+            _count_anew(self._deepspeed)
         self._engine, self._optimizer, _, _ = self._deepspeed.initialize(
             model=_Policy(self._model, self._forward), model_parameters=list(self._named.values()),
             optimizer=self._adam, dist_init_required=False, config=self._config(),
@@ -215,12 +215,13 @@ class DeepSpeedLearner(LocalLearner):
             self._deepspeed.utils.safe_set_local_optimizer_state(parameter, part, key)
 
 
-def _number_modules_anew() -> None:
-    """ZeRO-3 numbers the modules of a process, and compares the numbers among ranks: rank 0 may have had a
-    learner before, when the others are new processes."""
+def _count_anew(deepspeed: ModuleType) -> None:
+    """ZeRO-3 numbers the modules and parameters of a process, and compares the numbers among ranks: rank 0
+    may have had a learner before, when the others are new processes."""
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    deepspeed.zero.Init.param_id = 0
 
 
 def _import_deepspeed() -> ModuleType:

@@ -22,7 +22,7 @@ from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
 from schemas.identity import round_of
-from schemas.messages import EVAL, TRAIN, Sample
+from schemas.messages import EVAL, TRAIN, Prompt, Sample
 from schemas.wire import Unreadable, decode, encode
 
 Key = tuple[int, int]  # iteration and optimizer step in it
@@ -152,28 +152,36 @@ class SampleStream:
 
     def _contradiction(self, sample: Sample) -> str:
         """Why a sample does not go with those that are here. What was admitted says which are right."""
-        bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
         rows = self._rows.get(sample.group)
         reason = contradiction(sample, next(iter(rows.values())).sample) if rows else ""
         suspects = {sample.group}
-        if not reason and bundle is not None and bundle.groups != sample.bundle_groups:
-            reason = f"its bundle has {sample.bundle_groups} groups, and {bundle.groups} by samples before it"
-            suspects |= set(bundle.rows)
+        if not reason and (reason := self._of_bundle(sample)):
+            suspects |= set(self._bundles[sample.window, sample.mini][sample.bundle].rows)
         if not reason:
             return ""
         prompts = admitted(self._context, suspects)
         for group in suspects & set(prompts) & set(self._rows):
-            self._evict(group, lambda held, prompt=prompts[group]: contradiction(held, prompt))  # type: ignore[misc]
-        bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
-        if bundle is not None and bundle.groups != sample.bundle_groups:
-            return reason
+            self._evict(group, prompts[group])
+        if left := self._of_bundle(sample):
+            return left
         return contradiction(sample, prompts[sample.group]) if sample.group in prompts else reason
 
-    def _evict(self, group: int, why: Callable[[Sample], str]) -> None:
-        """Let go of samples that were wrong. A whole group stays: it may be in training."""
+    def _of_bundle(self, sample: Sample) -> str:
+        """Why a sample does not go with the others of its bundle."""
+        bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
+        if bundle is None:
+            return ""
+        if bundle.groups != sample.bundle_groups:
+            return f"its bundle has {sample.bundle_groups} groups, and {bundle.groups} by samples before it"
+        if sample.group not in bundle.rows and len(bundle.rows) == bundle.groups:
+            return f"its bundle has all its groups without group {sample.group}"
+        return ""
+
+    def _evict(self, group: int, prompt: Prompt) -> None:
+        """Let go of samples that are not as admitted. A whole group stays: it may be in training."""
         rows = self._rows[group]
         some = next(iter(rows.values())).sample
-        reason = why(some)  # they all say the same, or they would not be here
+        reason = contradiction(some, prompt)  # they all say the same, or they would not be here
         if not reason or len(rows) == some.size:
             return
         key, topic = (some.window, some.mini), self._context.topics.samples.name

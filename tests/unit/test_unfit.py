@@ -214,6 +214,19 @@ def test_a_bundle_that_contradicts_itself(tmp_path: Path) -> None:
     assert here(taken(context)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+def test_a_group_whose_samples_are_all_wrong_is_not_waited_for_in_vain(tmp_path: Path) -> None:
+    """Nothing was odd about group 1 when it came, and it may be trained by now: the run can only end."""
+    context = make_context(SPEC, tmp_path)
+    for sample in (GOOD[0], GOOD[2]):
+        admit(context, sample)
+    for sample in GOOD[2:4]:
+        put(context, edited(sample, bundle=0))
+    for time in range(3):
+        put(context, edited(GOOD[0], finished_at=float(time)))
+    with pytest.raises(NeverFit, match="its bundle has all its groups without group 0"):
+        taken(context)
+
+
 @given(data=st.data())
 @QUICK
 def test_whatever_comes_the_good_ones_are_trained(
@@ -224,10 +237,18 @@ def test_whatever_comes_the_good_ones_are_trained(
     for sample in GOOD:
         admit(context, sample)
     draw = random.Random(data.draw(st.integers(0, 1 << 32)))
+<<<<<<< ours
     bad = []
     # one of a group at most: a whole group that agrees with itself is taken for what was admitted
     for place in data.draw(st.lists(st.integers(0, 7), max_size=4, unique_by=lambda place: place // 2)):
+=======
+    bad, odd = [], set[int]()
+    for place in data.draw(st.lists(st.integers(0, 7), max_size=6, unique=True)):
+>>>>>>> theirs
         fields = draw.choice([{"run": "other-1"}, *BAD.values(), *CONTRADICTIONS.values()])
+        if fields.get("bundle") == GOOD[place].bundle or (place // 2 in odd and "bundle" in fields):
+            continue  # that is right; or all of the group would agree on what is wrong
+        odd.add(place // 2)
         fields = {"logprobs": np.ones(1, np.float32)} if "logprobs" in fields else fields
         bad.append(
             edited(GOOD[place], finished_at=1.0, **{k: v for k, v in fields.items() if k != "finished_at"})
