@@ -8,6 +8,7 @@ trains them. Iterations alternate, so that a slow moment of the machine meets bo
 
 tail_over_unstreamed: from the last arrival to the step done, streamed over unstreamed.
 overhead_over_bare:   a step of the whole trainer, all samples on the log, over model, loss, optimizer alone.
+zero1_over_ddp:       DeepSpeed ZeRO-1 on two ranks over DistributedDataParallel on two (`_zero.py`).
 checkpoint_stall:     how long training stands still for a checkpoint, over the time of a step.
 """
 
@@ -33,6 +34,7 @@ from schemas.messages import Sample, StepRecord
 from schemas.runspec import RunSpec
 from tests.bench._arrivals import Arrivals, model_of, samples_of, spec_of
 from tests.bench._runs import own_stack
+from tests.bench._zero import zero_against_ddp
 
 WARM = 2  # iterations that are not counted
 SPREAD = 3.0  # the last sample comes after so many times the unstreamed step
@@ -77,6 +79,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
                 spec_of(given.iterations, f"trainer.compose={compose}"), model, stack, iterations, compose
             )
         found |= _costs(spec, model, stack, iterations)
+    found["zero1_over_ddp"] = zero_against_ddp(str(model), rounds=4 if quick else 12)["ratio"]
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
     Console(stderr=True).print(rounded)
     return rounded
