@@ -35,7 +35,10 @@ RANKS = 2
 def zero_against_ddp(
     model: str, *, stage: int = 1, rounds: int = 8, steps: int = 3, groups: int = 32, length: int = 60
 ) -> dict[str, Any]:
-    """The ratio of step times (median over rounds), DeepSpeed's over DDP's, and what it is made of."""
+    """The ratio of step times (median over rounds), DeepSpeed's over DDP's, and what it is made of.
+
+    `cpu_ratio` is that of rank 0's CPU time, which other work on the machine touches less.
+    """
     place = collective.meeting_place(RANKS)
     spec = _spec(stage, groups)
     given = {"model": model, "spec": spec.model_dump_json(), "rounds": rounds, "steps": steps}
@@ -61,6 +64,7 @@ def zero_against_ddp(
     return {
         "ratio": float(np.median(zero / ddp)),
         "spread": [float(np.min(zero / ddp)), float(np.max(zero / ddp))],
+        "cpu_ratio": float(np.median(np.array(seconds["zero_cpu"]) / np.array(seconds["ddp_cpu"]))),
         "zero_step_ms": float(np.median(zero) * 1e3),
         "ddp_step_ms": float(np.median(ddp) * 1e3),
         "parameters": seconds["parameters"],
@@ -133,16 +137,18 @@ def _rank(given: dict[str, Any]) -> None:
         zero.step(total)
 
     ways = {"zero": zero_step, "ddp": lambda: ddp.step(mine, total)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {key: [] for name in ways for key in (name, f"{name}_cpu")}
     for number in range(given["rounds"] + 1):  # the first one warms up
         for name in sorted(ways, reverse=bool(number % 2)):
             dist.barrier()
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             for _ in range(given["steps"]):
                 ways[name]()
+            worked = time.process_time() - worked
             dist.barrier()
             if number:
                 seconds[name].append((time.perf_counter() - began) / given["steps"])
+                seconds[f"{name}_cpu"].append(worked / given["steps"])
     if given["rank"] == 0:
         parameters = sum(parameter.numel() for parameter in ddp.parameters)
         tokens = sum(batch.packing.tokens for batch in batches)
