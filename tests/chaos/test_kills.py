@@ -81,7 +81,7 @@ def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
     """What it trained together was decided by timing: the ledger says how it was."""
-    algorithm = {**SPEC.algorithm.model_dump(), "mode": "async", "staleness": 1.5, "iterations": 20}
+    algorithm = {**SPEC.algorithm.model_dump(), "mode": "async", "staleness": 1.5, "iterations": 40}
     spec = make_spec(algorithm=algorithm, trainer={"checkpoint_every": 100, "exact_sums": False})
     with running(tmp_path, kafka, spec, tiny_model) as run:
         for step in (3, 8):
@@ -90,7 +90,7 @@ def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
             run.start("trainer")
         run.wait_for_end()
         steps = run.steps()
-        assert sorted(trained_ids(steps)) == [(g, i) for g in range(160) for i in range(4)]
+        assert sorted(trained_ids(steps)) == [(g, i) for g in range(320) for i in range(4)]
         log = run.log("trainer-0").read_text()
         assert log.count("taken again from the ledger") >= 8  # each once: the first start kept them
         assert "has other bits" not in log
