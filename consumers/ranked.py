@@ -139,5 +139,7 @@ class RankedLearner:
     def close(self) -> None:
         """End the other ranks."""
         self._crew.close()
-        self._local.close()
-        collective.leave()
+        try:
+            self._local.close()
+        finally:
+            collective.leave()

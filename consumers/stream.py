@@ -15,12 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
-from consumers.fitness import contradiction, fault, weights_fault
 from consumers.rows import Row, says_nothing
 from consumers.unfit import Unfit, admitted
 from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
+from schemas.fitness import contradiction, fault, weights_fault
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, Prompt, Sample
 from schemas.wire import Unreadable, decode, encode

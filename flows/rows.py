@@ -79,6 +79,7 @@ def evaluation_row(record: Evaluation) -> Row:
         "version": record.version,
         "samples": int(record.rewards.size),
         "failed": record.failed,
+        "newest": record.newest,
         "reward": _mean(rewards),
         "length": _mean(record.lengths),
     }

@@ -178,6 +178,7 @@ class Feeder:
             rewards=rewards, lengths=np.array([sample.true_length for sample in ordered], dtype=np.int32),
             predicted=np.array([sample.predicted for sample in ordered], dtype=np.float32),
             failed=int(np.isnan(rewards).sum()), finished_at=time.time(),
+            newest=max(int(sample.versions[-1]) for sample in ordered),
         )  # fmt: skip
         self._context.writer.send(self._context.topics.evals, encode(evaluation), key=str(version))
         self._context.writer.flush(self._deadline)

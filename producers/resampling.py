@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from infra.process import Context
 from producers.dispatch.recovery import behind
 from schemas.admission import tells_nothing
+from schemas.fitness import fault
 from schemas.identity import round_of
 from schemas.messages import TRAIN, Sample, StepRecord
 from schemas.wire import Unreadable, decode
@@ -64,8 +65,8 @@ class Resampling:
         """Its place, if it was the last of a group that told nothing."""
         if sample.run != self._context.run or sample.purpose != TRAIN or sample.window < self._trained:
             return None
-        if round_of(sample.group) >= self._most or not 0 <= sample.index < self._size:
-            return None
+        if fault(sample, self._context.spec) or round_of(sample.group) >= self._most:
+            return None  # what is unfit the trainer reports, and it is made again
         place = Place(sample.group, sample.window, sample.mini)
         known = self._rewards.setdefault(place, {})
         if sample.index in known:

@@ -203,6 +203,7 @@ class Evaluation(Message, frozen=True, kw_only=True):
     predicted: Float32s
     failed: int  # samples without a reward
     finished_at: float
+    newest: int = -1  # version that drew a token of it: async, weights may change meanwhile; -1: unknown
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):

@@ -110,7 +110,7 @@ class Ranks:
         """Whether there is so much reason to doubt the ranker, compared with before; then it is doubted."""
         count = len(self._surprises)
         share = count / max(self._seen, count, 1)
-        if not self._corrects or count < _SOME or share < max(_MANY, times * self.doubt):
+        if not (self._corrects and self._said) or count < _SOME or share < max(_MANY, times * self.doubt):
             return False
         self.doubt = min(share, 0.9)
         rows = self.beliefs.doubted(np.stack(list(self._said.values())), self.doubt)

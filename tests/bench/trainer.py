@@ -8,6 +8,8 @@ trains them. Iterations alternate, so that a slow moment of the machine meets bo
 
 tail_over_unstreamed: from the last arrival to the step done, streamed over unstreamed.
 overhead_over_bare:   a step of the whole trainer, all samples on the log, over model, loss, optimizer alone.
+exact_over_float:     the same step with gradients added in fixed point, over added as floats.
+admission_over_arrival: with micro-batches made of what was decided at admission, over of all that is there.
 zero1_over_ddp:       DeepSpeed ZeRO-1 on two ranks over DistributedDataParallel on two (`_zero.py`).
 checkpoint_stall:     how long training stands still for a checkpoint, over the time of a step.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,8 @@ from tests.bench._runs import own_stack
 from tests.bench._zero import zero_against_ddp
 
 WARM = 2  # iterations that are not counted
+FLOATS = "trainer.exact_sums=false"
+ARRIVAL = "trainer.compose=arrival"
 SPREAD = 3.0  # the last sample comes after so many times the unstreamed step
 
 
@@ -69,7 +73,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
-    spec = spec_of(given.iterations)
+    spec = spec_of(given.iterations, "trainer.compose=admission")
     model = model_of(spec)
     iterations = samples_of(spec, model)
     found: dict[str, Any] = {"samples": sum(map(len, iterations)), "tokens": _tokens(iterations)}
@@ -78,7 +82,12 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             found |= _tails(
                 spec_of(given.iterations, f"trainer.compose={compose}"), model, stack, iterations, compose
             )
-        found |= _costs(spec, model, stack, iterations)
+        ways = {
+            "exact": spec,
+            "float": spec_of(given.iterations, "trainer.compose=admission", FLOATS),
+            "arrival": spec_of(given.iterations, ARRIVAL, FLOATS),
+        }
+        found |= _costs(ways, model, stack, iterations, rounds=2 if quick else 4)
     found["zero1_over_ddp"] = zero_against_ddp(str(model), rounds=4 if quick else 12)["ratio"]
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
     Console(stderr=True).print(rounded)
@@ -122,31 +131,38 @@ def _tails(
 
 
 def _costs(
-    spec: RunSpec, model: Any, stack: local.Stack, iterations: Sequence[Sequence[Sample]]
-) -> dict[str, float]:
-    """The trainer with all samples there, and the bare loop; twice, in turn."""
-    whole, bare, stalls = [], [], []
-    for _ in range(2):
-        arrivals = Arrivals(spec, model, stack)
-        samples = [sample for some in iterations for sample in some]
-        arrivals.send(samples, [0.0] * len(samples))
-        trainer = TimedTrainer(arrivals.context, TorchLearner(str(model), spec))
-        trainer.run()
-        whole.append(np.diff(trainer.done)[WARM:].mean())
-        stalls += [stall for stall in trainer.stalls if stall > 1e-4]
-        bare.append(_bare_step_s(spec, str(model), iterations))
-    step_s = float(np.mean(whole))
+    ways: Mapping[str, RunSpec], model: Any, stack: local.Stack, iterations: Sequence[Sequence[Sample]], *,
+    rounds: int,
+) -> dict[str, float]:  # fmt: skip
+    """The trainer with all samples there, in several ways, and the bare loop: in turn, again and again."""
+    steps: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
+    stalls: list[float] = []
+    for _ in range(rounds):
+        for name, spec in ways.items():
+            arrivals = Arrivals(spec, model, stack)
+            samples = [sample for some in iterations for sample in some]
+            arrivals.send(samples, [0.0] * len(samples))
+            trainer = TimedTrainer(arrivals.context, TorchLearner(str(model), spec))
+            trainer.run()
+            steps[name].append(float(np.diff(trainer.done)[WARM:].mean()))
+            stalls += [stall / steps[name][-1] for stall in trainer.stalls if stall > 1e-4]
+        steps["bare"].append(_bare_step_s(ways["float"], str(model), iterations))
+
+    def ratio(one: str, other: str) -> float:
+        return float(np.median(np.divide(steps[one], steps[other])))
+
     return {
-        "overhead_over_bare": step_s / float(np.mean(bare)),
-        "step_s": step_s,
-        "checkpoint_stall": float(np.mean(stalls)) / step_s,
+        "overhead_over_bare": ratio("exact", "bare"),
+        "exact_over_float": ratio("exact", "float"),
+        "admission_over_arrival": ratio("float", "arrival"),
+        "step_s": float(np.mean(steps["exact"])),
+        "checkpoint_stall": float(np.mean(stalls)),
     }
 
 
 def _bare_step_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> float:
     """Model, loss and optimizer on samples in memory; floats are summed as they come."""
-    plain = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"exact_sums": False})})
-    learner = TorchLearner(model, plain)
+    learner = TorchLearner(model, spec)
     times = []
     for samples in iterations:
         began = time.perf_counter()

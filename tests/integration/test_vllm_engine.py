@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 from transformers import AutoModelForCausalLM
+from vllm.distributed import cleanup_dist_env_and_memory
 
 from consumers.batching import micro_batch
 from consumers.learner import TorchLearner
@@ -31,11 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path) -> VllmEngine:
+def engine(model: Path) -> Iterator[VllmEngine]:
     # One engine a process is all that vLLM allows. Its cache has 16 blocks of 128 tokens: see the preemption.
     made = VllmEngine(str(model), slots=16, max_model_len=256, kv_cache_mib=1)
     made.load_weights(weights(model, 0))
-    return made
+    yield made
+    cleanup_dist_env_and_memory()  # this process is a rank of its own; tests behind these make others
 
 
 def weights(model: Path, change: int) -> dict[str, torch.Tensor]:

@@ -47,6 +47,9 @@ def learned(alike: float, *, groups: int = 256, size: int = 8, seed: int = 0) ->
     return beliefs
 
 
+NARROW = learned(0.0)  # 1 and LONGEST are far from all that it believes of 4000
+
+
 @pytest.mark.parametrize("alike", [0.3, 0.65, 0.9])
 def test_how_alike_a_group_is_is_measured(alike: float) -> None:
     assert learned(alike).rho == pytest.approx(alike, abs=0.1)
@@ -160,6 +163,18 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
     trusting, doubting = ours(corrects=False), ours(corrects=True, replans=8, move_s=PREFILL_S)
     assert trusting > 1.15 * simple, "else this shows nothing"
     assert doubting < 1.08 * simple
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([1, 4000, LONGEST]), min_size=1, max_size=8))
+def test_samples_end_however_wrong_the_ranker_was(lengths: list[int]) -> None:
+    """To the last one, when there is nobody left of whom something else could be believed."""
+    ranks, jobs = Ranks(NARROW), group_of(0, 4000.0, len(lengths))
+    ranks.admitted(jobs)
+    board = Board()
+    for job, length in zip(jobs, lengths, strict=True):
+        assert set(ranks.finished(board, job, length)) <= set(ranks.row)
+    assert not ranks.row
 
 
 def test_many_move_where_one_has_all_and_others_have_nothing() -> None:

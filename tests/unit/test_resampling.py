@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def prompts_of(context: Context) -> dict[int, Prompt]:
 
 
 def publish(context: Context, group: int, *rewards: float) -> None:
+    """Rewards of a group's samples; an infinite one makes it unfit."""
     for index, reward in enumerate(rewards):
         first = group % ROUND
         sample = make_sample(
@@ -82,6 +84,22 @@ def test_another_problem_comes_in_the_place_of_one_that_told_nothing(tmp_path: P
     records = read_all(context.bus, context.topics.prompts, deadline_s=5)
     assert len(records) == len(before) + 1
     assert set(prompts_of(context)) == {0, 1, 2, 3, 1 + ROUND, 1 + 2 * ROUND, 2 + ROUND}
+
+
+def test_an_unfit_sample_is_not_counted(tmp_path: Path) -> None:
+    """The trainer counts the one that is made again in its place; both must come to the same."""
+    context = make_context(SPEC, tmp_path, role="feeder")
+    _, thread = fed(context)
+    wait_until(lambda: len(prompts_of(context)) == 4, what="the first iteration", deadline_s=20)
+    publish(context, 0, 0.5, math.inf)
+    publish(context, 0, 0.5, 0.5)
+    wait_until(lambda: ROUND in prompts_of(context), what="another group", deadline_s=20)
+    publish(context, 1, math.inf, 0.5)
+    publish(context, 1, 0.0, 0.0)
+    publish(context, 2, 0.5, 0.5)  # what came before it is decided, too
+    wait_until(lambda: 2 + ROUND in prompts_of(context), what="another group", deadline_s=20)
+    stopped(context, thread)
+    assert set(prompts_of(context)) == {0, 1, 2, 3, ROUND, 2 + ROUND}
 
 
 def test_the_trainer_waits_for_what_is_drawn_instead(tmp_path: Path) -> None:

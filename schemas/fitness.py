@@ -1,4 +1,7 @@
-"""Whether a sample can be trained: each check says what is wrong, in words for the dead-letter topic."""
+"""Whether a sample can be trained: each check says what is wrong, in words for the dead-letter topic.
+
+The trainer trains only what is fit; who else counts samples must count the same.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from schemas.runspec import RunSpec
 _MOST = 1e-3  # a logprob may be this much above 0, by rounding
 
 
-def fault(sample: Sample, spec: RunSpec, vocabulary: int) -> str:
+def fault(sample: Sample, spec: RunSpec, vocabulary: float = math.inf) -> str:
     """What is wrong with a sample by itself; empty if nothing is."""
     return (
         _of_place(sample, spec)
@@ -45,7 +48,7 @@ def _of_place(sample: Sample, spec: RunSpec) -> str:
     return ""
 
 
-def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: int) -> str:
+def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
     sampling = spec.sampling
     for name, tokens, most in (
         ("prompt", sample.prompt_tokens, sampling.max_prompt_tokens),
