@@ -12,6 +12,7 @@ exact_over_float:     the same step with gradients added in fixed point, over ad
 admission_over_arrival: with micro-batches made of what was decided at admission, over of all that is there.
 zero1_over_ddp:       DeepSpeed ZeRO-1 on two ranks over DistributedDataParallel on two (`_zero.py`).
 checkpoint_stall:     how long training stands still for a checkpoint, over the time of a step.
+idle:                 the share of its time that the trainer waits, by staleness, see `_idle.py`.
 """
 
 from __future__ import annotations
@@ -29,41 +30,18 @@ from rich.console import Console
 from consumers.batching import plan
 from consumers.learner import TorchLearner
 from consumers.rows import Row
-from consumers.stream import Stream
-from consumers.trainer import Trainer
 from infra.stack import local
-from schemas.messages import Sample, StepRecord
+from schemas.messages import Sample
 from schemas.runspec import RunSpec
-from tests.bench._arrivals import Arrivals, model_of, samples_of, spec_of
+from tests.bench._arrivals import model_of, samples_of, spec_of
+from tests.bench._idle import idle
 from tests.bench._runs import own_stack
+from tests.bench._timed import WARM, TimedTrainer
 from tests.bench._zero import zero_against_ddp
 
-WARM = 2  # iterations that are not counted
 FLOATS = "trainer.exact_sums=false"
 ARRIVAL = "trainer.compose=arrival"
 SPREAD = 3.0  # the last sample comes after so many times the unstreamed step
-
-
-class TimedTrainer(Trainer):
-    """Notes when steps were done, and how long it stood still for checkpoints."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.done: list[float] = []
-        self.stalls: list[float] = []
-        self.padding: list[float] = []
-        self.stepped = threading.Semaphore(0)
-
-    def _report(self, record: StepRecord, stream: Stream) -> None:
-        super()._report(record, stream)
-        self.done.append(record.finished_at)
-        self.padding.append(record.metrics["padding_waste"])
-        self.stepped.release()
-
-    def _checkpoint(self, stream: Stream) -> None:
-        began = time.perf_counter()
-        super()._checkpoint(stream)
-        self.stalls.append(time.perf_counter() - began)
 
 
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
@@ -88,6 +66,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             "arrival": spec_of(given.iterations, ARRIVAL, FLOATS),
         }
         found |= _costs(ways, model, stack, iterations, rounds=2 if quick else 4)
+        found["idle"] = idle(ways["arrival"], model, stack, iterations, found["arrival_unstreamed_s"])
     found["zero1_over_ddp"] = zero_against_ddp(str(model), rounds=4 if quick else 12)["ratio"]
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
     Console(stderr=True).print(rounded)
@@ -102,8 +81,7 @@ def _tails(
     spec: RunSpec, model: Any, stack: local.Stack, iterations: Sequence[Sequence[Sample]], compose: str
 ) -> dict[str, float]:
     """Streamed and unstreamed iterations in turn."""
-    arrivals = Arrivals(spec, model, stack)
-    trainer = TimedTrainer(arrivals.context, TorchLearner(str(model), spec))
+    trainer = TimedTrainer(spec, model, stack)
     sent: list[float] = []
 
     def feed() -> None:
@@ -111,7 +89,7 @@ def _tails(
         for number, samples in enumerate(iterations):
             longest = max(sample.true_length for sample in samples)
             spread = SPREAD * step_s if number % 2 else 0.0
-            sent.append(arrivals.send(samples, [spread * s.true_length / longest for s in samples]))
+            sent.append(trainer.arrivals.send(samples, [spread * s.true_length / longest for s in samples]))
             trainer.stepped.acquire()
             if not number % 2:
                 step_s = trainer.done[-1] - sent[-1]
@@ -139,10 +117,9 @@ def _costs(
     stalls: list[float] = []
     for _ in range(rounds):
         for name, spec in ways.items():
-            arrivals = Arrivals(spec, model, stack)
+            trainer = TimedTrainer(spec, model, stack)
             samples = [sample for some in iterations for sample in some]
-            arrivals.send(samples, [0.0] * len(samples))
-            trainer = TimedTrainer(arrivals.context, TorchLearner(str(model), spec))
+            trainer.arrivals.send(samples, [0.0] * len(samples))
             trainer.run()
             steps[name].append(float(np.diff(trainer.done)[WARM:].mean()))
             stalls += [stall / steps[name][-1] for stall in trainer.stalls if stall > 1e-4]
