@@ -112,7 +112,7 @@ class Again:
 
     def _up_to(self, number: int, steps: dict[int, StepRecord]) -> tuple[str, list[int]]:
         """Bring the learner to where a step began; says from where, and which steps had other bits."""
-        found = Checkpoints(self._context.store, self._context.run).before(number)
+        found = Checkpoints(self._context.store, self._context.run).before(number, self._context.log.warning)
         first, start = 0, "the model that the run began with"
         if found is not None:
             manifest, state = found
@@ -143,7 +143,7 @@ class Again:
 def _alone(row: Row, rows: Sequence[Row], learner: Learner, spec: RunSpec, record: StepRecord) -> MicroBatch:
     """One sample as a micro-batch, with the advantage that it has among all."""
     worth = learner.loss.advantages(rows)[next(n for n, one in enumerate(rows) if one is row)]
-    return micro_batch([row], [worth], learner.loss, version_trained(spec, record.iteration))
+    return micro_batch([row], [worth], learner.loss, version_trained(spec, record.step))
 
 
 class _Trial:

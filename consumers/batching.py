@@ -39,8 +39,7 @@ def cut(lengths: Sequence[int], budget: int) -> list[int]:
         longest = lengths[end - 1]
         options = [
             (best[end - size] + cost(ends[end] - ends[end - size], size * longest), size)
-            for size in range(1, end + 1)
-            if size == 1 or size * longest <= budget
+            for size in range(1, min(end, max(1, budget // longest)) + 1)
         ]
         least, size = min(options)
         best.append(least)
@@ -99,7 +98,7 @@ class MicroBatch:
     behaviour: torch.Tensor  # logprobs under the weights that drew them
     advantage: torch.Tensor
     weight: torch.Tensor
-    fresh: torch.Tensor  # bool: of samples that the trained weights alone have made
+    fresh: torch.Tensor  # bool: of samples that weights at hand alone have made, see `version_trained`
     reference: torch.Tensor | None  # and what else the loss needs, see Scores
     before: torch.Tensor | None
     values: torch.Tensor | None
@@ -196,14 +195,21 @@ class Plan:
     idle: list[Row]  # no advantage, no gradient: they count in the average and cost nothing
 
 
-def _trained(row: Row, advantage: np.ndarray, loss: Loss) -> bool:
-    return not row.sample.reward_error and (loss.trains_all or bool(np.any(advantage)))
+def _trained(rows: Sequence[Row], advantages: Sequence[np.ndarray], loss: Loss) -> list[bool]:
+    """Which rows have a gradient."""
+    left_out = loss.left_out([row.sample for row in rows])
+    return [
+        not row.sample.reward_error
+        and row.sample.group not in left_out
+        and (loss.trains_all or bool(np.any(advantage)))
+        for row, advantage in zip(rows, advantages, strict=True)
+    ]
 
 
 def plan(rows: Sequence[Row], loss: Loss, budget: int, version: int, *, parts: int = 1) -> Plan:
     """Advantages, then micro-batches of like length: work for `parts` ranks, if there are so many samples."""
     worth = loss.advantages(rows)
-    trained = [_trained(row, one, loss) for row, one in zip(rows, worth, strict=True)]
+    trained = _trained(rows, worth, loss)
     chosen = [number for number in range(len(rows)) if trained[number]]
     chosen.sort(key=lambda number: (rows[number].size, rows[number].sample.group, rows[number].sample.index))
     batches: list[MicroBatch] = []
@@ -218,10 +224,11 @@ def plan(rows: Sequence[Row], loss: Loss, budget: int, version: int, *, parts: i
 def planned_as(rows: Sequence[Row], sizes: Sequence[int], loss: Loss, version: int) -> list[list[MicroBatch]]:
     """The micro-batches that rows were trained in, by the ledger's order and sizes; plan by plan."""
     worth = loss.advantages(rows)
+    trained = _trained(rows, worth, loss)
     ends = list(itertools.accumulate(sizes))
     plans: list[list[MicroBatch]] = [[]]
     for size, end in zip(sizes, ends, strict=True):
-        if size and _trained(rows[end - 1], worth[end - 1], loss):
+        if size and trained[end - 1]:
             plans[-1].append(micro_batch(rows[end - size : end], worth[end - size : end], loss, version))
         else:
             plans.append([])  # the idle rows are a plan's last ones

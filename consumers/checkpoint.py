@@ -7,8 +7,9 @@ runs/<run>/checkpoints/i000040-e02/manifest.json      the commit point
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from blake3 import blake3
@@ -18,6 +19,10 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
 from infra.store import Exists, Store, StoreError
+
+
+class Damaged(StoreError):
+    """A checkpoint that can't be read."""
 
 
 class CheckpointManifest(BaseModel):
@@ -32,7 +37,6 @@ class CheckpointManifest(BaseModel):
     root: str  # of the weights
     positions: dict[int, int]  # by partition of `<run>.samples`: what lies before is trained
     ledger: int  # position in `<run>.ledger`: the steps behind it are run again from their records
-    recipe: str
     trainer_epoch: int
     state: str  # key of the state's object
     digest: str
@@ -50,14 +54,13 @@ class Checkpoints:
         self._prefix = f"runs/{run}/checkpoints"
 
     def save(self, state: Mapping[str, torch.Tensor], *, keep: int, iteration: int, trainer_epoch: int,
-             step: int, root: str, positions: Mapping[int, int], ledger: int,
-             recipe: str) -> None:  # fmt: skip
+             step: int, root: str, positions: Mapping[int, int], ledger: int) -> None:  # fmt: skip
         """Write a checkpoint, then remove the oldest ones."""
         folder = f"{self._prefix}/i{iteration:06d}-e{trainer_epoch:02d}"
         data = save_safetensors(dict(state))
         manifest = CheckpointManifest(
             run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions),
-            ledger=ledger, recipe=recipe, trainer_epoch=trainer_epoch, state=f"{folder}/state.safetensors",
+            ledger=ledger, trainer_epoch=trainer_epoch, state=f"{folder}/state.safetensors",
             digest=blake3(data).hexdigest(), created_at=time.time(),
         )  # fmt: skip
         self._store.put(manifest.state, data)
@@ -75,33 +78,41 @@ class Checkpoints:
             if _folder(key) not in kept and key not in manifests and _order(key)[1] <= trainer_epoch:
                 self._store.delete(key)  # also what a trainer left that died before its manifest
 
-    def latest(self) -> Found | None:
-        """The newest whole checkpoint."""
-        keys = _manifests(self._store.list(self._prefix))
-        return self._load(self._manifest(keys[-1])) if keys else None
+    def latest(self, warn: Callable[[str], None]) -> Found | None:
+        """The newest whole checkpoint; `warn` is told of damaged ones, which older ones stand in for."""
+        damaged: list[str] = []
+        found = self.before(sys.maxsize, damaged.append)
+        if found is None and damaged:
+            raise Damaged(f"no checkpoint can be read: {'; '.join(damaged)}")  # what is trained would be lost
+        for what in damaged:
+            warn(f"{what}: an older checkpoint stands in for it")
+        return found
 
-    def before(self, step: int) -> Found | None:
+    def before(self, step: int, warn: Callable[[str], None]) -> Found | None:
         """The newest whole checkpoint from which a step can be reached."""
         for key in reversed(_manifests(self._store.list(self._prefix))):
-            manifest = self._manifest(key)
-            if manifest.step <= step:
-                return self._load(manifest)
+            try:
+                manifest = self._manifest(key)
+                if manifest.step <= step:
+                    return self._load(manifest)
+            except Damaged as error:
+                warn(str(error))
         return None
 
     def _manifest(self, key: str) -> CheckpointManifest:
         try:
             return CheckpointManifest.model_validate(json.loads(self._store.get(key)))
         except (ValidationError, ValueError) as error:
-            raise StoreError(f"{self._store.url}/{key} is not a checkpoint's manifest: {error}") from error
+            raise Damaged(f"{self._store.url}/{key} is not a checkpoint's manifest: {error}") from error
 
     def _load(self, manifest: CheckpointManifest) -> Found:
         data = self._store.get(manifest.state)
         if blake3(data).hexdigest() != manifest.digest:
-            raise StoreError(f"{self._store.url}/{manifest.state} has other bits than its manifest says")
+            raise Damaged(f"{self._store.url}/{manifest.state} has other bits than its manifest says")
         try:
             return manifest, load_safetensors(data)
         except SafetensorError as error:
-            raise StoreError(f"{self._store.url}/{manifest.state} is damaged: {error}") from error
+            raise Damaged(f"{self._store.url}/{manifest.state} is damaged: {error}") from error
 
 
 def _manifests(keys: Iterable[str]) -> list[str]:

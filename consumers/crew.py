@@ -25,6 +25,7 @@ import msgspec
 
 from consumers import collective
 from consumers.collective import RanksError
+from consumers.optimizing import NotFinite
 from consumers.rank_wire import Command, Done, Failed, Reply, Setup, read_frame, write_frame
 from infra.errors import Explained
 from infra.supervise import children
@@ -149,7 +150,7 @@ class Crew:
         """Errors in here that a rank's end explains are raised as that."""
         try:
             yield
-        except RankFailed:
+        except (RankFailed, NotFinite):  # ranks that met it too end, and that needs no other word
             self._known.set()
             raise
         except (RuntimeError, OSError, EOFError) as error:  # a collective, a pipe, the end of a pipe

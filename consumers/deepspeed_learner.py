@@ -26,7 +26,7 @@ from consumers.batching import MicroBatch, filler
 from consumers.collective import RanksError
 from consumers.forward import Forward
 from consumers.learner import LocalLearner
-from consumers.optimizing import NotFinite, warm_up
+from consumers.optimizing import NotFinite, closest, warm_up
 from schemas.runspec import RunSpec
 
 _BUCKET = 1 << 26  # elements that are reduced or gathered together
@@ -139,11 +139,11 @@ class DeepSpeedLearner(LocalLearner):
         for name, parameter in self._named.items():
             value = of(name)
             if self._stage < 3:
-                parameter.copy_(value)
+                parameter.copy_(closest(parameter, value))
                 continue
             with self._deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                 if collective.rank() == 0:
-                    parameter.copy_(value)
+                    parameter.copy_(closest(parameter, value))
         if self._stage:
             self._optimizer.refresh_fp32_params()
 

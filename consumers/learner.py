@@ -38,8 +38,8 @@ class Learner(Protocol):
     loss: Loss
     base: str | None  # of an adapter: root of the model that it belongs to; none: all weights are trained
 
-    def score(self, groups: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
-        """The rows of each group with what models that this step does not change say of them."""
+    def score(self, parts: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
+        """The rows of each part with what models that this step does not change say of them."""
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
         """Add the gradients of micro-batches."""
@@ -66,13 +66,13 @@ class Learner(Protocol):
         """Let go of other processes."""
 
 
-def batch_of_group(rows: Sequence[Row], loss: Loss) -> MicroBatch:
-    """A group to be scored: always by itself, so that its scores don't depend on what else is there."""
+def unscored(rows: Sequence[Row], loss: Loss) -> MicroBatch:
+    """Samples that are scored together, and with no others."""
     return micro_batch(rows, None, loss, 0)
 
 
 def with_scores(rows: Sequence[Row], said: Scores) -> list[Row]:
-    """A group's rows with what was said of all their tokens, end to end."""
+    """Rows with what was said of all their tokens, end to end."""
     ends = np.cumsum([row.sample.tokens.size for row in rows])[:-1]
     parts = [
         [None] * len(rows) if one is None else np.split(one, ends)
@@ -154,8 +154,8 @@ class LocalLearner(ABC):
                     with self._whole(self._named[name]):
                         parameter.copy_(self._named[name])
 
-    def score(self, groups: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
-        return [with_scores(rows, self.ask(batch_of_group(rows, self.loss), needs)) for rows in groups]
+    def score(self, parts: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
+        return [with_scores(rows, self.ask(unscored(rows, self.loss), needs)) for rows in parts]
 
     @torch.no_grad()
     def ask(self, batch: MicroBatch, needs: Needs) -> Scores:
@@ -186,7 +186,10 @@ class LocalLearner(ABC):
         return found
 
     def _accumulate(self, batch: MicroBatch) -> LossStats:
+        self._forward.entropy()  # of what was scored
         total, stats = objective(self._logprobs(batch), batch, self.loss)
+        entropy, tokens = self._forward.entropy()
+        stats = replace(stats, entropy=entropy, entropy_tokens=tokens)
         if not math.isfinite(stats.loss):
             raise NotFinite(f"the loss is {stats.loss}")
         self._backward(total)

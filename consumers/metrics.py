@@ -43,6 +43,7 @@ def step_metrics(
         "staleness_max": float(staleness.max()),
         "grad_norm": norm,
         "clip_fraction": sum(stat.clipped for stat in stats) / max(1, tokens),
+        "entropy": sum(s.entropy for s in stats) / max(1, sum(s.entropy_tokens for s in stats)),
         "negative_logprob": sum(stat.negative_logprob for stat in stats) / max(1, tokens),
         "capped_fraction": sum(stat.capped for stat in stats) / max(1, tokens),
         "divergence": sum(stat.divergence for stat in stats) / max(1, tokens),

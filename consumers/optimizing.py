@@ -12,7 +12,8 @@ from schemas.runspec import RunSpec
 
 # Fixed point: gradients of a micro-batch are multiples of 2^-32, and may reach 2^30 in sum.
 _SCALE = 2.0**32
-_LARGEST = 2.0**30
+_LARGEST = 2.0**62 / _SCALE  # that the sum over all micro-batches and ranks may come to
+_BITS = {2: torch.int16, 4: torch.int32}
 _CHUNK = 1 << 12
 
 
@@ -34,6 +35,13 @@ def _norm(vector: torch.Tensor) -> torch.Tensor:
     whole = vector.numel() // _CHUNK * _CHUNK
     chunks = torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1)
     return torch.linalg.vector_norm(torch.cat([chunks, vector[whole:]]))
+
+
+def closest(master: torch.Tensor, published: torch.Tensor) -> torch.Tensor:
+    """Weights that round to the published ones, to the bit: the master's own wherever they do."""
+    published, bits = published.to(master.device), _BITS[published.element_size()]
+    same = master.to(published.dtype).view(bits) == published.view(bits)
+    return torch.where(same, master, published.to(master.dtype))
 
 
 class Optimized:
@@ -58,13 +66,14 @@ class Optimized:
             self.named.values(), lr=learning_rate, betas=algorithm.betas, weight_decay=algorithm.weight_decay,
             fused=True,
         )  # fmt: skip
-        self._steps = 0
+        self._steps, self._most = 0, 0.0  # the largest that an element of the sum can be
 
     def accumulate(self) -> None:
         """Add the gradient of a micro-batch to the sum; with exact sums the order does not matter."""
         if self._sum is None:
             return
-        if not bool(self._gradient.abs().max() < _LARGEST):
+        self._most += float(self._gradient.abs().max())
+        if not self._most * collective.ranks() < _LARGEST:
             raise NotFinite("a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)")
         self._sum += (self._gradient * _SCALE).round_().to(torch.int64)
         self._gradient.zero_()
@@ -75,6 +84,7 @@ class Optimized:
             collective.add_up(self._sum)
             self._gradient.copy_(self._sum.double().div_(_SCALE * total))
             self._sum.zero_()
+            self._most = 0.0
         else:
             collective.add_up(self._gradient)
             self._gradient.div_(total)
@@ -95,7 +105,7 @@ class Optimized:
         """Replace the weights."""
         with torch.no_grad():
             for name, parameter in self.named.items():
-                parameter.copy_(weights[name])
+                parameter.copy_(closest(parameter, weights[name]))
 
     def state(self) -> dict[str, torch.Tensor]:
         """A copy of weights and optimizer."""

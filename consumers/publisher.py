@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from infra.process import Context
+from infra.waiting import Wait
 from infra.weights.versions import Manifest, WeightStore
 from schemas.messages import WeightsAnnouncement
 from schemas.wire import encode
 
+_POLL_S = 0.005
 _AHEAD = 2  # jobs that may wait: a store slower than training holds it up instead of filling the memory
 
 
@@ -30,8 +32,8 @@ class Publisher:
     def __init__(self, context: Context, trainer_epoch: int, base: str | None = None) -> None:
         self._context, self._epoch, self._base = context, trainer_epoch, base
         self._weights = WeightStore(context.store, context.run)
-        self._roots: dict[int, str] = {}
-        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_AHEAD)
+        self._roots: dict[int, str | None] = {}
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
         self._thread.start()
@@ -52,9 +54,9 @@ class Publisher:
         """A version's root; None if it is not published, or not kept any more."""
         if version not in self._roots:
             found = self.find(version)
-            if found is None:
-                return None
-            self._roots[version] = found.root
+            if found is None and version > max(self._roots, default=-1):
+                return None  # it may come yet
+            self._roots[version] = found.root if found else None
         return self._roots[version]
 
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
@@ -76,12 +78,25 @@ class Publisher:
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run a job behind those before it."""
-        self.check()
+        self._wait(lambda: self._jobs.unfinished_tasks <= _AHEAD)
         self._jobs.put(job)
 
     def drain(self) -> None:
         """Return when all jobs are done."""
-        self._jobs.join()
+        self._wait(lambda: not self._jobs.unfinished_tasks)
+
+    def _wait(self, true: Callable[[], bool]) -> None:
+        self.check()
+        wait = Wait("weights and checkpoints to be in the object store", unblocked_by="the store",
+                    deadline_s=self._context.spec.deadlines.progress_s)  # fmt: skip
+        left = self._jobs.unfinished_tasks
+        while not true():
+            self._context.check_stop()
+            if self._jobs.unfinished_tasks < left:
+                left = self._jobs.unfinished_tasks
+                wait.progress()
+            wait.check()
+            time.sleep(_POLL_S)
         self.check()
 
     def close(self) -> None:

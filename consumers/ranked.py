@@ -16,7 +16,7 @@ import torch
 from consumers import collective
 from consumers.batching import MicroBatch, deal, with_fillers
 from consumers.crew import Crew, RankFailed
-from consumers.learner import LocalLearner, batch_of_group, with_scores
+from consumers.learner import LocalLearner, unscored, with_scores
 from consumers.losses.base import Needs
 from consumers.losses.objective import LossStats
 from consumers.optimizing import NotFinite
@@ -60,8 +60,8 @@ class RankedLearner:
             raise
         self.loss, self.vocabulary, self.base = self._local.loss, self._local.vocabulary, self._local.base
 
-    def score(self, groups: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
-        batches = [batch_of_group(rows, self.loss) for rows in groups]
+    def score(self, parts: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
+        batches = [unscored(rows, self.loss) for rows in parts]
         said = self._dealt(
             batches,
             lockstep=needs.before == "step",
@@ -69,7 +69,7 @@ class RankedLearner:
             own=lambda mine: [self._local.ask(batch, needs) for batch in mine],
             of_reply=lambda reply: [scores_from_bytes(raw) for raw in reply.scores],
         )
-        return [with_scores(rows, scores) for rows, scores in zip(groups, said, strict=True)]
+        return [with_scores(rows, scores) for rows, scores in zip(parts, said, strict=True)]
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
         return self._dealt(

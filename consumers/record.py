@@ -46,13 +46,12 @@ class Step:
 
 
 def recipe_of(spec: RunSpec) -> str:
-    """Hash of the settings that a step's bits depend on."""
+    """Hash of the settings that a step's bits depend on; how it was cut into micro-batches it says itself."""
     trainer = spec.trainer
     sums = "exact" if trainer.sums_exactly else [trainer.learner, trainer.ranks, trainer.zero_stage]
     settings = [
         spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(), spec.loss.model_dump_json(),
-        spec.sampling.model_dump_json(), spec.model.dtype, trainer.microbatch_tokens,
-        trainer.logits_chunk, trainer.threads, sums, trainer.compose, trainer.parts,
+        spec.sampling.model_dump_json(), spec.model.dtype, trainer.logits_chunk, trainer.threads, sums,
     ]  # fmt: skip
     if spec.model.lora is not None:
         settings.append(spec.model.lora.model_dump_json())

@@ -7,9 +7,11 @@ Trajectory balance trains some of its own run's again (`loss.replay`); an offlin
 
 from __future__ import annotations
 
+import filecmp
 import json
 import random
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from consumers.places import Place, fetch
 from consumers.rows import Row
@@ -91,10 +93,10 @@ class RecordedStream:
 
     duplicates = 0
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, vocabulary: int) -> None:
         algorithm = context.spec.algorithm
         source = _source(context, str(algorithm.recorded))
-        self._context = context
+        self._context, self._vocabulary = context, vocabulary
         self._samples = Topics(source.id, source.spec.lengths.classes).samples
         self._size = algorithm.groups // algorithm.optimizer_steps
         self._minis = algorithm.optimizer_steps
@@ -133,6 +135,11 @@ class RecordedStream:
             )  # fmt: skip
             bundle = Bundle(0, self._size)
             for row in rows:
+                if max(row.sample.tokens.max(), row.sample.prompt_tokens.max()) >= self._vocabulary:
+                    raise RecordedError(
+                        f"sample {row.sample.id} of {self._context.spec.algorithm.recorded} has tokens that "
+                        f"the model's vocabulary of {self._vocabulary} has not: it is of another model"
+                    )
                 bundle.rows.setdefault(row.sample.group, {})[row.sample.index] = row
             self._held = key, bundle
         return [self._held[1]]
@@ -146,7 +153,7 @@ class RecordedStream:
             self._order = epoch, order
         return self._order[1][place * self._size : (place + 1) * self._size]
 
-    def whole_groups(self, key: Key) -> Iterator[list[Row]]:
+    def groups(self, key: Key) -> Iterator[list[Row]]:
         """None: all are trained at once."""
         return iter(())
 
@@ -177,8 +184,19 @@ def samples_topic(context: Context) -> Topic:
 
 
 def _source(context: Context, run: str) -> RunRecord:
-    """The run that was recorded, if its logprobs mean the same."""
+    """The run that was recorded, if its samples mean the same to our model."""
     source = find(context.store, run)
+    if source.spec.algorithm.recorded is not None:
+        raise RecordedError(
+            f"run {run} has made no samples: it is offline itself. Name the run that it trained, "
+            f"algorithm.recorded: {source.spec.algorithm.recorded}"
+        )
+    theirs_at, ours_at = (Path(one.model) / "tokenizer.json" for one in (source, context.record))
+    if theirs_at.is_file() and ours_at.is_file() and not filecmp.cmp(theirs_at, ours_at, shallow=False):
+        raise RecordedError(
+            f"run {run} has another tokenizer ({theirs_at}) than the model here ({ours_at}): its tokens "
+            "would mean something else"
+        )
     theirs, ours = source.spec.sampling.temperature, context.spec.sampling.temperature
     if theirs != ours:
         raise RecordedError(
@@ -192,9 +210,16 @@ def _steps(context: Context, source: RunRecord) -> list[StepRecord]:
     """The source's ledger as it was when this run began: what it trains must not grow."""
     ledger = Topics(source.id, source.spec.lengths.classes).ledger
     records = read_all(context.bus, ledger, deadline_s=context.spec.deadlines.progress_s)
+    found = {"run": source.id, "first": records[0].offset, "end": records[-1].offset + 1} if records else {}
     key = f"runs/{context.run}/recorded.json"
     try:
-        context.store.put_new(key, json.dumps({"run": source.id, "ledger": len(records)}).encode())
+        context.store.put_new(key, json.dumps(found).encode())
     except Exists:
-        records = records[: int(json.loads(context.store.get(key))["ledger"])]
+        began = json.loads(context.store.get(key))
+        if found.get("first") != began.get("first"):
+            raise RecordedError(
+                f"steps that run {source.id} had when {context.run} began are gone from {ledger.name} "
+                "(placement.kafka.retention_hours of that run): other groups would be drawn. Start a new run"
+            ) from None
+        records = [record for record in records if record.offset < began["end"]]
     return [decode(record.value, StepRecord) for record in records]

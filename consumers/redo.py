@@ -45,13 +45,19 @@ def plans_again(
 ) -> tuple[list[Row], list[list[MicroBatch]]]:
     """The step's samples, and its micro-batches, as they were trained together."""
     rows = scoring.scored(fetch_rows(context, samples, record))
-    version = version_trained(context.spec, record.iteration)
+    version = version_trained(context.spec, record.step)
     return rows, planned_as(rows, record.microbatches.tolist(), learner.loss, version)
 
 
-def version_trained(spec: RunSpec, iteration: int) -> int:
-    """The version whose samples are made by the weights that are trained; offline there are none."""
-    return -1 if spec.algorithm.mode == "offline" else iteration
+def version_trained(spec: RunSpec, step: int) -> int:
+    """The version whose samples need no correction; -1: there is none.
+
+    It is that of the iteration's first weights: in later steps of the iteration only decoupled knows those.
+    """
+    iteration, mini = divmod(step, spec.algorithm.optimizer_steps)
+    if spec.algorithm.mode == "offline" or (mini and spec.loss.correction != "decoupled"):
+        return -1
+    return iteration
 
 
 def update(learner: Learner, rows: Sequence[Row], step: int, *, any_gradient: bool) -> float:
@@ -59,6 +65,8 @@ def update(learner: Learner, rows: Sequence[Row], step: int, *, any_gradient: bo
 
     Without a single gradient there is none: AdamW would move the weights nevertheless, by its momentum.
     """
+    if not any_gradient and any(not row.sample.reward_error for row in rows):
+        return 0.0
     total = learner.loss.total([row.sample for row in rows])
     if not total:
         errors = sorted({row.sample.reward_error for row in rows})
@@ -66,7 +74,7 @@ def update(learner: Learner, rows: Sequence[Row], step: int, *, any_gradient: bo
             f"step {step}: no sample has a reward: {'; '.join(errors[:3]) or 'there are no samples'}. "
             f"Mend the task's reward; samples {named(rows)}"
         )
-    return learner.step(total) if any_gradient else 0.0
+    return learner.step(total)
 
 
 def fetch_rows(context: Context, samples: Topic, step: StepRecord) -> list[Row]:

@@ -1,59 +1,62 @@
-"""Sample-level work: what the reference, the critic and earlier weights say, as soon as a group is there.
+"""Sample-level work: what the reference, the critic and earlier weights say, as soon as a sample is there.
 
-A group is scored by itself, so its scores have the same bits whenever that is: ahead, while the trainer would
-wait, or when it is trained, or when the ledger's steps are taken again.
+A long sample is scored by itself, as it comes; the short ones of a group are scored together, when the group
+is whole. Which are together never depends on timing, so scores have the same bits whenever that is: ahead,
+while the trainer would wait, or when it is trained, or when the ledger's steps are taken again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from consumers.learner import Learner
 from consumers.losses.base import Needs
-from consumers.rows import Row, groups_of
+from consumers.rows import Row, Scores, groups_of
+
+_LONG = 512  # tokens, from which on a forward pass over one sample is no waste
+
+Key = tuple[int, int]  # group and index
 
 
 class Scoring:
-    """Scores of the groups of one step."""
+    """Scores of the samples of one step."""
 
     def __init__(self, learner: Learner, needs: Needs, *, at_once: int) -> None:
         self._learner, self._needs, self._at_once = learner, needs, at_once
-        self._done: dict[int, list[Row]] = {}  # by group, in the order of its samples
+        self._done: dict[Key, Scores] = {}
 
     def begin(self) -> None:
         """A step begins: what was scored for the one before is of no use."""
         self._done.clear()
 
-    def ahead(self, groups: Iterable[Sequence[Row]]) -> bool:
-        """Score whole groups that are not yet, one for each rank; False if there is none."""
-        if not self._needs.any:
-            return False
-        missing = (rows for rows in groups if rows[0].sample.group not in self._done)
-        chosen = list(itertools.islice(missing, self._at_once))
-        self._score(chosen)
-        return bool(chosen)
+    def missing(self, groups: Iterable[Sequence[Row]]) -> list[Sequence[Row]]:
+        """What can be scored of groups as far as they are here, and is not: as much as there are ranks."""
+        parts = (part for rows in groups for part in self._missing(rows)) if self._needs.any else ()
+        return list(itertools.islice(parts, self._at_once))
 
     def scored(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of whole groups, with their scores."""
         if not self._needs.any:
             return list(rows)
-        groups = groups_of(rows)
-        self._score(
-            [
-                [rows[number] for number in members]
-                for members in groups
-                if rows[members[0]].sample.group not in self._done
-            ]
-        )
-        result = list(rows)
-        for members in groups:
-            done = self._done[rows[members[0]].sample.group]
-            for number, row in zip(members, done, strict=True):
-                result[number] = row
-        return result
+        self.score([p for members in groups_of(rows) for p in self._missing([rows[n] for n in members])])
+        return [replace(row, scores=self._done[_key(row)]) for row in rows]
 
-    def _score(self, groups: Sequence[Sequence[Row]]) -> None:
-        if groups:
-            for rows in self._learner.score(groups, self._needs):
-                self._done[rows[0].sample.group] = rows
+    def _missing(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+        """What is to be scored together of a group as far as it is here, by index."""
+        for row in rows:
+            if row.size >= _LONG and _key(row) not in self._done:
+                yield [row]
+        short = [row for row in rows if row.size < _LONG]
+        if len(rows) == rows[0].sample.size and short and _key(short[0]) not in self._done:
+            yield short
+
+    def score(self, parts: Sequence[Sequence[Row]]) -> None:
+        """Each part by itself."""
+        for rows in self._learner.score(parts, self._needs) if parts else ():
+            self._done.update((_key(row), row.scores) for row in rows)
+
+
+def _key(row: Row) -> Key:
+    return row.sample.group, row.sample.index

@@ -67,8 +67,8 @@ class Stream(Protocol):
     def complete(self, key: Key) -> list[Bundle]:
         """The complete bundles of an optimizer step that are here now."""
 
-    def whole_groups(self, key: Key) -> Iterator[list[Row]]:
-        """Groups of an optimizer step that are whole, whether or not their bundle is."""
+    def groups(self, key: Key) -> Iterator[list[Row]]:
+        """Groups of an optimizer step, as far as they are here."""
 
     def outstanding(self, key: Key) -> int:
         """How many samples of an optimizer step are not here yet."""
@@ -99,6 +99,7 @@ class SampleStream:
         self._tail = Tail(reader, lambda records: records, self._bell)
         self._bundles: dict[Key, dict[int, Bundle]] = {}
         self._rows: dict[int, dict[int, Row]] = {}  # the same by group
+        self._finished: set[int] = set()  # groups of the iteration in work that are trained
         self._resample = context.spec.loss.resample or 0
         self.duplicates = 0
         self.received = 0
@@ -128,6 +129,7 @@ class SampleStream:
         spec, key = self._context.spec, (sample.window, sample.mini)
         reason = fault(sample, spec, self._vocabulary)
         if not reason and key < self._trained:
+            self._finished.add(sample.group)
             self.duplicates += 1
             return
         reason = reason or weights_fault(sample, spec, self._trained[0], self._root_of)
@@ -164,6 +166,9 @@ class SampleStream:
             self._evict(group, prompts[group])
         if left := self._of_bundle(sample):
             return left
+        rows = self._rows.get(sample.group)  # a whole group stays, whatever it is
+        if rows and (left := contradiction(sample, next(iter(rows.values())).sample)):
+            return left
         return contradiction(sample, prompts[sample.group]) if sample.group in prompts else reason
 
     def _of_bundle(self, sample: Sample) -> str:
@@ -196,7 +201,8 @@ class SampleStream:
 
     def _is_missing(self, group: int, index: int, window: int) -> bool:
         """Whether a sample is not here, and still needed."""
-        return window >= self._trained[0] and index not in self._rows.get(group, {})
+        there = group in self._finished or index in self._rows.get(group, {})
+        return window >= self._trained[0] and not there
 
     @property
     def positions(self) -> dict[int, int]:
@@ -204,17 +210,16 @@ class SampleStream:
         return dict(self._next)
 
     def complete(self, key: Key) -> list[Bundle]:
-        """The complete bundles of an optimizer step that are here now; they are handed out once."""
+        """The complete bundles of an optimizer step that are here now."""
         bundles = self._bundles.get(key, {})
         ready = [bundle for bundle in bundles.values() if bundle.complete]
         return sorted(ready, key=lambda bundle: bundle.number)
 
-    def whole_groups(self, key: Key) -> Iterator[list[Row]]:
-        """Groups of an optimizer step that are whole, whether or not their bundle is."""
+    def groups(self, key: Key) -> Iterator[list[Row]]:
+        """Groups of an optimizer step, as far as they are here."""
         for bundle in self._bundles.get(key, {}).values():
             for rows in bundle.rows.values():
-                if len(rows) == next(iter(rows.values())).sample.size:
-                    yield [rows[index] for index in sorted(rows)]
+                yield [rows[index] for index in sorted(rows)]
 
     def outstanding(self, key: Key) -> int:
         """How many samples of an optimizer step are not here yet."""
@@ -231,13 +236,16 @@ class SampleStream:
         for bundle in self._bundles.pop(key, {}).values():
             for group in bundle.rows:
                 del self._rows[group]
+                self._finished.add(group)
         window, mini = key
         last = mini + 1 == self._context.spec.algorithm.optimizer_steps
         self._trained = (window + 1, 0) if last else (window, mini + 1)
+        if last:
+            self._finished.clear()
 
     def low_watermarks(self) -> dict[int, int]:
         """By partition the position from which on nothing is trained that is not known to be."""
-        marks = dict(self._next)
+        marks = self.positions
         for bundles in self._bundles.values():
             for bundle in bundles.values():
                 for rows in bundle.rows.values():

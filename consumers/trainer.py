@@ -68,7 +68,6 @@ class Trainer:
         try:
             positions, ledger = self._restore()
             redone = self._redo(ledger)
-            self._publish()
             with contextlib.closing(self._open(positions)) as stream:
                 if redone and not self._mini:
                     self._checkpoint(stream)  # another crash shall not cost these steps once more
@@ -82,7 +81,7 @@ class Trainer:
 
     def _open(self, positions: dict[int, int]) -> Stream:
         if self._offline:
-            return RecordedStream(self._context)
+            return RecordedStream(self._context, self._learner.vocabulary)
         if self._spec.loss.replay:
             self._replay = Replay(self._context, steps_of(self._context))
         key, vocabulary = (self._iteration, self._mini), self._learner.vocabulary
@@ -90,7 +89,7 @@ class Trainer:
 
     def _restore(self) -> tuple[dict[int, int], int]:
         """From the newest checkpoint, or the beginning: positions of samples, and of the ledger."""
-        found = self._checkpoints.latest()
+        found = self._checkpoints.latest(self._context.log.warning)
         if found is None:
             self._root = root_digest(digests_of(self._learner.weights()))
             return {}, 0
@@ -102,10 +101,12 @@ class Trainer:
 
     def _redo(self, position: int) -> int:
         """Take the ledger's steps behind a position again, exactly as recorded; how many those were."""
-        redone = 0
-        for record in self._ledger.rest(position):
-            if record.step < self._number:
-                continue  # of a trainer that was thought dead
+        records = [record for record in self._ledger.rest(position) if record.step >= self._number]
+        newest = max((record.version_out for record in records if record.last_of_iteration), default=None)
+        if newest is None:
+            self._publish()
+        for record in records:
+            self._context.check_stop()
             if record.step > self._number:
                 raise TrainingFailed(
                     f"the ledger has step {record.step} and no step {self._number}: records are gone, and "
@@ -123,15 +124,16 @@ class Trainer:
             if self._root != record.root_out:
                 self._adopt(record)
             self._advance(record.last_of_iteration)
-            redone += 1
+            if record.last_of_iteration and record.version_out == newest:
+                self._publish()  # also if the crash was behind the next iteration's first step
             self._context.log.info("step %d taken again from the ledger", record.step)
-        return redone
+        return len(records)
 
     def _adopt(self, record: StepRecord) -> None:
         """This machine computes other bits than the one before: what was published is what counts."""
         published = self._publisher.find(record.version_out) if record.last_of_iteration else None
         self._context.log.warning(
-            "step %d has other bits than the ledger says (another kind of machine?)%s",
+            "step %d has other bits than the ledger says (another kind of machine, or number of ranks?)%s",
             record.step, "; its published weights are used" if published else "",
         )  # fmt: skip
         if published is not None:
@@ -150,9 +152,8 @@ class Trainer:
             self._learner.begin_iteration()
 
     def _publish(self) -> None:
-        """The weights between two iterations; after a partial one there is nothing new."""
-        if self._mini == 0:
-            self._publisher.publish(self._iteration, self._learner.weights())
+        """The weights between two iterations."""
+        self._publisher.publish(self._iteration, self._learner.weights())
 
     def _train_step(self, stream: Stream) -> None:
         """One optimizer step: whatever is complete is accumulated, until all is."""
@@ -204,9 +205,12 @@ class Trainer:
                 wait.progress()
                 continue
             since = time.monotonic()
-            if self._scoring.ahead(stream.whole_groups(key)):
+            if parts := self._scoring.missing(stream.groups(key)):
+                self._context.heart.working("scoring")
+                self._scoring.score(parts)
                 step.compute_s += time.monotonic() - since
                 stream.pump(0.0)
+                wait.progress()
                 continue
             self._context.heart.waiting(
                 f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators"
@@ -227,7 +231,7 @@ class Trainer:
     def _train(self, step: Step, rows: Sequence[Row]) -> None:
         began = time.monotonic()
         scored = self._scoring.scored(rows)
-        version, trainer = version_trained(self._spec, self._iteration), self._spec.trainer
+        version, trainer = version_trained(self._spec, step.number), self._spec.trainer
         planned = plan(scored, self._loss, trainer.microbatch_tokens, version, parts=trainer.parts)
         step.plans.append(planned)
         try:
@@ -287,7 +291,7 @@ class Trainer:
         self._publisher.submit(
             lambda: self._checkpoints.save(
                 state, keep=self._spec.trainer.keep_checkpoints, iteration=iteration, step=number, root=root,
-                positions=positions, ledger=ledger, recipe=self._recipe, trainer_epoch=self._epoch,
+                positions=positions, ledger=ledger, trainer_epoch=self._epoch,
             )
         )  # fmt: skip
 

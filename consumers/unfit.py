@@ -76,7 +76,10 @@ def _letters(context: Context) -> set[tuple[int, int]]:
     found = set()
     deadline_s = context.spec.deadlines.progress_s
     for record in read_all(context.bus, context.topics.dead, deadline_s=deadline_s):
-        letter = decode(record.value, DeadLetter)
+        try:
+            letter = decode(record.value, DeadLetter)
+        except Unreadable:
+            continue  # the worst that can come of it is a second letter
         if letter.topic == context.topics.samples.name:
             found.add((letter.partition, letter.offset))
     return found

@@ -64,7 +64,7 @@ class Feeder:
         past = look_back(bus, topics, steps, lookahead=lookahead, deadline_s=self._deadline)
         wanted = self._planner.first_incomplete(past.trained)
         self._ranking = Ranking(context, self._planner.question, steps, wanted=wanted)
-        self._resampling = Resampling(context, steps, past.trained)
+        self._resampling = Resampling(context, steps, past.trained, prompts)
         self._announced: tuple[str, list[float]] = ("", [])
         self._dispatching = Dispatching(context, prompts, past)
 
@@ -137,6 +137,7 @@ class Feeder:
         if fresh:
             self._context.writer.flush(self._deadline)
             self._dispatching.admit(fresh)
+            self._resampling.admitted(fresh)
             counters = self._context.heart.counters
             counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in fresh)
 

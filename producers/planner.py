@@ -141,8 +141,10 @@ class Planner:
         """Deal groups to optimizer steps across all lengths; cut each step's into bundles of like length."""
         algorithm = self._spec.algorithm
         ordered = sorted(groups, key=lambda group: (predicted[group], group))
-        for mini in range(algorithm.optimizer_steps):
-            dealt = ordered[mini :: algorithm.optimizer_steps]
+        steps = algorithm.optimizer_steps
+        for mini in range(steps):
+            # An iteration may be admitted in several lots: each goes on dealing where the one before ended.
+            dealt = ordered[(mini - groups[0] % algorithm.groups) % steps :: steps]
             for bundle in self._bundles(dealt, predicted):
                 for group in bundle:
                     problem, epoch = problems[group]

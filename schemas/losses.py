@@ -1,6 +1,7 @@
 """The run file's section about the loss: which one, and what can be set about it.
 
-Each loss takes only the settings that are its own; what is left out is as its paper has it.
+Each loss takes only the settings that are its own; clips and averages that are left out are as its paper has
+them, and what costs samples (dapo's resample and overlong_tokens, a reference) is off.
 """
 
 from __future__ import annotations
@@ -129,6 +130,10 @@ class LossSection(Section):
             raise ValueError(f"{self.kind} has no advantage {self.advantage}")
         if self.reference is not None and not (self.kl or self.kind == "tb"):
             raise ValueError("a reference is of no use while kl is 0")
+        if self.kind == "tb" and self.kl and self.kl_in == "reward":
+            raise ValueError("tb counts the divergence by reward_temperature already: set kl to 0")
+        if self.kind == "rloo" and self.correction == "decoupled":
+            raise ValueError("rloo has no ratio to an iteration's first weights: its correction is truncated")
         if self.reference == SAMPLES and (self.kind == "tb" or self.kl_in == "reward"):
             raise ValueError("the reference `samples` is for divergence in the loss (kl_in: loss)")
         return self

@@ -373,6 +373,25 @@ class RunSpec(Section):
         every = self.evaluation.every
         return version in (0, self.algorithm.iterations) or (every > 0 and version % every == 0)
 
+    def _check_loss(self) -> None:
+        loss, algorithm = self.loss, self.algorithm
+        of_others = algorithm.mode != "sync" or algorithm.optimizer_steps > 1
+        if loss.kind == "rloo" and of_others and loss.correction == "none":
+            raise ValueError(
+                "rloo takes each sample for one of the trained weights: set loss.correction to truncated "
+                "with algorithm.mode async or offline, and with several optimizer_steps"
+            )
+        if algorithm.mode == "offline" and loss.kind != "tb" and not loss.kl and loss.correction != "none":
+            raise ValueError(
+                "offline, nothing keeps the policy near what the data did: set loss.kl (reference: samples), "
+                "or leave loss.correction at none, so that ratios to the data are clipped"
+            )
+        if (loss.overlong_tokens or 0) >= self.sampling.max_tokens:
+            raise ValueError(
+                f"loss.overlong_tokens ({loss.overlong_tokens}) must be less than sampling.max_tokens "
+                f"({self.sampling.max_tokens}), or every answer would lose reward"
+            )
+
     @field_validator("run")
     @classmethod
     def _plain_name(cls, name: str) -> str:
@@ -390,6 +409,12 @@ class RunSpec(Section):
             )
         if self.model.lora and self.trainer.learner == "deepspeed":
             raise ValueError("model.lora is for trainer.learner torch: an adapter is too small to divide")
+        self._check_loss()
+        if self.algorithm.mode == "async" and self.trainer.keep_weights <= self.algorithm.lookahead:
+            raise ValueError(
+                f"trainer.keep_weights ({self.trainer.keep_weights}) must be more than algorithm.staleness "
+                f"({self.algorithm.staleness:g}): samples are checked against the weights that made them"
+            )
         if self.algorithm.mode == "offline" and self.loss.resample:
             raise ValueError("loss.resample draws new groups, and offline nothing is generated")
         if self.task.jsonl and self.evaluation.problems and not self.task.held_out_jsonl:

@@ -127,9 +127,14 @@ class Loss(ABC):
         """Of each token of a sample of some length."""
         return {"sqrt": length**-0.5, "sequence": 1.0 / length}.get(str(self.settings.average), 1.0)
 
+    def left_out(self, samples: Sequence[Sample]) -> set[int]:
+        """Groups that neither have a gradient nor count in the average. None of a group may be missing."""
+        return set()
+
     def total(self, samples: Sequence[Sample]) -> float:
         """What a step's gradient is divided by; exact in any order."""
-        lengths = [sample.true_length for sample in samples if not sample.reward_error]
+        left_out = self.left_out(samples)
+        lengths = [s.true_length for s in samples if not s.reward_error and s.group not in left_out]
         if self.settings.average == "sample":
             return float(len(lengths))
         if self.settings.average == "longest":

@@ -13,3 +13,6 @@ class Cispo(GroupLoss):
     def of_tokens(self, tokens: Tokens) -> torch.Tensor:
         weight = tokens.ratio.detach().clamp(max=1 + (self.settings.clip_high or 0.0))
         return -weight * tokens.advantage * tokens.logprobs
+
+    def clips(self, tokens: Tokens) -> torch.Tensor:
+        return tokens.ratio.detach() > 1 + (self.settings.clip_high or 0.0)

@@ -26,14 +26,11 @@ class Dapo(Grpo):
         rewards = np.array([self.reward(row) for row in rows])
         return [np.array([value]) for value in self.centred(rows, rewards, scaled=True)]
 
-    def total(self, samples: Sequence[Sample]) -> float:
-        if not self.settings.resample:
-            return super().total(samples)
+    def left_out(self, samples: Sequence[Sample]) -> set[int]:
         groups: dict[int, list[Sample]] = {}
-        for sample in samples:
+        for sample in samples if self.settings.resample else ():
             groups.setdefault(sample.group, []).append(sample)
-        telling = [sample for members in groups.values() if not says_nothing(members) for sample in members]
-        return super().total(telling or samples)
+        return {group for group, members in groups.items() if says_nothing(members)}
 
     def reward(self, row: Row) -> float:
         zone = self.settings.overlong_tokens or 0

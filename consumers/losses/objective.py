@@ -18,11 +18,13 @@ class LossStats:
     tokens: int
     clipped: int
     negative_logprob: float
-    gap: float  # largest difference to the behaviour logprobs, of tokens drawn by these very weights
+    gap: float  # largest difference to the behaviour logprobs, of tokens whose weights are at hand
     gap_tokens: int
     drift: float  # sum of absolute differences to the behaviour logprobs, of all tokens
     capped: int  # corrections of old weights that met their cap
     divergence: float  # from the reference
+    entropy: float = 0.0  # of some tokens
+    entropy_tokens: int = 0
     value_error: float = 0.0  # of the critic, squared
     returns: float = 0.0  # squared: what the error is measured by
 
@@ -48,8 +50,7 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
             each = each + settings.kl * farther
     total = (batch.weight * each).sum()
     with torch.no_grad():
-        distance = (now - batch.behaviour).abs()
-        exact = distance[batch.fresh]
+        exact = ((now if batch.before is None else batch.before) - batch.behaviour).abs()[batch.fresh]
         stats = LossStats(
             loss=float(total),
             tokens=int(now.numel()),
@@ -57,7 +58,7 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
             negative_logprob=float(-now.sum()),
             gap=float(exact.max()) if exact.numel() else 0.0,
             gap_tokens=int(exact.numel()),
-            drift=float(distance.sum()),
+            drift=float((now - batch.behaviour).abs().sum()),
             capped=0 if correction is None else int((correction > settings.correction_cap).sum()),
             divergence=float(farther.sum()),
         )

@@ -44,11 +44,11 @@ class ModelFolder:
         """Hash over all tensors, as `infra.weights.digest` has it; it reads them all."""
         digests: dict[str, str] = {}
         for file in self._needed():
-            with file.open("rb") as opened:
-                try:
+            try:
+                with file.open("rb") as opened:
                     digests |= file_digests(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-                except ValueError as error:
-                    raise WeightsError(f"{file} is damaged: {error}") from error
+            except (OSError, ValueError) as error:
+                raise WeightsError(f"{file} can't be read: {error}") from error
         return root_digest(digests)
 
     @property

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from infra.store import Exists, Store
+from infra.store import Exists, Missing, Store
 from infra.weights.digest import digests_of, file_digests, root_digest
 from infra.weights.errors import WeightsError
 
@@ -101,7 +101,10 @@ class WeightStore:
 
     def find(self, version: int) -> Manifest | None:
         """A version's manifest, if it is published."""
-        return self.manifest(version) if self._store.exists(self.manifest_key(version)) else None
+        try:
+            return self.manifest(version)
+        except Missing:
+            return None
 
     def manifest(self, version: int) -> Manifest:
         """A version's manifest."""
@@ -157,7 +160,15 @@ class WeightStore:
 
     def collect(self, keep: int) -> None:
         """Remove all but the newest versions; the manifest goes first, so that none points to nothing."""
-        for version in self.versions()[:-keep]:
-            manifest = self.manifest(version)
-            self._store.delete(self.manifest_key(version))
-            self._store.delete(manifest.file)
+        keys = self._store.list(self._prefix)
+        manifests = sorted(key for key in keys if key.endswith("/manifest.json"))
+        for key in manifests[:-keep]:
+            self._store.delete(key)
+        oldest = _folder(manifests[-keep:][0]) if manifests else ""
+        for key in keys:
+            if _folder(key) < oldest and key not in manifests:
+                self._store.delete(key)  # also what was left by a crash in here
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]

@@ -47,7 +47,7 @@ SPREAD = 3.0  # the last sample comes after so many times the unstreamed step
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench trainer")
-    parser.add_argument("--iterations", type=int, default=14 if quick else 40)
+    parser.add_argument("--iterations", type=int, default=10 if quick else 24)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
@@ -65,7 +65,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             "float": spec_of(given.iterations, "trainer.compose=admission", FLOATS),
             "arrival": spec_of(given.iterations, ARRIVAL, FLOATS),
         }
-        found |= _costs(ways, model, stack, iterations, rounds=2 if quick else 4)
+        found |= _costs(ways, model, stack, iterations, rounds=2 if quick else 3)
         found["idle"] = idle(ways["arrival"], model, stack, iterations, found["arrival_unstreamed_s"])
     found["zero1_over_ddp"] = zero_against_ddp(str(model), rounds=4 if quick else 12)["ratio"]
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}

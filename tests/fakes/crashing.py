@@ -17,13 +17,15 @@ import numpy as np
 
 from consumers.checkpoint import Checkpoints
 from consumers.learner import TorchLearner
+from consumers.rows import says_nothing
 from consumers.trainer import Trainer
 from infra.bus import read_all
 from infra.memory_bus import MemoryWriter
 from infra.process import Context, Heart, Stopped
 from infra.store import FileStore
 from infra.weights.versions import WeightStore
-from schemas.admission import admissible
+from schemas.admission import admissible, window_of
+from schemas.identity import ROUND, round_of
 from schemas.messages import Sample, StepRecord, WeightsAnnouncement
 from schemas.topics import Topic
 from schemas.wire import decode, encode
@@ -141,17 +143,24 @@ class World:
         )
         versions = np.array([announced.version], dtype=np.int32)
         made_by = {"run": self.context.run, "roots": [announced.root], "versions": versions}
-        samples = [
-            self.edit(make_sample(spec, group, index, **made_by))
-            for group in range(self._admitted, until)
-            for index in range(algorithm.group_size)
-        ]
+        samples = [sample for group in range(self._admitted, until) for sample in self._group(group, made_by)]
         self._admitted = max(until, self._admitted)
         draw = random.Random(self._seed + announced.version)
         samples += draw.sample(samples, len(samples) // 4)  # delivered twice
         draw.shuffle(samples)
         for sample in samples:
             self.context.writer.send(topic, encode(sample), key=sample.id, partition=sample.length_class)
+
+    def _group(self, group: int, made_by: dict[str, Any]) -> list[Sample]:
+        """A group's samples; and those of another one in its place if it tells nothing."""
+        spec = self.context.spec
+        made = [
+            self.edit(make_sample(spec, group, index, **made_by))
+            for index in range(spec.algorithm.group_size)
+        ]
+        if round_of(group) < (spec.loss.resample or 0) and says_nothing(made):
+            return made + self._group(group + ROUND, made_by)
+        return made
 
     def live(self, crash: Crash | None = None, tamper: Callable[[Any], None] | None = None) -> Life:
         """A trainer starts, and works until the end or its death."""
@@ -185,16 +194,26 @@ class World:
             pairs = list(zip(step.groups.tolist(), step.indexes.tolist(), strict=True))
             assert len(set(pairs)) == len(pairs), "a sample is in a step twice"
             found.append((step.step, frozenset(pairs), step.root_out))
-        trained = [pair for _, pairs, _ in found for pair in pairs]
-        groups = range(algorithm.iterations * algorithm.groups)
-        assert sorted(trained) == [(g, i) for g in groups for i in range(algorithm.group_size)]
+        if algorithm.mode != "offline":
+            made = read_all(context.bus, context.topics.samples, deadline_s=5)
+            samples = [decode(record.value, Sample) for record in made]
+            ids = {(sample.group, sample.index) for sample in samples}
+            fresh = [
+                (group, index) for step, pairs, _ in found for group, index in pairs
+                if window_of(group, algorithm.groups) == step // algorithm.optimizer_steps  # not replayed
+            ]  # fmt: skip
+            assert sorted(fresh) == sorted(ids)
+            assert len(ids) >= algorithm.iterations * algorithm.groups * algorithm.group_size
         roots = {step.version_out: step.root_out for step in steps if step.last_of_iteration}
-        for record in read_all(context.bus, context.topics.weights, deadline_s=5):
-            announced = decode(record.value, WeightsAnnouncement)
-            assert announced.root == roots.get(announced.version, announced.root)
+        announced = [
+            decode(record.value, WeightsAnnouncement)
+            for record in read_all(context.bus, context.topics.weights, deadline_s=5)
+        ]
+        assert {one.version for one in announced} == set(range(algorithm.iterations + 1))
+        assert all(one.root == roots.get(one.version, one.root) for one in announced)
         weights = WeightStore(context.store, context.run)
         assert weights.fetch(algorithm.iterations, root=steps[-1].root_out)
-        last = Checkpoints(context.store, context.run).latest()
+        last = Checkpoints(context.store, context.run).latest(print)
         assert last is not None
         assert (last[0].iteration, last[0].root) == (algorithm.iterations, steps[-1].root_out)
         return found

@@ -11,23 +11,24 @@ import torch
 from consumers.checkpoint import Checkpoints, next_trainer_epoch
 from infra.store import FileStore, StoreError, open_store
 
+warn = print
 STATE = {"weights.a": torch.arange(3.0), "rng": torch.arange(5, dtype=torch.uint8)}
 
 
 def save(checkpoints: Checkpoints, iteration: int, **fields: Any) -> None:
     values = {
         "keep": 2, "iteration": iteration, "step": iteration, "root": "r", "positions": {0: 5, 1: 7},
-        "ledger": iteration, "recipe": "x", "trainer_epoch": 0,
+        "ledger": iteration, "trainer_epoch": 0,
     } | fields  # fmt: skip
     checkpoints.save(STATE, **values)
 
 
 def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
     checkpoints = Checkpoints(open_store(f"file://{tmp_path}"), "r-1")
-    assert checkpoints.latest() is None
+    assert checkpoints.latest(warn) is None
     for iteration in (2, 10, 4):
         save(checkpoints, iteration)
-    found = checkpoints.latest()
+    found = checkpoints.latest(warn)
     assert found is not None
     manifest, state = found
     assert (manifest.iteration, manifest.positions) == (10, {0: 5, 1: 7})
@@ -43,7 +44,7 @@ def test_without_its_manifest_a_checkpoint_is_not_there(tmp_path: Path) -> None:
     save(Checkpoints(open_store(f"file://{tmp_path}"), "r-1"), 1)
     with pytest.raises(StoreError):
         save(Checkpoints(DiesBeforeTheManifest(f"file://{tmp_path}"), "r-1"), 2)
-    found = Checkpoints(open_store(f"file://{tmp_path}"), "r-1").latest()
+    found = Checkpoints(open_store(f"file://{tmp_path}"), "r-1").latest(warn)
     assert found is not None
     assert found[0].iteration == 1
 
@@ -63,9 +64,9 @@ def test_the_newest_from_which_a_step_can_be_reached(tmp_path: Path) -> None:
     checkpoints = Checkpoints(open_store(f"file://{tmp_path}"), "r-1")
     for iteration in (2, 1_000_000):
         save(checkpoints, iteration, step=2 * iteration)
-    found = [checkpoints.before(step) for step in (3, 4, 1_999_999, 2_000_000)]
+    found = [checkpoints.before(step, warn) for step in (3, 4, 1_999_999, 2_000_000)]
     assert [one and one[0].iteration for one in found] == [None, 2, 2, 1_000_000]
-    newest = checkpoints.latest()
+    newest = checkpoints.latest(warn)
     assert newest is not None
     assert newest[0].iteration == 1_000_000
 
@@ -76,7 +77,19 @@ def test_damage_is_named(tmp_path: Path) -> None:
     file = next(tmp_path.rglob("state.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(StoreError, match=r"state\.safetensors has other bits than its manifest says"):
-        checkpoints.latest()
+        checkpoints.latest(warn)
+
+
+def test_an_older_one_stands_in_for_a_damaged_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(open_store(f"file://{tmp_path}"), "r-1")
+    for iteration in (1, 2):
+        save(checkpoints, iteration)
+    (tmp_path / "runs/r-1/checkpoints/i000002-e00/state.safetensors").write_bytes(b"half")
+    told: list[str] = []
+    found = checkpoints.latest(told.append)
+    assert found is not None
+    assert found[0].iteration == 1
+    assert "i000002-e00/state.safetensors has other bits" in told[0]
 
 
 def test_every_start_of_a_trainer_has_its_number(tmp_path: Path) -> None:

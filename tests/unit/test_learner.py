@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from consumers.batching import filler
 from consumers.learner import TorchLearner
 from consumers.losses import loss_of
 from consumers.losses.base import Needs
-from consumers.optimizing import NotFinite
+from consumers.optimizing import NotFinite, closest
 from consumers.rows import Row
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
@@ -183,3 +185,34 @@ def test_the_critic_learns_what_comes(model: str) -> None:
     one, other = (scores(each, rows) for each in (learner, again))
     for left, right in zip(one, other, strict=True):
         assert (left.scores.values == right.scores.values).all()
+
+
+def test_masters_that_round_to_what_was_published_stay(model: str) -> None:
+    """Another machine comes to other bits: what it published counts, and no more than that is lost."""
+    spec = make_spec(model={"dtype": "bfloat16"})
+    ours, theirs = TorchLearner(model, spec), TorchLearner(model, spec)
+    for learner, seed in ((ours, 0), (theirs, 1)):
+        torch.manual_seed(seed)
+        learner.restore(
+            {name: tensor + 1e-3 * torch.randn(tensor.shape) if name.startswith("weights.") else tensor
+             for name, tensor in learner.state().items()}
+        )  # fmt: skip
+    before, published = ours.state(), theirs.weights()
+    ours.adopt(published)
+    assert digests_of(ours.weights()) == digests_of(published)
+    kept = 0
+    for name, tensor in published.items():
+        master = ours.state()[f"weights.{name}"]
+        same = before[f"weights.{name}"].bfloat16() == tensor
+        assert torch.equal(master[same], before[f"weights.{name}"][same])
+        kept += int(same.sum())
+    assert kept > 100
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=64), st.integers(0, 99))
+def test_published_bits_are_met_exactly(patterns: list[int], seed: int) -> None:
+    published = torch.tensor(patterns, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    master = published.float() * (1 + 1e-3 * torch.randn(len(patterns), generator=torch.manual_seed(seed)))
+    found = closest(master, published).to(torch.bfloat16)
+    finite = published == published
+    assert torch.equal(found[finite].view(torch.int16), published[finite].view(torch.int16))

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from consumers.batching import plan
 from consumers.losses import loss_of
 from consumers.losses.objective import objective
 from consumers.losses.ppo import value_loss
+from consumers.redo import version_trained
 from consumers.rows import Row, Scores
 from schemas.runspec import RunSpec
 from tests.factories import make_sample, make_spec
@@ -53,11 +55,11 @@ def logprobs_of(rows: Sequence[Row], table: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def ours(spec: RunSpec, rows: Sequence[Row], budget: int = 64) -> torch.Tensor:
+def ours(spec: RunSpec, rows: Sequence[Row], budget: int = 64, version: int = 0) -> torch.Tensor:
     """The gradient of a step as the trainer computes it, with the policy above."""
     loss, table = loss_of(spec), table_of()
     rows = list(rows)
-    for batch in plan(rows, loss, budget, 0).batches:
+    for batch in plan(rows, loss, budget, version).batches:
         total, _ = objective(torch.cat(logprobs_of(batch.rows, table)), batch, loss)
         total.backward()
     assert table.grad is not None
@@ -109,6 +111,15 @@ def grpo_kl(groups: list[Group]) -> torch.Tensor:
     extra = []
     for row, now in itertools.chain(*groups):
         less = torch.from_numpy(row.scores.reference) - now  # type: ignore[arg-type]
+        extra.append(0.1 * (less.exp() - less - 1).mean())
+    return grpo(groups) + torch.stack(extra).mean()
+
+
+def grpo_near_data(groups: list[Group]) -> torch.Tensor:
+    """The same, from the weights that drew each token."""
+    extra = []
+    for row, now in itertools.chain(*groups):
+        less = behaviour(row) - now
         extra.append(0.1 * (less.exp() - less - 1).mean())
     return grpo(groups) + torch.stack(extra).mean()
 
@@ -212,6 +223,7 @@ def trajectory_balance(groups: list[Group]) -> torch.Tensor:
 FORMULAS: dict[str, tuple[dict[str, Any], Callable[[list[Group]], torch.Tensor]]] = {
     "grpo": ({"kind": "grpo"}, grpo),
     "grpo with divergence": ({"kind": "grpo", "kl": 0.1}, grpo_kl),
+    "grpo near the data": ({"kind": "grpo", "kl": 0.1, "reference": "samples"}, grpo_near_data),
     "dr_grpo": ({"kind": "dr_grpo"}, dr_grpo),
     "dapo": ({"kind": "dapo", "overlong_tokens": 6, "overlong_penalty": 0.5}, dapo),
     "rloo": ({"kind": "rloo", "kl": 0.1, "kl_in": "reward"}, rloo),
@@ -237,8 +249,23 @@ def test_gradient_is_that_of_the_formula(name: str) -> None:
     torch.testing.assert_close(ours(spec, rows), written_down(rows, formula), rtol=1e-5, atol=1e-7)
 
 
+def test_groups_that_told_nothing_are_left_out() -> None:
+    """Those for which others were drawn: also if lengths or a divergence would say something."""
+    section = {"kind": "dapo", "overlong_tokens": 6, "overlong_penalty": 0.5, "resample": 2, "kl": 0.1}
+    spec = spec_of(section | {"reference": "samples"})
+    rows = [
+        replace(row, sample=structs.replace(row.sample, reward=0.5)) if row.sample.group == 1 else row
+        for row in rows_of(spec)
+    ]
+    telling = [row for row in rows if row.sample.group != 1]
+    torch.testing.assert_close(ours(spec, rows), ours(spec, telling))
+    assert plan([row for row in rows if row.sample.group == 1], loss_of(spec), 64, 0).batches == []
+
+
+@pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("correction", ["truncated", "decoupled"])
-def test_corrections_weigh_tokens_of_older_weights(correction: str) -> None:
+def test_corrections_weigh_tokens_of_older_weights(correction: str, step: int) -> None:
+    """The weights that drew a sample are older from an iteration's second step on, too."""
     spec = spec_of({"kind": "grpo", "average": "token", "correction": correction, "correction_cap": 1.3})
     spec = spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update={"optimizer_steps": 2})})
     rows = rows_of(spec)
@@ -255,21 +282,20 @@ def test_corrections_weigh_tokens_of_older_weights(correction: str) -> None:
                 advantage = (reward - rewards.mean()) / (rewards.std() + 1e-6)
                 before = now.detach() if correction == "truncated" else torch.from_numpy(row.scores.before)
                 weight = torch.minimum((before - behaviour(row)).exp(), torch.tensor(1.3))
-                if row.sample.index == SIZE - 1:
+                if row.sample.index == SIZE - 1 and (correction == "decoupled" or step == 0):
                     weight = torch.ones(len(now))
                 losses.append(weight * clip((now - before).exp(), advantage, 0.2, 0.2))
         return torch.cat(losses).mean()
 
-    torch.testing.assert_close(ours(spec, rows), written_down(rows, formula), rtol=1e-5, atol=1e-7)
+    found = ours(spec, rows, version=version_trained(spec, step))
+    torch.testing.assert_close(found, written_down(rows, formula), rtol=1e-5, atol=1e-7)
 
 
 def _of_old(sample: Any) -> Any:
-    from msgspec import structs
-
     if sample.index == SIZE - 1:
         return sample
     half = sample.true_length // 2 if sample.index else 0
-    versions, starts = ([-1, 0], [0, half]) if half else ([-1], [0])
+    versions, starts = ([-2, 0], [0, half]) if half else ([-2], [0])
     return structs.replace(
         sample, versions=np.array(versions, np.int32), version_starts=np.array(starts, np.int32)
     )
@@ -295,12 +321,17 @@ def test_order_and_micro_batches_change_nothing(
 
 @given(
     st.sampled_from(sorted(set(FORMULAS) - {"reinforce_pp"})), st.permutations(range(GROUPS)),
-    st.integers(16, 200),
+    st.integers(16, 200), st.sampled_from([None, "token", "sqrt", "sequence", "longest", "sample"]),
+    st.sampled_from(["none", "truncated", "decoupled"]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=40)
-def test_groups_may_come_one_by_one(name: str, order: list[int], budget: int) -> None:
+@settings(deadline=None, max_examples=80)
+def test_groups_may_come_one_by_one(
+    name: str, order: list[int], budget: int, average: str | None, correction: str
+) -> None:
     """What the trainer does while it streams: each group is planned by itself, in any order."""
-    spec = spec_of(FORMULAS[name][0])
+    allowed = {"tb": ["none"], "rloo": ["none", "truncated"]}.get(name, [correction])
+    assume(correction in allowed)
+    spec = spec_of(FORMULAS[name][0] | {"average": average, "correction": correction})
     loss, table, rows = loss_of(spec), table_of(), rows_of(spec)
     for group in order:
         mine = rows[group * SIZE : group * SIZE + SIZE]
@@ -361,5 +392,28 @@ def test_a_loss_says_what_it_has() -> None:
         make_spec(loss={"advantage": "plain"})
     with pytest.raises(ValueError, match="a reference is of no use while kl is 0"):
         make_spec(loss={"reference": "model"})
+    with pytest.raises(ValueError, match="tb counts the divergence by reward_temperature already"):
+        make_spec(loss={"kind": "tb", "kl": 0.1, "kl_in": "reward"})
+    with pytest.raises(ValueError, match="rloo has no ratio"):
+        make_spec(loss={"kind": "rloo", "correction": "decoupled"})
     assert make_spec(loss="gspo").loss.clip_high == 4e-4
     assert make_spec(loss={"kind": "dapo", "clip_high": 0.3}).loss.clip_high == 0.3
+
+
+def test_a_loss_and_its_run_fit() -> None:
+    for algorithm in ({"mode": "async", "staleness": 1}, {"optimizer_steps": 2, "groups": 4}):
+        with pytest.raises(ValueError, match="rloo takes each sample for one of the trained weights"):
+            make_spec(loss="rloo", algorithm=algorithm)
+        make_spec(loss={"kind": "rloo", "correction": "truncated"}, algorithm=algorithm)
+    offline = {"mode": "offline", "recorded": "a-1"}
+    with pytest.raises(ValueError, match="nothing keeps the policy near what the data did"):
+        make_spec(loss={"correction": "truncated"}, algorithm=offline)
+    make_spec(loss={"correction": "truncated", "kl": 0.1, "reference": "samples"}, algorithm=offline)
+    with pytest.raises(
+        ValueError, match=r"loss\.overlong_tokens \(32\) must be less than sampling\.max_tokens"
+    ):
+        make_spec(loss={"kind": "dapo", "overlong_tokens": 32}, sampling={"max_tokens": 32})
+    with pytest.raises(
+        ValueError, match=r"trainer\.keep_weights \(4\) must be more than algorithm\.staleness"
+    ):
+        make_spec(algorithm={"mode": "async", "staleness": 4}, trainer={"keep_weights": 4})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ specs = st.builds(
             "mode": "async" if lookahead else "sync", "staleness": lookahead,
         }
     ),
-    st.integers(1, 4), st.integers(1, 3), st.sampled_from([0, 0.5, 1, 2, 2.5]), st.integers(1, 5),
+    st.integers(1, 4), st.integers(1, 3), st.sampled_from([0, 0.3, 0.5, 1, 2, 2.5]), st.integers(1, 5),
 )  # fmt: skip
 
 
@@ -98,6 +99,9 @@ def test_every_group_is_admitted_once_in_time(spec: RunSpec) -> None:
     for prompt in prompts:
         by_bundle.setdefault((prompt.window, prompt.mini, prompt.bundle), []).append(prompt)
     assert all(len(members) == members[0].bundle_groups for members in by_bundle.values())
+    in_step = Counter((prompt.window, prompt.mini) for prompt in prompts)
+    assert set(in_step.values()) == {algorithm.groups // algorithm.optimizer_steps}
+    assert len(in_step) == len(ledger)
     if algorithm.mode == "async":
         assert all(prompt.bundle_groups == 1 for prompt in prompts), "the trainer decides what goes together"
 

@@ -18,6 +18,7 @@ from consumers.learners import learner_of
 from consumers.losses import loss_of
 from consumers.optimizing import NotFinite
 from consumers.rank_wire import Done, batch_from_bytes, batch_to_bytes, read_frame, write_frame
+from consumers.ranked import RankedLearner
 from consumers.rows import Row, Scores
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
@@ -53,10 +54,11 @@ def all_but_rng(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in learner.state().items() if name != "rng"}
 
 
-@pytest.fixture(scope="module")
-def pair(alone: object, model: str) -> Iterator[Learner]:
+@pytest.fixture
+def pair(alone: object, model: str) -> Iterator[RankedLearner]:
     """Two ranks, of which this process is the first: whatever learns in it now is one of them."""
     learner = ranked(model, SPEC)
+    assert isinstance(learner, RankedLearner)
     yield learner
     learner.close()
 
@@ -86,6 +88,15 @@ def test_a_loss_that_is_no_number_names_its_samples(pair: Learner) -> None:
     with pytest.raises(NotFinite, match="the loss is nan") as caught:
         pair.accumulate(batches)
     assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
+
+
+def test_a_step_that_is_no_number_is_said_by_the_trainer(pair: RankedLearner) -> None:
+    """All ranks meet it; the others end with it, and must not take the trainer along before it has spoken."""
+    (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
+    pair.accumulate(batches_of(SPEC, scored))
+    with pytest.raises(NotFinite, match="the gradient's norm is"):
+        pair.step(0.0)
+    assert pair._crew._known.is_set()
 
 
 def test_a_micro_batch_travels_to_the_bit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from schemas.runspec import RunSpec
 from schemas.topics import Topic, Topics
 from schemas.wire import encode
 from tests.factories import make_context, make_sample, make_spec, make_tiny_model
-from tests.fakes.crashing import World
+from tests.fakes.crashing import Crash, World, crashes_of
 
 SPEC = make_spec(algorithm={"iterations": 4})
 
@@ -101,6 +102,19 @@ def test_an_offline_run_that_is_resumed_ends_with_the_same_bits(tmp_path: Path, 
     assert [step.root_out for step in again] == [step.root_out for step in straight]
 
 
+def test_an_offline_run_may_crash_at_any_write(tmp_path: Path, model: str) -> None:
+    context, _ = recorded(tmp_path, model)
+    spec = make_spec(algorithm=OFFLINE | {"iterations": 2}, trainer={"checkpoint_every": 1})
+    calm = World(another(context, spec, "calm-1"), model)
+    crashes = crashes_of(calm.live().writes)
+    for number, crash in list(enumerate(crashes))[:: len(crashes) // 12]:
+        run = f"wild-{number}"
+        world = World(another(context, spec, run), model)
+        assert world.live(Crash(crash.write.replace("calm-1", run), crash.when)).dead, crash
+        assert not world.live().dead
+        assert [step.root_out for step in world.ledger()] == [step.root_out for step in calm.ledger()], crash
+
+
 def test_what_can_not_be_trained_again_is_said(tmp_path: Path, model: str) -> None:
     context, _ = recorded(tmp_path, model)
     warm = make_spec(algorithm=OFFLINE, sampling={"temperature": 0.5})
@@ -111,6 +125,22 @@ def test_what_can_not_be_trained_again_is_said(tmp_path: Path, model: str) -> No
         trained(another(context, large, "test-3"), model)
     with pytest.raises(runs.RunError, match="there is no run none-1"):
         trained(another(context, make_spec(algorithm=OFFLINE | {"recorded": "none-1"}), "test-4"), model)
+    small = World(another(context, make_spec(algorithm=OFFLINE), "test-5"), model)
+    with pytest.raises(RecordedError, match="has tokens that the model's vocabulary of 6 has not"):
+        small.live(tamper=lambda learner: setattr(learner, "vocabulary", 6))
+    second = another(context, make_spec(algorithm=OFFLINE), "test-6")
+    runs.create(
+        second.store, second.spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-6"
+    )
+    with pytest.raises(RecordedError, match=r"has made no samples: .* algorithm\.recorded: test-1"):
+        trained(another(context, make_spec(algorithm=OFFLINE | {"recorded": "test-6"}), "test-7"), model)
+    letters = tmp_path / "other"
+    shutil.copytree(model, letters)
+    (letters / "tokenizer.json").write_text("{}")
+    alike = another(context, make_spec(algorithm=OFFLINE), "test-8")
+    alike = replace(alike, record=alike.record.model_copy(update={"model": str(letters)}))
+    with pytest.raises(RecordedError, match="has another tokenizer"):
+        trained(alike, model)
     with pytest.raises(ValueError, match="offline needs `recorded`"):
         make_spec(algorithm={"mode": "offline"})
 
@@ -157,7 +187,7 @@ def test_an_offline_run_waits_until_its_weights_are_evaluated(tmp_path: Path, mo
     context, _ = recorded(tmp_path, model)
     spec = make_spec(algorithm=OFFLINE, evaluation={"problems": 3, "every": 4})
     offline = another(context, spec, "test-2")
-    stream = RecordedStream(offline)
+    stream = RecordedStream(offline, 24)
     assert stream.complete((0, 0)) == []
     assert stream.outstanding((0, 0)) == 3
     assert len(stream.complete((1, 0))) == 1

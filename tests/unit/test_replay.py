@@ -107,11 +107,9 @@ def test_what_is_gone_is_named(tmp_path: Path, model: str, monkeypatch: pytest.M
     world.live()
     with pytest.raises(TrainingFailed, match="has steps 0 to 4, and no 9"):
         again(world, model).step(9)
-    first = min(zip(world.ledger()[1].partitions.tolist(), world.ledger()[1].offsets.tolist(), strict=True))
     monkeypatch.setattr(MemoryReader, "begin_offsets", lambda self: dict.fromkeys(range(2), 3))
     with pytest.raises(BusError, match=r"test-1\.samples\[0\]@\d is gone, and the samples of step 0 need it"):
         again(world, model).step(1)
-    assert first
 
 
 def test_on_the_command_line(

@@ -35,12 +35,10 @@ def prompts_of(context: Context) -> dict[int, Prompt]:
 def publish(context: Context, group: int, *rewards: float) -> None:
     """Rewards of a group's samples; an infinite one makes it unfit."""
     for index, reward in enumerate(rewards):
-        first = group % ROUND
-        sample = make_sample(
-            SPEC, group, index, reward=reward, mini=0, window=window_of(group, SPEC.algorithm.groups),
-            seed=group % 1000 + index, problem_id=prompts_of(context)[group].problem_id,
-        )  # fmt: skip
-        assert sample.min_version == oldest_version(first, SPEC.algorithm.groups, 0.0)
+        prompt = prompts_of(context)[group]
+        names = ("window", "mini", "bundle", "bundle_groups", "epoch", "problem_id", "min_version")
+        fields = {name: getattr(prompt, name) for name in names}
+        sample = make_sample(SPEC, group, index, reward=reward, seed=group % 1000 + index, **fields)
         context.writer.send(context.topics.samples, encode(sample), key=sample.id)
 
 

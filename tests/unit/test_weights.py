@@ -100,6 +100,8 @@ def test_collect_keeps_the_newest(tmp_path: Path) -> None:
     store = weights(tmp_path)
     for version in range(6):
         store.publish(version, {"a": torch.full((2,), float(version))}, trainer_epoch=0)
+    left = tmp_path / "runs/r-1/weights/v000001/000000000000.safetensors"
+    left.write_bytes(b"of a collection that was killed, or of another trainer")
     store.collect(4)
     assert store.versions() == [2, 3, 4, 5]
     assert len(list(tmp_path.rglob("*.safetensors"))) == 4

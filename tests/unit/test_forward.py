@@ -1,0 +1,73 @@
+"""Which models are trained as they are meant, and which are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from consumers.forward import Forward, UnsupportedModel, load
+from consumers.packing import UnsupportedAttention
+from tests.factories import make_spec
+from tests.training import batches_of, rows_of
+
+SIZES = {
+    "vocab_size": 24, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 1,
+}  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def saved(folder: Path, kind: str, **config: Any) -> str:
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{kind}Config")(**SIZES | config)
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    getattr(transformers, kind + head)(made).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("Qwen2", {}), ("Qwen3", {}), ("Llama", {}), ("Mistral", {"sliding_window": 4}), ("Phi3", {})],
+)
+def test_models_that_are_trained(tmp_path: Path, kind: str, config: dict[str, Any]) -> None:
+    load(saved(tmp_path, kind, **config), make_spec(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "reason"),
+    [
+        ("Granite", {"logits_scaling": 8.0}, "logits, made by its layers and its head"),
+        ("Cohere", {"logit_scale": 0.25}, "logits, made by its layers and its head"),
+        ("Gemma2", {"final_logit_softcapping": 0.01, "attn_logit_softcapping": None}, "logits, made by"),
+        ("GPT2", {"n_embd": 32, "n_head": 2, "n_layer": 1}, "its layers must be at `model`"),
+    ],
+)
+def test_models_that_would_be_trained_wrongly(
+    tmp_path: Path, kind: str, config: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"model\.path {tmp_path}: {kind}.* {reason}"):
+        load(saved(tmp_path, kind, **config), make_spec(), CPU)
+
+
+def test_attention_that_would_be_computed_wrongly(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedAttention, match="softcap"):
+        load(saved(tmp_path, "Gemma2", final_logit_softcapping=None), make_spec(), CPU)
+
+
+def test_entropy_is_that_of_every_eighth_token(tmp_path: Path) -> None:
+    spec = make_spec(trainer={"logits_chunk": 8})
+    model = load(saved(tmp_path, "Qwen2"), spec, CPU)
+    run = Forward(spec, CPU)
+    for batch in batches_of(spec, rows_of(spec)):
+        run.logprobs(model, batch)
+        found, tokens = run.entropy()
+        every = model.lm_head(run.states(model, batch)).log_softmax(-1)[::8].detach()
+        assert tokens == len(every)
+        expected = float(-(every.exp() * every).sum()) / len(every)
+        assert found / tokens == pytest.approx(expected, rel=1e-4)
+    assert run.entropy() == (0.0, 0)

@@ -1,0 +1,76 @@
+"""What is scored together never depends on when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.learner import Learner
+from consumers.losses.base import Needs
+from consumers.rows import Row, Scores
+from consumers.scoring import Scoring
+from tests.factories import make_sample, make_spec
+
+GROUPS, SIZE = 3, 4
+SPEC = make_spec(algorithm={"groups": GROUPS, "group_size": SIZE}, sampling={"max_tokens": 900},
+                 trainer={"microbatch_tokens": 2048})  # fmt: skip
+NEEDS = Needs(reference=True)
+
+
+class Noting:
+    """A learner whose scores say who was scored together."""
+
+    def score(self, parts: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
+        assert needs is NEEDS
+        return [
+            [replace(row, scores=Scores(reference=np.array([r.offset for r in rows]))) for row in rows]
+            for rows in parts
+        ]
+
+
+def rows_of(lengths: Sequence[int]) -> list[Row]:
+    samples = [make_sample(SPEC, n // SIZE, n % SIZE, length=length) for n, length in enumerate(lengths)]
+    return [Row(sample, 0, number) for number, sample in enumerate(samples)]
+
+
+def scoring(needs: Needs = NEEDS, at_once: int = 2) -> Scoring:
+    return Scoring(cast(Learner, Noting()), needs, at_once=at_once)
+
+
+lengths = st.lists(st.sampled_from([5, 30, 600, 800]), min_size=GROUPS * SIZE, max_size=GROUPS * SIZE)
+
+
+@given(lengths, st.permutations(range(GROUPS * SIZE)), st.data())
+def test_scores_are_the_same_whenever_they_are_made(
+    lengths: list[int], order: list[int], data: st.DataObject
+) -> None:
+    rows = rows_of(lengths)
+    late, soon = scoring(), scoring()
+    for count in sorted(data.draw(st.sets(st.integers(1, len(rows))))):
+        here = sorted(order[:count])
+        groups = [[rows[n] for n in here if n // SIZE == group] for group in range(GROUPS)]
+        while parts := soon.missing([group for group in groups if group]):
+            assert len(parts) <= 2
+            soon.score(parts)
+
+    def said(one: Scoring) -> list[Any]:
+        return [row.scores.reference.tolist() for row in one.scored(rows)]  # type: ignore[union-attr]
+
+    assert said(soon) == said(late)
+
+
+def test_a_long_sample_is_scored_as_it_comes() -> None:
+    rows = rows_of([800, 5, 30, 5] * GROUPS)
+    one = scoring()
+    assert one.missing([rows[:1]]) == [[rows[0]]]
+    assert one.missing([rows[1:3]]) == [], "short ones wait for their group"
+    one.score([[rows[0]]])
+    assert one.missing([rows[:SIZE]]) == [rows[1:SIZE]]
+    one.begin()
+    assert one.missing([rows[:1]]) == [[rows[0]]]
+    assert scoring(Needs()).missing([rows[:SIZE]]) == []
