@@ -5,7 +5,7 @@ x ──► W x + alpha / rank * B (A x)        A, B: fp32 parameters of peft's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
@@ -95,14 +95,18 @@ class Adapter:
 class Alternative:
     """The same layers with another adapter or none, as `Forward` runs a model. Only without gradients."""
 
-    def __init__(self, model: Any, using: Any, named: dict[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        using: Callable[[], AbstractContextManager[None]],
+        named: dict[str, torch.Tensor] | None = None,
+    ) -> None:
         self._model, self._using, self._named = model, using, named or {}
         self.lm_head = model.lm_head  # which has no adapter
 
     def model(self, **inputs: Any) -> Any:
         """The layers below the head."""
-        context: AbstractContextManager[None] = self._using()
-        with context:
+        with self._using():
             return self._model.model(**inputs)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -123,7 +124,6 @@ def _show_spoilt(console: Console, found: Spoilt) -> None:
             say("  each of them can be trained by itself")
 
 
-def _names(names: object) -> str:
-    assert isinstance(names, list)
+def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

@@ -220,10 +220,9 @@ class World:
 
 
 def crashes_of(writes: list[str]) -> list[Crash]:
-    """Every crash that a life with these writes may end with."""
-    found: list[Crash] = []
-    for number, what in enumerate(writes):
-        name = f"{what} {writes[: number + 1].count(what)}"
-        moments = (BEFORE, TORN, AFTER) if what.startswith("put") else (BEFORE, AFTER)
-        found += [Crash(name, when) for when in moments]
+    """Every crash that a life with these writes may end with. Before one is after the one before."""
+    names = [f"{what} {writes[: number + 1].count(what)}" for number, what in enumerate(writes)]
+    found = [Crash(names[0], BEFORE)]
+    for what, name in zip(writes, names, strict=True):
+        found += [Crash(name, when) for when in ((TORN, AFTER) if what.startswith("put") else (AFTER,))]
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from consumers import forward
 from consumers.batching import plan
 from consumers.learner import TorchLearner
 from consumers.losses import loss_of
-from consumers.rows import Row
 from infra import cpu_linear
 from infra.store import open_store
 from infra.weights.adapter import Merging, layers_of, names_of
@@ -28,7 +26,8 @@ from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from producers.weights_watch import fetch_version
 from schemas.runspec import RunSpec
-from tests.factories import make_sample, make_spec, make_tiny_model
+from tests.factories import make_spec, make_tiny_model
+from tests.training import rows_of
 
 KINDS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 
@@ -41,11 +40,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def lora_spec(lora: dict[str, Any] | None = None, **sections: Any) -> RunSpec:
     model = {"lora": {"rank": 4, "alpha": 6.0, **(lora or {})}, **sections.pop("model", {})}
     return make_spec(model=model, **sections)
-
-
-def rows_of(spec: RunSpec) -> list[Row]:
-    pairs = itertools.product(range(spec.algorithm.groups), range(spec.algorithm.group_size))
-    return [Row(make_sample(spec, g, i), 0, n) for n, (g, i) in enumerate(pairs)]
 
 
 def some_adapter(learner: TorchLearner, seed: int = 0, size: float = 0.3) -> dict[str, torch.Tensor]:

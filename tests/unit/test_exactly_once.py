@@ -50,11 +50,11 @@ def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     ("sections", "every"),
     [
         ({}, 1),
-        ({"loss": {"kind": "ppo", "value_learning_rate": 1e-2}}, 9),
-        ({"loss": {"correction": "decoupled"}, "algorithm": SEVERAL_STEPS}, 7),
-        ({"model": {"dtype": "bfloat16"}}, 16),
-        ({"loss": {"kind": "dapo", "resample": 2}}, 11),
-        ({"loss": {"kind": "tb", "replay": 0.5}}, 17),
+        ({"loss": {"kind": "ppo", "value_learning_rate": 1e-2}}, 6),
+        ({"loss": {"correction": "decoupled"}, "algorithm": SEVERAL_STEPS}, 5),
+        ({"model": {"dtype": "bfloat16"}}, 10),
+        ({"loss": {"kind": "dapo", "resample": 2}}, 7),
+        ({"loss": {"kind": "tb", "replay": 0.5}}, 11),
     ],
     ids=["grpo", "ppo", "several steps", "bfloat16", "resampling", "replay"],
 )
@@ -63,7 +63,7 @@ def test_a_crash_at_any_write(tmp_path: Path, model: str, sections: dict[str, An
     calm = world_of(tmp_path / "calm", spec, model)
     crashes = crashes_of(calm.live().writes)
     expected = calm.outcome()
-    assert len(crashes) > 60
+    assert len(crashes) > 40
     assert len({root for *_, root in expected}) == len(expected), "a step changed nothing"
     for number, crash in list(enumerate(crashes))[::every]:
         world = world_of(tmp_path / str(number), spec, model, seed=number)
@@ -72,7 +72,7 @@ def test_a_crash_at_any_write(tmp_path: Path, model: str, sections: dict[str, An
         assert world.outcome() == expected, crash
 
 
-@pytest.mark.parametrize(("steps", "every"), [(1, 8), (2, 11)])
+@pytest.mark.parametrize(("steps", "every"), [(1, 5), (2, 7)])
 def test_a_crash_at_any_write_of_an_async_run(tmp_path: Path, model: str, steps: int, every: int) -> None:
     """What is trained together is decided by timing; which samples a step is made of is not."""
     spec = spec_of(algorithm={"mode": "async", "staleness": 1, "optimizer_steps": steps})
