@@ -21,7 +21,7 @@ def step_metrics(
     lengths = np.array([sample.true_length for sample in samples])
     staleness = np.array([iteration - int(sample.versions.min()) for sample in samples])
     batches = [batch for planned in plans for batch in planned.batches]
-    padded = sum(batch.padded_tokens for batch in batches)
+    held, padded = sum(b.packing.tokens for b in batches), sum(b.padded_tokens for b in batches)
     tokens = sum(stat.tokens for stat in stats)
     informative = {row.sample.group for batch in batches for row in batch.rows}
     predicted = np.array([sample.predicted for sample in samples])
@@ -38,7 +38,8 @@ def step_metrics(
         "resampled_groups": float(len({s.group for s in samples if round_of(s.group)})),
         "microbatches": float(len(batches)),
         "skipped": float(not batches),  # no gradient at all: the weights were left as they are
-        "padding_waste": 1.0 - sum(batch.packing.tokens for batch in batches) / padded if padded else 0.0,
+        "padding_waste": 1.0 - held / max(1, padded) if batches else 0.0,  # of attention's grid
+        "row_filling": 1.0 - held / sum(b.tokens.numel() for b in batches) if batches else 0.0,
         "staleness": float(staleness.mean()),
         "staleness_max": float(staleness.max()),
         "grad_norm": norm,

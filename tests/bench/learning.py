@@ -3,7 +3,7 @@
 Sync, async at staleness 1, 2 and 4, and a bare in-process loop, each with several seeds: the same model,
 task, batch and number of iterations. Ours runs whole (broker, Prefect, flow, feeder, generator, trainer);
 seconds count from the first prompt, and both measure the same held-out problems on the way.
-trained_over_generated_length says whether some lengths were lost on the way to the trainer.
+trained_over_generated_length and length_distance say whether lengths were lost on the way to the trainer.
 """
 
 from __future__ import annotations
@@ -101,8 +101,16 @@ def _curve(record: RunRecord, stack: local.Stack, name: str) -> dict[str, Any]:
         "mode": mode, "k": int(k or 0), "seed": record.spec.seed,
         **{key: points[-1][key] for key in ("reward", "reward_longest_fifth", "seconds")},
         "trained_over_generated_length": round(float(trained.mean() / np.mean(generated)), 4),
+        "length_distance": round(_distance(trained, np.array(generated)), 4),
         "points": points,
     }  # fmt: skip
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference between two distributions' shares of samples up to some length."""
+    at = np.union1d(one, other)
+    shares = [np.searchsorted(np.sort(lengths), at, side="right") / lengths.size for lengths in (one, other)]
+    return float(np.abs(shares[0] - shares[1]).max())
 
 
 def _bare(changes: Sequence[str], model: str, every: int, seed: int) -> dict[str, Any]:
@@ -117,7 +125,8 @@ def _bare(changes: Sequence[str], model: str, every: int, seed: int) -> dict[str
     points: list[Point] = json.loads(lines[-1].removeprefix("RESULT "))
     last = {key: points[-1][key] for key in ("reward", "reward_longest_fifth", "seconds")}
     return {
-        "mode": "bare", "k": 0, "seed": seed, **last, "trained_over_generated_length": 1.0, "points": points,
+        "mode": "bare", "k": 0, "seed": seed, **last, "trained_over_generated_length": 1.0,
+        "length_distance": 0.0, "points": points,
     }  # fmt: skip
 
 

@@ -123,13 +123,19 @@ def _listen_to_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_a_run_by_deployment(deployed: Deployed) -> None:
-    run = deployed.start("algorithm.iterations=2")
-    deployed.ended(run)
+@pytest.fixture(scope="module")
+def finished(deployed: Deployed) -> Deployed:
+    """With deployed-1 behind it, a run that recorded enough for a ranker to learn from."""
+    deployed.ended(deployed.start("algorithm.iterations=16", "algorithm.groups=8"))
+    return deployed
+
+
+def test_a_run_by_deployment(finished: Deployed) -> None:
+    deployed = finished
     report = deployed.runfile.parent / "runs" / "deployed-1"
     assert {"metrics.jsonl", "curves.png", "summary.json", "run.yaml", "model"} <= set(os.listdir(report))
     summary = json.loads((report / "summary.json").read_text())
-    assert (summary["steps"], summary["samples"], summary["version"]) == (2, 16, 2)
+    assert (summary["steps"], summary["samples"], summary["version"]) == (16, 256, 16)
     assert summary["result"][0]["problems"] == 8
     artifacts = deployed.post("artifacts/filter", {})
     kinds = {artifact["key"]: artifact["type"] for artifact in artifacts}
@@ -140,13 +146,11 @@ def test_a_run_by_deployment(deployed: Deployed) -> None:
     assert deployed.roles() == set()
 
 
-def test_a_ranker_is_trained_by_deployment_from_what_a_run_recorded(deployed: Deployed) -> None:
-    run = deployed.start("algorithm.iterations=16", "algorithm.groups=8", "evaluation.problems=0")
-    deployed.ended(run)
+def test_a_ranker_is_trained_by_deployment_from_what_a_run_recorded(finished: Deployed) -> None:
+    deployed = finished
     store = f"file://{deployed.runfile.parent}/store"
-    runs = sorted(name for name in os.listdir(deployed.runfile.parent / "runs"))
     told = deployed.prefect(
-        "deployment", "run", "refresh-ranker/local", "-p", f"runs={json.dumps(runs[-1:])}",
+        "deployment", "run", "refresh-ranker/local", "-p", 'runs=["deployed-1"]',
         "-p", f"store={store}",
     )  # fmt: skip
     deployed.ended(UUID(told.rpartition("flow-run/")[2].split()[0]))
