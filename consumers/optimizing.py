@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from consumers import collective
+from consumers.fixed_point import FixedPointSum
 from consumers.rows import Row
 from schemas.runspec import RunSpec
 
-# Fixed point: gradients of a micro-batch are multiples of 2^-32, and may reach 2^30 in sum.
-_SCALE = 2.0**32
-_LARGEST = 2.0**62 / _SCALE  # that the sum over all micro-batches and ranks may come to
 _BITS = {2: torch.int16, 4: torch.int32}
 _CHUNK = 1 << 12
 
@@ -56,7 +54,7 @@ class Optimized:
         device = next(iter(self.named.values())).device
         size = sum(parameter.numel() for parameter in self.named.values())
         self._gradient = torch.zeros(size, device=device)  # all gradients are views into it
-        self._sum = torch.zeros(size, dtype=torch.int64, device=device) if spec.trainer.sums_exactly else None
+        self._sum = FixedPointSum(size, device) if spec.trainer.sums_exactly else None
         start = 0
         for parameter in self.named.values():
             parameter.grad = self._gradient[start : start + parameter.numel()].view_as(parameter)
@@ -66,25 +64,17 @@ class Optimized:
             self.named.values(), lr=learning_rate, betas=algorithm.betas, weight_decay=algorithm.weight_decay,
             fused=True,
         )  # fmt: skip
-        self._steps, self._most = 0, 0.0  # the largest that an element of the sum can be
+        self._steps = 0
 
     def accumulate(self) -> None:
         """Add the gradient of a micro-batch to the sum; with exact sums the order does not matter."""
-        if self._sum is None:
-            return
-        self._most += float(self._gradient.abs().max())
-        if not self._most * collective.ranks() < _LARGEST:
+        if self._sum is not None and not self._sum.take(self._gradient):
             raise NotFinite("a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)")
-        self._sum += (self._gradient * _SCALE).round_().to(torch.int64)
-        self._gradient.zero_()
 
     def step(self, total: float) -> float:
         """Divide the sum by `total`, clip it, step; returns the norm before clipping."""
         if self._sum is not None:
-            collective.add_up(self._sum)
-            self._gradient.copy_(self._sum.double().div_(_SCALE * total))
-            self._sum.zero_()
-            self._most = 0.0
+            self._gradient.copy_(self._sum.over(total))
         else:
             collective.add_up(self._gradient)
             self._gradient.div_(total)

@@ -58,7 +58,7 @@ def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
             return f"the {name} is empty"
         if tokens.size > most:
             return f"the {name} has {tokens.size} tokens; {most} are the most"
-        if tokens.min() < 0 or tokens.max() >= vocabulary:
+        if tokens.view(np.uint32).max() >= vocabulary:  # what is negative is large there
             return f"a token of the {name} is not in the vocabulary of {vocabulary}"
     return ""
 
@@ -66,7 +66,7 @@ def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
 def _of_logprobs(sample: Sample) -> str:
     if sample.logprobs.size != sample.tokens.size:
         return f"{sample.tokens.size} tokens have {sample.logprobs.size} logprobs"
-    if not bool(np.isfinite(sample.logprobs).all()) or float(sample.logprobs.max()) > _MOST:
+    if not (sample.logprobs.min() > -np.inf and sample.logprobs.max() <= _MOST):  # NaN is neither
         return "its logprobs are not logprobs"
     return ""
 
@@ -75,7 +75,7 @@ def _of_versions(sample: Sample) -> str:
     versions, starts = sample.versions, sample.version_starts
     if versions.size == 0 or not versions.size == starts.size == len(sample.roots):
         return "it does not say which weights made it"
-    ordered = bool((np.diff(starts) > 0).all() and (np.diff(versions) > 0).all())
+    ordered = versions.size == 1 or bool((np.diff(starts) > 0).all() and (np.diff(versions) > 0).all())
     if starts[0] != 0 or starts[-1] > sample.tokens.size or versions[0] < 0 or not ordered:
         return "what it says of the weights that made it can't be"
     return ""

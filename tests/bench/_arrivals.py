@@ -33,7 +33,12 @@ from tests.bench._runs import RUNFILE
 
 def spec_of(iterations: int, *changes: str) -> RunSpec:
     """The demo, with room for samples that are all there from the start."""
-    ahead = ["algorithm.mode=async", "algorithm.staleness=64", "evaluation.problems=0"]
+    ahead = [
+        "algorithm.mode=async",
+        "algorithm.staleness=64",
+        "trainer.keep_weights=65",
+        "evaluation.problems=0",
+    ]
     return load(RUNFILE, [*ahead, f"algorithm.iterations={iterations}", *changes])
 
 

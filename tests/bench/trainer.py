@@ -7,7 +7,8 @@ trains them. Iterations alternate, so that a slow moment of the machine meets bo
     unstreamed  all samples come at once, and are trained as one
 
 tail_over_unstreamed: from the last arrival to the step done, streamed over unstreamed.
-overhead_over_bare:   a step of the whole trainer, all samples on the log, over model, loss, optimizer alone.
+overhead_over_bare:   steps of the whole trainer, until all is published, over model, loss and optimizer alone;
+                      in turn, four steps each, on the same samples.
 exact_over_float:     the same step with gradients added in fixed point, over added as floats.
 admission_over_arrival: with micro-batches made of what was decided at admission, over of all that is there.
 zero1_over_ddp:       DeepSpeed ZeRO-1 on two ranks over DistributedDataParallel on two (`_zero.py`).
@@ -47,7 +48,7 @@ SPREAD = 3.0  # the last sample comes after so many times the unstreamed step
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench trainer")
-    parser.add_argument("--iterations", type=int, default=10 if quick else 24)
+    parser.add_argument("--iterations", type=int, default=12 if quick else 32)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
@@ -65,7 +66,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             "float": spec_of(given.iterations, "trainer.compose=admission", FLOATS),
             "arrival": spec_of(given.iterations, ARRIVAL, FLOATS),
         }
-        found |= _costs(ways, model, stack, iterations, rounds=2 if quick else 3)
+        found |= _costs(ways, model, stack, iterations)
         found["idle"] = idle(ways["arrival"], model, stack, iterations, found["arrival_unstreamed_s"])
     found["zero1_over_ddp"] = zero_against_ddp(str(model), rounds=4 if quick else 12)["ratio"]
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
@@ -109,42 +110,42 @@ def _tails(
 
 
 def _costs(
-    ways: Mapping[str, RunSpec], model: Any, stack: local.Stack, iterations: Sequence[Sequence[Sample]], *,
-    rounds: int,
-) -> dict[str, float]:  # fmt: skip
-    """The trainer with all samples there, in several ways, and the bare loop: in turn, again and again."""
-    steps: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
+    ways: Mapping[str, RunSpec], model: Any, stack: local.Stack, iterations: Sequence[Sequence[Sample]]
+) -> dict[str, float]:
+    """The trainer with all samples there, in several ways; after some steps bare ones on the same samples."""
+    over_bare, step_s = {}, {}
     stalls: list[float] = []
-    for _ in range(rounds):
-        for name, spec in ways.items():
-            trainer = TimedTrainer(spec, model, stack)
-            samples = [sample for some in iterations for sample in some]
-            trainer.arrivals.send(samples, [0.0] * len(samples))
-            trainer.run()
-            steps[name].append(float(np.diff(trainer.done)[WARM:].mean()))
-            stalls += [stall / steps[name][-1] for stall in trainer.stalls if stall > 1e-4]
-        steps["bare"].append(_bare_step_s(ways["float"], str(model), iterations))
-
-    def ratio(one: str, other: str) -> float:
-        return float(np.median(np.divide(steps[one], steps[other])))
-
+    for name, spec in ways.items():
+        bare = _Bare(ways["float"], str(model), iterations)
+        trainer = TimedTrainer(spec, model, stack, bare.steps)
+        samples = [sample for some in iterations for sample in some]
+        trainer.arrivals.send(samples, [0.0] * len(samples))
+        trainer.run()
+        over_bare[name] = float(np.median(np.divide(trainer.took, bare.took)[1:]))
+        step_s[name] = float(np.median(trainer.took[1:]))
+        stalls += [stall / step_s[name] for stall in trainer.stalls if stall > 1e-4]
     return {
-        "overhead_over_bare": ratio("exact", "bare"),
-        "exact_over_float": ratio("exact", "float"),
-        "admission_over_arrival": ratio("float", "arrival"),
-        "step_s": float(np.mean(steps["exact"])),
+        "overhead_over_bare": over_bare["exact"],
+        "exact_over_float": over_bare["exact"] / over_bare["float"],
+        "admission_over_arrival": over_bare["float"] / over_bare["arrival"],
+        "step_s": step_s["exact"],
         "checkpoint_stall": float(np.mean(stalls)),
     }
 
 
-def _bare_step_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> float:
+class _Bare:
     """Model, loss and optimizer on samples in memory; floats are summed as they come."""
-    learner = TorchLearner(model, spec)
-    times = []
-    for samples in iterations:
+
+    def __init__(self, spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]) -> None:
+        self._learner, self._iterations = TorchLearner(model, spec), iterations
+        self._budget = spec.trainer.microbatch_tokens
+        self.took: list[float] = []
+
+    def steps(self, numbers: range) -> None:
+        """Some iterations."""
         began = time.perf_counter()
-        rows = [Row(sample, 0, number) for number, sample in enumerate(samples)]
-        learner.accumulate(plan(rows, learner.loss, spec.trainer.microbatch_tokens, 0).batches)
-        learner.step(learner.loss.total(samples))
-        times.append(time.perf_counter() - began)
-    return float(np.mean(times[WARM:]))
+        for samples in (self._iterations[number] for number in numbers):
+            rows = [Row(sample, 0, place) for place, sample in enumerate(samples)]
+            self._learner.accumulate(plan(rows, self._learner.loss, self._budget, 0).batches)
+            self._learner.step(self._learner.loss.total(samples))
+        self.took.append((time.perf_counter() - began) / len(numbers))

@@ -1,0 +1,49 @@
+"""Sums of gradients: exact, in any order, by the compiled loop as by torch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.fixed_point import FixedPointSum
+
+CPU = torch.device("cpu")
+numbers = st.floats(-(2.0**20), 2.0**20, width=32)
+
+
+@given(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=8), st.randoms())
+@settings(deadline=None)
+def test_the_same_bits_in_any_order(gradients: list[list[float]], draw: object) -> None:
+    sums = []
+    for _ in range(2):
+        one = FixedPointSum(3, CPU)
+        draw.shuffle(gradients)  # type: ignore[attr-defined]
+        for gradient in gradients:
+            given_ = torch.tensor(gradient)
+            assert one.take(given_)
+            assert not given_.any()
+        sums.append(one.over(7.0))
+    assert torch.equal(*sums)
+    exact = [math.fsum(round(gradient[n] * 2**32) for gradient in gradients) / 2**32 / 7 for n in range(3)]
+    torch.testing.assert_close(sums[0], torch.tensor(exact, dtype=torch.float64), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**31])
+@pytest.mark.parametrize("place", [0, 2])
+def test_what_does_not_fit_is_told(bad: float, place: int) -> None:
+    gradient = torch.ones(3)
+    gradient[place] = bad
+    assert not FixedPointSum(3, CPU).take(gradient)
+
+
+def test_a_sum_that_may_not_fit_is_told_and_the_next_begins_anew() -> None:
+    one = FixedPointSum(1, CPU)
+    large = 2.0**29 - 1
+    assert one.take(torch.tensor([large]))
+    assert not one.take(torch.tensor([-large - 2]))
+    one.over(1.0)
+    assert one.take(torch.tensor([large]))
