@@ -7,8 +7,8 @@ trains them. Iterations alternate, so that a slow moment of the machine meets bo
     unstreamed  all samples come at once, and are trained as one
 
 tail_over_unstreamed: from the last arrival to the step done, streamed over unstreamed.
-overhead_over_bare:   steps of the whole trainer, until all is published, over model, loss and optimizer alone;
-                      in turn, four steps each, on the same samples.
+overhead_over_bare:   steps of the whole trainer, until all is published, over model, loss and optimizer
+                      alone; in turn, four steps each, on the same samples.
 exact_over_float:     the same step with gradients added in fixed point, over added as floats.
 admission_over_arrival: with micro-batches made of what was decided at admission, over of all that is there.
 zero1_over_ddp:       DeepSpeed ZeRO-1 on two ranks over DistributedDataParallel on two (`_zero.py`).
