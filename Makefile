@@ -65,7 +65,7 @@ demo: setup kafka  ## a whole small run on this machine
 
 test: setup kafka s3  ## every test, against real services
 	$(BIN)/python -m pytest --numprocesses 2 tests/unit
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope tests --ignore tests/unit
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .
