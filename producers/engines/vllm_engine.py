@@ -8,8 +8,10 @@ load: see `cpu_linear.py`. What the engine holds is hashed after every load all 
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -63,6 +65,21 @@ def _packed_linears(invariant: bool) -> list[PackedLinear]:
     return layers
 
 
+@contextmanager
+def _llvmlite_unseen() -> Iterator[None]:
+    """vLLM looks for kernels in all that modules hold, and llvmlite's library claims to have every attribute.
+
+    So vLLM could not start in a process that has numba.
+    """
+    name = "llvmlite.binding.ffi"
+    module = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[name] = module
+
+
 class VllmEngine:
     """The engine on vLLM, CPU and GPU builds."""
 
@@ -85,22 +102,23 @@ class VllmEngine:
         torch.set_num_threads(threads)
         on_cpu = not torch.cuda.is_available()
         self._packed = _packed_linears(batch_invariant) if on_cpu else []
-        self._engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model,
-                dtype=dtype,
-                seed=0,
-                enforce_eager=on_cpu,
-                max_model_len=max_model_len,
-                max_num_seqs=slots,
-                max_num_batched_tokens=max(max_model_len, 64 * slots, 2048),
-                enable_prefix_caching=False,
-                async_scheduling=False,
-                scheduling_policy="priority",
-                disable_log_stats=True,
-                **({"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else {}),
+        with _llvmlite_unseen():
+            self._engine = LLMEngine.from_engine_args(
+                EngineArgs(
+                    model,
+                    dtype=dtype,
+                    seed=0,
+                    enforce_eager=on_cpu,
+                    max_model_len=max_model_len,
+                    max_num_seqs=slots,
+                    max_num_batched_tokens=max(max_model_len, 64 * slots, 2048),
+                    enable_prefix_caching=False,
+                    async_scheduling=False,
+                    scheduling_policy="priority",
+                    disable_log_stats=True,
+                    **({"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else {}),
+                )
             )
-        )
         self._params = lambda tokens: SamplingParams(
             temperature=temperature,
             max_tokens=tokens,

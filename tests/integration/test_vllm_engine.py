@@ -34,6 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[VllmEngine]:
+    import numba  # noqa: F401 - vLLM alone would not start in a process that has it
+
     # One engine a process is all that vLLM allows. Its cache has 16 blocks of 128 tokens: see the preemption.
     made = VllmEngine(str(model), slots=16, max_model_len=256, kv_cache_mib=1)
     made.load_weights(weights(model, 0))

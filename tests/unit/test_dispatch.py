@@ -14,6 +14,7 @@ from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import CurveError, LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.makespan import declared, makespan
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.dispatch.ranks import Ranks
 from producers.engines.base import Request
@@ -129,9 +130,6 @@ def test_a_plan_is_carried_out_as_it_was_reckoned(seed: int, shape: tuple[int, i
 
     In groups too, as long as nothing is learned on the way.
     """
-    # Not at the top: vLLM can't start in a process that has numba, and all tests are read before any runs.
-    from producers.dispatch.makespan import declared, makespan
-
     lengths, predicted, beliefs = drawn(seed)
     predicted = np.repeat(predicted[::size], size)
     jobs = [job(place // size, float(length), place % size) for place, length in enumerate(predicted)]
