@@ -1,4 +1,4 @@
-"""From rows to micro-batches: advantages, then cuts by length that waste little on padding.
+"""From rows to micro-batches: advantages, then cuts of samples sorted by length.
 
 Everything here is a function of the rows alone, whatever their order: never of who finished first.
 """
@@ -17,62 +17,36 @@ from consumers.packing import Packing, pack
 from consumers.rows import Row
 from schemas.losses import SAMPLES
 
-_START_COST = 150  # starting another micro-batch costs about as much as so many tokens
-_PADDING_COST = 0.3  # only attention computes padding, see packing.py
-_SLACKS = (1.0, 1.05, 1.2)  # by how much a micro-batch may be larger than a rank's fair part
+_START_COST = 180  # starting another micro-batch costs about as much as so many tokens
 
 
-def cost(tokens: int, padded: int) -> float:
-    """Of a micro-batch of so many tokens, without and with padding."""
-    return tokens + _PADDING_COST * (padded - tokens) + _START_COST
+def cut(lengths: Sequence[int], budget: int, parts: int) -> list[int]:
+    """Sizes of the micro-batches that sorted rows are cut into.
 
-
-def cut(lengths: Sequence[int], budget: int) -> list[int]:
-    """Sizes of the micro-batches that sorted rows (shortest first) are cut into, at least cost.
-
-    No micro-batch has more than `budget` tokens with padding. Dynamic programming over the cuts.
+    As few as hold `budget` tokens each, or some more, so that `parts` ranks have equally many; then the
+    largest as small as can be.
     """
-    best = [0.0]
-    last_size = [0]
-    ends = [0, *itertools.accumulate(lengths)]
-    for end in range(1, len(lengths) + 1):
-        longest = lengths[end - 1]
-        options = [
-            (best[end - size] + cost(ends[end] - ends[end - size], size * longest), size)
-            for size in range(1, min(end, max(1, budget // longest)) + 1)
-        ]
-        least, size = min(options)
-        best.append(least)
-        last_size.append(size)
-    sizes: list[int] = []
-    end = len(lengths)
-    while end:
-        sizes.append(last_size[end])
-        end -= last_size[end]
-    return sizes[::-1]
+    if not lengths:
+        return []
+    count = -(-len(_filled(lengths, budget)) // parts) * parts
+    least, most = max(lengths[-1], -(-sum(lengths) // count)), budget
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if len(_filled(lengths, middle)) <= count else (middle + 1, most)
+    return _filled(lengths, most)
 
 
-def cut_for(lengths: Sequence[int], budget: int, parts: int) -> list[int]:
-    """As `cut`, so that `parts` ranks that share the micro-batches are done soonest."""
-    whole = sum(lengths)
-    if parts == 1 or not lengths or whole > 4 * parts * budget:
-        return cut(lengths, budget)  # there are many anyway
-    fair = max(lengths[-1], -(-whole // parts))
-    options = [cut(lengths, min(budget, int(fair * slack))) for slack in _SLACKS]
-
-    def longest(sizes: Sequence[int]) -> float:
-        costs = _costs(lengths, sizes)
-        return max(sum(costs[number] for number in share) for share in deal(costs, parts))
-
-    return min(options, key=lambda sizes: (longest(sizes), len(sizes)))
-
-
-def _costs(lengths: Sequence[int], sizes: Sequence[int]) -> list[float]:
-    ends = list(itertools.accumulate(sizes))
-    return [
-        cost(sum(lengths[end - size : end]), size * lengths[end - 1])
-        for size, end in zip(sizes, ends, strict=True)
-    ]
+def _filled(lengths: Sequence[int], most: int) -> list[int]:
+    """Sizes of micro-batches that are filled one after the other."""
+    sizes = [0]
+    held = 0
+    for length in lengths:
+        if sizes[-1] and held + length > most:
+            sizes.append(0)
+            held = 0
+        sizes[-1] += 1
+        held += length
+    return sizes
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
@@ -105,14 +79,9 @@ class MicroBatch:
     returns: torch.Tensor | None
 
     @property
-    def padded_tokens(self) -> int:
-        """Tokens that attention computes."""
-        return self.packing.sequences * self.packing.longest
-
-    @property
     def cost(self) -> float:
         """How long it takes, in tokens."""
-        return cost(self.packing.tokens, self.padded_tokens)
+        return self.packing.tokens + _START_COST
 
     def to(self, device: torch.device) -> MicroBatch:
         """On a device."""
@@ -214,7 +183,7 @@ def plan(rows: Sequence[Row], loss: Loss, budget: int, version: int, *, parts: i
     chosen.sort(key=lambda number: (rows[number].size, rows[number].sample.group, rows[number].sample.index))
     batches: list[MicroBatch] = []
     start = 0
-    for size in cut_for([rows[number].size for number in chosen], budget, parts):
+    for size in cut([rows[number].size for number in chosen], budget, parts):
         members = chosen[start : start + size]
         batches.append(micro_batch([rows[n] for n in members], [worth[n] for n in members], loss, version))
         start += size

@@ -21,7 +21,7 @@ def step_metrics(
     lengths = np.array([sample.true_length for sample in samples])
     staleness = np.array([iteration - int(sample.versions.min()) for sample in samples])
     batches = [batch for planned in plans for batch in planned.batches]
-    held, padded = sum(b.packing.tokens for b in batches), sum(b.padded_tokens for b in batches)
+    held, padded = sum(b.packing.tokens for b in batches), sum(b.packing.places for b in batches)
     tokens = sum(stat.tokens for stat in stats)
     informative = {row.sample.group for batch in batches for row in batch.rows}
     predicted = np.array([sample.predicted for sample in samples])

@@ -48,7 +48,7 @@ class Scoring:
         for row in rows:
             if row.size >= _LONG and _key(row) not in self._done:
                 yield [row]
-        short = [row for row in rows if row.size < _LONG]
+        short = sorted((row for row in rows if row.size < _LONG), key=lambda row: row.size)
         if len(rows) == rows[0].sample.size and short and _key(short[0]) not in self._done:
             yield short
 

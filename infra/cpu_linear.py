@@ -9,6 +9,7 @@ training step takes 20 % less, since it needs no copies for the gradient of the 
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return result
 
 
+@cache
 def pays() -> bool:
     """Whether this CPU is one that MKL is slow on."""
     try:

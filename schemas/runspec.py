@@ -206,7 +206,7 @@ class TrainerSection(Section):
     )
     threads: Positive = Field(1, description="CPU threads of a rank.")
     microbatch_tokens: Positive = Field(
-        8192, description="Tokens of a micro-batch, with the padding that attention computes."
+        8192, description="Most tokens of a micro-batch: what memory is enough for."
     )
     compose: Literal["auto", "admission", "arrival"] = Field(
         "auto",

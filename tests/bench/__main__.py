@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import pkgutil
+import signal
 import sys
 
 import tests.bench as benches
@@ -13,6 +14,9 @@ import tests.bench as benches
 
 def main() -> None:
     """Run one bench."""
+    # In the background too, and however it is told to end: what it has started ends with it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     names = sorted(m.name for m in pkgutil.iter_modules(benches.__path__) if hasattr_main(m.name))
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=benches.__doc__)
     parser.add_argument("name", choices=names)

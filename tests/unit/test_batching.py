@@ -4,56 +4,41 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.batching import cost, cut, cut_for, deal, plan, planned_as
+from consumers.batching import cut, deal, plan, planned_as
 from consumers.losses import loss_of
 from consumers.rows import Row
 from tests.factories import make_sample, make_spec
 
 
-def total(lengths: list[int], sizes: list[int]) -> float:
-    ends = list(itertools.accumulate(sizes))
-    return sum(
-        cost(sum(lengths[end - size : end]), size * lengths[end - 1])
-        for size, end in zip(sizes, ends, strict=True)
-    )
-
-
-@given(st.lists(st.integers(1, 200), min_size=1, max_size=9).map(sorted), st.integers(200, 900))
+@given(
+    st.lists(st.integers(2, 200), min_size=1, max_size=9).map(sorted),
+    st.integers(200, 900),
+    st.integers(1, 4),
+)
 @settings(deadline=None)
-def test_cut_is_the_cheapest(lengths: list[int], budget: int) -> None:
-    sizes = cut(lengths, budget)
-    assert sum(sizes) == len(lengths)
+def test_a_cut_has_few_even_parts(lengths: list[int], budget: int, parts: int) -> None:
+    sizes = cut(lengths, budget, parts)
+
+    def held(sizes: list[int]) -> list[int]:
+        return [
+            sum(lengths[begin:end]) for begin, end in itertools.pairwise([0, *itertools.accumulate(sizes)])
+        ]
+
     possible = [
-        [end - start for start, end in itertools.pairwise([0, *ends, len(lengths)])]
+        [end - begin for begin, end in itertools.pairwise([0, *ends, len(lengths)])]
         for count in range(len(lengths))
         for ends in itertools.combinations(range(1, len(lengths)), count)
     ]
-
-    def fits(sizes: list[int]) -> bool:
-        ends = itertools.accumulate(sizes)
-        return all(
-            size == 1 or size * lengths[end - 1] <= budget for size, end in zip(sizes, ends, strict=True)
-        )
-
-    assert fits(sizes)
-    assert total(lengths, sizes) == pytest.approx(
-        min(total(lengths, option) for option in possible if fits(option))
-    )
-
-
-@given(st.lists(st.integers(2, 300), min_size=1, max_size=40).map(sorted), st.integers(1, 4))
-@settings(deadline=None)
-def test_each_rank_has_work_if_there_are_so_many_samples(lengths: list[int], ranks: int) -> None:
-    sizes = cut_for(lengths, 8192, ranks)
+    fitting = [option for option in possible if max(held(option)) <= budget]
+    fewest = min(len(option) for option in fitting)
+    shared = -(-fewest // parts) * parts
     assert sum(sizes) == len(lengths)
-    assert len(sizes) >= min(ranks, len(lengths)) or max(lengths) * ranks > sum(lengths)
-    if ranks == 1:
-        assert sizes == cut(lengths, 8192)
+    assert len(sizes) <= shared
+    assert max(held(sizes)) == min(max(held(option)) for option in fitting if len(option) <= shared)
 
 
 @given(st.lists(st.floats(1, 1000), max_size=30), st.integers(1, 5))
@@ -73,7 +58,7 @@ def test_a_plan_holds_every_row_once_and_fits_the_budget() -> None:
         row.offset for row in planned.idle
     ]
     assert sorted(held) == list(range(32))
-    assert all(batch.padded_tokens <= 64 for batch in planned.batches if len(batch.rows) > 1)
+    assert all(batch.packing.tokens <= 64 for batch in planned.batches)
     for batch in planned.batches:
         assert (
             batch.answer.numel()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -38,10 +40,11 @@ def hidden_and_gradients(
     return hidden.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.parametrize("fills", [True, False])
 @pytest.mark.parametrize("kind", MODELS)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=10)
-def test_packed_is_as_alone(kind: str, sizes: list[int]) -> None:
+def test_packed_is_as_alone(fills: bool, kind: str, sizes: list[int]) -> None:
     model = MODELS[kind]
     sequences = [torch.randint(24, (size,), generator=torch.Generator().manual_seed(size)) for size in sizes]
     model.set_attn_implementation("eager")
@@ -50,7 +53,8 @@ def test_packed_is_as_alone(kind: str, sizes: list[int]) -> None:
         lambda: torch.cat([model.model(input_ids=tokens[None]).last_hidden_state[0] for tokens in sequences]),
     )
     packing.use_in(model)
-    packed = packing.pack(sizes)
+    with patch.object(packing, "pays", lambda: fills):
+        packed = packing.pack(sizes)
     tokens = torch.zeros(packed.positions.shape[0], dtype=torch.long)
     tokens[: packed.tokens] = torch.cat(sequences)
     together, found = hidden_and_gradients(
@@ -63,6 +67,29 @@ def test_packed_is_as_alone(kind: str, sizes: list[int]) -> None:
     for name, gradient in expected.items():
         if gradient is not None:
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_grids_cost_least(sizes: list[int]) -> None:
+    sizes.sort()
+    runs = [list(run) for _, run in itertools.groupby(sizes)]
+    possible = [
+        [list(itertools.chain(*runs[begin:end])) for begin, end in itertools.pairwise([0, *ends, len(runs)])]
+        for count in range(len(runs))
+        for ends in itertools.combinations(range(1, len(runs)), count)
+    ]
+
+    def cost(grids: list[list[int]]) -> float:
+        return sum(packing.GRID_COST + len(grid) * max(grid) - sum(grid) for grid in grids)
+
+    packed = packing.pack(sizes)
+    ends = list(itertools.accumulate(grid.sequences for grid in packed.grids))
+    found = [sizes[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+    assert ends[-1] == packed.sequences == len(sizes)
+    assert cost(found) == min(map(cost, possible))
+    assert packed.places == sum(len(grid) * max(grid) for grid in found)
+    assert [grid.tokens for grid in packed.grids] == [sum(grid) for grid in found]
 
 
 @given(st.integers(1, 5000))

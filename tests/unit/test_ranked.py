@@ -116,7 +116,7 @@ def test_a_micro_batch_travels_to_the_bit() -> None:
             elif one is None:
                 assert other is None, field.name
         assert torch.equal(batch.packing.positions, again.packing.positions)
-        assert torch.equal(batch.packing.from_grid, again.packing.from_grid)
+        assert batch.packing.places == again.packing.places
 
 
 def test_a_frame_that_was_cut_off_is_none() -> None:

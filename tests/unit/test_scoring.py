@@ -70,7 +70,7 @@ def test_a_long_sample_is_scored_as_it_comes() -> None:
     assert one.missing([rows[:1]]) == [[rows[0]]]
     assert one.missing([rows[1:3]]) == [], "short ones wait for their group"
     one.score([[rows[0]]])
-    assert one.missing([rows[:SIZE]]) == [rows[1:SIZE]]
+    assert one.missing([rows[:SIZE]]) == [[rows[1], rows[3], rows[2]]], "by length"
     one.begin()
     assert one.missing([rows[:1]]) == [[rows[0]]]
     assert scoring(Needs()).missing([rows[:SIZE]]) == []
