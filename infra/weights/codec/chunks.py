@@ -1,0 +1,126 @@
+"""Groups as objects of the store.
+
+magic · length of the head · head (msgpack: what groups there are) · the groups' bodies
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from infra.weights.bits import Bits, Model
+from infra.weights.codec.groups import Group, Head, decode_group, encode_group
+from infra.weights.codec.tiles import TILE, Tile, groups_of
+from infra.weights.errors import WeightsError
+
+CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it as large
+_MAGIC = b"SRWC"
+_START = struct.Struct("<4sI")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    format: int
+    tile: int
+    groups: list[Head]
+
+
+def encode(old: Model | None, new: Model, *, threads: int = 1, size: int = CHUNK) -> Iterator[bytes]:
+    """What makes one model of another, or of nothing, chunk by chunk. Both have the same tensors."""
+    if old is not None:
+        check_alike(old, new)
+    held: list[Group] = []
+
+    def code(group: tuple[str, list[Tile]]) -> Group:
+        return encode_group(*group, old, new)
+
+    for group in in_threads(code, groups_of(new), threads):
+        held.append(group)
+        if sum(len(one.body) for one in held) >= size:
+            yield _chunk(held)
+            held = []
+    if held:
+        yield _chunk(held)
+
+
+def check_alike(old: Model, new: Model) -> None:
+    """Raise unless two models have tensors of the same names, types and shapes."""
+    for name in sorted({*old, *new}):
+        one, other = old.get(name), new.get(name)
+        if one is None or other is None:
+            raise WeightsError(f"only the {'new' if one is None else 'old'} model has a tensor {name}")
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            raise WeightsError(f"{name} is {_said(one)} in the old model and {_said(other)} in the new one")
+
+
+def _said(bits: Bits) -> str:
+    return f"{bits.dtype} {list(bits.shape)}"
+
+
+def _chunk(groups: Sequence[Group]) -> bytes:
+    head = msgspec.msgpack.encode(_Head(1, TILE, [group.head for group in groups]))
+    return b"".join([_START.pack(_MAGIC, len(head)), head, *(group.body for group in groups)])
+
+
+def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryview]]:
+    """The groups in a chunk."""
+    view = memoryview(chunk)
+    try:
+        magic, size = _START.unpack_from(view)
+        if magic != _MAGIC:
+            raise WeightsError(f"{what} is no chunk of weights: it begins with {bytes(magic)!r}")
+        at = _START.size + size
+        head = msgspec.msgpack.decode(view[_START.size : at], type=_Head)
+    except (struct.error, ValueError) as error:  # what msgspec raises are such
+        raise WeightsError(f"{what} is damaged: {error}") from error
+    if (head.format, head.tile) != (1, TILE):
+        raise WeightsError(
+            f"{what} has format {head.format} with tiles of {head.tile}; this version of StreamRL reads "
+            f"format 1 with tiles of {TILE}"
+        )
+    found = []
+    for group in head.groups:
+        if group.size < 0 or at + group.size > len(view):
+            raise WeightsError(f"{what} ends too soon")
+        found.append((group, view[at : at + group.size]))
+        at += group.size
+    return found
+
+
+def decode(chunk: bytes | memoryview, model: Model, what: str, *, threads: int = 1) -> list[Tile]:
+    """Make a model a newer one, in place, as far as a chunk says how; the tiles that changed.
+
+    Raises StaleTile if the model is not the one that it is for. What was done until then stays done: with the
+    right model, or after a crash, decoding goes on where it ended.
+    """
+
+    def apply(group: tuple[Head, memoryview]) -> list[Tile]:
+        return list(decode_group(*group, model, what))
+
+    return [tile for tiles in in_threads(apply, heads_of(chunk, what), threads) for tile in tiles]
+
+
+def in_threads(do: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Results in order, with no more under way than there are threads."""
+    if threads == 1:
+        yield from map(do, items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                ahead.append(pool.submit(do, item))
+                if len(ahead) > threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()

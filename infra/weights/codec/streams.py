@@ -1,0 +1,120 @@
+"""Integers to bytes and back. The coder is named before them: a reader needs no settings.
+
+pcodec finds the bins and codes them as a bare entropy coder would; zstd stands in where it is not installed,
+and where there are too few numbers for bins to pay.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from infra.weights.bits import Array
+from infra.weights.errors import WeightsError
+
+_HEAD = struct.Struct("<BII")  # coder and bytes of a number, numbers, bytes behind this
+_RAW, _ZSTD, _PCODEC = range(3)
+_FEW = 2048  # numbers of which bins may cost more than they save
+_LEVEL = 6  # of pcodec: higher ones take twice as long and save nothing here
+_ZSTD_LEVEL = 1
+
+
+@cache
+def _pcodec() -> Any:
+    try:
+        import pcodec
+    except ImportError:
+        return None
+    return pcodec
+
+
+def pack(numbers: Array) -> bytes:
+    """Numbers as bytes."""
+    options = [(_RAW, numbers.tobytes())]
+    library = _pcodec()
+    if library is None or numbers.size < _FEW:
+        options.append((_ZSTD, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(_planes(numbers))))
+    if library is not None and numbers.size:
+        # Neighbours have nothing to do with each other: it need not look for that.
+        config = library.ChunkConfig(
+            compression_level=_LEVEL, mode_spec=library.ModeSpec.classic(),
+            delta_spec=library.DeltaSpec.no_op(), enable_8_bit=True,
+        )  # fmt: skip
+        options.append((_PCODEC, library.standalone.simple_compress(numbers, config)))
+    coder, data = min(options, key=lambda option: len(option[1]))
+    return _HEAD.pack(coder << 4 | numbers.itemsize, numbers.size, len(data)) + data
+
+
+class Reader:
+    """Streams, one behind the other."""
+
+    def __init__(self, data: bytes | memoryview, what: str) -> None:
+        self._data, self._at, self._what = memoryview(data), 0, what
+
+    def numbers(self, most: int) -> Array:
+        """The next stream; `most`: more numbers than this can't be."""
+        try:
+            code, count, size = _HEAD.unpack_from(self._data, self._at)
+        except struct.error:
+            raise WeightsError(f"{self._what} ends too soon") from None
+        coder, width = code >> 4, code & 15
+        start = self._at + _HEAD.size
+        self._at = start + size
+        if width not in (1, 2, 4) or count > most or self._at > len(self._data):
+            raise WeightsError(
+                f"{self._what} is damaged: a stream of {count} numbers where {most} are the most"
+            )
+        found = self._decoded(coder, np.dtype(f"<u{width}"), count, self._data[start : self._at])
+        if found.size != count or found.itemsize != width:
+            raise WeightsError(f"{self._what} is damaged: a stream has {found.size} numbers, not {count}")
+        return found
+
+    def rest(self) -> memoryview:
+        """What is behind the last stream read."""
+        return self._data[self._at :]
+
+    def _decoded(self, coder: int, dtype: np.dtype[Any], count: int, data: memoryview) -> Array:
+        if coder == _RAW:
+            return np.frombuffer(data[: count * dtype.itemsize], dtype)
+        if coder == _ZSTD:
+            return _from_planes(unzstd(data, count * dtype.itemsize, self._what), dtype)
+        library = _pcodec()
+        if coder != _PCODEC or library is None:
+            raise WeightsError(
+                f"{self._what} is coded with pcodec, which is not installed: pip install pcodec"
+                if coder == _PCODEC
+                else f"{self._what} is damaged: there is no coder {coder}"
+            )
+        try:
+            found = library.standalone.simple_decompress(bytes(data))
+        except Exception as error:  # it has several, without a common base
+            raise WeightsError(f"{self._what} is damaged: {error}") from error
+        return np.zeros(0, dtype) if found is None else np.asarray(found)
+
+
+def unzstd(data: bytes | memoryview, size: int, what: str) -> bytes:
+    """So many bytes, which zstd has made small."""
+    try:
+        if zstandard.get_frame_parameters(data).content_size > size:  # it would be made room for
+            raise WeightsError(f"{what} is damaged: it holds more than {size} bytes")
+        found = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(1, size))
+    except zstandard.ZstdError as error:
+        raise WeightsError(f"{what} is damaged: {error}") from error
+    if len(found) != size:
+        raise WeightsError(f"{what} is damaged: it holds {len(found)} bytes, not {size}")
+    return found
+
+
+def _planes(numbers: Array) -> bytes:
+    """First all lowest bytes, then all next ones: zstd sees what is alike."""
+    return np.ascontiguousarray(numbers.view(np.uint8).reshape(numbers.size, numbers.itemsize).T).tobytes()
+
+
+def _from_planes(data: bytes, dtype: np.dtype[Any]) -> Array:
+    planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1)
+    found: Array = np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
+    return found

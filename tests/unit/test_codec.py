@@ -1,0 +1,246 @@
+"""The codec of weights: bit-exact for all patterns, whatever scans them, and never a wrong weight."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.weights import bits
+from infra.weights.bits import Array, Bits, kind_of
+from infra.weights.codec import chunks, groups, scan_fast, scan_plain, streams, tiles
+from infra.weights.codec.bands import bands_of
+from infra.weights.codec.scan import Scan, scanner
+from infra.weights.errors import WeightsError
+
+TYPES = ["BF16", "F16", "F32", "U8", "I64"]
+PLAIN = scanner(compiled=False)
+
+
+def drawn(dtype: str, count: int, changed: float, seed: int) -> tuple[Array, Array]:
+    """Any bit patterns at all, a part of which become any others."""
+    rng, kind = np.random.default_rng(seed), kind_of(dtype)
+    old, other = (rng.integers(0, 1 << kind.bits, count, dtype=np.uint64).astype(kind.unsigned) for _ in "ab")
+    return old, np.where(rng.random(count) < changed, other, old)
+
+
+def like_training(count: int, seed: int, rate: float = 0.002) -> tuple[Array, Array]:
+    """bf16 weights of which those with low exponents change most, mostly by one place."""
+    rng = np.random.default_rng(seed)
+    old = (rng.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    likely = np.minimum(0.8, rate * 2.0 ** (121 - ((old >> 7) & 255).astype(float)))
+    step = np.where(rng.random(count) < 0.9, 1, 2) * rng.choice([-1, 1], count)
+    return old, np.where(rng.random(count) < likely, old + step.astype(np.uint16), old)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_all_patterns_have_a_place_of_their_own(dtype: str) -> None:
+    kind = kind_of(dtype)
+    if kind.bits > 16:
+        some = drawn(dtype, 1 << 16, 1.0, 0)[0]
+    else:
+        some = np.arange(1 << kind.bits).astype(kind.unsigned)
+    places = bits.ordered(some, kind)
+    assert len(np.unique(places)) == len(np.unique(some))
+    assert np.array_equal(bits.unordered(places, kind), some)
+
+
+def test_neighbours_in_the_order_of_numbers_are_one_step_apart() -> None:
+    numbers = np.array([-np.inf, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, np.inf], np.float32)
+    places = bits.ordered(numbers.view(np.uint32), kind_of("F32")).astype(np.int64)
+    assert np.all(np.diff(places) > 0)
+    assert np.diff(places)[2:5].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@given(st.integers(0, 99), st.sampled_from([0.0, 0.001, 0.3, 1.0]), st.integers(1, 6))
+@settings(deadline=None, max_examples=20)
+def test_both_scans_are_the_same_and_lead_back(dtype: str, seed: int, changed: float, bands: int) -> None:
+    kind = kind_of(dtype)
+    old, new = drawn(dtype, 3000, changed, seed)
+    band = (np.arange(kind.exponents) * bands // kind.exponents).astype(np.uint8)
+    assert np.array_equal(scan_fast.census(old, new, kind), scan_plain.census(old, new, kind))
+    one, other = scan_fast.scan(old, new, kind, band), scan_plain.scan(old, new, kind, band)
+    for name in ("counts", "gaps", "steps"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        assert getattr(one, name).dtype == getattr(other, name).dtype, name
+    for module in (scan_fast, scan_plain):
+        data = old.copy()
+        assert module.apply(data, kind, band, one)
+        assert np.array_equal(data, new)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=60), st.sampled_from([np.uint8, np.uint16, np.uint32]))
+def test_streams_lead_back(numbers: list[int], dtype: type) -> None:
+    several = [np.array(numbers).astype(dtype), np.zeros(3000, dtype), np.arange(5000).astype(dtype)]
+    for library in (streams._pcodec(), None):
+        with patch.object(streams, "_pcodec", lambda library=library: library):
+            data = b"".join(map(streams.pack, several))
+        reader = streams.Reader(data, "it")
+        for one in several:
+            found = reader.numbers(5000)
+            assert np.array_equal(found, one)
+            assert found.dtype == one.dtype
+        assert not reader.rest()
+
+
+def test_a_stream_of_a_coder_that_is_not_installed_says_so() -> None:
+    data = streams.pack(np.random.default_rng(0).geometric(0.1, 4000).astype(np.uint32))
+    with (
+        patch.object(streams, "_pcodec", lambda: None),
+        pytest.raises(WeightsError, match="pip install pcodec"),
+    ):
+        streams.Reader(data, "it").numbers(4000)
+
+
+def model(
+    *sizes: tuple[str, int], changed: float = 0.02, seed: int = 0
+) -> tuple[dict[str, Bits], dict[str, Bits]]:
+    old, new = {}, {}
+    for number, (dtype, count) in enumerate(sizes):
+        before, after = drawn(dtype, count, changed, seed + number)
+        old[f"t{number}"], new[f"t{number}"] = (Bits(dtype, (count,), data) for data in (before, after))
+    return old, new
+
+
+def copied(some: dict[str, Bits]) -> dict[str, Bits]:
+    return {name: Bits(one.dtype, one.shape, one.data.copy()) for name, one in some.items()}
+
+
+def same(one: dict[str, Bits], other: dict[str, Bits]) -> bool:
+    return all(np.array_equal(one[name].data, other[name].data) for name in one)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (tiles, groups, chunks):
+        monkeypatch.setattr(module, "TILE", 256)
+    monkeypatch.setattr(tiles, "GROUP", 1024)
+    yield
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("changed", [0.0, 0.01, 0.5, 1.0])
+def test_a_model_leads_to_the_next_one(small_tiles: None, threads: int, changed: float) -> None:
+    sizes = [("BF16", 5000), ("F32", 700), ("U8", 300), ("BF16", 1), ("F16", 0), ("F16", 1100)]
+    old, new = model(*sizes, changed=changed)
+    for base in (old, None):
+        found = list(chunks.encode(base, new, threads=threads, size=2000))
+        assert len(found) > 1 or (base is not None and changed < 0.5)
+        held = copied(old)
+        touched = [tile for chunk in found for tile in chunks.decode(chunk, held, "it", threads=threads)]
+        assert same(held, new)
+        assert len(touched) == len(set(touched))
+        again = [tile for chunk in found for tile in chunks.decode(chunk, held, "it")]
+        assert not again, "what is new already stays"
+
+
+def test_threads_and_scans_make_the_same_bytes(small_tiles: None) -> None:
+    old, new = model(("BF16", 9000), ("F32", 3000), changed=0.1)
+    one = list(chunks.encode(old, new))
+    assert one == list(chunks.encode(old, new, threads=3))
+    with patch.object(groups, "scanner", lambda: PLAIN):
+        assert one == list(chunks.encode(old, new))
+
+
+def test_after_a_crash_decoding_goes_on(small_tiles: None) -> None:
+    old, new = model(("BF16", 3000), changed=0.1)
+    (chunk,) = chunks.encode(old, new)
+    held, steps = copied(old), 0
+
+    class Died(Exception):
+        pass
+
+    def dies(data: Array, *rest: object) -> bool:
+        nonlocal steps
+        steps += 1
+        if steps % 3 == 0:
+            raise Died
+        return PLAIN.apply(data, *rest)  # type: ignore[arg-type]
+
+    with patch.object(groups, "scanner", lambda: Scan(PLAIN.census, PLAIN.scan, dies)):
+        for _ in range(20):
+            try:
+                chunks.decode(chunk, held, "it")
+                break
+            except Died:
+                assert not same(held, new)
+    assert same(held, new)
+    assert steps > 12
+
+
+def test_bits_that_a_change_is_not_for_stay_as_they_are(small_tiles: None) -> None:
+    old, new = model(("BF16", 2000), changed=0.1)
+    (chunk,) = chunks.encode(old, new)
+    held = copied(old)
+    held["t0"].data[700] ^= 1
+    before = held["t0"].data[512:768].copy()
+    with pytest.raises(groups.StaleTile, match=r"t0\[512:768\] holds other bits than those that v7 is for"):
+        chunks.decode(chunk, held, "v7")
+    assert np.array_equal(held["t0"].data[512:768], before)
+
+
+def test_every_flipped_bit_and_every_cut_is_an_error(small_tiles: None) -> None:
+    """Nothing but the old or the new bits is ever written."""
+    old, new = model(("BF16", 600), ("F32", 60), changed=0.05)
+    for base in (old, None):
+        (chunk,) = chunks.encode(base, new)
+        damaged = [chunk[:cut] for cut in range(len(chunk))]
+        for place in range(8 * len(chunk)):
+            flipped = bytearray(chunk)
+            flipped[place // 8] ^= 1 << place % 8
+            damaged.append(bytes(flipped))
+        for some in damaged:
+            held = copied(old)
+            with contextlib.suppress(WeightsError):
+                chunks.decode(some, held, "it")
+            for name, one in held.items():
+                for start in range(0, one.data.size, 256):
+                    part = slice(start, start + 256)
+                    assert any(np.array_equal(one.data[part], whole[name].data[part]) for whole in (old, new))
+
+
+def test_models_with_other_tensors_have_no_difference() -> None:
+    old, new = model(("BF16", 10), ("F32", 10))
+    with pytest.raises(WeightsError, match="only the new model has a tensor t1"):
+        list(chunks.encode({"t0": old["t0"]}, new))
+    with pytest.raises(WeightsError, match=r"t1 is BF16 \[10\] in the old model and F32 \[10\]"):
+        list(chunks.encode({"t0": old["t0"], "t1": old["t0"]}, new))
+
+
+def entropy(old: Array, new: Array) -> float:
+    """Bytes per changed element that positions and steps need at least, given the exponents."""
+    places = [bits.ordered(some, kind_of("BF16")) for some in (old, new)]
+    steps, exponents, total = places[1] - places[0], (old >> 7) & 255, 0.0
+    for exponent in np.unique(exponents):
+        mine = steps[exponents == exponent]
+        _, counts = np.unique(mine, return_counts=True)
+        total -= float(np.sum(counts * np.log2(counts / mine.size)))
+    return total / 8 / float(np.sum(old != new))
+
+
+def test_it_is_close_to_the_entropy() -> None:
+    old, new = like_training(tiles.GROUP, 0)
+    models = [{"w": Bits("BF16", (some.size,), some)} for some in (old, new)]
+    (chunk,) = chunks.encode(models[0], models[1])
+    found = len(chunk) / np.sum(old != new)
+    assert found <= 1.05 * entropy(old, new)
+    (whole,) = chunks.encode(None, models[1], size=1 << 30)
+    assert len(whole) <= 0.70 * new.nbytes
+
+
+def test_bands_are_worth_what_they_cost() -> None:
+    elements, changed = np.zeros((2, 256), np.int64)
+    elements[100:104] = 1_000_000
+    changed[100:104] = [200_000, 200_100, 1_000, 990]
+    bands = bands_of(np.stack([elements, changed]))
+    assert bands[100] == bands[101] != bands[102] == bands[103]
+    assert bands.max() == 1
+    assert not bands_of(np.stack([elements, changed]) // 100_000).any(), "few changes: one band"
+    assert all(a <= b for a, b in itertools.pairwise(bands))
