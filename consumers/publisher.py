@@ -18,7 +18,8 @@ import torch
 
 from infra.process import Context
 from infra.waiting import Wait
-from infra.weights.versions import Manifest, WeightStore
+from infra.weights.manifest import Manifest
+from infra.weights.versions import WeightStore
 from schemas.messages import WeightsAnnouncement
 from schemas.wire import encode
 

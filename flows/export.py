@@ -24,7 +24,8 @@ from infra.store import Store
 from infra.weights.adapter import Merging, check_fits, is_meant, layers_of
 from infra.weights.digest import file_digests
 from infra.weights.folder import ModelFolder
-from infra.weights.versions import Manifest, WeightStore
+from infra.weights.manifest import Manifest
+from infra.weights.versions import WeightStore
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +134,7 @@ def _whole(target: Path, *, replace: bool) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_adapter(record: RunRecord, file: bytes, base: ModelFolder, folder: Path) -> None:
+def _write_adapter(record: RunRecord, file: bytearray, base: ModelFolder, folder: Path) -> None:
     from peft import LoraConfig, TaskType
 
     lora = record.spec.model.lora
@@ -156,7 +157,12 @@ def _targets(layers: list[str], names: list[str]) -> list[str]:
 
 
 def _write_model(
-    record: RunRecord, manifest: Manifest, file: bytes, base: ModelFolder, folder: Path, progress: Progress
+    record: RunRecord,
+    manifest: Manifest,
+    file: bytearray,
+    base: ModelFolder,
+    folder: Path,
+    progress: Progress,
 ) -> None:
     ignored = shutil.ignore_patterns(*_NOT_COPIED)
     shutil.copytree(record.model, folder, ignore=ignored, dirs_exist_ok=True)
@@ -185,11 +191,11 @@ def _sizes(record: RunRecord, base: ModelFolder) -> dict[str, int]:
     return sizes
 
 
-def _merged(record: RunRecord, file: bytes, base: ModelFolder) -> Iterator[tuple[str, torch.Tensor]]:
+def _merged(record: RunRecord, file: bytearray, base: ModelFolder) -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors of the merged model, one after the other."""
     from safetensors.torch import load
 
-    adapter, merging = load(file), Merging(record.spec.model, base)
+    adapter, merging = load(bytes(file)), Merging(record.spec.model, base)
     changed = {f"{layer}.weight": layer for layer in layers_of(adapter)}
     for name in base.names:
         yield name, merging.merged(changed[name], adapter) if name in changed else merging.plain(name)

@@ -13,8 +13,10 @@ from infra.bus import Record
 from infra.process import Context
 from infra.tail import Tail
 from infra.weights.adapter import Merging, check_fits
+from infra.weights.copy import Copy
 from infra.weights.digest import file_digests
 from infra.weights.folder import ModelFolder
+from infra.weights.manifest import Manifest
 from infra.weights.versions import WeightStore
 from schemas.messages import WeightsAnnouncement
 from schemas.runspec import ModelSection
@@ -36,28 +38,24 @@ def watch_weights(context: Context, bell: threading.Event) -> Tail[Version]:
     weights = WeightStore(context.store, context.run)
     base = ModelFolder(context.record.model)
     have = -1
+    copy: Copy | None = None  # of the newest version: of the next one only what changed is fetched
 
     def fetch(records: list[Record]) -> list[Version]:
-        nonlocal have
+        nonlocal have, copy
         announced = decode(records[-1].value, WeightsAnnouncement)
         if announced.version <= have:
             return []
-        version = fetch_version(weights, announced.version, announced.root, context.spec.model, base)
+        manifest, copy = weights.update(copy, announced.version, root=announced.root)
         have = announced.version
-        return [version]
+        return [installable(manifest, copy, context.spec.model, base)]
 
     return Tail(context.bus.reader(context.topics.weights), fetch, bell)
 
 
-def fetch_version(
-    weights: WeightStore, number: int, root: str, spec: ModelSection, base: ModelFolder
-) -> Version:
-    """A version as an engine takes it."""
-    manifest, file = weights.fetch_file(number, root=root)
+def installable(manifest: Manifest, copy: Copy, spec: ModelSection, base: ModelFolder) -> Version:
+    """A version as an engine takes it: no later change of the copy is seen in it."""
     check_fits(manifest, spec, base)
     if spec.lora is None:
-        return Version(number, manifest.root, manifest.digests, file)
-    from safetensors.torch import load  # torch: only where there is something to compute
-
-    merged = Merging(spec, base).file(load(file))
-    return Version(number, manifest.root, file_digests(merged), merged)
+        return Version(manifest.version, manifest.root, manifest.digests, bytes(copy.file))
+    merged = Merging(spec, base).file(copy.tensors())
+    return Version(manifest.version, manifest.root, file_digests(merged), merged)

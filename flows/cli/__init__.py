@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flows.cli import demo, doctor, down, export, join, logs, ranker, replay, run, schema, status, up
+from flows.cli import demo, doctor, down, export, join, logs, ranker, replay, run, schema, status, up, weights
 
 app = typer.Typer(
     name="streamrl",
@@ -17,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for command in (up, run, join, status, logs, replay, export, ranker, demo, down, doctor, schema):
+for command in (up, run, join, status, logs, replay, export, weights, ranker, demo, down, doctor, schema):
     command.add_to(app)
 
 

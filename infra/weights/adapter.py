@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
-from infra.weights.versions import Manifest
+from infra.weights.manifest import Manifest
 from schemas.runspec import ModelSection
 
 if TYPE_CHECKING:

@@ -74,6 +74,14 @@ class Bits:
         """Its bytes."""
         return self.data.view(np.uint8).data
 
+    def finite(self) -> bool:
+        """Whether no element is NaN or infinite: then its exponent would be the largest there is."""
+        kind = self.kind
+        if not kind.exponent:
+            return True
+        most = self.data.dtype.type((kind.exponents - 1) << kind.fraction)
+        return not bool(((self.data & most) == most).any())
+
 
 Model = Mapping[str, Bits]
 

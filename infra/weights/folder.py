@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.weights.digest import file_digests, root_digest
+from infra.weights.bits import Bits, file_model
+from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -42,14 +43,18 @@ class ModelFolder:
     @cached_property
     def root(self) -> str:
         """Hash over all tensors, as `infra.weights.digest` has it; it reads them all."""
-        digests: dict[str, str] = {}
+        return root_digest(model_digests(self.bits()))
+
+    def bits(self) -> dict[str, Bits]:
+        """All tensors, backed by the files: not to be written to."""
+        found: dict[str, Bits] = {}
         for file in self._needed():
             try:
                 with file.open("rb") as opened:
-                    digests |= file_digests(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+                    found |= file_model(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
             except (OSError, ValueError) as error:
                 raise WeightsError(f"{file} can't be read: {error}") from error
-        return root_digest(digests)
+        return found
 
     @property
     def names(self) -> list[str]:

@@ -23,7 +23,7 @@ from infra.weights.versions import WeightStore
 from producers.engines import sampler
 from producers.engines.base import EngineError, Finished, Request
 from producers.engines.vllm_engine import VllmEngine
-from producers.weights_watch import fetch_version
+from producers.weights_watch import installable
 from tests.factories import make_sample, make_spec, make_tiny_model
 
 
@@ -119,8 +119,8 @@ def test_an_adapter_changes_its_layers_only(
         adapter = learner.weights()
         if number:  # the first one is that of a new run
             adapter = {n: 0.2 * torch.randn(tensor.shape, generator=noise) for n, tensor in adapter.items()}
-        manifest = store.publish(number, adapter, trainer_epoch=0, base=learner.base)
-        version = fetch_version(store, number, manifest.root, spec.model, base)
+        store.publish(number, adapter, trainer_epoch=0, base=learner.base)
+        version = installable(*store.update(None, number), spec.model, base)
         assert engine.install(version.file, recompute=False).digests == version.digests
         learner.adopt(adapter)
         asked = request(number)

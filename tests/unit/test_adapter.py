@@ -24,7 +24,7 @@ from infra.weights.digest import digests_of, file_digests, root_digest
 from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
-from producers.weights_watch import fetch_version
+from producers.weights_watch import installable
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
 from tests.training import rows_of
@@ -274,11 +274,11 @@ def test_a_generator_takes_whole_layers_and_only_of_its_base(model: str, tmp_pat
     learner.adopt(some_adapter(learner))
     weights = published(tmp_path, learner, 1)
     manifest = weights.manifest(1)
-    version = fetch_version(weights, 1, manifest.root, spec.model, ModelFolder(model))
+    version = installable(*weights.update(None, 1), spec.model, ModelFolder(model))
     expected = digests_of(merged(model, learner.weights(), spec))
     assert version.digests == file_digests(version.file) == digests_of(load(bytes(version.file))) == expected
     rounded = lora_spec({"targets": ["q_proj", "down_proj"]}, model={"dtype": "bfloat16"})
-    half = fetch_version(weights, 1, manifest.root, rounded.model, ModelFolder(model))
+    half = installable(*weights.update(None, 1), rounded.model, ModelFolder(model))
     assert (
         half.digests
         == digests_of(load(bytes(half.file)))
@@ -291,13 +291,13 @@ def test_a_generator_takes_whole_layers_and_only_of_its_base(model: str, tmp_pat
     with pytest.raises(
         WeightsError, match=r"version 1 of run r-1 is an adapter for a model with root .* in .*other"
     ):
-        fetch_version(weights, 1, manifest.root, spec.model, ModelFolder(other))
+        installable(*weights.update(None, 1), spec.model, ModelFolder(other))
     with pytest.raises(WeightsError, match=r"is an adapter, but the run has no model\.lora"):
-        fetch_version(weights, 1, manifest.root, make_spec().model, ModelFolder(model))
+        installable(*weights.update(None, 1), make_spec().model, ModelFolder(model))
     whole = TorchLearner(model, make_spec())
-    root = published(tmp_path, whole, 2).manifest(2).root
+    published(tmp_path, whole, 2)
     with pytest.raises(WeightsError, match=r"is a whole model, but the run has model\.lora"):
-        fetch_version(weights, 2, root, spec.model, ModelFolder(model))
+        installable(*weights.update(None, 2), spec.model, ModelFolder(model))
     with pytest.raises(WeightsError, match="this trainer started from another model"):
         published(tmp_path, learner, 1, base="ff")
 
@@ -334,7 +334,7 @@ def test_folders_that_can_not_be_a_base_are_named(model: str, tmp_path: Path) ->
     shutil.copytree(model, damaged)
     file = damaged / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(WeightsError, match=r"model\.safetensors can't be read: .* lies outside the file"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors can't be read: .* does not lie in the file"):
         _ = ModelFolder(damaged).root
     file.write_bytes(b"nothing")
     with pytest.raises(WeightsError, match=r"model\.safetensors can't be read"):

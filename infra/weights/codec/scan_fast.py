@@ -46,14 +46,11 @@ def apply(data: Array, kind: Kind, bands: Array, changes: Changes) -> bool:
 
 @cache
 def _compiled(kind: Kind) -> tuple[Callable[..., Any], ...]:
-    """Made for one type: with its shifts and masks as constants they are half as fast again."""
-    fraction, most, sign, whole = kind.fraction, kind.exponents - 1, kind.sign, (1 << kind.bits) - 1
+    """Made for one type: with its shifts and masks as constants they are half as fast again.
 
-    @njit(nogil=True, cache=True)
-    def place(bits: int) -> int:
-        """Where a number stands in the order of numbers."""
-        wide = np.int64(bits)
-        return wide ^ (whole if wide & sign else sign)  # type: ignore[return-value]
+    They call nothing of ours, or numba would not find them in its cache.
+    """
+    fraction, most, sign, whole = kind.fraction, kind.exponents - 1, kind.sign, (1 << kind.bits) - 1
 
     @njit(nogil=True, cache=True)
     def census(old: Array, new: Array, found: Array) -> None:
@@ -77,7 +74,10 @@ def _compiled(kind: Kind) -> tuple[Callable[..., Any], ...]:
                 return -1
             gaps[count] = same[b]
             same[b] = 0
-            step = (place(new[i]) - place(old[i])) & whole
+            before, after = np.int64(old[i]), np.int64(new[i])
+            before ^= whole if before & sign else sign
+            after ^= whole if after & sign else sign
+            step = (after - before) & whole
             steps[count] = ((2 * step) & whole) ^ (whole if 2 * step > whole else 0)
             band[count] = b
             count += 1
@@ -98,8 +98,9 @@ def _compiled(kind: Kind) -> tuple[Callable[..., Any], ...]:
             if left[b]:
                 left[b] -= 1
                 continue
-            code = np.int64(steps[upcoming[b]])
-            new = (place(data[i]) + ((code >> 1) ^ (whole if code & 1 else 0))) & whole
+            code, place = np.int64(steps[upcoming[b]]), np.int64(data[i])
+            place ^= whole if place & sign else sign
+            new = (place + ((code >> 1) ^ (whole if code & 1 else 0))) & whole
             if sign:
                 new ^= sign if new & sign else whole
             data[i] = new

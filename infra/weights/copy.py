@@ -1,0 +1,59 @@
+"""A model in memory as a safetensors file: chunks are applied in place, and the file is whole in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from infra.weights.bits import NAMES, Bits, file_model
+from infra.weights.errors import WeightsError
+from infra.weights.manifest import Manifest, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Copy:
+    """What a reader holds of a version."""
+
+    def __init__(self, file: bytearray, version: int | None = None, root: str | None = None) -> None:
+        self.file, self.version, self.root = file, version, root
+        self.model: dict[str, Bits] = file_model(file)
+
+    @classmethod
+    def blank(cls, tensors: Mapping[str, Tensor]) -> Copy:
+        """Zeros, in the shape of a version."""
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+        end = 0
+        # The widest types first: whatever is behind them lies where its type may lie.
+        for name in sorted(tensors, key=lambda name: (-_width(tensors[name]), name)):
+            tensor = tensors[name]
+            begin, end = end, end + tensor.size
+            shape = list(tensor.shape)
+            header[name] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": [begin, end]}
+        head = json.dumps(header).encode()
+        head += b" " * (-len(head) % 8)
+        file = bytearray(8 + len(head) + end)
+        file[: 8 + len(head)] = len(head).to_bytes(8, "little") + head
+        return cls(file)
+
+    def fits(self, manifest: Manifest) -> bool:
+        """Whether it has the tensors of a version."""
+        return {name: (bits.dtype, bits.shape) for name, bits in self.model.items()} == {
+            name: (tensor.dtype, tensor.shape) for name, tensor in manifest.tensors.items()
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors, copied."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return load(bytes(self.file))
+        except SafetensorError as error:
+            raise WeightsError(f"version {self.version} is no safetensors file: {error}") from error
+
+
+def _width(tensor: Tensor) -> int:
+    return NAMES[tensor.dtype][1]

@@ -1,0 +1,27 @@
+"""Weights by the address of their folder: of a run, or of any other series of versions.
+
+s3://bucket/store/runs/count-1/weights      of a run
+s3://bucket/models/mine                     of nobody else: named after its folder
+"""
+
+from __future__ import annotations
+
+import re
+
+from infra.store import open_store
+from infra.weights.errors import WeightsError
+from infra.weights.versions import WeightStore
+
+
+def weights_at(url: str, *, threads: int = 1) -> WeightStore:
+    """The versions in a folder of an object store."""
+    scheme, _, path = url.rstrip("/").partition("://")
+    above, _, name = path.rpartition("/")
+    if not above or not name:
+        raise WeightsError(
+            f"{url!r} is no folder of weights: a URL is expected, such as file:///models/mine, "
+            "s3://bucket/models/mine or s3://bucket/store/runs/count-1/weights"
+        )
+    if of_run := re.fullmatch(r"(.+)/runs/([^/]+)/weights", path):
+        return WeightStore(open_store(f"{scheme}://{of_run[1]}"), of_run[2], threads=threads)
+    return WeightStore(open_store(f"{scheme}://{above}"), name, prefix=name, threads=threads)

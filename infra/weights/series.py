@@ -1,0 +1,120 @@
+"""Which paths a new version gets: one from the version before, longer ones now and then, and keyframes.
+
+version   0    1    2   …   8        …  16   …  32
+          key  ─►   ─►      ─►          ─►      ─►        from the version before
+                            ════════►   ═══►              from 8 before: less than the eight between
+                                                ═════►    from 32 before
+                                                key       so that who joins late has a short way
+
+A publisher that has just begun holds nothing, and begins with a keyframe.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.weights.bits import Bits, Model
+from infra.weights.codec.chunks import encode
+
+_SKIPS = (8, 32)
+_KEYFRAME_AFTER = 32  # versions
+_KEYFRAME_SHARE = 0.35  # of the model, by which deltas since the last keyframe add up to one
+
+
+@dataclass(frozen=True)
+class Held:
+    """A version's bits."""
+
+    version: int
+    root: str
+    model: Model
+
+    @property
+    def size(self) -> int:
+        return sum(bits.data.nbytes for bits in self.model.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A path to be made, from some bits or from nothing."""
+
+    since: Held | None
+
+    def chunks(self, new: Held, threads: int) -> Iterator[bytes]:
+        """Its chunks."""
+        return encode(self.since.model if self.since else None, new.model, threads=threads)
+
+
+class Series:
+    """What a publisher remembers."""
+
+    def __init__(self) -> None:
+        self._last: Held | None = None
+        self._skips: dict[int, Held] = {}
+        self._keyframe = -1  # version of the last one
+        self._since = 0  # bytes of deltas behind it
+        self._dense = -1  # version up to which deltas are not worth trying
+
+    def plans(self, new: Held) -> Iterator[Plan]:
+        """Paths of a new version, to be made one after the other; say `made` after each."""
+        last = self._last
+        if last is None or last.version != new.version - 1 or not _alike(last.model, new.model):
+            yield Plan(None)
+            return
+        if new.version > self._dense:
+            yield Plan(last)
+        worth = new.version > self._dense  # it may have turned out not to be
+        due = new.version - self._keyframe >= _KEYFRAME_AFTER
+        if due or not worth or self._since > _KEYFRAME_SHARE * new.size:
+            yield Plan(None)
+        for skip in _SKIPS:
+            held = self._skips.get(skip)
+            if new.version % skip == 0 and held is not None and held.version == new.version - skip:
+                yield Plan(held)
+
+    def made(self, plan: Plan, new: Held, size: int) -> bool:
+        """How large a path has become; False if it is not worth having."""
+        if plan.since is None:
+            self._keyframe, self._since = new.version, 0
+            return True
+        if plan.since is not self._last:
+            return size < _KEYFRAME_SHARE * new.size
+        self._since += size
+        if size > _KEYFRAME_SHARE * new.size:  # nearly all changes: keyframes alone, and another try later
+            self._dense = new.version + _SKIPS[0]
+            return False
+        return True
+
+    def published(self, new: Held) -> None:
+        """A version is in the store."""
+        self._last = new
+        for skip in _SKIPS:
+            if new.version % skip == 0:
+                self._skips[skip] = Held(new.version, new.root, _spooled(new.model))
+
+
+def _alike(one: Model, other: Model) -> bool:
+    return {name: (bits.dtype, bits.shape) for name, bits in one.items()} == {
+        name: (bits.dtype, bits.shape) for name, bits in other.items()
+    }
+
+
+def _spooled(model: Model) -> dict[str, Bits]:
+    """The same bits in a file that nobody else sees, for they are needed rarely."""
+    with tempfile.TemporaryFile(prefix="streamrl-weights-") as file:
+        for bits in model.values():
+            file.write(bits.raw)
+        file.flush()
+        if not file.tell():
+            return dict(model)
+        whole = np.memmap(file, np.uint8, "r")
+    found, at = {}, 0
+    for name, bits in model.items():
+        raw = whole[at : at + bits.data.nbytes]
+        found[name] = Bits(bits.dtype, bits.shape, np.asarray(raw).view(bits.data.dtype))
+        at += bits.data.nbytes
+    return found

@@ -1,0 +1,104 @@
+"""`streamrl weights`: versions of anyone's checkpoints, put, fetched, compared and audited."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from flows.cli import app
+from infra.weights.folder import ModelFolder
+from infra.weights.places import weights_at
+from tests.factories import make_tiny_model
+
+RUNNER = CliRunner()
+
+
+def run(*words: object, code: int = 0) -> str:
+    result = RUNNER.invoke(app, ["weights", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A model in bf16, and the same a little further on; the second one in two files."""
+    folder = tmp_path_factory.mktemp("steps")
+    one, other = folder / "one", folder / "other"
+    shutil.copytree(make_tiny_model(folder / "model"), one)
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(one / "model.safetensors").items()}
+    save_file(tensors, one / "model.safetensors")
+    shutil.copytree(one, other)
+    (other / "model.safetensors").unlink()
+    draw, places = torch.Generator().manual_seed(0), {}
+    for number, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2]), 1):
+        moved = {}
+        for name in names:
+            where = torch.rand(tensors[name].shape, generator=draw) < 0.02
+            moved[name] = (tensors[name].view(torch.int16) + where.short()).view(torch.bfloat16)
+            places[name] = f"model-{number}.safetensors"
+        save_file(moved, other / f"model-{number}.safetensors")
+    (other / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return [one, other]
+
+
+def test_only_what_changed_is_sent_and_fetched(steps: list[Path], tmp_path: Path) -> None:
+    url, out = f"file://{tmp_path}/models/mine", tmp_path / "out"
+    assert "version 0 is in" in run("push", steps[0], url)
+    assert "sent as what changed of version 0" in run("push", steps[1], url, "--old", steps[0])
+    assert "every bit verified" in run("pull", url, out, "--version", 0)
+    assert ModelFolder(out).root == ModelFolder(steps[0]).root
+    run("pull", url, out)
+    assert ModelFolder(out).root == ModelFolder(steps[1]).root
+    for name in ("config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (steps[1] / name).read_bytes()
+    sizes = [path.size for version in (0, 1) for path in weights_at(url).manifest(version).paths]
+    assert sizes[1] < 0.1 * sizes[0]
+    assert run("ls", url).count("kB") >= 3
+    assert "from version 0" in run("show", url)
+    assert "2 versions, all whole" in run("verify", url)
+    assert "0.00%" in run("diff", f"{url}@1", out)
+    assert "2.0" in run("diff", steps[0] / "model.safetensors", steps[1])
+
+
+def test_a_folder_that_was_changed_is_mended(steps: list[Path], tmp_path: Path) -> None:
+    url, out = f"file://{tmp_path}/mine", tmp_path / "out"
+    run("push", steps[0], url)
+    run("push", steps[1], url, "--old", steps[0])
+    run("pull", url, out, "--version", 0)
+    file = out / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    run("pull", url, out)
+    assert ModelFolder(out).root == ModelFolder(steps[1]).root
+
+
+def test_what_is_wrong_is_said(steps: list[Path], tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store/mine"
+    assert "has no versions of weights" in run("ls", url, code=2)
+    assert "is no folder of weights: a URL is expected" in run("ls", "mine", code=1)
+    run("push", steps[0], url)
+    assert "has no version 3; it has 0 to 0" in run("pull", url, tmp_path / "x", "--version", 3, code=1)
+    assert "does not hold version 0" in run("push", steps[1], url, "--old", steps[1], code=1)
+    assert "is not empty, and nothing that was pulled" in run("pull", url, steps[0], code=1)
+    assert "has no model.safetensors" in run("push", tmp_path, url, code=1)
+    assert "can't be read as a safetensors file" in run("diff", steps[0] / "config.json", steps[0], code=1)
+    run("push", steps[1], url, "--old", steps[0])
+    manifest = weights_at(url).manifest(1)
+    chunk = tmp_path / "store" / weights_at(url).chunk_key(manifest.paths[0].chunks[0])
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-1])
+    assert f"{chunk.name} is damaged" in run("verify", url, code=1)
+    chunk.unlink()
+    assert f"{chunk.name} is not there" in run("verify", url, code=1)
+    chunk.write_bytes(whole)
+    file = tmp_path / "store" / weights_at(url).manifest_key(1)
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps(said | {"previous": "00"}))
+    assert "follows another version 0 than the one that is here" in run("verify", url, code=1)
+    file.write_text(json.dumps(said | {"root": "00"}))
+    assert "from version 0: it makes other bits than the version has" in run("verify", url, code=1)
