@@ -155,8 +155,8 @@ def entropy(old: np.ndarray, new: np.ndarray) -> float:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table()
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "data" else "right")
-    for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    for name in ("", *(row["data"] for row in rows)):  # a column each: there are more figures than data
+        table.add_column(name, justify="right" if name else "left")
+    for figure in list(rows[0])[1:]:
+        table.add_row(figure, *(f"{row[figure]:.3f}" for row in rows))
     return table
