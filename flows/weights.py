@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,9 +118,7 @@ def difference(old: Model, new: Model) -> Difference:
     )  # fmt: skip
 
 
-def verify(
-    weights: WeightStore, say: Callable[[str], None], progress: Progress = lambda done, whole: None
-) -> Iterator[str]:
+def verify(weights: WeightStore, progress: Progress = lambda done, whole: None) -> Iterator[str]:
     """Audit all that is there: manifests and their chain, every chunk, and that each path makes its version.
 
     Yields what is wrong; nothing if all is well.
@@ -130,7 +128,6 @@ def verify(
     before: Manifest | None = None
     for place, version in enumerate(versions):
         progress(place, len(versions))
-        say(f"version {version}")
         try:
             manifest = weights.manifest(version)
         except WeightsError as error:
@@ -141,7 +138,7 @@ def verify(
             yield f"version {version} follows another version {before.version} than the one that is here"
         for chunk in manifest.files.values():
             try:
-                weights.check_chunk(chunk)
+                weights.file(chunk)
             except (WeightsError, Missing) as error:
                 yield str(error)
         made = [copy for path in manifest.paths for copy in _made(weights, manifest, path.since, copies)]
@@ -170,7 +167,7 @@ def _made(
     else:
         for chunk in path.chunks:
             try:
-                weights.check_chunk(chunk)
+                weights.file(chunk)
             except (WeightsError, Missing) as error:
                 yield f"{where}: {error}"
         return

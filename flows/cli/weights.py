@@ -149,7 +149,7 @@ def verify(url: Url) -> None:
     if not count:
         fail(f"{url} has no versions of weights")
     with _bar("verifying") as progress:
-        for problem in audit(weights, lambda text: None, progress):
+        for problem in audit(weights, progress):
             wrong += 1
             out().print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
     if wrong:

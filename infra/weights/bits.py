@@ -121,15 +121,10 @@ def file_model(data: bytes | bytearray | mmap | memoryview) -> dict[str, Bits]:
             if not 0 <= begin <= end <= len(body) or end - begin != math.prod(shape) * NAMES[dtype][1]:
                 raise ValueError(f"{name} does not lie in the file as its header says")
             raw = np.frombuffer(body[begin:end], np.uint8)
-            found[name] = Bits(dtype, shape, _aligned(raw, kind_of(dtype)))
+            found[name] = Bits(dtype, shape, raw.view(kind_of(dtype).unsigned))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its header is damaged: {error!r}") from error
     return found
-
-
-def _aligned(raw: Array, kind: Kind) -> Array:
-    view: Array = raw.view(kind.unsigned)
-    return view
 
 
 def ordered(bits: Array, kind: Kind) -> Array:

@@ -223,12 +223,8 @@ class WeightStore:
         return copy
 
     def file(self, chunk: Chunk) -> bytes:
-        """What lies beside the tensors."""
+        """An object's bytes. Raises unless it is there, and whole."""
         return self._get_chunk(chunk)[1]
-
-    def check_chunk(self, chunk: Chunk) -> None:
-        """Raise unless an object is there, and whole."""
-        self._get_chunk(chunk)
 
     def _get_chunk(self, chunk: Chunk) -> tuple[Chunk, bytes]:
         key = self.chunk_key(chunk)
