@@ -51,6 +51,10 @@ class Publisher:
         """A published version's manifest."""
         return self._weights.find(version)
 
+    def newest(self) -> int:
+        """The newest published version; -1 if there is none."""
+        return max(self._weights.versions(), default=-1)
+
     def root(self, version: int) -> str | None:
         """A version's root; None if it is not published, or not kept any more."""
         if version not in self._roots:

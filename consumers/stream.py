@@ -26,6 +26,7 @@ from schemas.messages import EVAL, TRAIN, Prompt, Sample
 from schemas.wire import Unreadable, decode, encode
 
 Key = tuple[int, int]  # iteration and optimizer step in it
+CAME_BEFORE = "came before, and the first one counts"
 RootOf = Callable[[int], str | None]  # of a version; None if it is not known
 
 
@@ -145,12 +146,12 @@ class SampleStream:
         if known is None:
             rows[sample.index] = Row(sample, record.partition, record.offset)
             self.received += 1
-        elif np.array_equal(known.sample.tokens, sample.tokens):
-            self.duplicates += 1
-        elif sample.seed == known.sample.seed:
+        elif sample.seed == known.sample.seed and not np.array_equal(known.sample.tokens, sample.tokens):
             self._unfit.put(record, f"sample {sample.id} came before with other tokens and the same seed")
-        else:
-            self.duplicates += 1  # made again with newer weights after a generator died: the first one counts
+        else:  # the same, or made again with newer weights
+            self.duplicates += 1
+            why = "a generator died behind its last write"
+            self._unfit.put(record, f"sample {sample.id} {CAME_BEFORE}: {why}")
 
     def _contradiction(self, sample: Sample) -> str:
         """Why a sample does not go with those that are here. What was admitted says which are right."""

@@ -102,9 +102,9 @@ class Trainer:
     def _redo(self, position: int) -> int:
         """Take the ledger's steps behind a position again, exactly as recorded; how many those were."""
         records = [record for record in self._ledger.rest(position) if record.step >= self._number]
-        newest = max((record.version_out for record in records if record.last_of_iteration), default=None)
-        if newest is None:
+        if not any(record.last_of_iteration for record in records):
             self._publish()
+        published = self._publisher.newest()
         for record in records:
             self._context.check_stop()
             if record.step > self._number:
@@ -124,8 +124,8 @@ class Trainer:
             if self._root != record.root_out:
                 self._adopt(record)
             self._advance(record.last_of_iteration)
-            if record.last_of_iteration and record.version_out == newest:
-                self._publish()  # also if the crash was behind the next iteration's first step
+            if record.last_of_iteration and record.version_out >= published:
+                self._publish()  # the newest too: it may not have been announced
             self._context.log.info("step %d taken again from the ledger", record.step)
         return len(records)
 

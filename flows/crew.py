@@ -50,6 +50,11 @@ class Crew:
         ends = [member.done for member in self._members.values() if member.worker.role in (TRAINER, FEEDER)]
         return all(ends)
 
+    @property
+    def all_done(self) -> bool:
+        """Whether nobody is left, and nobody comes again."""
+        return all(member.done for member in self._members.values())
+
     def heard(self, ended: Ended, *, excused: bool = False) -> None:
         """A process ended. `excused`: not its fault, so it costs none of its restarts."""
         member = self._members[ended.name]

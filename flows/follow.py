@@ -18,6 +18,7 @@ from schemas.messages import (
     Evaluation,
     Heartbeat,
     Prompt,
+    SiteReport,
     StepRecord,
     WeightsAnnouncement,
 )
@@ -28,20 +29,22 @@ EVERY_S = 1.0
 AGAIN_S = 2.0
 
 T = TypeVar("T")
+Kinds = tuple[type[Message], ...]
 
 
 class _Readers:
     """One reader for each topic of the view, and one that only counts samples."""
 
     def __init__(self, bus: Bus, topics: Topics) -> None:
-        kinds: list[tuple[Topic, type[Message]]] = [
-            (topics.prompts, Prompt), (topics.ledger, StepRecord), (topics.evals, Evaluation),
-            (topics.weights, WeightsAnnouncement), (topics.dead, DeadLetter), (topics.status, Heartbeat),
+        kinds: list[tuple[Topic, Kinds]] = [
+            (topics.prompts, (Prompt,)), (topics.ledger, (StepRecord,)), (topics.evals, (Evaluation,)),
+            (topics.weights, (WeightsAnnouncement, SiteReport)), (topics.dead, (DeadLetter,)),
+            (topics.status, (Heartbeat,)),
         ]  # fmt: skip
-        self._readers: list[tuple[Reader, type[Message]]] = []
+        self._readers: list[tuple[Reader, Kinds]] = []
         try:
-            for topic, kind in kinds:
-                self._readers.append((bus.reader(topic), kind))
+            for topic, found in kinds:
+                self._readers.append((bus.reader(topic), found))
             self._samples = bus.reader(topics.samples)
         except BusError:
             self.close()
@@ -50,9 +53,9 @@ class _Readers:
     def read(self, wait_s: float) -> tuple[list[Message], dict[int, int]]:
         """What is there now, and where the partitions of the samples end."""
         found: list[Message] = []
-        for reader, kind in self._readers:
+        for reader, kinds in self._readers:
             while records := reader.poll(wait_s):
-                found += _readable(records, kind)
+                found += _readable(records, kinds)
         return found, self._samples.end_offsets()
 
     def behind(self) -> bool:
@@ -71,11 +74,13 @@ class _Readers:
             self._samples.close()
 
 
-def _readable(records: list[Record], kind: type[Message]) -> Iterator[Message]:
+def _readable(records: list[Record], kinds: Kinds) -> Iterator[Message]:
     for record in records:
-        # Those who work with a record report it if it can't be read. Here it would only be missing in a view.
-        with contextlib.suppress(Unreadable):
-            yield decode(record.value, kind)
+        for kind in kinds:
+            # Who works with a record reports it if it can't be read. Here it would only be missing in a view.
+            with contextlib.suppress(Unreadable):
+                yield decode(record.value, kind)
+                break
 
 
 def look(record: RunRecord, *, deadline_s: float = 20.0) -> RunView:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from flows.screen import Screen
 from flows.view import RunView
+from schemas.messages import SiteReport
 
 PLAIN_EVERY_S = 5.0
 _BARS = "▁▂▃▄▅▆▇█"
@@ -121,6 +122,8 @@ def picture(view: RunView) -> Group:
     facts.add_row("ranked", f"{share(row.get('ranker_recall'))} of the longest fifth were expected")
     title = Text.assemble((f"run {view.run}", "bold"), "  ", (_spark(view), "green"))
     parts: list[Any] = [title, facts, _queues(view), _processes(view)]
+    if view.sites:
+        parts.append(sites_table(view.sites.values()))
     if view.dead_letters:
         parts.append(Text(f"last dead letter: {view.last_dead}", style="yellow"))
     if view.trouble:
@@ -156,6 +159,28 @@ def _processes(view: RunView) -> Table:
             style=style,
         )
     return table
+
+
+def sites_table(reports: Iterable[SiteReport]) -> Table:
+    """What each site has of the weights."""
+    table = Table.grid(padding=(0, 2))
+    for row in map(site_row, sorted(reports, key=lambda report: (report.site, report.relay))):
+        table.add_row(*row.values())
+    return table
+
+
+def site_row(report: SiteReport) -> dict[str, str]:
+    """One relay's report in words."""
+    rate = sum(report.rates.values())
+    doing = "idle"
+    if report.target >= 0:
+        doing = f"fetching {report.target}: {report.done / 1e6:.1f} of {report.whole / 1e6:.1f} MB"
+    return {
+        "site": f"site {report.site}", "relay": f"relay {report.relay}",
+        "version": f"weights {'–' if report.version < 0 else report.version}",
+        "lag": f"{report.lag_s:.1f} s behind", "fetched": f"{report.crossed / 1e6:.1f} MB fetched",
+        "rate": f"{rate / 1e6:.1f} MB/s" if rate else "–", "doing": report.trouble or doing,
+    }  # fmt: skip
 
 
 def _alive(view: RunView) -> list[Any]:

@@ -33,14 +33,22 @@ def conduct(
     *,
     as_phase: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
     told_to_stop: Callable[[], bool] = lambda: False,
+    call_site: Callable[[RunRecord, str], bool] = lambda record, site: False,
 ) -> Result:
-    """Run it. Whatever ends this, no process of the run is left."""
+    """Run it. Whatever ends this, no process of the run is left.
+
+    `call_site` has a site that is elsewhere take part; False if it can't.
+    """
     spec: RunSpec = as_phase(check)(request)
     places: Places = as_phase(start_stack)(spec, screen.say)
     model: Path = as_phase(prepare_model)(spec, screen.progress)
     check_context(spec, model)
     record: RunRecord = as_phase(create_run)(request, spec, places, model)
     screen.say(f"run {record.id}: its logs are in {place.logs_folder(record)}")
+    for site, planned in spec.placement.sites.items():
+        if planned.elsewhere and not call_site(record, site):
+            screen.say(f"site {site}: it takes part with `streamrl join {record.id} --store {record.store} "
+                       f"--site {site}` there")  # fmt: skip
     try:
         as_phase(train)(record, places, screen, told_to_stop=told_to_stop)
     except Explained as error:

@@ -21,6 +21,8 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled as PrefectCancelled
 from pydantic import Field
@@ -31,6 +33,7 @@ from flows.plain import train_plainly
 from flows.request import Request, Result, RunCancelled
 from flows.screen import Screen, Screens
 from flows.view import RunView
+from infra.runs import RunRecord
 
 __all__ = ["train", "train_plainly"]
 
@@ -53,7 +56,9 @@ def train(
     screen = Screens([PrefectScreen(), *watchers])
     request = Request(runfile, tuple(overrides), resume)
     try:
-        result = conduct(request, screen, as_phase=_as_task, told_to_stop=_cancelled_by_prefect())
+        result = conduct(
+            request, screen, as_phase=_as_task, told_to_stop=_cancelled_by_prefect(), call_site=_call_site
+        )
     except RunCancelled as cancelled:
         return PrefectCancelled(message=str(cancelled))
     _publish(result)
@@ -124,6 +129,18 @@ def _cancelled_by_prefect() -> Callable[[], bool]:
         return False
 
     return told
+
+
+def _call_site(record: RunRecord, site: str) -> bool:
+    """Start a site's deployment; whether there is one."""
+    name = f"sync-weights/{site}"
+    try:
+        run_deployment(name, parameters={"run": record.id, "site": site, "store": record.store}, timeout=0)
+    except ObjectNotFound:
+        get_run_logger().warning("there is no deployment %s", name)
+        return False
+    get_run_logger().info("deployment %s has been called", name)
+    return True
 
 
 def _publish(result: Result) -> None:

@@ -16,6 +16,7 @@ from schemas.messages import (
     Evaluation,
     Heartbeat,
     Prompt,
+    SiteReport,
     StepRecord,
     WeightsAnnouncement,
 )
@@ -102,6 +103,7 @@ class RunView:
         self.rows: list[Row] = []
         self.evaluations: list[Row] = []
         self.version: int | None = None
+        self.sites: dict[tuple[str, int], SiteReport] = {}  # by site and relay
         self.dead_letters = 0
         self.last_dead = ""
         self.trouble = ""  # why the view itself is not up to date
@@ -125,6 +127,8 @@ class RunView:
                 self.evaluations.append(evaluation_row(message))
             case WeightsAnnouncement():
                 self.version = message.version
+            case SiteReport():
+                self.sites[message.site, message.relay] = message
             case DeadLetter():
                 self.dead_letters += 1
                 self.last_dead = f"{message.topic}[{message.partition}]@{message.offset}: {message.reason}"

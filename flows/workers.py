@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flows.places import Places
 from infra.runs import RunRecord
+from infra.sites.place import Site
 from infra.stack.doctor import tcmalloc
 from schemas.runspec import RunSpec
 
-FEEDER, TRAINER, GENERATOR = "feeder", "trainer", "generator"
-MODULES = {FEEDER: "producers.feeder", TRAINER: "consumers.trainer", GENERATOR: "producers.generator"}
+FEEDER, TRAINER, GENERATOR, RELAY = "feeder", "trainer", "generator", "relay"
+MODULES = {
+    FEEDER: "producers.feeder", TRAINER: "consumers.trainer", GENERATOR: "producers.generator",
+    RELAY: "infra.sites.relay",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +36,33 @@ def workers(record: RunRecord, places: Places) -> list[Worker]:
     if record.spec.algorithm.mode == "offline" and not record.spec.evaluation.problems:
         return [trainer]
     found = [trainer, worker(FEEDER, 0, record, places)]
-    found += [worker(GENERATOR, number, record, places) for number in range(record.spec.placement.generators)]
+    placement = record.spec.placement
+    found += [worker(GENERATOR, number, record, places) for number in range(placement.generators)]
+    relays, generators = 0, placement.generators
+    for name, planned in placement.sites.items():
+        if not planned.elsewhere:
+            found += at_site(Site(name, planned.cache), planned.relays, planned.generators, record, places,
+                             first=(relays, generators))  # fmt: skip
+        relays, generators = relays + planned.relays, generators + planned.generators
     return found
 
 
-def worker(role: str, instance: int, record: RunRecord, places: Places) -> Worker:
+def at_site(
+    site: Site, relays: int, generators: int, record: RunRecord, places: Places, *, first: tuple[int, int]
+) -> list[Worker]:
+    """The processes of a site, numbered from `first` on."""
+    shares = [replace(site, share=(number, relays)) for number in range(relays)]
+    found = [worker(RELAY, first[0] + number, record, places, one) for number, one in enumerate(shares)]
+    return found + [worker(GENERATOR, first[1] + n, record, places, site) for n in range(generators)]
+
+
+def worker(role: str, instance: int, record: RunRecord, places: Places, site: Site | None = None) -> Worker:
     """One process; anyone can start it like this by hand."""
     argv = [
         sys.executable, "-m", MODULES[role], "--store", places.store_url, "--run", record.id,
-        "--instance", str(instance),
+        "--instance", str(instance), *(site.argv() if site else ()),
     ]  # fmt: skip
-    name = f"{role}-{instance}" if role == GENERATOR else role
+    name = f"{role}-{instance}" if role in (GENERATOR, RELAY) else role
     return Worker(name, role, argv, places.env | environment(role, record.spec))
 
 
@@ -54,9 +74,9 @@ def environment(role: str, spec: RunSpec) -> dict[str, str]:
         env["HF_HUB_OFFLINE"] = os.environ.get(
             "HF_HUB_OFFLINE", "1"
         )  # models are folders: nothing is fetched
-    threads = {FEEDER: 1, TRAINER: spec.trainer.threads, GENERATOR: spec.generator.threads}[role]
+    threads = {TRAINER: spec.trainer.threads, GENERATOR: spec.generator.threads}.get(role, 1)
     env["OMP_NUM_THREADS"] = str(threads)
-    return env if role == FEEDER else env | allocator()
+    return env | allocator() if role in (TRAINER, GENERATOR) else env
 
 
 def allocator() -> dict[str, str]:

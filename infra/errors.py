@@ -15,7 +15,7 @@ Explained
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
 ├── RunFailed         a run                    flows
-└── ExportError       a model's folder         flows.export
+└── ExportError       a model's folder         flows.origin
 """
 
 

@@ -22,6 +22,7 @@ from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.logs import set_up
 from infra.runs import RunRecord, find, host_name
+from infra.sites.place import Site, site_of
 from infra.store import Store, open_store
 from schemas.messages import DeadLetter, Heartbeat
 from schemas.runspec import RunSpec
@@ -89,6 +90,7 @@ class Context:
     heart: Heart
     stop: threading.Event
     log: logging.Logger
+    site: Site | None = None  # if it is not where the object store is
 
     @property
     def spec(self) -> RunSpec:
@@ -147,6 +149,9 @@ def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--store", required=True, help="object store of the run: s3://… or file://…")
     parser.add_argument("--run", required=True, help="id of the run, such as count-1")
     parser.add_argument("--instance", type=int, default=0, help="number of this process among its role")
+    parser.add_argument("--site", help="name of the site that it is at, if that is far from the object store")
+    parser.add_argument("--cache", default="local", help="where that site keeps weights: a URL, or local")
+    parser.add_argument("--share", default="0/1", help="of a relay: which of how many relays of its site")
     return parser.parse_args(argv)
 
 
@@ -165,7 +170,10 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
         bus = connect(record, f"{role}-{given.instance}")
         topics = Topics(record.id, record.spec.lengths.classes)
         heart = Heart(record.id, role, given.instance)
-        context = Context(record, role, given.instance, store, bus, bus.writer(), topics, heart, stop, log)
+        site = site_of(given.site, given.cache, given.share)
+        context = Context(
+            record, role, given.instance, store, bus, bus.writer(), topics, heart, stop, log, site
+        )
         gc.disable()  # until all is loaded: seconds, when millions of objects come and none goes
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
         body(context)

@@ -1,7 +1,8 @@
 """The object store: whole objects by key under one URL, `s3://…` or `file://…`, with one code path.
 
 An object is there whole or not at all. `put_new` creates and never overwrites: what commits a version or a
-checkpoint. Credentials for S3 come from the environment (AWS_ACCESS_KEY_ID and so on, AWS_ENDPOINT_URL).
+checkpoint; a server that overwrites all the same is found out, and refused. Credentials for S3 come from the
+environment (AWS_ACCESS_KEY_ID and so on, AWS_ENDPOINT_URL).
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
-
-import fsspec
+from typing import Protocol
 
 from infra.errors import Explained
 
@@ -34,8 +34,11 @@ class Store(Protocol):
 
     url: str
 
-    def get(self, key: str) -> bytes:
-        """An object; raises Missing."""
+    def get(self, key: str, size: int | None = None) -> bytes:
+        """An object; raises Missing. `size`: what it has, if that is known; a far store is read in parts."""
+
+    def get_part(self, key: str, at: int, size: int) -> bytes:
+        """So many bytes of an object, which it must have; raises Missing."""
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, over the old one if there is one."""
@@ -59,6 +62,8 @@ def open_store(url: str) -> Store:
         raise StoreError(f"store {url!r}: a URL is expected, such as s3://bucket/prefix or file:///path")
     if url.startswith("file://"):
         return FileStore(url)
+    from infra.remote_store import FsspecStore
+
     return FsspecStore(url)
 
 
@@ -71,9 +76,19 @@ class FileStore:
         if not self._root.is_absolute():
             raise StoreError(f"store {url}: file:// needs an absolute path")
 
-    def get(self, key: str) -> bytes:
-        try:
+    def get(self, key: str, size: int | None = None) -> bytes:
+        with self._reading(key):
             return (self._root / key).read_bytes()
+
+    def get_part(self, key: str, at: int, size: int) -> bytes:
+        with self._reading(key), (self._root / key).open("rb") as file:
+            file.seek(at)
+            return whole(file.read(size), size, f"{self.url}/{key}")
+
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError:
             raise Missing(f"{self.url}/{key} is not there") from None
         except OSError as error:
@@ -91,7 +106,7 @@ class FileStore:
                 raise Exists(f"{self.url}/{key} is there already") from None
 
     @contextlib.contextmanager
-    def _written(self, key: str, data: bytes) -> Any:
+    def _written(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
         target = self._root / key
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
@@ -116,74 +131,14 @@ class FileStore:
         return sorted(str(path.relative_to(self._root)) for path in files)
 
     def delete(self, key: str) -> None:
-        (self._root / key).unlink(missing_ok=True)
-
-
-class FsspecStore:
-    """Any other fsspec URL; S3 through s3fs."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        options: dict[str, Any] = {"skip_instance_cache": True}
-        if url.startswith("s3"):
-            # a cached listing hides what other writers put
-            options |= {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 5}}}
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(self.url, **options)
-        except (ImportError, ValueError) as error:
-            raise StoreError(f"store {url}: {error}") from error
-
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
-
-    def get(self, key: str) -> bytes:
-        try:
-            return bytes(self._fs.cat_file(self._path(key)))
-        except FileNotFoundError:
-            raise Missing(f"{self.url}/{key} is not there") from None
-        except Exception as error:  # botocore's errors share no base with OSError
-            raise StoreError(f"{self.url}/{key} can't be read: {_short(error)}") from error
-
-    def put(self, key: str, data: bytes) -> None:
-        try:
-            self._fs.pipe_file(self._path(key), data)
-        except Exception as error:
-            raise StoreError(f"{self.url}/{key} can't be written: {_short(error)}") from error
-
-    def put_new(self, key: str, data: bytes) -> None:
-        try:
-            self._fs.pipe_file(self._path(key), data, mode="create")
-        except FileExistsError:
-            raise Exists(f"{self.url}/{key} is there already") from None
-        except Exception as error:
-            if _refused_as_existing(error):
-                raise Exists(f"{self.url}/{key} is there already") from None
-            raise StoreError(f"{self.url}/{key} can't be written: {_short(error)}") from error
-
-    def exists(self, key: str) -> bool:
-        return bool(self._fs.exists(self._path(key)))
-
-    def list(self, prefix: str) -> list[str]:
-        try:
-            found = self._fs.find(self._path(prefix))
-        except FileNotFoundError:
-            return []
-        return sorted(path.removeprefix(f"{self._root}/") for path in found)
-
-    def delete(self, key: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(key))
+            (self._root / key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.url}/{key} can't be deleted: {error}") from error
 
 
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _refused_as_existing(error: BaseException | None) -> bool:
-    """Ceph's gateway answers a lost race with a plain OSError around the 412."""
-    while error is not None:
-        code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
-        if code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409"):
-            return True
-        error = error.__cause__
-    return False
+def whole(data: bytes, size: int, what: str) -> bytes:
+    """Bytes that came, if they are all."""
+    if len(data) != size:
+        raise StoreError(f"{what} ends too soon: {len(data)} of {size} bytes came")
+    return data

@@ -1,7 +1,9 @@
 """A generator's core: jobs in, an engine's work, whole samples out. No bus, no threads; time is given to it.
 
 take ──► backlog ──► fill: a free slot takes the next job that the weights may do ──► step ──► made
-update ──► the next weights ──► fill: installed between two decode steps, verified by hash
+update ──► the next weights ──► fill: prepared, installed between two decode steps, verified by hash
+
+Until weights are verified, what is made with them stays here.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from infra.logs import at_step
 from infra.weights.errors import WeightsError
 from producers.backlog import Backlog
 from producers.engines.base import Engine, Finished, Request
+from producers.installing import Version
 from producers.jobs import Job, Key
-from producers.weights_watch import Version
 from schemas.identity import sample_id, sample_key, sampling_seed
 from schemas.messages import TRAIN, Part
 from schemas.runspec import RunSpec
@@ -91,9 +93,14 @@ class Decoding:
         self._spec, self._engine, self._now = spec, engine, now
         self._on_update = spec.generator.on_update
         self._version: Version | None = None
-        self._next: Version | None = None  # newer than `_version`, not installed yet
+        self._verified = True  # whether the engine is known to hold `_version`
+        self._next: Version | None = None  # newer than `_version`: the newest
+        self._preparing: Version | None = None  # what the engine prepares
+        self._claimed: Version | None = None  # what it installs next
         self._running: dict[str, Begun] = {}
+        self._unproven: dict[str, Made] = {}  # made with weights that are not verified
         self._backlog = Backlog()
+        self.installs, self.pause_s = 0, 0.0
 
     @property
     def version(self) -> int:
@@ -102,8 +109,13 @@ class Decoding:
 
     @property
     def running(self) -> int:
-        """Samples that the engine has."""
-        return len(self._running)
+        """Samples that are begun and did not come out of `step` yet."""
+        return len(self._running) + len(self._unproven)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the engine is known to hold the weights that it decodes with."""
+        return self._verified
 
     @property
     def queued(self) -> int:
@@ -119,11 +131,13 @@ class Decoding:
         """What it has and has not finished, with its tokens as far as known; -1: not begun."""
         tokens = self._engine.unfinished()
         begun = [(run.job.key, len(run.tokens) + tokens.get(name, 0)) for name, run in self._running.items()]
-        return [(job.key, -1) for job in self._backlog] + begun
+        made = [(one.begun.job.key, one.finished.tokens.size) for one in self._unproven.values()]
+        return [(job.key, -1) for job in self._backlog] + begun + made
 
     def take(self, job: Job) -> bool:
         """Take a job in, unless it is here already."""
-        if sample_id(*job.key) in self._running or job.key in self._backlog:
+        name = sample_id(*job.key)
+        if name in self._running or name in self._unproven or job.key in self._backlog:
             return False
         self._backlog.add(job)
         return True
@@ -134,7 +148,11 @@ class Decoding:
         return [sample_id(*job.key) for job in back]
 
     def hand_over(self, names: Iterable[str]) -> list[Left]:
-        """Those of the samples that are begun and not finished; they are not here any more."""
+        """Those of the samples that are begun and not finished; they are not here any more.
+
+        Their tokens are other instances' from now on: only while the weights are verified.
+        """
+        assert self._verified, "samples leave that unverified weights have made"
         mine = [name for name in names if name in self._running]
         if not mine:
             return []
@@ -163,10 +181,8 @@ class Decoding:
 
     def fill(self) -> int:
         """Install what may be installed, then fill the free slots. How many jobs were begun."""
-        if self._next is not None and (self._on_update != "wait" or self._is_through()):
-            self._install(self._next)
-            self._next = None
-        if self._version is None:
+        self._renew()
+        if self._version is None or (self._claimed is not None and self._on_update == "wait"):
             return 0
         count = 0
         while len(self._running) < self._spec.generator.slots:
@@ -181,13 +197,17 @@ class Decoding:
         """What the engine finishes in its next step, or in `wait_s`."""
         finished = self._engine.step(wait_s)
         now = self._now()
-        made = []
         for one in finished:
             if one.id in self._running:  # else it was dropped while it came
                 begun = self._running.pop(one.id)
                 tokens = np.concatenate([begun.tokens, one.tokens])
                 logprobs = np.concatenate([begun.logprobs, one.logprobs])
-                made.append(Made(begun, Finished(one.id, tokens, logprobs, one.finish), now))
+                self._unproven[one.id] = Made(begun, Finished(one.id, tokens, logprobs, one.finish), now)
+        self._verify()
+        older = [made for made in self._unproven.values() if made.begun.versions[-1] != self.version]
+        made = list(self._unproven.values()) if self._verified else older
+        for sample in made:
+            del self._unproven[sample.finished.id]
         return made
 
     def _is_through(self) -> bool:
@@ -198,22 +218,45 @@ class Decoding:
         needs = self._backlog.needs()
         return not self._running and (needs is None or needs > self.version)
 
+    def _renew(self) -> None:
+        """Get on with the next weights; those before are verified first."""
+        self._verify()
+        fresh = self._claimed or self._next
+        if fresh is None or not self._verified:
+            return
+        if self._preparing is not fresh:
+            self._preparing = fresh
+            self._engine.prepare(fresh.patch)
+        if self._claimed is None and (self._on_update != "wait" or self._is_through()):
+            self._next = None
+            self._claimed = fresh if fresh.claim() else None  # else a newer one is about to come
+        if self._claimed is not None and self._engine.is_ready():
+            self._claimed = self._preparing = None
+            self._install(fresh)
+            self._verify()
+
     def _install(self, fresh: Version) -> None:
         """Replace the weights; samples that run go on with them and say from which token on."""
-        installed = self._engine.install(fresh.file, recompute=self._on_update == "recompute")
-        wrong = sorted(
-            name for name, digest in fresh.digests.items() if installed.digests.get(name) != digest
-        )
-        if wrong:
-            raise WeightsError(
-                f"the engine does not hold version {fresh.version}: {', '.join(wrong[:3])} differ "
-                f"({len(wrong)} of {len(fresh.digests)} tensors). It is not used"
-            )
+        installed = self._engine.install(recompute=self._on_update == "recompute")
         for name, tokens in installed.tokens.items():
             begun = self._running[name]
             begun.goes_on_with(fresh, len(begun.tokens) + tokens)
-        self._version = fresh
+        self._version, self._verified = fresh, False
+        self.installs += 1
+        self.pause_s += installed.pause_s
         at_step(fresh.version)
+
+    def _verify(self) -> None:
+        """Raise if the engine says that it holds other weights than were installed."""
+        if self._version is None or self._verified or (found := self._engine.digests()) is None:
+            return
+        expected = self._version.digests
+        if wrong := sorted(name for name, digest in expected.items() if found.get(name) != digest):
+            raise WeightsError(
+                f"the engine does not hold version {self.version}: {', '.join(wrong[:3])} differ "
+                f"({len(wrong)} of {len(expected)} tensors). It is not used"
+            )
+        self._verified = True
 
     def _begin(self, job: Job, version: Version) -> None:
         prompt, spec = job.prompt, self._spec

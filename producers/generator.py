@@ -1,7 +1,7 @@
 """A generator: assignments in, samples out, each published the moment it is finished and scored.
 
 <run>.assignments ──► decoding: backlog, engine process ──► reward processes ──► <run>.samples
-<run>.weights ──► watch ──────────┘ installed between two decode steps, verified by hash
+<run>.weights ──► watch ──────────┘ prepared beside decode steps, installed between two, verified by hash
 <run>.instances ◄── twice a second: that it is there, what it has, how fast it is
 
 waits for                      unblocked by
@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,7 +30,7 @@ from infra.waiting import Wait
 from producers.decoding import Decoding, Made
 from producers.dispatch import REPORT_S
 from producers.engines.base import Engine
-from producers.engines.engine_process import EngineOptions
+from producers.engines.messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from producers.jobs import Job
 from producers.rewards import RewardPool, Score
@@ -90,6 +90,7 @@ class Generator:
         self._progress = _Progress()
         self._start_id = secrets.token_hex(8)
         self._returned: list[str] = []
+        self._moving: list[str] = []  # what others shall go on with
         self._report_at = 0.0
         self._bell = bell
         topic, only = context.topics.assignments, assignment_partition(context.name)
@@ -109,7 +110,9 @@ class Generator:
                 self._context.check_stop()
                 for version in self._weights.take():
                     self._decoding.update(version)
-                moved = self._take_assignments() + self._fill()
+                moved = self._take_assignments()
+                self._hand_over()
+                moved += self._fill()
                 if busy := self._decoding.running > 0:
                     moved += self._step()
                 elif self._scoring:
@@ -158,8 +161,7 @@ class Generator:
                 continue
             if assignment.run != self._context.run or assignment.start != self._start_id:
                 continue
-            if assignment.moving:
-                self._hand_over(assignment.moving)
+            self._moving += assignment.moving
             if assignment.withdrawn:
                 self._returned += self._decoding.give_back(assignment.withdrawn)
                 self._report_at = 0.0  # the dispatcher waits to hear of it
@@ -170,9 +172,12 @@ class Generator:
                 )
         return found
 
-    def _hand_over(self, names: Sequence[str]) -> None:
+    def _hand_over(self) -> None:
         """Through the log: whoever goes on with them is told what they have so far."""
-        for left in self._decoding.hand_over(names):
+        if not self._moving or not self._decoding.is_verified:
+            return
+        moving, self._moving = self._moving, []
+        for left in self._decoding.hand_over(moving):
             part = left.part(self._context.run, self._context.name, time.time())
             key = sample_id(part.group, part.index)
             self._context.writer.send(self._context.topics.parts, encode(part), key=key)
@@ -268,6 +273,7 @@ class Generator:
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
             running=self._decoding.running + len(self._scoring), busy_s=self._progress.busy_s,
             failed_rewards=self._progress.failed_rewards, version=self._decoding.version,
+            installs=self._decoding.installs, pause_s=self._decoding.pause_s,
         )  # fmt: skip
 
 

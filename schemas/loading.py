@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from schemas.runspec import RunSpec
-from schemas.section import section_of
+from schemas.section import is_named, section_of
 
 
 class RunFileError(ValueError):
@@ -177,7 +177,8 @@ def _sections(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[tup
 def _section(location: Sequence[Any]) -> type[BaseModel] | None:
     """The section that a location is in."""
     here: type[BaseModel] = RunSpec
-    for part in location:
+    parts = iter(location)
+    for part in parts:
         field = here.model_fields.get(str(part))
         if field is None:
             return None
@@ -185,6 +186,8 @@ def _section(location: Sequence[Any]) -> type[BaseModel] | None:
         if inner is None:
             return None
         here = inner
+        if is_named(field):
+            next(parts, None)
     return here
 
 

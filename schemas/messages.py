@@ -176,6 +176,25 @@ class WeightsAnnouncement(Message, frozen=True, kw_only=True):
     announced_at: float
 
 
+class SiteReport(Message, frozen=True, kw_only=True):
+    """`<run>.weights`: what a site's relay has and does. Keyed by relay, so that the newest is kept."""
+
+    KIND: ClassVar[str] = "site"
+    run: str
+    site: str
+    relay: int  # number among the run's relays
+    version: int  # the newest that is whole and verified in the site's cache; -1: none
+    target: int  # the one that it fetches now; -1: none
+    done: int  # bytes of the target that are here ...
+    whole: int  # ... of so many that were not
+    lag_s: float  # from the announcement until `version` was here; by two machines' clocks
+    crossed: int  # bytes that it has fetched from elsewhere since it started
+    rates: dict[str, float]  # bytes a second, by where from
+    cache: str  # where other sites may read what it has; empty: nowhere
+    trouble: str  # why nothing comes
+    sent_at: float
+
+
 class RankerAnnouncement(Message, frozen=True, kw_only=True):
     """`<run>.ranker`: the ranker and the length classes in force from a group on; one for each change."""
 

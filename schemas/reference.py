@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from schemas.losses import OWN, LossSection
 from schemas.runspec import RunSpec
-from schemas.section import section_of
+from schemas.section import is_named, section_of
 
 _HEAD = """# The run file
 
@@ -47,8 +47,9 @@ def _table(kind: type[BaseModel], *, skip_sections: bool = False, prefix: str = 
         if inner is not None and skip_sections:
             continue
         if inner is not None:
-            if field.default is None:  # it may be left out, which means something
+            if not field.default:  # it may be left out, which means something
                 rows.append(f"| `{prefix}{name}` |  | {field.description} |")
+            name = f"{name}.NAME" if is_named(field) else name
             rows.append(_table(inner, prefix=f"{prefix}{name}.").rstrip("\n"))
             continue
         meaning = " ".join(filter(None, [field.description, _choices(field.annotation)]))

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from schemas.losses import LossSection
 from schemas.section import Positive, PositiveFloat, Section
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,48}")
+
+
+def _plain(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("a name has small letters, digits and dashes, at most 49")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_plain)]
 
 
 class TaskSection(Section):
@@ -317,6 +326,23 @@ class KafkaSection(Section):
     retention_hours: Positive = Field(24 * 14, description="How long samples and prompts are kept.")
 
 
+class SiteSection(Section):
+    """A site far from the object store: a relay fetches weights once for all its generators."""
+
+    cache: str = Field(
+        "local",
+        description="Where the site keeps weights: file:///path, s3://bucket/prefix; `local`: a folder of "
+        "the machine that its processes run on.",
+    )
+    relays: Positive = Field(1, description="Relays that share the fetching; more have more connections.")
+    generators: Positive = Field(1, description="Generator processes at the site.")
+    elsewhere: bool = Field(
+        False,
+        description="Its processes are not started on this machine. A run that is a Prefect flow calls the "
+        "deployment `sync-weights/NAME`; else say `streamrl join RUN --site NAME` there.",
+    )
+
+
 class PlacementSection(Section):
     """Where things run. The same algorithm runs anywhere by changing only this section."""
 
@@ -330,6 +356,7 @@ class PlacementSection(Section):
         ge=0,
         description="Generator processes that the run starts; more may `streamrl join` it at any moment.",
     )
+    sites: dict[Name, SiteSection] = Field({}, description="Far sites by name, each with generators.")
     restarts: int = Field(3, ge=0, description="How often a process that dies is started again.")
 
 
@@ -343,7 +370,9 @@ class DeadlinesSection(Section):
 class RunSpec(Section):
     """A run."""
 
-    run: str = Field(description="Name: small letters, digits and dashes. Each start gets a number: count-1.")
+    run: Name = Field(
+        description="Name: small letters, digits and dashes. Each start gets a number: count-1."
+    )
     seed: int = Field(0, ge=0)
     task: TaskSection
     model: ModelSection
@@ -391,13 +420,6 @@ class RunSpec(Section):
                 f"loss.overlong_tokens ({loss.overlong_tokens}) must be less than sampling.max_tokens "
                 f"({self.sampling.max_tokens}), or every answer would lose reward"
             )
-
-    @field_validator("run")
-    @classmethod
-    def _plain_name(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise ValueError("a name has small letters, digits and dashes, at most 49")
-        return name
 
     @model_validator(mode="after")
     def _fits(self) -> RunSpec:

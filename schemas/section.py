@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -23,3 +23,8 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
+
+
+def is_named(field: FieldInfo) -> bool:
+    """Whether there may be several such sections, each by its name."""
+    return get_origin(field.annotation) is dict

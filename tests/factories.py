@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +14,15 @@ from infra.memory_bus import MemoryBus
 from infra.process import Context, Heart
 from infra.runs import RunRecord
 from infra.store import open_store
+from infra.weights.bits import model_of
+from infra.weights.patch import PatchFile
 from schemas.admission import oldest_version, window_of
 from schemas.messages import TRAIN, Sample
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
+
+if TYPE_CHECKING:
+    import torch
 
 TASK = """
 def problems(split):
@@ -86,6 +92,11 @@ def make_sample(spec: RunSpec, group: int, index: int, **fields: Any) -> Sample:
         "admitted_at": 0.0, "started_at": 0.0, "finished_at": 0.0, "scored_at": 0.0,
     }  # fmt: skip
     return Sample(**{**values, **fields})
+
+
+def make_patch(tensors: Mapping[str, torch.Tensor], root: str = "r") -> PatchFile:
+    """Weights for an engine, whatever it holds."""
+    return PatchFile({}, model_of(tensors), since=None, root=root)
 
 
 def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int = 64) -> Path:

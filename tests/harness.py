@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from consumers.stream import CAME_BEFORE
 from infra import runs
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
@@ -24,7 +25,10 @@ from schemas.wire import Message, decode
 from tests.factories import TASK
 from tests.waiting import wait_until
 
-MODULES = {"feeder": "producers.feeder", "trainer": "consumers.trainer", "generator": "producers.generator"}
+MODULES = {
+    "feeder": "producers.feeder", "trainer": "consumers.trainer", "generator": "producers.generator",
+    "relay": "infra.sites.relay",
+}  # fmt: skip
 ROOT = Path(__file__).parents[1]
 
 
@@ -52,10 +56,12 @@ class Run:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.modules = dict(MODULES)
 
-    def start(self, role: str, instance: int = 0) -> None:
-        """Start a process of the run."""
+    def start(self, role: str, instance: int = 0, site: str | None = None) -> None:
+        """Start a process of the run, at a site with a cache of its own."""
         name = f"{role}-{instance}"
         argv = [sys.executable, "-m", self.modules[role], "--store", self.store.url, "--run", self.record.id]
+        if site is not None:
+            argv += ["--site", site, "--cache", f"file://{self.folder}/{site}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         with self.log(name).open("ab") as log:
             self.processes[name] = start(
@@ -93,8 +99,8 @@ class Run:
         return self.read("samples", Sample)
 
     def dead_letters(self) -> list[DeadLetter]:
-        """What could not be used."""
-        return self.read("dead", DeadLetter)
+        """What could not be used; a sample may come twice where generators die."""
+        return [letter for letter in self.read("dead", DeadLetter) if CAME_BEFORE not in letter.reason]
 
     def evaluations(self) -> list[Evaluation]:
         """What was earned on held-out problems."""
@@ -115,7 +121,7 @@ class Run:
 
     def wait_for_end(self, deadline_s: float = 180) -> None:
         """Until trainer and feeder have ended well."""
-        names = [name for name in self.processes if not name.startswith("generator")]
+        names = [name for name in self.processes if name.startswith(("trainer", "feeder"))]
         wait_until(
             lambda: self.check() or all(self.processes[name].poll() == 0 for name in names),
             what="the end of the run", deadline_s=deadline_s,
@@ -133,15 +139,17 @@ class Run:
 @contextmanager
 def running(*args: Any, **options: Any) -> Iterator[Run]:
     """A run with feeder, trainer and generators; nothing of it is left afterwards."""
-    generators = options.pop("generators", 1)
+    generators, site = options.pop("generators", 1), options.pop("site", None)
     modules = options.pop("modules", {})
     run = Run(*args, **options)
     run.modules |= modules
     try:
         for role in ("feeder", "trainer"):
             run.start(role)
+        if site is not None:
+            run.start("relay", 0, site)
         for instance in range(generators):
-            run.start("generator", instance)
+            run.start("generator", instance, site)
         yield run
     finally:
         for process in run.processes.values():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import INTERRUPTED, fail, out, plain_errors, sigterm_interrupts
+from flows.cli.talk import INTERRUPTED, fail, out, plain_errors, shares, sigterm_interrupts
 
 
 def add_to(app: typer.Typer) -> None:
@@ -42,33 +42,21 @@ def export(
 
     [bold]streamrl export count-1 models/adapter --adapter[/bold]   for peft.PeftModel.from_pretrained
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from flows.export import export as write
-    from flows.export import where_to_read
     from flows.places import store_url
+    from flows.promote import where_to_read
     from infra.runs import find
     from infra.store import open_store
 
     opened = open_store(store_url(store))
     record = find(opened, run)
-    console = out()
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     try:
-        with sigterm_interrupts(), Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=1.0)
-            exported = write(
-                record,
-                opened,
-                folder,
-                version=version,
-                adapter=adapter,
-                progress=lambda share, text: bar.update(task, completed=share, description=text),
-            )
+        with sigterm_interrupts(), shares() as progress:
+            exported = write(record, opened, folder, version=version, adapter=adapter, progress=progress)
     except KeyboardInterrupt:
         fail("stopped; nothing was written", INTERRUPTED)
-    console.print(
+    out().print(
         f"version {exported.version} of {run} is in {exported.folder} ({exported.size / 1e6:.1f} MB). "
-        f"Read it with\n  {where_to_read(exported, adapter=adapter, base=record.model)}",
+        f"Read it with\n  {where_to_read(exported)}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import out, plain_errors
+from flows.cli.talk import out, plain_errors, shares
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,21 +27,13 @@ def ranker(
 
     Example: [bold]streamrl ranker count-1 count-2[/bold]
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
     from flows.retrain import retrain
 
     console = out()
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=1.0)
-        result = retrain(
-            runs,
-            store=store,
-            name=name,
-            progress=lambda share, text: bar.update(task, completed=share, description=text),
-        )
+    with shares() as progress:
+        result = retrain(runs, store=store, name=name, progress=progress)
     quality = result.quality
     table = Table(
         "of the longest", "found", min_width=44, title=f"by {quality.groups} groups of problems not seen"

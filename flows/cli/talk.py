@@ -85,6 +85,17 @@ def sigterm_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def shares() -> Iterator[Callable[[float, str], None]]:
+    """A bar of what share is done, and of what."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=out(), transient=True) as shown:
+        task = shown.add_task("", total=1.0)
+        yield lambda share, text: shown.update(task, completed=share, description=text)
+
+
 def is_terminal() -> bool:
     """Whether somebody looks."""
     return sys.stdout.isatty()

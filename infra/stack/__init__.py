@@ -5,5 +5,5 @@
                                └─► prefect_server  .streamrl/prefect its database
 
 Each is a `services.Service`; what runs is written in .streamrl/run/NAME.json, so that any later command
-finds it. All of them listen on the loopback address only.
+finds it. All of them listen on the loopback address only, unless STREAMRL_LISTEN names another one.
 """

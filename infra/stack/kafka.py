@@ -13,7 +13,7 @@ from infra.stack.files import write_whole
 from infra.stack.kafka_config import JVM_OPTIONS, log4j_properties, server_properties
 from infra.stack.kafka_install import ensure_jars, java_command
 from infra.stack.paths import StackPaths
-from infra.stack.ports import LOOPBACK, accepts, any_free_port, next_free_port
+from infra.stack.ports import accepts, address, any_free_port, next_free_port
 from infra.stack.processes import run_tool
 from infra.stack.services import Context, Launch, Record, Service, base_env
 
@@ -45,7 +45,7 @@ class KafkaService(Service):
         return Launch(
             command=[*_java(paths), "kafka.Kafka", str(_properties(paths))],
             env=base_env("KAFKA_"),
-            url=f"{LOOPBACK}:{port}",
+            url=f"{address()}:{port}",
             extra={"controller_port": str(controller_port)},
         )
 

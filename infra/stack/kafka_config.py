@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from infra.stack.ports import LOOPBACK
+from infra.stack.ports import LOOPBACK, address
 
 # The biggest record is 8 MiB of samples; a batch adds its header, and compression may not help.
 LARGEST_RECORD = 8 << 20
@@ -31,8 +31,8 @@ def server_properties(*, data: Path, port: int, controller_port: int) -> str:
             "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
             "controller.listener.names": "CONTROLLER",
             # There is neither TLS nor a login here: nothing but this machine may reach it.
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+            "listeners": f"PLAINTEXT://{address()}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{address()}:{port}",
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": str(data),

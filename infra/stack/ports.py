@@ -1,4 +1,7 @@
-"""Which port a service gets.
+"""Which address and port a service gets.
+
+STREAMRL_LISTEN=10.0.0.5    the address of this machine in a network that is trusted: there is no password on
+                            Kafka and Prefect. Not set: loopback, for this machine alone
 
 STREAMRL_<NAME>_PORT=9092   that one, or an error
 STREAMRL_<NAME>_PORT=0      any free one
@@ -18,6 +21,12 @@ from infra.stack.errors import PortTaken
 
 LOOPBACK = "127.0.0.1"
 
+
+def address() -> str:
+    """Where services listen, and where clients find them."""
+    return os.environ.get("STREAMRL_LISTEN", "").strip() or LOOPBACK
+
+
 # Below the range from which the kernel takes source ports (32768 and up on Linux). A client that keeps trying
 # a closed port inside it can be given the same number as its own end, and is then connected to itself.
 FREE_RANGE = range(20_000, 30_000)
@@ -27,7 +36,7 @@ def is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((address(), port))
         except OSError:
             return False
         return True
@@ -77,7 +86,7 @@ def read_port(path: Path | None) -> int | None:
 def accepts(port: int, *, timeout_s: float = 0.5) -> bool:
     """Does anything listen there?"""
     try:
-        with socket.create_connection((LOOPBACK, port), timeout=timeout_s):
+        with socket.create_connection((address(), port), timeout=timeout_s):
             return True
     except OSError:
         return False

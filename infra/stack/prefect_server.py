@@ -6,7 +6,7 @@ import urllib.request
 from typing import ClassVar
 
 from infra.stack.paths import StackPaths
-from infra.stack.ports import LOOPBACK
+from infra.stack.ports import address
 from infra.stack.services import Context, Launch, Record, Service, base_env
 
 
@@ -21,7 +21,7 @@ class PrefectService(Service):
         context.paths.prefect.mkdir(parents=True, exist_ok=True)
 
     def launch(self, context: Context, port: int) -> Launch:
-        url = f"http://{LOOPBACK}:{port}/api"
+        url = f"http://{address()}:{port}/api"
         return Launch(
             command=[
                 sys.executable,
@@ -30,7 +30,7 @@ class PrefectService(Service):
                 "server",
                 "start",
                 "--host",
-                LOOPBACK,
+                address(),
                 "--port",
                 str(port),
             ],

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from infra.stack.errors import WrongCredentials
 from infra.stack.files import write_whole
 from infra.stack.paths import StackPaths
-from infra.stack.ports import LOOPBACK, accepts
+from infra.stack.ports import accepts, address
 from infra.stack.s3_binary import binary, ensure_binary
 from infra.stack.services import Context, Launch, Record, Service, base_env, running_record
 
@@ -72,12 +72,13 @@ class S3Service(Service):
         env = base_env("AWS_", "VGW_", "ROOT_", "STREAMRL_S3_")
         # By environment, not by argument: arguments are shown to everybody by ps.
         env |= {"ROOT_ACCESS_KEY": keys.access_key, "ROOT_SECRET_KEY": keys.secret_key, "VGW_REGION": REGION}
-        listen = ["--port", f"{LOOPBACK}:{port}", "--quiet"]
+        # Kept connections: else each object costs one more way there and back, and begins slowly.
+        listen = ["--port", f"{address()}:{port}", "--quiet", "--keep-alive"]
         return Launch(
             # The sidecar holds what would else be extended attributes: not every file system has those.
             command=[str(binary(paths)), *listen, "posix", "--sidecar", str(meta), str(objects)],
             env=env,
-            url=f"http://{LOOPBACK}:{port}",
+            url=f"http://{address()}:{port}",
         )
 
     def is_ready(self, record: Record, paths: StackPaths) -> bool:

@@ -14,15 +14,22 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.weights.bits import bits_of, blank_file, file_model
 from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
 from infra.weights.manifest import Manifest
-from schemas.runspec import ModelSection
+from schemas.runspec import LoraSection, ModelSection
 
 if TYPE_CHECKING:
     import torch
 
-_KINDS = {"torch.float32": "F32", "torch.bfloat16": "BF16"}  # as safetensors calls them
+_KINDS = {"float32": "F32", "bfloat16": "BF16"}  # as safetensors calls them
+_FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+# What an adapter may be besides: other sums, ranks of its own for a layer, whole layers, biases.
+_MORE = (
+    "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out",
+    "layer_replication", "target_parameters", "trainable_token_indices",
+)  # fmt: skip
 _BEFORE, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
@@ -73,6 +80,22 @@ def check_fits(manifest: Manifest, spec: ModelSection, base: ModelFolder) -> Non
         )
 
 
+def lora_of(raw: bytes, where: str) -> LoraSection:
+    """What an adapter_config.json says, if a layer and its adapter are all that it is about."""
+    try:
+        said = json.loads(raw)
+        if unknown := [name for name in _MORE if said.get(name) not in (None, False, [], {}, "none")]:
+            raise WeightsError(
+                f"{where} has {unknown[0]}, which only peft merges: take the adapter as it is with --adapter"
+            )
+        if said["peft_type"] != "LORA":
+            raise WeightsError(f"{where} is of kind {said['peft_type']}, and only LORA can be merged here")
+        rank, alpha = int(said["r"]), float(said["lora_alpha"])
+        return LoraSection(rank=rank, alpha=alpha * math.sqrt(rank) if said.get("use_rslora") else alpha)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{where} is no configuration of an adapter: {error!r}") from error
+
+
 class Merging:
     """Makes the layers of adapters whole, on the model that a run began with. Never adds to a sum of before:
     what comes out depends on base and adapter alone."""
@@ -83,6 +106,27 @@ class Merging:
         assert spec.lora is not None
         self._base, self._scale = base, spec.lora.scale
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self.kind = _KINDS[spec.dtype]  # of all numbers that come out
+
+    def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of all tensors of the merged model."""
+        return {
+            name: (self.kind if bits.dtype in _FLOATS else bits.dtype, bits.shape)
+            for name, bits in self._base.bits().items()
+        }
+
+    def tensor(self, name: str, adapter: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A tensor of the merged model."""
+        layer = name.removesuffix(".weight")
+        return self.merged(layer, adapter) if names_of(layer)[0] in adapter else self.plain(name)
+
+    def check(self, adapter: Iterable[str]) -> None:
+        """Raise unless the base has all layers of an adapter with these tensors."""
+        for layer in layers_of(adapter):
+            if f"{layer}.weight" not in self._base.shapes:
+                raise WeightsError(
+                    f"the adapter is for {layer}, which the model in {self._base.path} has not"
+                )
 
     def plain(self, name: str) -> torch.Tensor:
         """A tensor of the base that no adapter changes, in the run's dtype."""
@@ -104,21 +148,10 @@ class Merging:
 
     def file(self, adapter: Mapping[str, torch.Tensor]) -> bytearray:
         """All layers of an adapter as a safetensors file: made in its place, for they are most of a model."""
-        import torch
-
-        header, end = {}, 0
-        for layer in layers_of(adapter):
-            shape = self._base.shapes[f"{layer}.weight"]
-            begin, end = end, end + math.prod(shape) * self._dtype.itemsize
-            kind = _KINDS[str(self._dtype)]
-            header[f"{layer}.weight"] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
-        head = json.dumps(header).encode()
-        head += b" " * (-len(head) % 8)
-        whole = bytearray(8 + len(head) + end)
-        whole[: 8 + len(head)] = len(head).to_bytes(8, "little") + head
-        for layer in layers_of(adapter):
-            weight = self.merged(layer, adapter)
-            start = 8 + len(head) + header[f"{layer}.weight"]["data_offsets"][0]
-            place = torch.frombuffer(whole, dtype=self._dtype, count=weight.numel(), offset=start)
-            place.copy_(weight.view(-1))
-        return whole
+        layers = layers_of(adapter)
+        shapes = {f"{layer}.weight": self._base.shapes[f"{layer}.weight"] for layer in layers}
+        file = blank_file({name: (self.kind, tuple(shape)) for name, shape in shapes.items()})
+        places = file_model(file)
+        for layer in layers:
+            places[f"{layer}.weight"].data[:] = bits_of(self.merged(layer, adapter)).data
+        return file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
@@ -101,10 +101,14 @@ def model_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Bits]:
     return {name: bits_of(tensor) for name, tensor in tensors.items()}
 
 
+def size_of(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * NAMES[dtype][1]
+
+
 def empty(dtype: str, shape: tuple[int, ...]) -> Bits:
     """A tensor of zeros."""
-    size = math.prod(shape) * NAMES[dtype][1]
-    return Bits(dtype, shape, np.zeros(size, np.uint8).view(kind_of(dtype).unsigned))
+    return Bits(dtype, shape, np.zeros(size_of(dtype, shape), np.uint8).view(kind_of(dtype).unsigned))
 
 
 def file_model(data: bytes | bytearray | mmap | memoryview) -> dict[str, Bits]:
@@ -118,13 +122,36 @@ def file_model(data: bytes | bytearray | mmap | memoryview) -> dict[str, Bits]:
         for name, said in header.items():
             begin, end = said["data_offsets"]
             shape, dtype = tuple(said["shape"]), said["dtype"]
-            if not 0 <= begin <= end <= len(body) or end - begin != math.prod(shape) * NAMES[dtype][1]:
+            if not 0 <= begin <= end <= len(body) or end - begin != size_of(dtype, shape):
                 raise ValueError(f"{name} does not lie in the file as its header says")
             raw = np.frombuffer(body[begin:end], np.uint8)
             found[name] = Bits(dtype, shape, raw.view(kind_of(dtype).unsigned))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its header is damaged: {error!r}") from error
     return found
+
+
+def file_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[str]]:
+    """How a safetensors file of such types and shapes begins, and the order in which its tensors follow."""
+    # The widest types first: whatever is behind them lies where its type may lie.
+    names = sorted(tensors, key=lambda name: (-NAMES[tensors[name][0]][1], name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    end = 0
+    for name in names:
+        dtype, shape = tensors[name]
+        begin, end = end, end + size_of(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head, names
+
+
+def blank_file(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytearray:
+    """A safetensors file of zeros."""
+    head, names = file_head(tensors)
+    file = bytearray(len(head) + sum(size_of(*tensors[name]) for name in names))
+    file[: len(head)] = head
+    return file
 
 
 def ordered(bits: Array, kind: Kind) -> Array:

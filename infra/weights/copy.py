@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from infra.weights.bits import NAMES, Bits, file_model
+from infra.weights.bits import Bits, blank_file, file_model
 from infra.weights.errors import WeightsError
 from infra.weights.manifest import Manifest, Tensor
 
@@ -24,19 +23,7 @@ class Copy:
     @classmethod
     def blank(cls, tensors: Mapping[str, Tensor]) -> Copy:
         """Zeros, in the shape of a version."""
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
-        end = 0
-        # The widest types first: whatever is behind them lies where its type may lie.
-        for name in sorted(tensors, key=lambda name: (-_width(tensors[name]), name)):
-            tensor = tensors[name]
-            begin, end = end, end + tensor.size
-            shape = list(tensor.shape)
-            header[name] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": [begin, end]}
-        head = json.dumps(header).encode()
-        head += b" " * (-len(head) % 8)
-        file = bytearray(8 + len(head) + end)
-        file[: 8 + len(head)] = len(head).to_bytes(8, "little") + head
-        return cls(file)
+        return cls(blank_file({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}))
 
     def fits(self, manifest: Manifest) -> bool:
         """Whether it has the tensors of a version."""
@@ -53,7 +40,3 @@ class Copy:
             return load(bytes(self.file))
         except SafetensorError as error:
             raise WeightsError(f"version {self.version} is no safetensors file: {error}") from error
-
-
-def _width(tensor: Tensor) -> int:
-    return NAMES[tensor.dtype][1]

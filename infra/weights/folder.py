@@ -15,7 +15,20 @@ from infra.weights.errors import WeightsError
 if TYPE_CHECKING:
     import torch
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+MARK = "weights.json"  # in a folder that was pulled: which version it holds
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+
+
+def is_beside(name: str) -> bool:
+    """Whether a file of a model's folder is no weights, but what they need: config, tokenizer."""
+    return not name.endswith(_WEIGHTS) and not name.startswith(".") and name != MARK
+
+
+def opened(path: str | Path) -> ModelFolder:
+    """The model in a folder; or the adapter, if that is all that it holds."""
+    found = ModelFolder(path)
+    return found if found.files or not AdapterFolder(path).files else AdapterFolder(path)
 
 
 class ModelFolder:
@@ -27,13 +40,13 @@ class ModelFolder:
     @cached_property
     def files(self) -> list[Path]:
         """Its files of tensors; none if it keeps them in another format."""
-        if (self.path / _INDEX).is_file():
+        if (self.path / INDEX).is_file():
             try:
-                names = set(json.loads((self.path / _INDEX).read_text())["weight_map"].values())
+                names = set(json.loads((self.path / INDEX).read_text())["weight_map"].values())
             except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise WeightsError(f"{self.path / _INDEX} is damaged: {error!r}") from error
+                raise WeightsError(f"{self.path / INDEX} is damaged: {error!r}") from error
             return sorted(self.path / name for name in names)
-        return [self.path / _SINGLE] if (self.path / _SINGLE).is_file() else []
+        return [self.path / SINGLE] if (self.path / SINGLE).is_file() else []
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
@@ -92,5 +105,23 @@ class ModelFolder:
 
     def _needed(self) -> list[Path]:
         if not self.files:
-            raise WeightsError(f"{self.path} has no {_SINGLE}: save the model with save_pretrained()")
+            raise WeightsError(f"{self.path} has no {SINGLE}: save the model with save_pretrained()")
         return self.files
+
+
+class AdapterFolder(ModelFolder):
+    """An adapter as peft saves it."""
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The one that has its tensors, if it is there."""
+        return [self.path / ADAPTER] if (self.path / ADAPTER).is_file() else []
+
+    @property
+    def base(self) -> Path | None:
+        """The model that it is for, by its configuration."""
+        try:
+            said = json.loads((self.path / "adapter_config.json").read_text())["base_model_name_or_path"]
+            return Path(str(said)) if said else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None

@@ -1,19 +1,23 @@
 """What a version is, and how it is made: one small object that is put last, and is the only commit point.
 
-One or more paths lead to a version: from nothing (a keyframe), or from an older version (a delta).
+One or more paths lead to a version: from nothing (a keyframe), or from an older version (a delta). One from
+nothing may be put beside it later.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from infra.weights.bits import NAMES
+from infra.weights.bits import NAMES, size_of
 from infra.weights.errors import WeightsError
+
+# One beside the others: it is written into a reader's folder.
+FileName = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]
+Of = TypeVar("Of", bound="Signed")
 
 
 class Part(BaseModel):
@@ -26,20 +30,20 @@ class Tensor(Part):
     """One tensor of a version."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[NonNegativeInt, ...]
     digest: str
 
     @property
     def size(self) -> int:
         """Its bytes."""
-        return math.prod(self.shape) * NAMES[self.dtype][1]
+        return size_of(self.dtype, self.shape)
 
 
 class Chunk(Part):
     """An object that holds some of what changes; its name is a hash of it."""
 
-    hash: str
-    size: int
+    hash: str = Field(pattern=r"^[0-9a-z]*$")  # it becomes part of a key: nothing that leads outside
+    size: NonNegativeInt
 
 
 class Path(Part):
@@ -55,21 +59,38 @@ class Path(Part):
         return sum(chunk.size for chunk in self.chunks)
 
 
-class Manifest(Part):
-    """A version."""
+class Signed(Part):
+    """What says of which version of what it is, and may be signed."""
 
     format: Literal[2] = 2
     run: str
     version: int
     root: str
+    created_at: float
+    signature: str | None = None
+
+    def content(self) -> bytes:
+        """What is signed: everything but the signature."""
+        return json.dumps(
+            self.model_dump(mode="json", exclude={"signature"}), sort_keys=True, separators=(",", ":")
+        ).encode()
+
+
+class Keyframe(Signed):
+    """A path from nothing that a version was given later: manifests are put once, and never change."""
+
+    chunks: tuple[Chunk, ...]
+
+
+class Manifest(Signed):
+    """A version."""
+
     tensors: dict[str, Tensor]
     paths: tuple[Path, ...] = Field(min_length=1)
-    files: dict[str, Chunk] = {}  # what lies beside the tensors: config and tokenizer
+    files: dict[FileName, Chunk] = {}  # what lies beside the tensors: config and tokenizer
     base: str | None = None  # of an adapter: root of the model that it belongs to
     previous: str | None = None  # hash of the manifest before this one, if there was one
     trainer_epoch: int
-    created_at: float
-    signature: str | None = None
 
     @property
     def digests(self) -> dict[str, str]:
@@ -81,15 +102,14 @@ class Manifest(Part):
         """Bytes of all tensors."""
         return sum(tensor.size for tensor in self.tensors.values())
 
+    @property
+    def chunks(self) -> list[Chunk]:
+        """All objects that it names."""
+        return [*(chunk for path in self.paths for chunk in path.chunks), *self.files.values()]
+
     def path(self, since: int | None) -> Path | None:
         """The path that begins with a version, if there is one."""
         return next((path for path in self.paths if path.since == since), None)
-
-    def content(self) -> bytes:
-        """What is signed: everything but the signature."""
-        return json.dumps(
-            self.model_dump(mode="json", exclude={"signature"}), sort_keys=True, separators=(",", ":")
-        ).encode()
 
     def hash(self) -> str:
         """What the next manifest calls this one."""
@@ -98,15 +118,20 @@ class Manifest(Part):
 
 def parsed(raw: bytes, where: str) -> Manifest:
     """A manifest. Raises WeightsError with what is wrong with it."""
+    manifest = read(raw, Manifest, where)
+    if unknown := [name for name, tensor in manifest.tensors.items() if tensor.dtype not in NAMES]:
+        raise WeightsError(f"{where}: {unknown[0]} has an unknown type, {manifest.tensors[unknown[0]].dtype}")
+    return manifest
+
+
+def read(raw: bytes, kind: type[Of], where: str) -> Of:
+    """A manifest or a keyframe, of the format that is understood here."""
     try:
         said: Any = json.loads(raw)
         if isinstance(said, dict) and said.get("format") != 2:
             raise WeightsError(
                 f"{where} has format {said.get('format')!r}; this version of StreamRL reads format 2"
             )
-        manifest = Manifest.model_validate_json(raw)
+        return kind.model_validate_json(raw)
     except (ValidationError, ValueError) as error:
-        raise WeightsError(f"{where} is not a weights manifest: {error}") from error
-    if unknown := [name for name, tensor in manifest.tensors.items() if tensor.dtype not in NAMES]:
-        raise WeightsError(f"{where}: {unknown[0]} has an unknown type, {manifest.tensors[unknown[0]].dtype}")
-    return manifest
+        raise WeightsError(f"{where} is not a weights {kind.__name__.lower()}: {error}") from error

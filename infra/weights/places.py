@@ -13,6 +13,12 @@ from infra.weights.errors import WeightsError
 from infra.weights.versions import WeightStore
 
 
+def run_at(url: str) -> tuple[str, str] | None:
+    """The store and the id of the run that the weights at an address are of, if they are of one."""
+    found = re.fullmatch(r"(.+://.+)/runs/([^/]+)/weights", url.rstrip("/"))
+    return (found[1], found[2]) if found else None
+
+
 def weights_at(url: str, *, threads: int = 1) -> WeightStore:
     """The versions in a folder of an object store."""
     scheme, _, path = url.rstrip("/").partition("://")
@@ -22,6 +28,6 @@ def weights_at(url: str, *, threads: int = 1) -> WeightStore:
             f"{url!r} is no folder of weights: a URL is expected, such as file:///models/mine, "
             "s3://bucket/models/mine or s3://bucket/store/runs/count-1/weights"
         )
-    if of_run := re.fullmatch(r"(.+)/runs/([^/]+)/weights", path):
-        return WeightStore(open_store(f"{scheme}://{of_run[1]}"), of_run[2], threads=threads)
+    if of_run := run_at(url):
+        return WeightStore(open_store(of_run[0]), of_run[1], threads=threads)
     return WeightStore(open_store(f"{scheme}://{above}"), name, prefix=name, threads=threads)

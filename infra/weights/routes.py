@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable
 
-from infra.weights.manifest import Manifest, Path
+from infra.weights.manifest import Chunk, Manifest, Path
 
 _REQUEST = 1 << 16  # bytes that could be fetched while another object is asked for
+_NEARER = 16  # what is near costs so many times less
 
 Route = list[tuple[Manifest, Path]]
 
 
+def cost(path: Path, near: Callable[[Chunk], bool] = lambda chunk: False) -> int:
+    """What taking a path costs, in bytes that could be fetched in that time."""
+    far = [chunk.size + _REQUEST for chunk in path.chunks if not near(chunk)]
+    whole = path.size + _REQUEST * len(path.chunks)
+    return sum(far) + (whole - sum(far)) // _NEARER + (_REQUEST if far else _REQUEST // _NEARER)
+
+
 def cheapest(
-    target: Manifest, manifest_of: Callable[[int], Manifest | None], held: tuple[int, str] | None = None
-) -> Route | None:
+    target: Manifest, manifest_of: Callable[[int], Manifest | None], held: tuple[int, str] | None = None,
+    cost_of: Callable[[Path], int] = cost,
+) -> Route | None:  # fmt: skip
     """Paths to be taken one after the other: [] if the reader holds the target, None if nothing leads there.
 
     Manifests are asked for as they are needed: those that a dearer way would need never are.
@@ -23,9 +33,10 @@ def cheapest(
         return []
     known: dict[int, Manifest | None] = {target.version: target}
     done: set[int] = set()
-    ahead: list[tuple[int, int, Route, bool]] = [(0, target.version, [], False)]
+    number = itertools.count()  # of two that cost the same, the one found first: routes can't be compared
+    ahead: list[tuple[int, int, int, Route, bool]] = [(0, next(number), target.version, [], False)]
     while ahead:
-        cost, version, route, there = heapq.heappop(ahead)
+        so_far, _, version, route, there = heapq.heappop(ahead)
         if there:
             return route
         if version in done:
@@ -38,7 +49,7 @@ def cheapest(
             continue  # it was collected, or is of another series
         for path in manifest.paths:
             there = path.since is None or (path.since, path.root) == held
-            further = cost + path.size + _REQUEST * (1 + len(path.chunks))
+            further = so_far + cost_of(path)
             where = -1 if path.since is None else path.since
-            heapq.heappush(ahead, (further, where, [(manifest, path), *route], there))
+            heapq.heappush(ahead, (further, next(number), where, [(manifest, path), *route], there))
     return None

@@ -21,7 +21,7 @@ from infra.weights.bits import Bits, Model
 from infra.weights.codec.chunks import encode
 
 _SKIPS = (8, 32)
-_KEYFRAME_AFTER = 32  # versions
+KEYFRAME_AFTER = 32  # versions
 _KEYFRAME_SHARE = 0.35  # of the model, by which deltas since the last keyframe add up to one
 
 
@@ -68,7 +68,7 @@ class Series:
         if new.version > self._dense:
             yield Plan(last)
         worth = new.version > self._dense  # it may have turned out not to be
-        due = new.version - self._keyframe >= _KEYFRAME_AFTER
+        due = new.version - self._keyframe >= KEYFRAME_AFTER
         if due or not worth or self._since > _KEYFRAME_SHARE * new.size:
             yield Plan(None)
         for skip in _SKIPS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.weights.errors import WeightsError
-from infra.weights.manifest import Manifest
+from infra.weights.manifest import Of, Signed
 
 SIGNING, TRUSTED = "STREAMRL_SIGNING_KEY", "STREAMRL_TRUSTED_KEYS"
 
@@ -32,14 +32,14 @@ class Keys:
         trusted = os.environ.get(TRUSTED, "")
         return cls(os.environ.get(SIGNING) or None, [path for path in trusted.split(os.pathsep) if path])
 
-    def signed(self, manifest: Manifest) -> Manifest:
-        """A manifest with this publisher's signature."""
+    def signed(self, manifest: Of) -> Of:
+        """A manifest, or a keyframe, with this publisher's signature."""
         if self._own is None:
             return manifest
         signature = base64.b64encode(self._own.sign(manifest.content())).decode()
         return manifest.model_copy(update={"signature": signature})
 
-    def check(self, manifest: Manifest, where: str) -> None:
+    def check(self, manifest: Signed, where: str) -> None:
         """Raise unless somebody who is trusted has signed it, if there is anybody."""
         if not self._trusted:
             return

@@ -2,56 +2,58 @@
 
 runs/<run>/weights/chunks/<hash>                what changes, or all that there is
 runs/<run>/weights/v000012/manifest.json        put last and never overwritten: the only commit point
+runs/<run>/weights/keyframes/v000012.json       a way from nothing that a version was given later
 runs/<run>/weights/leases/<reader>.json         which version somebody is reading, see `garbage.py`
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
-
-from blake3 import blake3
 
 from infra.store import Exists, Missing, Store
 from infra.weights.bits import Model, model_of
-from infra.weights.codec.chunks import decode, in_threads
-from infra.weights.codec.groups import StaleTile
+from infra.weights.codec.chunks import decode, encode, in_threads
+from infra.weights.codec.decoding import StaleTile
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
-from infra.weights.garbage import GRACE_S, Lease, Progress, collect
+from infra.weights.garbage import GRACE_S, Collected, Lease, Progress, collect, manifest_key
+from infra.weights.keyframes import Keyframes
 from infra.weights.manifest import Chunk, Manifest, Path, Tensor, parsed
-from infra.weights.routes import Route, cheapest
+from infra.weights.objects import UNDER_WAY, Objects
+from infra.weights.routes import Route, cheapest, cost
 from infra.weights.series import Held, Series
 from infra.weights.signing import Keys
 
 if TYPE_CHECKING:
     import torch
 
-_UNDER_WAY = 4  # chunks that are put or fetched at once
-
 
 class WeightStore:
     """Publishes and fetches versions."""
 
     def __init__(
-        self, store: Store, run: str, *, prefix: str | None = None, keys: Keys | None = None, threads: int = 1
-    ) -> None:
-        self._store, self._run, self._threads = store, run, threads
+        self, store: Store, run: str, *, prefix: str | None = None, keys: Keys | None = None,
+        threads: int = 1, near: Callable[[str], bool] = lambda key: False,
+    ) -> None:  # fmt: skip
+        """`near`: which objects cost hardly anything to read."""
+        self._store, self._run, self._threads, self._near = store, run, threads, near
         self._prefix = prefix or f"runs/{run}/weights"
         self._keys = keys or Keys.from_env()
+        self._objects = Objects(store, self._prefix)
+        self._keyframes = Keyframes(store, self._prefix, self._keys)
         self._series = Series()
 
     def manifest_key(self, version: int) -> str:
         """Where a version's manifest lies."""
-        return f"{self._prefix}/v{version:06d}/manifest.json"
+        return manifest_key(self._prefix, version)
 
     def chunk_key(self, chunk: Chunk) -> str:
         """Where a chunk lies."""
-        return f"{self._prefix}/chunks/{chunk.hash}"
+        return self._objects.key(chunk)
 
     def publish(
         self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int,
@@ -74,32 +76,50 @@ class WeightStore:
         new = Held(version, root_digest(digests), model)
         manifest = self.find(version)
         if manifest is None:
-            with Lease(self._store, self._prefix, version, f"publisher-{trainer_epoch}") as lease:
+            with self.lease(version, f"publisher-{trainer_epoch}", puts=True) as lease:
                 manifest = self._put(new, digests, trainer_epoch, base, files or {}, lease.renewing(progress))
         self._same(manifest, new.root, base)
         self._series.published(new)
         return manifest
 
+    def lease(self, version: int, holder: str = "", *, puts: bool = False) -> Lease:
+        """Keeps a version, and what leads to it, from being collected; and what is put meanwhile."""
+        return Lease(self._store, self._prefix, version, holder, puts=puts)
+
     def goes_on_from(self, version: int, model: Model) -> None:
         """The next version may be told as what changes of this one, which is published."""
         self._series.published(Held(version, self.manifest(version).root, model))
+
+    def add_keyframe(
+        self, version: int, progress: Progress = lambda done, whole: None
+    ) -> tuple[Manifest, bool]:
+        """Give a version a way from nothing if it has none; its manifest with it, and whether it is new."""
+        manifest = self.complete(self.manifest(version))
+        if manifest.path(None) is not None:
+            return manifest, False
+        with self.lease(version, puts=True) as lease:
+            _, copy = self._updated(None, manifest, lease.renewing(progress))
+            chunks = encode(None, copy.model, threads=self._threads)
+            self._keyframes.put(manifest, self._objects.put(chunks, lease.renewing(progress)))
+        return self.complete(manifest), True
+
+    def complete(self, manifest: Manifest) -> Manifest:
+        """A manifest with the way from nothing that its version was given later, if it was."""
+        if manifest.path(None) is not None:
+            return manifest
+        return self._keyframes.added(manifest, self._keyframes.listed())
 
     def _put(
         self, new: Held, digests: Mapping[str, str], trainer_epoch: int, base: str | None,
         files: Mapping[str, bytes], progress: Progress,
     ) -> Manifest:  # fmt: skip
-        paths, sent = [], 0
+        paths = []
         for plan in self._series.plans(new):
-            chunks = []
-            for chunk in in_threads(self._put_chunk, plan.chunks(new, self._threads), _UNDER_WAY):
-                chunks.append(chunk)
-                sent += chunk.size
-                progress(sent, 0)
             since = plan.since
             path = Path(
                 since=since.version if since else None,
                 root=since.root if since else None,
-                chunks=tuple(chunks),
+                chunks=self._objects.put(plan.chunks(new, self._threads), progress),
             )
             if self._series.made(plan, new, path.size):
                 paths.append(path)
@@ -111,7 +131,7 @@ class WeightStore:
                     name: Tensor(dtype=bits.dtype, shape=bits.shape, digest=digests[name])
                     for name, bits in new.model.items()
                 },
-                files={name: self._put_chunk(data) for name, data in files.items()},
+                files=dict(zip(files, self._objects.put(files.values(), progress), strict=True)),
                 previous=before.hash() if before else None, trainer_epoch=trainer_epoch,
                 created_at=time.time(),
             )
@@ -121,12 +141,6 @@ class WeightStore:
         except Exists:
             return self.manifest(new.version)
         return manifest
-
-    def _put_chunk(self, data: bytes) -> Chunk:
-        chunk = Chunk(hash=blake3(data).hexdigest(), size=len(data))
-        with contextlib.suppress(Exists):  # of the same name: of the same bytes
-            self._store.put_new(self.chunk_key(chunk), data)
-        return chunk
 
     def _same(self, known: Manifest, root: str, base: str | None) -> None:
         if known.base != base:
@@ -178,7 +192,7 @@ class WeightStore:
 
         If it fails the copy is of no version, and the next call begins with nothing.
         """
-        with Lease(self._store, self._prefix, version) as lease:
+        with self.lease(version) as lease:
             return self._updated(copy, self._expected(version, root), lease.renewing(progress))
 
     def _expected(self, version: int, root: str | None) -> Manifest:
@@ -189,15 +203,31 @@ class WeightStore:
             )
         return manifest
 
+    def route(self, manifest: Manifest, copy: Copy | None = None) -> Route | None:
+        """The cheapest way to a version from what a copy is, if it is any version; else from nothing."""
+        held = _held(copy, manifest)
+        if held:
+            return cheapest(manifest, self.find, held, self._cost)
+        listed = self._keyframes.listed()
+
+        def find(version: int) -> Manifest | None:
+            found = self.find(version)
+            return self._keyframes.added(found, listed) if found else None
+
+        return cheapest(self._keyframes.added(manifest, listed), find, None, self._cost)
+
+    def _cost(self, path: Path) -> int:
+        return cost(path, lambda chunk: self._near(self.chunk_key(chunk)))
+
     def _updated(self, copy: Copy | None, manifest: Manifest, progress: Progress) -> tuple[Manifest, Copy]:
-        if copy is not None and copy.version is not None and copy.root is not None and copy.fits(manifest):
-            route = cheapest(manifest, self.find, (copy.version, copy.root))
+        if copy is not None and _held(copy, manifest):
+            route = self.route(manifest, copy)
             try:
                 if route is not None:
                     return manifest, self._taken(route, copy, manifest, progress)
             except (StaleTile, Missing):
                 pass  # it is not what it was taken for; or what was on the way was collected
-        route = cheapest(manifest, self.find)
+        route = self.route(manifest)
         if route is None:
             raise WeightsError(
                 f"nothing leads to version {manifest.version} of run {self._run}: what it needs is gone"
@@ -208,7 +238,8 @@ class WeightStore:
         whole = sum(path.size for _, path in route)
         copy.version, done = None, 0
         for _, path in route:
-            for chunk, data in in_threads(self._get_chunk, path.chunks, _UNDER_WAY):
+            fetched = in_threads(self._objects.get, path.chunks, UNDER_WAY)
+            for chunk, data in zip(path.chunks, fetched, strict=True):
                 what = f"{self._store.url}/{self.chunk_key(chunk)}"
                 decode(data, copy.model, what, threads=self._threads)
                 done += chunk.size
@@ -224,14 +255,7 @@ class WeightStore:
 
     def file(self, chunk: Chunk) -> bytes:
         """An object's bytes. Raises unless it is there, and whole."""
-        return self._get_chunk(chunk)[1]
-
-    def _get_chunk(self, chunk: Chunk) -> tuple[Chunk, bytes]:
-        key = self.chunk_key(chunk)
-        data = self._store.get(key)
-        if blake3(data).hexdigest() != chunk.hash:
-            raise WeightsError(f"{self._store.url}/{key} is damaged: it has other bytes than its name says")
-        return chunk, data
+        return self._objects.get(chunk)
 
     def versions(self) -> list[int]:
         """All published versions, oldest first."""
@@ -239,10 +263,19 @@ class WeightStore:
         found = (pattern.fullmatch(key) for key in self._store.list(self._prefix))
         return sorted(int(match[1]) for match in found if match)
 
-    def collect(self, keep: int, *, grace_s: float = GRACE_S) -> None:
+    def collect(self, keep: int, *, grace_s: float = GRACE_S) -> Collected:
         """Remove all but the newest versions, and what these and those that are being read need."""
-        collect(self._store, self._prefix, self._manifests(), keep, grace_s=grace_s)
+        return collect(self._store, self._prefix, self.manifests, keep, grace_s=grace_s)
 
-    def _manifests(self) -> dict[int, Manifest]:
-        found = {version: self.find(version) for version in self.versions()}
-        return {version: manifest for version, manifest in found.items() if manifest is not None}
+    def manifests(self) -> dict[int, Manifest]:
+        """All published versions, with all ways to each."""
+        listed = self._keyframes.listed()
+        found = ((version, self.find(version)) for version in self.versions())
+        return {version: self._keyframes.added(manifest, listed) for version, manifest in found if manifest}
+
+
+def _held(copy: Copy | None, manifest: Manifest) -> tuple[int, str] | None:
+    """Version and root of a copy that another version can be made of."""
+    if copy is None or copy.version is None or copy.root is None or not copy.fits(manifest):
+        return None
+    return copy.version, copy.root

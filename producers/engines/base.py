@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from infra.errors import Explained
+from infra.weights.patch import PatchFile
 
 
 class EngineError(Explained):
@@ -48,10 +49,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an engine holds after its weights were replaced, between two decode steps."""
+    """New weights are in an engine, between two decode steps."""
 
-    digests: Mapping[str, str]  # hash of each tensor that it now computes with, by Hugging Face names
-    tokens: Mapping[str, int]  # the samples it has not finished, and how many tokens each has
+    tokens: Mapping[str, int]  # the samples that it has not finished, and how many tokens each has
+    pause_s: float  # in which it made none
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Pace:
     seconds: list[float]
 
 
-class Engine(Protocol):
+class Decoder(Protocol):
     """Makes samples, one decode step of all running ones at a time."""
 
     def submit(self, request: Request) -> None:
@@ -80,14 +81,30 @@ class Engine(Protocol):
     def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
         """Forget requests, and say how far those of them are that it has."""
 
-    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
-        """Take the weights of a safetensors file between two steps; running samples go on with them.
-
-        `recompute`: what the old weights computed of these samples (the KV cache) is computed anew.
-        """
-
     def pace(self) -> Pace:
         """How long its steps take, lately."""
 
     def close(self) -> None:
         """Let go of what it holds."""
+
+
+class Engine(Decoder, Protocol):
+    """A decoder that takes new weights."""
+
+    def prepare(self, patch: PatchFile) -> None:
+        """Get ready to take new weights, beside decoding; others that were prepared are forgotten."""
+
+    def is_ready(self) -> bool:
+        """Whether all is prepared."""
+
+    def install(self, *, recompute: bool) -> Installed:
+        """Take what is prepared, between two steps; running samples go on with it.
+
+        `recompute`: what the old weights computed of these samples (the KV cache) is computed anew.
+        """
+
+    def digests(self) -> Mapping[str, str] | None:
+        """Hash of each tensor that it computes with, by Hugging Face names; None: not known yet.
+
+        They are found beside decoding after each install.
+        """

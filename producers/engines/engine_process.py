@@ -1,7 +1,9 @@
-"""vLLM in a process of its own: it decodes, one step after the other, and does nothing else.
+"""vLLM in a process of its own: it decodes, one step after the other, and does little else.
 
-generator ── submit, abort, hand over, install ──► this process: reads what has come, then one decode step
-          ◄── finished, handed over, installed ─────
+generator ── submit, abort, hand over, prepare, install ──► this process: reads what has come, then one step
+          ◄── finished, handed over, prepared, took, holds ─
+
+What need not be between two steps is done by a thread beside them: new weights are prepared, and hashed.
 """
 
 from __future__ import annotations
@@ -9,98 +11,75 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from infra.errors import Explained
-from producers.engines.base import Engine, Finished, Installed, Pace, Request, Unfinished
+from infra.weights.patch import Patch, read_patch
+from producers.engines.base import Decoder, Finished, Installed, Unfinished
+from producers.engines.messages import (
+    Abort,
+    EngineOptions,
+    Handed,
+    HandOver,
+    Holds,
+    Made,
+    Order,
+    Paced,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Report,
+    Submit,
+    Took,
+)
 
 PACE_S = 0.5
 
-
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `VllmEngine` is made with."""
-
-    model: str
-    dtype: str
-    slots: int
-    max_model_len: int
-    temperature: float
-    kv_cache_mib: int
-    threads: int
-    batch_invariant: bool
-
-
-class Submit(msgspec.Struct, tag="submit"):
-    """To the engine: a sample to be made."""
-
-    request: Request
-
-
-class Abort(msgspec.Struct, tag="abort"):
-    """To the engine: samples that are not wanted any more."""
-
-    ids: list[str]
-
-
-class HandOver(msgspec.Struct, tag="hand_over"):
-    """To the engine: samples that another one goes on with."""
-
-    ids: list[str]
-
-
-class Install(msgspec.Struct, tag="install"):
-    """To the engine: weights to go on with, in a safetensors file."""
-
-    file: str
-    recompute: bool
-
-
-class Ready(msgspec.Struct, tag="ready"):
-    """From the engine: it can take requests."""
-
-
-class Made(msgspec.Struct, tag="made"):
-    """From the engine: a finished sample, or how far one is."""
-
-    id: str
-    tokens: bytes  # int32
-    logprobs: bytes  # float32
-    finish: str
-
-
-class Handed(msgspec.Struct, tag="handed"):
-    """From the engine: how far it had made those that it handed over."""
-
-    parts: list[Made]
-
-
-class Holds(msgspec.Struct, tag="holds"):
-    """From the engine: the weights are installed."""
-
-    installed: Installed
-
-
-class Paced(msgspec.Struct, tag="paced"):
-    """From the engine: how long its steps take, and how far it is. Before it is ready, and now and then."""
-
-    pace: Pace
-    tokens: dict[str, int]  # of what it has not finished
-
-
-class Refused(msgspec.Struct, tag="refused"):
-    """From the engine: why it ends."""
-
-    reason: str
-
-
-Order = Submit | Abort | HandOver | Install
-Report = Ready | Made | Handed | Holds | Paced | Refused
+Result = TypeVar("Result")
 _orders = msgspec.msgpack.Decoder(list[Order])
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class LocalEngine(Decoder, Protocol):
+    """An engine in this process: what takes long is called in a thread beside its steps."""
+
+    def prepare(self, patch: Patch) -> None:
+        """Get ready to take new weights, beside steps."""
+
+    def install(self, *, recompute: bool) -> dict[str, int]:
+        """Take what is prepared, between two steps; how many tokens each unfinished sample has."""
+
+    def digests(self) -> dict[str, str]:
+        """Hash of each tensor that it computes with, beside steps."""
+
+
+class Beside:
+    """A thread that does one thing after the other; what comes of it is taken between two steps."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._under_way: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+        self.done, self._bell = Pipe(duplex=False)  # something comes out for each thing that is done
+
+    def do(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do something beside steps, and something with its result between two."""
+        self._under_way.append((future := self._pool.submit(work), then))
+        future.add_done_callback(lambda _: self._bell.send_bytes(b"."))
+
+    def take(self) -> None:
+        """The oldest result; raises what went wrong."""
+        self.done.recv_bytes()
+        future, then = self._under_way.popleft()
+        then(future.result())
 
 
 def main() -> None:
@@ -109,7 +88,7 @@ def main() -> None:
     answer(Connection(int(sys.argv[2])), lambda: _make(options))
 
 
-def _make(options: EngineOptions) -> Engine:
+def _make(options: EngineOptions) -> LocalEngine:
     from producers.engines.vllm_engine import VllmEngine
 
     engine = VllmEngine(**msgspec.structs.asdict(options))
@@ -117,7 +96,7 @@ def _make(options: EngineOptions) -> Engine:
     return engine
 
 
-def answer(link: Connection, make: Callable[[], Engine]) -> None:
+def answer(link: Connection, make: Callable[[], LocalEngine]) -> None:
     """Make the engine, then orders in, reports out, and a step in between; what goes wrong is told."""
     try:
         gc.disable()  # seconds, while millions of objects come and none goes
@@ -125,43 +104,63 @@ def answer(link: Connection, make: Callable[[], Engine]) -> None:
         gc.freeze()
         gc.enable()
         link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
-        _serve(link, engine)
+        with ThreadPoolExecutor(1, "beside") as pool:
+            _Server(link, engine, Beside(pool)).run()
     except (EOFError, BrokenPipeError):
         pass  # the generator has ended
     except Explained as error:
         link.send_bytes(_encode([Refused(str(error))]))
 
 
-def _serve(link: Connection, engine: Engine) -> None:
-    running: set[str] = set()
-    said_at = time.monotonic()
-    while True:
-        while link.poll(0 if running else None):
-            for order in _orders.decode(link.recv_bytes()):
-                _obey(order, engine, running, link)
-        if made := engine.step(0.0):
-            running.difference_update(sample.id for sample in made)
-            link.send_bytes(_encode([_made(sample, sample.finish) for sample in made]))
-        if running and time.monotonic() - said_at > PACE_S:
-            said_at = time.monotonic()
-            link.send_bytes(_encode([Paced(engine.pace(), engine.unfinished())]))
+class _Server:
+    def __init__(self, link: Connection, engine: LocalEngine, beside: Beside) -> None:
+        self._link, self._engine, self._beside = link, engine, beside
+        self._running: set[str] = set()
 
+    def run(self) -> None:
+        said_at = time.monotonic()
+        while True:
+            self._listen()
+            if made := self._engine.step(0.0):
+                self._running.difference_update(sample.id for sample in made)
+                self._say(*(_made(sample, sample.finish) for sample in made))
+            if self._running and time.monotonic() - said_at > PACE_S:
+                said_at = time.monotonic()
+                self._say(Paced(self._engine.pace(), self._engine.unfinished()))
 
-def _obey(order: Order, engine: Engine, running: set[str], link: Connection) -> None:
-    if isinstance(order, Submit):
-        engine.submit(order.request)
-        running.add(order.request.id)
-    elif isinstance(order, Abort):
-        ids = running.intersection(order.ids)
-        engine.abort(sorted(ids))
-        running -= ids
-    elif isinstance(order, HandOver):
-        parts = engine.hand_over(order.ids)
-        running.difference_update(part.id for part in parts)
-        link.send_bytes(_encode([Handed([_made(part, "") for part in parts])]))
-    else:
-        weights = Path(order.file).read_bytes()
-        link.send_bytes(_encode([Holds(engine.install(weights, recompute=order.recompute))]))
+    def _listen(self) -> None:
+        """Take all that has come; without samples, until some come."""
+        while came := wait([self._link, self._beside.done], 0 if self._running else None):
+            if self._beside.done in came:
+                self._beside.take()
+            if self._link in came:
+                for order in _orders.decode(self._link.recv_bytes()):
+                    self._obey(order)
+
+    def _say(self, *reports: Report) -> None:
+        self._link.send_bytes(_encode(reports))
+
+    def _obey(self, order: Order) -> None:
+        engine = self._engine
+        if isinstance(order, Submit):
+            engine.submit(order.request)
+            self._running.add(order.request.id)
+        elif isinstance(order, Abort):
+            ids = self._running.intersection(order.ids)
+            engine.abort(sorted(ids))
+            self._running -= ids
+        elif isinstance(order, HandOver):
+            parts = engine.hand_over(order.ids)
+            self._running.difference_update(part.id for part in parts)
+            self._say(Handed([_made(part, "") for part in parts]))
+        elif isinstance(order, Prepare):
+            file = Path(order.file)
+            self._beside.do(lambda: engine.prepare(read_patch(file)), lambda _: self._say(Prepared()))
+        else:
+            began = time.perf_counter()
+            tokens = engine.install(recompute=order.recompute)
+            self._say(Took(Installed(tokens, time.perf_counter() - began)))
+            self._beside.do(engine.digests, lambda digests: self._say(Holds(digests)))
 
 
 def _made(sample: Finished | Unfinished, finish: str) -> Made:

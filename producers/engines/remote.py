@@ -7,20 +7,21 @@ would wait for them: they share one interpreter.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 
 import msgspec
 import numpy as np
 
 from infra.supervise.children import kill, start
+from infra.weights.patch import PatchFile
 from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
-from producers.engines.engine_process import (
+from producers.engines.messages import (
     Abort,
     EngineOptions,
     Handed,
@@ -30,10 +31,13 @@ from producers.engines.engine_process import (
     Made,
     Order,
     Paced,
+    Prepare,
+    Prepared,
     Ready,
     Refused,
     Report,
     Submit,
+    Took,
 )
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -57,6 +61,9 @@ class RemoteEngine:
         self._orders: list[Order] = []
         self._made: list[Made] = []
         self._pace, self._tokens = Pace([], []), dict[str, int]()
+        self._preparing: deque[PatchFile] = deque()  # kept until the engine process has read them
+        self._digests: Mapping[str, str] | None = None
+        self._until = 0.0  # by when its thread has done what it does beside steps
         self._reports: queue.SimpleQueue[list[Report]] = queue.SimpleQueue()
         # A thread that always reads: else both ends could wait for the other to empty a full pipe.
         self._reader = threading.Thread(target=self._read, daemon=True, name="engine")
@@ -82,8 +89,7 @@ class RemoteEngine:
         if not self._made and self._reports.empty():
             self._bell.wait(wait_s)
             self._bell.clear()
-        while not self._reports.empty():
-            self._take()
+        self._take_all()
         made, self._made = self._made, []
         return [Finished(m.id, *_arrays(m), m.finish) for m in made]
 
@@ -100,19 +106,32 @@ class RemoteEngine:
     def pace(self) -> Pace:
         return self._pace
 
-    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
-        # In memory, without a name: nothing is left behind whoever is killed.
-        memory = os.memfd_create("weights")
-        try:
-            with open(memory, "wb", closefd=False) as file:
-                file.write(weights)
-            self._orders.append(Install(f"/proc/{os.getpid()}/fd/{memory}", recompute))
-            self._flush()
-            holds = self._await(Holds, "to install weights")
-            assert isinstance(holds, Holds)
-        finally:
-            os.close(memory)
-        return holds.installed
+    def prepare(self, patch: PatchFile) -> None:
+        self._preparing.append(patch)
+        self._until = time.monotonic() + self._deadline
+        self._orders.append(Prepare(str(patch.path)))
+        self._flush()
+
+    def is_ready(self) -> bool:
+        self._take_all()
+        if self._preparing and time.monotonic() > self._until:
+            raise self._late("to prepare weights")
+        return not self._preparing
+
+    def install(self, *, recompute: bool) -> Installed:
+        self._digests = None
+        self._orders.append(Install(recompute))
+        self._flush()
+        took = self._await(Took, "to install weights")
+        assert isinstance(took, Took)
+        self._until = time.monotonic() + self._deadline
+        return took.installed
+
+    def digests(self) -> Mapping[str, str] | None:
+        self._take_all()
+        if self._digests is None and time.monotonic() > self._until:
+            raise self._late("to hash weights")
+        return self._digests
 
     def close(self) -> None:
         kill(self._process)
@@ -133,12 +152,17 @@ class RemoteEngine:
                 if isinstance(report, kind):
                     return report
 
+    def _take_all(self) -> None:
+        """All reports that have come."""
+        while not self._reports.empty():
+            self._take()
+
     def _take(self, wait_s: float = 0.0, what: str = "") -> list[Report]:
         """Its next reports; what it made is kept."""
         try:
             reports = self._reports.get(timeout=wait_s)
         except queue.Empty:
-            raise EngineError(f"the engine process took more than {self._deadline:.0f} s {what}") from None
+            raise self._late(what) from None
         if not reports:
             status = self._process.wait()
             raise EngineError(
@@ -151,7 +175,14 @@ class RemoteEngine:
                 self._made.append(report)
             if isinstance(report, Paced):
                 self._pace, self._tokens = report.pace, report.tokens
+            if isinstance(report, Prepared):
+                self._preparing.popleft()
+            if isinstance(report, Holds):
+                self._digests = report.digests
         return reports
+
+    def _late(self, what: str) -> EngineError:
+        return EngineError(f"the engine process took more than {self._deadline:.0f} s {what}")
 
     def _read(self) -> None:
         try:

@@ -13,7 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from infra.weights.digest import file_digests
+from infra.weights.bits import Bits
+from infra.weights.digest import model_digests
+from infra.weights.patch import Patch, PatchFile
 from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
 
 
@@ -73,6 +75,9 @@ class ReplayEngine:
         self._count = 0
         self._steps, self._at = 0.0, clock.now()
         self._ended: list[tuple[Request, int]] = []
+        self._model: dict[str, Bits] = {}
+        self._root: str | None = None
+        self._prepared: Patch | None = None
 
     def submit(self, request: Request) -> None:
         self._advance()
@@ -122,17 +127,29 @@ class ReplayEngine:
             for name in mine
         ]
 
-    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
-        """It computes nothing with them: it holds what it was given if that is a safetensors file."""
-        try:
-            digests = file_digests(weights)
-        except ValueError as error:
-            raise EngineError(f"the weights can't be read: {error}") from error
+    def prepare(self, patch: PatchFile) -> None:
+        self._prepared = patch.read()
+
+    def is_ready(self) -> bool:
+        return self._prepared is not None
+
+    def install(self, *, recompute: bool) -> Installed:
+        """It computes nothing with them, but holds them."""
+        assert self._prepared is not None, "nothing is prepared"
+        if self._prepared.since not in (None, self._root):
+            raise EngineError(
+                f"the patch is for the weights {self._prepared.since}; the engine holds {self._root}"
+            )
+        self._prepared.apply(self._model)
+        self._root, self._prepared = self._prepared.root, None
         tokens = self.unfinished()
         if recompute:
             prompts = sum(len(request.prompt) for *_, request in self._running)
             self._at += self._prefill_s * (prompts + sum(tokens.values()))
-        return Installed(digests, tokens)
+        return Installed(tokens, 0.0)
+
+    def digests(self) -> dict[str, str]:
+        return model_digests(self._model)
 
     def pace(self) -> Pace:
         sizes = list(range(1, self._slots + 1))

@@ -1,8 +1,8 @@
 """vLLM in this process: continuous batching, longest first, weights replaced between two steps.
 
 vLLM's CPU build packs the weights of linear layers and drops what it packed: then `load_weights` raises, and
-`reload_weights` leaves a tied `lm_head` stale, silently. Here they are kept, and packed again with every
-load: see `cpu_linear.py`. What the engine holds is hashed after every load all the same.
+`reload_weights` leaves a tied `lm_head` stale, silently. Here they are kept (`cpu_linear.py`), new ones are
+written into vLLM's parameters (`scatter.py`), and what the engine then holds is hashed.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from safetensors.torch import load
 
-from infra.weights.digest import tensor_digest
 from infra.weights.folder import ModelFolder
-from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
+from infra.weights.patch import Patch
+from producers.engines.base import EngineError, Finished, Pace, Request, Unfinished
 from producers.engines.cpu_linear import PackedLinear
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import StreamSampler, own_id
+from producers.engines.scatter import HeldWeights
 
 _PROFILE_S = 1.5
 _WARM, _MEASURED = 2, 10  # steps of a profile, at each size
@@ -101,7 +101,7 @@ class VllmEngine:
 
         torch.set_num_threads(threads)
         on_cpu = not torch.cuda.is_available()
-        self._packed = _packed_linears(batch_invariant) if on_cpu else []
+        packed = _packed_linears(batch_invariant) if on_cpu else []
         with _llvmlite_unseen():
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(
@@ -131,12 +131,10 @@ class VllmEngine:
         renderer.get_eos_token_id = lambda: end  # it asks a pool of tokenizers for each request
         core = self._engine.engine_core.engine_core
         runner = core.model_executor.driver_worker.worker.model_runner
-        self._scheduler, self._runner, self._model = core.scheduler, runner, runner.model
+        self._scheduler, self._runner = core.scheduler, runner
         self._sampler = StreamSampler()
         runner.sampler.topk_topp_sampler = self._sampler
-        # An adapter's version has only some of the tensors: where they lie depends on the other ones.
-        self._shapes: dict[str, Sequence[int]] = dict(ModelFolder(model).shapes)
-        self._loaded: list[str] = []
+        self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
 
     def submit(self, request: Request) -> None:
@@ -218,56 +216,22 @@ class VllmEngine:
             for name, made in tokens.items()
         ]
 
-    def install(self, weights: bytes | bytearray, *, recompute: bool) -> Installed:
-        self.load_weights(load(bytes(weights)))
+    def prepare(self, patch: Patch) -> None:
+        self.weights.prepare(patch)
+
+    def install(self, *, recompute: bool) -> dict[str, int]:
+        self.weights.take()
         if recompute:
             # All that run are preempted: they wait without a KV cache, and the next step prefills their
             # prompts and tokens.
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        return Installed(self.held_digests(), self.unfinished())
+        return self.unfinished()
+
+    def digests(self) -> dict[str, str]:
+        return self.weights.digests()
 
     def pace(self) -> Pace:
         return self._times.pace()
 
     def close(self) -> None:
         pass  # it ends with its process
-
-    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._shapes |= {name: tensor.shape for name, tensor in tensors.items()}
-        self._loaded = list(tensors)
-        with torch.no_grad():
-            self._model.load_weights(list(tensors.items()))
-        for layer in self._packed:
-            layer.pack()
-
-    def held_digests(self) -> dict[str, str]:
-        parameters = dict(self._model.named_parameters())
-        held = {name: self._held(name, parameters) for name in self._loaded}
-        self._check_tied_head(held)
-        return {name: tensor_digest(tensor) for name, tensor in held.items()}
-
-    def _held(self, name: str, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A tensor by its Hugging Face name, cut out of the engine's fused parameter."""
-        rows = self._shapes[name][0]
-        if name in parameters:
-            return parameters[name].data[:rows]  # vLLM pads the vocabulary
-        for fused, parts in getattr(self._model, "packed_modules_mapping", {}).items():
-            for number, part in enumerate(parts):
-                if f".{part}." not in name:
-                    continue
-                whole = parameters.get(name.replace(f".{part}.", f".{fused}."))
-                if whole is not None:
-                    before = sum(self._shapes[name.replace(part, other)][0] for other in parts[:number])
-                    return whole.data[before : before + rows]
-        raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
-
-    def _check_tied_head(self, held: Mapping[str, torch.Tensor]) -> None:
-        """A tied output head must be the embedding, not an old copy of it."""
-        head = getattr(getattr(self._model, "lm_head", None), "weight", None)
-        embedding = "model.embed_tokens.weight"
-        if head is None or "lm_head.weight" in held or embedding not in held:
-            return
-        if not torch.equal(head.data[: len(held[embedding])], held[embedding]):
-            raise EngineError(
-                "the tied lm_head is stale: it differs from the embedding after a weight update"
-            )

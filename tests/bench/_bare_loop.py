@@ -23,6 +23,7 @@ from schemas.identity import sample_id, sampling_seed
 from schemas.messages import Prompt, Sample, StepRecord
 from schemas.runspec import RunSpec
 from tests.bench._limit import train_iteration
+from tests.factories import make_patch
 
 
 @dataclass
@@ -53,7 +54,11 @@ class BareLoop:
             lambda text: tokenizer.encode(text, add_special_tokens=False),
         )  # fmt: skip
         self._ranker = Ranker.fresh(spec.seed, NoBackbone(), typical=spec.sampling.max_tokens / 8)
-        self._engine.load_weights(self._learner.weights())
+        self._install()
+
+    def _install(self) -> None:
+        self._engine.prepare(make_patch(self._learner.weights()).read())
+        self._engine.install(recompute=False)
 
     def iterate(self, number: int) -> Iteration:
         """One iteration."""
@@ -64,7 +69,7 @@ class BareLoop:
         generated = time.perf_counter()
         torch.set_num_threads(self._threads)
         train_iteration(self._learner, self._spec, rows)
-        self._engine.load_weights(self._learner.weights())
+        self._install()
         done = time.perf_counter()
         samples = [row.sample for row in rows]
         self._planner.observe(_record(number))

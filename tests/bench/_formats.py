@@ -1,6 +1,6 @@
 """How others send what changed in bf16 weights, as their code or their papers describe it.
 
-Each is bytes there and weights back: what is compared can be decoded.
+Each is bytes there, and old weights made new ones in place: what is compared can be decoded. None verifies.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Format:
     """One way."""
 
     encode: Callable[[Array, Array], bytes]
-    decode: Callable[[Array, bytes], Array]
+    decode: Callable[[Array, bytes], None]  # in place
 
 
-def _zstd(data: bytes) -> bytes:
+def _zstd(data: bytes | Array) -> bytes:
     return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
 
 
@@ -37,19 +37,17 @@ def _index_value(old: Array, new: Array) -> bytes:
     return where.tobytes() + new[where].tobytes()
 
 
-def _from_index_value(old: Array, data: bytes) -> Array:
+def _from_index_value(held: Array, data: bytes) -> None:
     count = len(data) // 6
-    found = old.copy()
-    found[np.frombuffer(data, np.int32, count)] = np.frombuffer(data, np.uint16, count, 4 * count)
-    return found
+    held[np.frombuffer(data, np.int32, count)] = np.frombuffer(data, np.uint16, count, 4 * count)
 
 
 def _xor(old: Array, new: Array) -> bytes:
-    return _zstd((old ^ new).tobytes())
+    return _zstd(old ^ new)
 
 
-def _from_xor(old: Array, data: bytes) -> Array:
-    return old ^ np.frombuffer(_unzstd(data), np.uint16)
+def _from_xor(held: Array, data: bytes) -> None:
+    held ^= np.frombuffer(_unzstd(data), np.uint16)
 
 
 def _gaps(old: Array, new: Array) -> tuple[Array, Array]:
@@ -67,11 +65,9 @@ def _gap_value(old: Array, new: Array) -> bytes:
     return _zstd(gaps.tobytes() + new[where].tobytes())
 
 
-def _from_gap_value(old: Array, data: bytes) -> Array:
+def _from_gap_value(held: Array, data: bytes) -> None:
     both = np.frombuffer(_unzstd(data), np.uint16).reshape(2, -1)
-    found = old.copy()
-    found[np.cumsum(both[0].astype(np.int64)) - 1] = both[1]
-    return found
+    held[np.cumsum(both[0].astype(np.int64)) - 1] = both[1]
 
 
 def _gap_xor(old: Array, new: Array) -> bytes:
@@ -79,11 +75,9 @@ def _gap_xor(old: Array, new: Array) -> bytes:
     return _zstd(gaps.tobytes() + (old[where] ^ new[where]).tobytes())
 
 
-def _from_gap_xor(old: Array, data: bytes) -> Array:
+def _from_gap_xor(held: Array, data: bytes) -> None:
     both = np.frombuffer(_unzstd(data), np.uint16).reshape(2, -1)
-    found = old.copy()
-    found[np.cumsum(both[0].astype(np.int64)) - 1] ^= both[1]
-    return found
+    held[np.cumsum(both[0].astype(np.int64)) - 1] ^= both[1]
 
 
 FORMATS = {

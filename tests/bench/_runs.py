@@ -27,8 +27,8 @@ RUNFILE = ROOT / "examples" / "count.yaml"
 
 
 @contextmanager
-def own_stack() -> Iterator[local.Stack]:
-    """Broker and Prefect server for this bench alone; models are those of the checkout."""
+def own_stack(*, s3: bool = False) -> Iterator[local.Stack]:
+    """Broker and Prefect server, and S3 if wanted, for this bench alone; models are those of the checkout."""
     os.environ.setdefault("STREAMRL_CACHE", str(ROOT / ".streamrl"))
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
         paths = StackPaths.locate(Path(folder))
@@ -36,7 +36,7 @@ def own_stack() -> Iterator[local.Stack]:
         models = ROOT / ".streamrl" / "models"
         models.mkdir(parents=True, exist_ok=True)
         (paths.home / "models").symlink_to(models)  # the warm-started model is built once
-        stack = local.up(paths=paths)
+        stack = local.up(s3=s3, paths=paths)
         try:
             yield stack
         finally:
@@ -52,12 +52,12 @@ def start(runfile: str, overrides: Sequence[str], stack: local.Stack) -> psutil.
     )  # fmt: skip
 
 
-def finish(flow: psutil.Popen, stack: local.Stack) -> RunRecord:
-    """Wait for a run's end; its record."""
+def finish(flow: psutil.Popen, stack: local.Stack, store: str | None = None) -> RunRecord:
+    """Wait for a run's end; its record, in this store or the local one."""
     output, _ = flow.communicate()
     if flow.returncode:
         raise RuntimeError(f"the run failed:\n{output.decode()[-3000:]}")
-    record = newest(open_store(f"file://{stack.paths.home}/store"))
+    record = newest(open_store(store or f"file://{stack.paths.home}/store"))
     assert record is not None
     return record
 

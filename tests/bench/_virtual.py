@@ -6,21 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from safetensors.numpy import save
+import torch
 
-from infra.weights.digest import file_digests, root_digest
+from infra.weights.digest import digests_of
 from producers.decoding import Decoding
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.policies import Policy
 from producers.engines.base import Request
 from producers.engines.replay import ReplayEngine, VirtualClock
+from producers.installing import Version
 from producers.jobs import Job, Key
-from producers.weights_watch import Version
 from schemas.identity import sample_id, sample_key
-from tests.factories import make_spec
+from tests.factories import make_patch, make_spec
 
 # A sample that moves is prefilled anew, and nothing else gets on in the meantime: 20,000 tokens a second.
 PREFILL_S = 1 / 20_000
+
+_TENSORS = {"w": torch.zeros(1)}
+_DIGESTS, _PATCH = digests_of(_TENSORS), make_patch(_TENSORS)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def generate(
     trace: list[Span] | None = None,
 ) -> float:
     """Seconds until the last sample is finished; all are admitted at the start. `trace` is filled."""
-    clock, weights = VirtualClock(), _weights()
+    clock = VirtualClock()
 
     def length_of(request: Request) -> int:
         return lengths[sample_key(request.id)]
@@ -53,7 +56,7 @@ def generate(
     dispatcher, generators = Dispatcher(policy), dict[str, Decoding]()
     for (name, engine), table in zip(engines.items(), tables, strict=True):
         generators[name] = Decoding(make_spec(generator={"slots": len(table) - 1}), engine, clock.now)
-        generators[name].update(weights)
+        generators[name].update(_weights())
         dispatcher.join(name, len(table) - 1, table, 0.0)
     dispatcher.admit(jobs, 0.0)
     left = len(jobs)
@@ -89,6 +92,4 @@ def generate(
 
 def _weights() -> Version:
     """Some weights: a generator does nothing without."""
-    file = save({"w": np.zeros(1, np.float32)})
-    digests = file_digests(file)
-    return Version(0, root_digest(digests), digests, file)
+    return Version(0, "root", _DIGESTS, _PATCH)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.bus import read_all
+from infra.sites.followed import reported
 from schemas.messages import InstanceReport, Part
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
@@ -46,6 +48,12 @@ def wait_for_samples_of(run: Run, generator: str) -> None:
     )  # fmt: skip
 
 
+def reached(run: Run, version: int) -> bool:
+    """Whether a relay has brought a version to its site."""
+    records = read_all(run.bus, run.topics.weights, deadline_s=30)
+    return any(report.version >= version for report in map(reported, records) if report is not None)
+
+
 @pytest.mark.timeout(600)
 def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     spec = make_spec(  # of longer samples: there must be time to move
@@ -68,17 +76,25 @@ def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_mode
 
 
 @pytest.mark.timeout(400)
-def test_numbers_and_speeds_of_generators_change_no_bit(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
+def test_numbers_speeds_and_sites_of_generators_change_no_bit(
+    tmp_path: Path, kafka: str, tiny_model: Path
+) -> None:
+    """The second time they are slow, and at a site whose relay dies on the way."""
     roots = []
-    for generators, slots in ((1, 16), (2, 3)):
+    for generators, slots, site in ((1, 16, None), (2, 3, "far")):
         spec = make_spec(
             algorithm={"iterations": 6, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
             generator={"slots": slots},
         )
         folder = tmp_path / f"with-{generators}"
-        with running(folder, kafka, spec, tiny_model, generators=generators) as run:
+        with running(folder, kafka, spec, tiny_model, generators=generators, site=site) as run:
             with run.standing_still("trainer-0"):
                 run.wait_for_instances(generators)
+            if site is not None:
+                wait_until(
+                    lambda: run.check() or reached(run, 2), what="version 2 at the site", deadline_s=120
+                )
+                run.kill("relay-0")
             run.wait_for_end()
             steps = run.steps()
             assert len(trained_ids(steps)) == len(set(trained_ids(steps))) == 6 * 32

@@ -45,6 +45,11 @@ class Crash:
     write: str = ""
     when: str = BEFORE
 
+    @property
+    def certain(self) -> bool:
+        """Whether each life writes it. What comes twice is a dead letter only if it comes in time."""
+        return ".dead " not in self.write
+
 
 @dataclass
 class Life:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,20 @@ def deployed(
     ensure_pool(found.api)  # what `streamrl up` does
     ensure_pool(found.api)
     found.prefect("deploy", "--all", "--no-prompt")
-    worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    with (folder / "worker.log").open("w") as log:
+    with working(found, POOL):
+        yield found
+
+
+@contextmanager
+def working(deployed: Deployed, pool: str) -> Iterator[None]:
+    """A worker of a pool."""
+    words = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+    with (deployed.runfile.parent / f"worker-{pool}.log").open("w") as log:
         process = subprocess.Popen(
-            worker, cwd=ROOT, env=env, stdout=log, stderr=log, preexec_fn=_listen_to_ctrl_c
+            words, cwd=ROOT, env=deployed.env, stdout=log, stderr=log, preexec_fn=_listen_to_ctrl_c
         )
     try:
-        yield found
+        yield
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -161,6 +169,22 @@ def test_a_ranker_is_trained_by_deployment_from_what_a_run_recorded(finished: De
     last = sorted(os.listdir(deployed.runfile.parent / "runs"))[-1]
     rows = (deployed.runfile.parent / "runs" / last / "metrics.jsonl").read_text().splitlines()
     assert json.loads(rows[0])["ranker_error"] < 1.0  # the first iteration is ranked
+
+
+def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> None:
+    for pool in ("near", "far"):
+        deployed.prefect("work-pool", "create", pool, "--type", "process")
+    deployed.prefect("deploy", "--all", "--no-prompt", "--prefect-file", "examples/prefect/two_sites.yaml")
+    with working(deployed, "far"):
+        deployed.ended(deployed.start("placement.generators=0", "placement.sites={far: {elsewhere: true}}"))
+        flows = deployed.post("flow_runs/filter", {"deployments": {"name": {"any_": ["far"]}}})
+        assert len(flows) == 1
+        deployed.ended(UUID(flows[0]["id"]))
+    run = sorted(os.listdir(deployed.runfile.parent / "runs"))[-1]
+    shown = [a for a in deployed.post("artifacts/filter", {}) if a["key"] == f"{run}-sites"]
+    row = json.loads(max(shown, key=lambda a: a["created"])["data"])[0]
+    assert (row["site"], row["version"]) == ("site far", "weights 3")
+    assert (deployed.home / "sites" / "far" / "runs" / run / "weights").is_dir()
 
 
 def test_a_bad_parameter_is_refused_before_there_is_a_run(deployed: Deployed) -> None:

@@ -7,21 +7,26 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
+from infra.supervise.children import start
 from infra.weights.digest import digests_of
-from producers.engines.base import EngineError, Finished, Request
-from producers.engines.engine_process import EngineOptions
+from producers.engines import remote
+from producers.engines.base import EngineError, Finished, Installed, Request
+from producers.engines.messages import EngineOptions
 from producers.engines.remote import RemoteEngine
-from tests.factories import make_tiny_model
+from schemas.messages import InstanceReport, Sample
+from tests.factories import make_context, make_patch, make_spec, make_tiny_model
+from tests.generators import Running
+from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
 
 
@@ -41,7 +46,7 @@ def options(model: Path) -> EngineOptions:
 def engine(model: Path) -> Iterator[RemoteEngine]:
     made = RemoteEngine(options(model), threading.Event(), deadline_s=120)
     made.wait_until_ready()
-    made.install(save(weights(model)), recompute=False)
+    give(made, weights(model))
     yield made
     made.close()
 
@@ -49,6 +54,22 @@ def engine(model: Path) -> Iterator[RemoteEngine]:
 def weights(model: Path, factor: float = 1.0) -> dict[str, torch.Tensor]:
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return {name: factor * tensor.detach() for name, tensor in net.named_parameters()}
+
+
+def give(
+    engine: RemoteEngine, tensors: dict[str, torch.Tensor], requests: Sequence[Request] = ()
+) -> Installed:
+    """Let it hold other weights, and have requests just before: not all of them for long."""
+    engine.prepare(make_patch(tensors))
+    wait_until(engine.is_ready, what="its being ready")
+    for one in requests:
+        engine.submit(one)
+    if requests:
+        engine.abort([requests[-1].id, "0000099-00"])  # one that runs, and one that it never had
+    installed = engine.install(recompute=False)
+    wait_until(engine.digests, what="what it holds")
+    assert engine.digests() == digests_of(tensors)
+    return installed
 
 
 def request(number: int) -> Request:
@@ -83,12 +104,7 @@ def test_makes_the_same_samples_again(engine: RemoteEngine) -> None:
 
 
 def test_says_what_it_holds_and_how_far_its_samples_are(engine: RemoteEngine, model: Path) -> None:
-    for number in range(4):
-        engine.submit(request(number))
-    engine.abort([request(3).id, "0000099-00"])  # one that runs, and one that it never had
-    changed = weights(model, 1.01)
-    installed = engine.install(save(changed), recompute=False)
-    assert installed.digests == digests_of(changed)
+    installed = give(engine, weights(model, 1.01), [request(number) for number in range(4)])
     assert set(installed.tokens) == {request(number).id for number in range(3)}
     found: dict[str, Finished] = {}
 
@@ -98,7 +114,15 @@ def test_says_what_it_holds_and_how_far_its_samples_are(engine: RemoteEngine, mo
 
     wait_until(all_there, what="the samples that went on with the new weights")
     assert all(len(found[name].tokens) >= tokens for name, tokens in installed.tokens.items())
-    engine.install(save(weights(model)), recompute=False)
+    give(engine, weights(model))
+
+
+def test_a_newer_version_takes_the_place_of_one_that_is_being_prepared(
+    engine: RemoteEngine, model: Path
+) -> None:
+    for factor in (1.01, 1.02):
+        engine.prepare(make_patch(weights(model, factor)))
+    give(engine, weights(model))
 
 
 def test_its_death_is_an_error_and_not_a_wait(engine: RemoteEngine) -> None:
@@ -106,6 +130,34 @@ def test_its_death_is_an_error_and_not_a_wait(engine: RemoteEngine) -> None:
     os.kill(engine.pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="ended with status -9"):
         run(engine, [request(0)])
+
+
+def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tampered(command: list[str], **how: Any) -> Any:
+        return start([*command[:2], "tests.fakes.tampering", *command[3:]], **how)
+
+    monkeypatch.setattr(remote, "start", tampered)
+    bell = threading.Event()
+    engine = RemoteEngine(options(model), bell, deadline_s=120)
+    engine.wait_until_ready()
+    context = make_context(make_spec(generator={"slots": 2}), tmp_path, role="generator")
+    running = Running(context, engine, bell)
+    try:
+        running.announce(0, weights(model))
+        running.assign(prompt(0, tokens=np.array([4, 5], np.int32)))
+        wait_until(lambda: len(running.read("samples", Sample)) == 2, what="the samples of version 0")
+        running.assign(prompt(1, tokens=np.array([4, 6], np.int32), min_version=1, window=1))
+        running.announce(1, weights(model, 1.01))
+        wait_until(lambda: running.ended, what="its end")
+    finally:
+        running.stop()
+    (error,) = running.ended
+    assert "does not hold version 1: model.layers.0.self_attn.k_proj.weight differ (1 of" in str(error)
+    assert [sample.versions.tolist() for sample in running.read("samples", Sample)] == [[0], [0]]
+    report = running.read("instances", InstanceReport)[-1]
+    assert report.leaving and set(report.groups.tolist()) == {1} and report.tokens.max() > 0
 
 
 def test_it_ends_with_its_generator(model: Path) -> None:

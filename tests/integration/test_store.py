@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
 import torch
 
+from infra.remote_store import FsspecStore
+from infra.stack.s3 import S3Access
 from infra.store import Exists, Missing, Store, StoreError, open_store
 from infra.weights.versions import WeightStore
+from tests.fakes import another_s3
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(scope="module")
+def moto() -> Iterator[S3Access]:
+    with another_s3.moto() as access:
+        yield access
+
+
+@pytest.fixture(params=["file", "s3", "moto"])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
     if request.param == "file":
         return open_store(f"file://{request.getfixturevalue('tmp_path')}/store")
-    access = request.getfixturevalue("s3")
+    access = request.getfixturevalue(request.param)
     for name, value in access.env().items():
         monkeypatch.setenv(name, value)
     return open_store(f"{access.url}/{uuid4().hex}")
@@ -27,6 +38,8 @@ def test_put_get_list_delete(store: Store) -> None:
     store.put("a/b/one", b"1")
     store.put("a/two", b"2")
     store.put("a/two", b"22")
+    store.put("empty", b"")
+    assert store.exists("empty")
     assert store.get("a/two") == b"22"
     assert store.list("a") == ["a/b/one", "a/two"]
     assert store.exists("a/two")
@@ -48,6 +61,7 @@ def test_put_new_never_overwrites(store: Store) -> None:
     assert store.get("once") == b"first"
 
 
+@pytest.mark.parametrize("store", ["file", "s3"], indirect=True)  # moto looks first, and writes later
 def test_of_eight_writers_one_wins(store: Store) -> None:
     def attempt(number: int) -> int | None:
         try:
@@ -77,13 +91,64 @@ def test_weights_go_through(store: Store) -> None:
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
-def test_a_wrong_secret_is_refused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    access = request.getfixturevalue("s3")
-    for name, value in access.env().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(StoreError, match="x can't be written"):
-        open_store(f"{access.url}/wrong").put("x", b"1")
+@pytest.mark.parametrize("mib", [8, 64, 101])  # s3fs puts what is larger than 100 in parts
+def test_large_objects_are_created_once(store: Store, mib: int) -> None:
+    data = (bytes(1 << 19) + random.Random(mib).randbytes(1 << 19)) * mib
+    store.put_new("large", data)
+    with pytest.raises(Exists, match="large is there already"):
+        store.put_new("large", data + b"other")
+    assert store.get("large") == data
+
+
+@pytest.mark.parametrize("mib", [8, 64, 101])
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_of_two_that_send_a_large_object_one_wins(
+    store: Store, monkeypatch: pytest.MonkeyPatch, mib: int
+) -> None:
+    """The other one has come between a look and the put."""
+    looked = FsspecStore.exists
+
+    def late(self: FsspecStore, key: str) -> bool:
+        monkeypatch.setattr(FsspecStore, "exists", looked)
+        return False
+
+    store.put_new("large", b"first")
+    monkeypatch.setattr(FsspecStore, "exists", late)
+    with pytest.raises(Exists, match="large is there already"):
+        store.put_new("large", bytes(mib << 20))
+    assert store.get("large") == b"first"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("AWS_ACCESS_KEY_ID", "nobody", "look at AWS_ACCESS_KEY_ID"),
+        ("AWS_SECRET_ACCESS_KEY", "wrong", "look at AWS_SECRET_ACCESS_KEY"),
+        ("AWS_SESSION_TOKEN", "old", "look at AWS_SESSION_TOKEN"),
+    ],
+)
+def test_credentials_that_are_wrong_are_named(
+    s3: S3Access, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    for known in s3.env().items():
+        monkeypatch.setenv(*known)
+    monkeypatch.setenv(name, value)
+    store = open_store(f"{s3.url}/wrong")
+    for call in (lambda: store.get("x"), lambda: store.put("x", b"1"), lambda: store.put_new("x", b"1")):
+        with pytest.raises(StoreError, match=f"{s3.url}/wrong/x can't be .*{said}"):
+            call()
+    with pytest.raises(StoreError, match=f"x can't be listed: .*{said}"):
+        store.list("x")
+
+
+def test_a_bucket_that_is_not_there_is_named(s3: S3Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in s3.env().items():
+        monkeypatch.setenv(*known)
+    store = open_store("s3://nowhere/mine")
+    for call in (lambda: store.get("x"), lambda: store.put_new("x", b"1"), lambda: store.list("x")):
+        with pytest.raises(StoreError, match=r"nowhere/mine/x can't be .*there is no such bucket") as caught:
+            call()
+        assert not isinstance(caught.value, Missing)
 
 
 @pytest.mark.parametrize("url", ["/just/a/path", "file://relative/path", "nosuch://x/y"])

@@ -191,7 +191,7 @@ def test_a_dead_guard_is_an_error_that_says_so(tmp_path: Path) -> None:
         with pytest.raises(GuardDied, match=r"was killed by SIGKILL, and with it its workers \(one\)"):
             while True:
                 team.poll(30)
-    assert gone(below)
+        wait_until(lambda: gone(below), what="the end of the workers")
 
 
 def test_a_held_lock_is_let_go_of_after_the_workers(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
 from transformers import AutoModelForCausalLM
 from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -17,14 +17,16 @@ from consumers.batching import micro_batch
 from consumers.learner import TorchLearner
 from consumers.rows import Row
 from infra.store import open_store
-from infra.weights.digest import digests_of
+from infra.weights.bits import Bits, model_of
+from infra.weights.digest import digests_of, model_digests
 from infra.weights.folder import ModelFolder
+from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
 from producers.engines import sampler
-from producers.engines.base import EngineError, Finished, Request
+from producers.engines.base import Finished, Request
 from producers.engines.vllm_engine import VllmEngine
-from producers.weights_watch import installable
-from tests.factories import make_sample, make_spec, make_tiny_model
+from producers.installing import Newest
+from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def engine(model: Path) -> Iterator[VllmEngine]:
 
     # One engine a process is all that vLLM allows. Its cache has 16 blocks of 128 tokens: see the preemption.
     made = VllmEngine(str(model), slots=16, max_model_len=256, kv_cache_mib=1)
-    made.load_weights(weights(model, 0))
+    give(made, weights(model, 0))
     yield made
     cleanup_dist_env_and_memory()  # this process is a rank of its own; tests behind these make others
 
@@ -51,6 +53,23 @@ def weights(model: Path, change: int) -> dict[str, torch.Tensor]:
         name: tensor.detach() + 0.1 * bool(change) * torch.randn(tensor.shape, generator=noise)
         for name, tensor in net.named_parameters()
     }
+
+
+def tensors_of(model: Mapping[str, Bits]) -> dict[str, torch.Tensor]:
+    """Of float32 bits."""
+    return {
+        name: torch.from_numpy(bits.data.view(np.float32)).view(bits.shape) for name, bits in model.items()
+    }
+
+
+def give(
+    engine: VllmEngine, tensors: Mapping[str, torch.Tensor], *, recompute: bool = False
+) -> dict[str, int]:
+    """Let it hold other weights."""
+    engine.prepare(make_patch(tensors).read())
+    tokens = engine.install(recompute=recompute)
+    assert engine.digests().items() >= digests_of(tensors).items()
+    return tokens
 
 
 def request(number: int, tokens: int = 24) -> Request:
@@ -96,8 +115,7 @@ def test_new_weights_are_held_whole_and_change_the_logprobs(engine: VllmEngine, 
     """The stale tied lm_head of vLLM's CPU build would show here: digests alone would not see it."""
     for change in (1, 2, 0):
         tensors = weights(model, change)
-        engine.load_weights(tensors)
-        assert engine.held_digests() == digests_of(tensors)
+        give(engine, tensors)
         asked = request(change)
         made = run(engine, [asked])[asked.id]
         expected = reference_logprobs(model, tensors, list(asked.prompt), made.tokens)
@@ -112,22 +130,26 @@ def test_an_adapter_changes_its_layers_only(
     spec = make_spec(model={"lora": {"rank": 4, "alpha": 6.0, "targets": targets}})
     learner = TorchLearner(str(model), spec)
     store = WeightStore(open_store(f"file://{tmp_path}"), "r-1")
-    base, before = ModelFolder(model), weights(model, 0)
-    engine.load_weights(before)
+    newest, before = Newest(spec.model, ModelFolder(model)), weights(model, 0)
+    copy, held = None, dict[str, Bits]()
+    give(engine, before)
     for number in (0, 1, 2):
         noise = torch.Generator().manual_seed(number)
         adapter = learner.weights()
         if number:  # the first one is that of a new run
             adapter = {n: 0.2 * torch.randn(tensor.shape, generator=noise) for n, tensor in adapter.items()}
         store.publish(number, adapter, trainer_epoch=0, base=learner.base)
-        version = installable(*store.update(None, number), spec.model, base)
-        assert engine.install(version.file, recompute=False).digests == version.digests
+        manifest, copy = store.update(copy, number)
+        version = newest.version(manifest, copy)
+        assert version.claim()
+        version.patch.read().apply(held)
+        engine.prepare(version.patch.read())
+        engine.install(recompute=False)
+        assert engine.digests().items() >= version.digests.items()
         learner.adopt(adapter)
         asked = request(number)
         made = run(engine, [asked])[asked.id]
-        expected = reference_logprobs(
-            model, before | load(bytes(version.file)), list(asked.prompt), made.tokens
-        )
+        expected = reference_logprobs(model, before | tensors_of(held), list(asked.prompt), made.tokens)
         np.testing.assert_allclose(made.logprobs, expected, atol=1e-4)
         sample = make_sample(
             spec, 0, 0, prompt_tokens=np.array(asked.prompt, np.int32), tokens=made.tokens,
@@ -138,22 +160,54 @@ def test_an_adapter_changes_its_layers_only(
             trainers = learner._forward.logprobs(learner._model, batch).numpy()
         np.testing.assert_allclose(made.logprobs, trainers, atol=1e-4)
     untouched = set(before) - set(version.digests)
-    engine._loaded = list(before)
-    assert {n: d for n, d in engine.held_digests().items() if n in untouched} == digests_of(
+    assert digests_of({name: engine.weights.tensor(name) for name in untouched}) == digests_of(
         {name: before[name] for name in untouched}
     )
-    engine.load_weights(before)
+    give(engine, before)
 
 
-def test_a_stale_head_is_found(engine: VllmEngine, model: Path) -> None:
-    head = engine._model.lm_head
-    kept = head.weight
-    try:
-        head.weight = torch.nn.Parameter(kept.detach().clone() + 1, requires_grad=False)
-        with pytest.raises(EngineError, match="lm_head is stale"):
-            engine.held_digests()
-    finally:
-        head.weight = kept
+def test_weights_are_made_ready_while_others_decode(engine: VllmEngine, model: Path) -> None:
+    """In a thread beside its steps, patch after patch: what is not installed yet changes no bit."""
+    asked = [request(number, 40) for number in range(6)]
+    versions = [model_of(weights(model, change)) for change in (0, 3)]
+    alone = run(engine, asked)
+    with ThreadPoolExecutor(1) as beside:
+        for number in range(8):
+            old, new = versions[number % 2], versions[(number + 1) % 2]
+            since = str(number) if number else None
+            patch = PatchFile(old if number else {}, new, since=since, root=str(number + 1)).read()
+            for one in asked:
+                engine.submit(one)
+            found: dict[str, Finished] = {}
+            ready = beside.submit(engine.prepare, patch)
+            while engine.unfinished() or not ready.done():
+                found |= {finished.id: finished for finished in engine.step()}
+            ready.result()
+            if number % 2 == 0:
+                for one in asked:
+                    np.testing.assert_array_equal(found[one.id].tokens, alone[one.id].tokens)
+                    np.testing.assert_array_equal(found[one.id].logprobs, alone[one.id].logprobs)
+            engine.install(recompute=False)
+            assert beside.submit(engine.digests).result() == model_digests(new)
+    after = run(engine, asked)
+    for one in asked:
+        np.testing.assert_array_equal(after[one.id].logprobs, alone[one.id].logprobs)
+
+
+def test_a_few_bits_that_are_not_the_patch_s_are_found(engine: VllmEngine, model: Path) -> None:
+    old = model_of(weights(model, 0))
+    name = "model.layers.1.mlp.up_proj.weight"
+    data = old[name].data.copy()
+    data[::100] ^= 1
+    new = old | {name: Bits(old[name].dtype, old[name].shape, data)}
+    engine.prepare(PatchFile({}, old, since=None, root="old").read())
+    engine.install(recompute=False)
+    engine.prepare(PatchFile(old, new, since="old", root="new").read())
+    engine.install(recompute=False)
+    engine.weights.tensor(name)[3, 3] += 1
+    found = engine.digests()
+    assert {n for n, digest in model_digests(new).items() if found[n] != digest} == {name}
+    give(engine, weights(model, 0))
 
 
 def test_a_sample_has_the_same_bits_whatever_is_in_the_batch(engine: VllmEngine) -> None:
@@ -250,13 +304,13 @@ def test_what_running_samples_go_on_with(
     """
     monkeypatch.setattr(engine._scheduler, "max_num_scheduled_tokens", budget)
     requests = [request(number, 40 + number) for number in range(9)]
-    engine.load_weights(weights(model, 0))
+    give(engine, weights(model, 0))
     for one in requests:
         engine.submit(one)
     for _ in range(14):
         engine.step()
     new = weights(model, 3)
-    made = engine.install(save(new), recompute=recompute).tokens
+    made = give(engine, new, recompute=recompute)
     assert len(made) > 3 and max(made.values()) > 9
     found: dict[str, Finished] = {}
     while engine.unfinished():
@@ -273,22 +327,22 @@ def test_what_running_samples_go_on_with(
             np.array_equal(found[one.id].tokens[before:], expected.tokens)
             and np.array_equal(found[one.id].logprobs[before:], expected.logprobs)
         )
-    engine.load_weights(weights(model, 0))
+    give(engine, weights(model, 0))
     assert same == [recompute] * len(made)
 
 
 def test_weights_change_between_two_steps(engine: VllmEngine, model: Path) -> None:
     asked = request(7, 24)
-    engine.load_weights(weights(model, 0))
+    give(engine, weights(model, 0))
     before = run(engine, [asked])[asked.id]
     engine.submit(asked)
     for _ in range(6):
         engine.step()
     made = engine.unfinished()[asked.id]
-    engine.load_weights(weights(model, 3))
+    give(engine, weights(model, 3))
     after: dict[str, Finished] = {}
     while engine.unfinished():
         after |= {finished.id: finished for finished in engine.step()}
-    engine.load_weights(weights(model, 0))
+    give(engine, weights(model, 0))
     np.testing.assert_array_equal(after[asked.id].logprobs[:made], before.logprobs[:made])
     assert not np.array_equal(after[asked.id].logprobs[made : made + 4], before.logprobs[made : made + 4])

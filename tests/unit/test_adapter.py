@@ -20,11 +20,12 @@ from consumers.losses import loss_of
 from infra import cpu_linear
 from infra.store import open_store
 from infra.weights.adapter import Merging, layers_of, names_of
-from infra.weights.digest import digests_of, file_digests, root_digest
+from infra.weights.bits import Bits
+from infra.weights.digest import digests_of, model_digests, root_digest
 from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
-from producers.weights_watch import installable
+from producers.installing import Newest, Version
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
 from tests.training import rows_of
@@ -268,22 +269,30 @@ def published(folder: Path, learner: TorchLearner, version: int, base: str | Non
     return weights
 
 
+def installable(weights: WeightStore, number: int, spec: RunSpec, model: Path | str) -> Version:
+    """As a new generator gets it."""
+    return Newest(spec.model, ModelFolder(model)).version(*weights.update(None, number))
+
+
+def digests_in(version: Version) -> dict[str, str]:
+    """What a new engine holds then."""
+    found: dict[str, Bits] = {}
+    version.patch.read().apply(found)
+    return model_digests(found)
+
+
 def test_a_generator_takes_whole_layers_and_only_of_its_base(model: str, tmp_path: Path) -> None:
     spec = lora_spec({"targets": ["q_proj", "down_proj"]})
     learner = TorchLearner(model, spec)
     learner.adopt(some_adapter(learner))
     weights = published(tmp_path, learner, 1)
     manifest = weights.manifest(1)
-    version = installable(*weights.update(None, 1), spec.model, ModelFolder(model))
+    version = installable(weights, 1, spec, model)
     expected = digests_of(merged(model, learner.weights(), spec))
-    assert version.digests == file_digests(version.file) == digests_of(load(bytes(version.file))) == expected
+    assert version.digests == digests_in(version) == expected
     rounded = lora_spec({"targets": ["q_proj", "down_proj"]}, model={"dtype": "bfloat16"})
-    half = installable(*weights.update(None, 1), rounded.model, ModelFolder(model))
-    assert (
-        half.digests
-        == digests_of(load(bytes(half.file)))
-        == digests_of(merged(model, learner.weights(), rounded))
-    )
+    half = installable(weights, 1, rounded, model)
+    assert half.digests == digests_in(half) == digests_of(merged(model, learner.weights(), rounded))
     assert version.root == manifest.root == root_digest(digests_of(learner.weights()))
     assert manifest.base == ModelFolder(model).root
 
@@ -291,13 +300,13 @@ def test_a_generator_takes_whole_layers_and_only_of_its_base(model: str, tmp_pat
     with pytest.raises(
         WeightsError, match=r"version 1 of run r-1 is an adapter for a model with root .* in .*other"
     ):
-        installable(*weights.update(None, 1), spec.model, ModelFolder(other))
+        installable(weights, 1, spec, other)
     with pytest.raises(WeightsError, match=r"is an adapter, but the run has no model\.lora"):
-        installable(*weights.update(None, 1), make_spec().model, ModelFolder(model))
+        installable(weights, 1, make_spec(), model)
     whole = TorchLearner(model, make_spec())
     published(tmp_path, whole, 2)
     with pytest.raises(WeightsError, match=r"is a whole model, but the run has model\.lora"):
-        installable(*weights.update(None, 2), spec.model, ModelFolder(model))
+        installable(weights, 2, spec, model)
     with pytest.raises(WeightsError, match="this trainer started from another model"):
         published(tmp_path, learner, 1, base="ff")
 

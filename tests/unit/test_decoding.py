@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,18 +11,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from infra.weights.digest import digests_of, root_digest
 from infra.weights.errors import WeightsError
+from infra.weights.patch import PatchFile
 from producers.decoding import Decoding, Made
 from producers.engines.replay import ReplayEngine, VirtualClock
+from producers.installing import Version
 from producers.jobs import Job, Key
-from producers.weights_watch import Version
 from schemas.admission import admissible, oldest_version, window_of
 from schemas.identity import sample_key
 from schemas.messages import EVAL
-from tests.factories import make_spec
+from tests.factories import make_patch, make_spec
 from tests.unit.test_backlog import prompt
 
 STEP_S = 1.0
@@ -31,17 +32,19 @@ LENGTHS = {0: 10, 1: 4, 2: 30, 3: 7}
 def version(number: int) -> Version:
     tensors = {"w": torch.full((2,), float(number))}
     digests = digests_of(tensors)
-    return Version(number, root_digest(digests), digests, save(tensors))
+    root = root_digest(digests)
+    return Version(number, root, digests, make_patch(tensors, root))
 
 
 class Bench:
     """A core of two slots and its clock; steps take a second."""
 
     def __init__(
-        self, on_update: str, lengths: dict[int, int], slots: int = 2, prefill_s: float = 0.0
-    ) -> None:
+        self, on_update: str, lengths: dict[int, int], slots: int = 2, prefill_s: float = 0.0,
+        engine: type[ReplayEngine] = ReplayEngine,
+    ) -> None:  # fmt: skip
         self.clock = VirtualClock()
-        self.engine = ReplayEngine(
+        self.engine = engine(
             np.full(slots + 1, STEP_S),
             lambda request: lengths[sample_key(request.id)[0]],
             self.clock,
@@ -150,10 +153,110 @@ def test_what_is_trained_is_dropped_and_holds_nothing_up(on_update: str) -> None
 def test_weights_that_the_engine_does_not_hold_are_refused() -> None:
     bench = Bench("continue", LENGTHS)
     good = version(1)
-    bench.core.update(Version(1, good.root, {"w": "0" * 32}, good.file))
+    bench.core.update(replace(good, digests={"w": "0" * 32}))
     with pytest.raises(WeightsError, match=r"does not hold version 1: w differ \(1 of 1 tensors\)"):
         bench.core.fill()
-    assert bench.core.version == -1
+    assert bench.core.running == 0
+
+
+class SlowEngine(ReplayEngine):
+    """Takes its time beside decoding: until it is told that it is done."""
+
+    ready = known = True
+    prepared = 0
+
+    def prepare(self, patch: PatchFile) -> None:
+        self.prepared += 1
+        super().prepare(patch)
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def digests(self) -> Mapping[str, str] | None:
+        return super().digests() if self.known else None
+
+
+def test_what_unverified_weights_have_made_stays_here_in_order() -> None:
+    bench = Bench("continue", LENGTHS, slots=3, engine=SlowEngine)
+    for group in range(4):
+        bench.core.take(job(group))
+    bench.core.update(version(0))
+    bench.go(5.0)
+    bench.engine.known = False
+    bench.core.update(version(1))
+    bench.go(3.0)  # group 3 has ended: its last token is of version 1
+    assert bench.core.version == 1 and not bench.core.is_verified
+    bench.core.update(version(2))
+    bench.go(4.0)  # so have groups 0 and 1; version 2 waits until it is known that 1 is there
+    assert bench.made == {} and bench.core.version == 1 and bench.engine.prepared == 2
+    assert sorted(bench.core.held()) == [((0, 0), 10), ((1, 0), 4), ((2, 0), 12), ((3, 0), 7)]
+    assert bench.core.running == 4 and not bench.core.take(job(3))
+    with pytest.raises(AssertionError, match="samples leave"):
+        bench.core.hand_over(["0000002-00"])
+    bench.engine.known = True
+    bench.go(0.0)
+    assert list(bench.made) == [(3, 0), (0, 0), (1, 0)]
+    assert bench.versions(3) == [(0, 0), (5, 1)] and bench.versions(0) == [(0, 0), (5, 1)]
+    while len(bench.made) < 4:
+        bench.go()
+    assert bench.versions(2) == [(0, 0), (5, 1), (12, 2)] and bench.core.version == 2
+
+
+def test_what_refused_weights_have_made_never_leaves() -> None:
+    bench = Bench("continue", LENGTHS, engine=SlowEngine)
+    bench.core.take(job(1))
+    bench.engine.known = False
+    bench.core.update(replace(version(0), digests={"w": "0" * 32}))
+    bench.go(10.0)
+    assert bench.core.held() == [((1, 0), 4)]
+    bench.engine.known = True
+    with pytest.raises(WeightsError, match="It is not used"):
+        bench.core.step(0.0)
+    assert bench.made == {}
+
+
+@pytest.mark.parametrize("on_update", ["continue", "recompute"])
+def test_it_goes_on_with_the_old_weights_until_the_new_are_prepared(on_update: str) -> None:
+    bench = Bench(on_update, LENGTHS, slots=1, engine=SlowEngine)
+    bench.core.take(job(2))
+    bench.core.update(version(0))
+    bench.go(3.0)
+    bench.engine.ready = False
+    first, second = version(1), version(2)
+    bench.core.update(first)
+    bench.go(4.0)
+    assert not first.claim(), "it is being prepared: a newer one can't take its place any more"
+    bench.core.update(second)
+    bench.go(1.0)
+    assert bench.core.version == 0
+    bench.engine.ready = True
+    bench.go(1.0)
+    while not bench.made:
+        bench.go()
+    assert bench.versions(2) == [(0, 0), (8, 1), (9, 2)]
+    assert bench.core.installs == 3
+
+
+def test_one_that_waits_makes_room_for_a_newer_one() -> None:
+    bench = Bench("wait", LENGTHS, engine=SlowEngine)
+    bench.core.take(job(1))
+    bench.core.update(version(0))
+    bench.go(1.0)
+    first, second = version(1), version(2)
+    bench.core.update(first)
+    bench.go(1.0)
+    assert bench.engine.prepared == 2 and first.claim(), "prepared, not claimed: `Newest` may have it"
+    bench.go()
+    assert bench.core.version == 0, "it is void: a newer one is about to come"
+    bench.core.update(second)
+    bench.engine.ready = False
+    bench.core.fill()
+    bench.core.take(job(3))
+    bench.core.fill()
+    assert bench.core.running == 0 and not second.claim(), "nothing begins with the old ones any more"
+    bench.engine.ready = True
+    bench.go()
+    assert bench.versions(3) == [(0, 2)]
 
 
 def test_a_job_comes_in_once_and_goes_back_only_if_it_is_not_begun() -> None:

@@ -6,25 +6,28 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from producers.engines.base import EngineError, Finished, Installed, Pace, Request
-from producers.engines.engine_process import (
+from infra.weights.patch import Patch, PatchFile
+from producers.engines.base import EngineError, Finished, Pace, Request
+from producers.engines.engine_process import answer
+from producers.engines.messages import (
     Abort,
     Holds,
     Install,
     Made,
     Order,
     Paced,
+    Prepare,
+    Prepared,
     Ready,
     Refused,
     Report,
     Submit,
-    answer,
+    Took,
 )
 
 
@@ -34,6 +37,8 @@ class CountingEngine:
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
         self.length: dict[str, int] = {}
+        self.go = threading.Event()  # it takes its time beside steps until this is set
+        self.go.set()
 
     def submit(self, request: Request) -> None:
         if request.max_tokens < 1:
@@ -54,8 +59,19 @@ class CountingEngine:
         for name in ids:
             del self.left[name]
 
-    def install(self, weights: bytes, *, recompute: bool) -> Installed:
-        return Installed({"file": weights.hex(), "recompute": str(recompute)}, dict(self.left))
+    def prepare(self, patch: Patch) -> None:
+        assert self.go.wait(10)
+        if patch.since is not None:
+            raise EngineError("this engine takes whole versions")
+        self.prepared = patch.root
+
+    def install(self, *, recompute: bool) -> dict[str, int]:
+        self.root = f"{self.prepared}, {recompute}"
+        return dict(self.left)
+
+    def digests(self) -> dict[str, str]:
+        assert self.go.wait(10)
+        return {"root": self.root}
 
     def pace(self) -> Pace:
         return Pace([1], [0.5])
@@ -68,9 +84,14 @@ class CountingEngine:
 
 
 @pytest.fixture
-def link() -> Iterator[Connection]:
+def engine() -> CountingEngine:
+    return CountingEngine()
+
+
+@pytest.fixture
+def link(engine: CountingEngine) -> Iterator[Connection]:
     ours, theirs = Pipe()
-    thread = threading.Thread(target=answer, args=(theirs, CountingEngine))
+    thread = threading.Thread(target=answer, args=(theirs, lambda: engine))
     thread.start()
     assert read(ours) == [Paced(Pace([1], [0.5]), {}), Ready()]
     yield ours
@@ -113,14 +134,34 @@ def test_forgets_what_is_not_wanted_and_waits_when_nothing_is_left(link: Connect
     assert names(read(link)) == ["c"]
 
 
-def test_installs_between_two_steps_and_says_what_is_unfinished(link: Connection, tmp_path: Path) -> None:
-    (tmp_path / "weights").write_bytes(b"abc")
-    send(link, submit("long", 10**9), Install(str(tmp_path / "weights"), recompute=True))
-    (holds,) = read(link)
-    assert isinstance(holds, Holds)
-    assert holds.installed.digests == {"file": b"abc".hex(), "recompute": "True"}
-    assert set(holds.installed.tokens) == {"long"}
+def whole(root: str, since: str | None = None) -> PatchFile:
+    return PatchFile({}, {}, since=since, root=root)
+
+
+def test_prepares_and_hashes_beside_steps_and_installs_between_two(
+    link: Connection, engine: CountingEngine
+) -> None:
+    engine.go.clear()
+    first, second = whole("first"), whole("second")
+    send(link, submit("long", 10**9), Prepare(str(first.path)), Prepare(str(second.path)), submit("a", 3))
+    assert names(read(link)) == ["a"], "steps go on"
+    engine.go.set()
+    assert [*read(link), *read(link)] == [Prepared(), Prepared()]
+    engine.go.clear()
+    send(link, Install(recompute=True))
+    (took,) = read(link)
+    assert isinstance(took, Took) and set(took.installed.tokens) == {"long"} and took.installed.pause_s >= 0
+    send(link, submit("b", 3))
+    assert names(read(link)) == ["b"], "steps go on"
     send(link, Abort(["long"]))
+    engine.go.set()
+    assert read(link) == [Holds({"root": "second, True"})], "without a sample too"
+
+
+def test_what_goes_wrong_beside_steps_is_told(link: Connection) -> None:
+    patch = whole("new", since="old")
+    send(link, submit("long", 10**9), Prepare(str(patch.path)))
+    assert read(link) == [Refused("this engine takes whole versions")]
 
 
 @pytest.mark.parametrize("make", [CountingEngine, lambda: _refuse()])

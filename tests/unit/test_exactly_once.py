@@ -67,7 +67,7 @@ def test_a_crash_at_any_write(tmp_path: Path, model: str, sections: dict[str, An
     assert len({root for *_, root in expected}) == len(expected), "a step changed nothing"
     for number, crash in list(enumerate(crashes))[::every]:
         world = world_of(tmp_path / str(number), spec, model, seed=number)
-        assert world.live(crash).dead, crash
+        assert world.live(crash).dead or not crash.certain, crash
         assert not world.live().dead
         assert world.outcome() == expected, crash
 
@@ -81,7 +81,7 @@ def test_a_crash_at_any_write_of_an_async_run(tmp_path: Path, model: str, steps:
     expected = [(step, samples) for step, samples, _ in calm.outcome()]
     for number, crash in list(enumerate(crashes))[::every]:
         world = world_of(tmp_path / str(number), spec, model, seed=number)
-        assert world.live(crash).dead, crash
+        assert world.live(crash).dead or not crash.certain, crash
         assert not world.live().dead
         assert [(step, samples) for step, samples, _ in world.outcome()] == expected, crash
 

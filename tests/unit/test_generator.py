@@ -3,112 +3,40 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from infra.bus import read_all
-from infra.process import Context, Stopped
-from infra.weights.versions import WeightStore
-from producers.engines.base import EngineError, Request
+from infra.process import Stopped
+from infra.weights.errors import WeightsError
+from infra.weights.patch import PatchFile
+from producers.engines.base import EngineError, Installed, Request
 from producers.engines.replay import RealClock, ReplayEngine
-from producers.generator import Generator
-from producers.rewards import Score
-from schemas.messages import Assignment, InstanceReport, Prompt, Sample, WeightsAnnouncement
-from schemas.topics import assignment_partition
-from schemas.wire import decode, encode
+from schemas.messages import InstanceReport, Part, Sample
 from tests.factories import make_context, make_spec
+from tests.generators import Running
 from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
 
 LENGTH, STEP_S = 5, 0.002
+ENDLESS = "0000007-01"
 
 
-class Rewards:
-    """One for each, or an error for what is called bad."""
-
-    def __init__(self) -> None:
-        self.scores: list[Score] = []
-        self.closed = False
-
-    def score(self, key: str, problem: str, completion: str) -> None:
-        error = "it is bad" if "bad" in problem else ""
-        self.scores.append(Score(key, {} if error else {"one": 1.0}, error))
-
-    def pending(self) -> int:
-        return 0
-
-    def poll(self) -> list[Score]:
-        scores, self.scores = self.scores, []
-        return scores
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Running:
-    """A generator in a thread, and the log around it."""
-
-    def __init__(self, context: Context) -> None:
-        self.context, self.rewards, bell = context, Rewards(), threading.Event()
-        self.engine = ReplayEngine(np.full(3, STEP_S), lambda request: LENGTH, RealClock(bell))
-        generator = Generator(context, self.engine, self.rewards, lambda tokens: "", bell)
-        self.ended: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run, args=(generator,))
-        self._thread.start()
-
-    def _run(self, generator: Generator) -> None:
-        try:
-            generator.run()
-        except BaseException as error:
-            self.ended.append(error)
-
-    def stop(self) -> None:
-        self.context.stop.set()
-        self._thread.join(timeout=20)
-        assert not self._thread.is_alive()
-
-    def read(self, topic: str, kind: Any) -> list[Any]:
-        found = read_all(self.context.bus, getattr(self.context.topics, topic), deadline_s=5)
-        return [decode(record.value, kind) for record in found]
-
-    def assign(self, *prompts: Prompt, start: str | None = None, withdrawn: tuple[str, ...] = ()) -> None:
-        context = self.context
-        wait_until(lambda: self.read("instances", InstanceReport), what="its first report")
-        assignment = Assignment(
-            run=context.run, instance=context.name,
-            start=start or self.read("instances", InstanceReport)[0].start,
-            prompts=[encode(one) for one in prompts], indexes=[[0, 1] for _ in prompts],
-            withdrawn=list(withdrawn), moving=[], parts=[], sent_at=0.0,
-        )  # fmt: skip
-        context.writer.send(
-            context.topics.assignments, encode(assignment), key=context.name,
-            partition=assignment_partition(context.name),
-        )  # fmt: skip
-
-    def announce(self, version: int) -> str:
-        weights = WeightStore(self.context.store, self.context.run)
-        manifest = weights.publish(version, {"w": torch.full((2,), float(version))}, trainer_epoch=1)
-        message = WeightsAnnouncement(
-            run=self.context.run, version=version, root=manifest.root, manifest="", size=manifest.size,
-            trainer_epoch=1, announced_at=time.time(),
-        )  # fmt: skip
-        self.context.writer.send(self.context.topics.weights, encode(message), key="newest")
-        return manifest.root
+def _length(request: Request) -> int:
+    return 10**9 if request.id == ENDLESS else LENGTH
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], Running]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def make() -> Running:
+    def make(engine: type[ReplayEngine] = ReplayEngine) -> Running:
         spec = make_spec(generator={"slots": 2})
-        started.append(Running(make_context(spec, tmp_path, role="generator")))
+        bell = threading.Event()
+        replay = engine(np.full(3, STEP_S), _length, RealClock(bell))
+        started.append(Running(make_context(spec, tmp_path, role="generator"), replay, bell))
         return started[-1]
 
     yield make
@@ -153,10 +81,55 @@ def test_reports_what_it_has_gives_back_and_leaves(start: Callable[[], Running])
     assert isinstance(running.ended[0], Stopped) and running.rewards.closed
 
 
-def test_a_replay_engine_takes_any_weights_that_are_a_safetensors_file() -> None:
+class Tampered(ReplayEngine):
+    """Holds other weights than it was given from version 1 on, and says so when it is asked to."""
+
+    installs = 0
+    says = threading.Event()
+
+    def install(self, *, recompute: bool) -> Installed:
+        installed = super().install(recompute=recompute)
+        self.installs += 1
+        if self.installs > 1:
+            self._model["w"].data[0] ^= 1
+        return installed
+
+    def digests(self) -> dict[str, str] | None:
+        return super().digests() if self.installs < 2 or self.says.is_set() else None
+
+
+def test_an_engine_that_holds_other_weights_is_not_used(start: Callable[..., Running]) -> None:
+    running = start(Tampered)
+    running.announce(0)
+    running.assign(prompt(0))
+    wait_until(lambda: len(running.read("samples", Sample)) >= 2, what="the samples of version 0")
+    running.announce(1)
+    wait_until(lambda: running.engine.installs == 2, what="version 1 in the engine")
+    running.assign(prompt(7))
+
+    def held() -> dict[tuple[int, int], int]:
+        report = running.read("instances", InstanceReport)[-1]
+        keys = zip(report.groups.tolist(), report.indexes.tolist(), strict=True)
+        return dict(zip(keys, report.tokens.tolist(), strict=True))
+
+    wait_until(lambda: held().get((7, 0)) == LENGTH, what="a report of the sample that is held back")
+    running.move("0000007-00", ENDLESS)
+    running.assign(prompt(9))
+    wait_until(lambda: (9, 0) in held(), what="a report of what came behind the move")
+    assert held()[7, 1] > 0, "it is not handed over"
+    Tampered.says.set()
+    wait_until(lambda: running.ended, what="its end")
+    assert isinstance(running.ended[0], WeightsError) and "does not hold version 1" in str(running.ended[0])
+    samples = running.read("samples", Sample)
+    assert len(samples) == 2 and all(sample.versions.tolist() == [0] for sample in samples)
+    assert running.read("parts", Part) == []
+
+
+def test_a_replay_engine_takes_only_a_patch_of_what_it_holds() -> None:
     engine = ReplayEngine(np.full(3, STEP_S), lambda request: LENGTH, RealClock(threading.Event()))
-    with pytest.raises(EngineError, match="the weights can't be read"):
-        engine.install(b"\x02\0\0\0\0\0\0\0[]", recompute=False)
+    engine.prepare(PatchFile({}, {}, since="another", root="b"))
+    with pytest.raises(EngineError, match="the patch is for the weights another; the engine holds None"):
+        engine.install(recompute=False)
     engine.submit(Request("a", [1], 9, 0, 1.0))
     assert list(engine.unfinished()) == ["a"]
 

@@ -342,7 +342,7 @@ def test_what_is_being_read_or_published_stays(tmp_path: Path) -> None:
         store.collect(1, grace_s=0)
         assert store.versions() == [1, 2, 3, 4, 5]
         left.write_bytes(b"again")
-        with Lease(open_store(f"file://{tmp_path}"), prefix, 6):
+        with Lease(open_store(f"file://{tmp_path}"), prefix, 6, puts=True):
             store.collect(1, grace_s=0)
             assert left.exists()
     dead = tmp_path / prefix / "leases/dead.json"
@@ -394,7 +394,8 @@ def test_the_way_is_the_cheapest(edges: list[tuple[int, int]], held: int) -> Non
         version = since + 1 + number % (last - since)
         start = None if since == 0 else since
         root = None if start is None else f"r{start}"
-        paths[version].append(ChunkPath(since=start, root=root, chunks=(Chunk(hash="", size=size << 20),)))
+        chunk = Chunk(hash=f"{number:064x}", size=size << 20)
+        paths[version].append(ChunkPath(since=start, root=root, chunks=(chunk,)))
     manifests = {
         version: Manifest(run="r", version=version, root=f"r{version}", tensors={}, paths=tuple(some),
                           trainer_epoch=0, created_at=0.0)

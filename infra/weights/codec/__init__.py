@@ -11,8 +11,12 @@ the exponent of the old one. In each band is coded how many weights stay as they
     file         what it has
     tiles        where a model is cut: what is scanned, hashed and verified by itself
     bands        which exponents go together
-    scan         gaps and steps of one tile, and back: compiled; `scan_plain` the same in numpy
+    scan         gaps and steps of one tile, and back: `scan_fast` compiled (`kernels` has its loops),
+                 `scan_plain` in numpy, `scan_gpu` on a GPU
     streams      integers to bytes and back: pcodec, zstd or raw
+    whole        tiles as they are
     groups       tiles that share streams: banded, or whole
+    encoding     tiles to groups
+    decoding     groups to tiles, each verified
     chunks       groups that are one object of the store
 """

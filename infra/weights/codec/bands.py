@@ -6,27 +6,45 @@ import numpy as np
 
 from infra.weights.bits import Array
 
+MOST = 16  # bands: as many as a scan tells apart at once
 _HEAD_BITS = 8 * 70  # what a band's streams say of themselves
 
 
-def bands_of(census: Array) -> Array:
-    """The band of each exponent, from how many elements had it and how many of them changed."""
-    elements, changed = (row.astype(np.float64) for row in census)
-    there = np.flatnonzero(elements)
+def edges_of(census: Array) -> Array:
+    """The lowest exponent of each band, from a census of them: elements, changes, the sum of the steps."""
+    there = np.flatnonzero(census[0])
     if there.size <= 1:
-        return np.zeros(elements.size, np.uint8)
-    n, k = (np.concatenate([[0.0], np.cumsum(row[there])]) for row in (elements, changed))
-    best, start = np.zeros(there.size + 1), np.zeros(there.size + 1, np.int64)
-    for end in range(1, there.size + 1):
-        costs = best[:end] + _bits(n[end] - n[:end], k[end] - k[:end]) + _HEAD_BITS
-        start[end] = int(costs.argmin())
-        best[end] = costs[start[end]]
-    cuts, end = [], there.size
+        return np.zeros(1, np.uint8)
+    sums = np.zeros((3, there.size + 1))
+    np.cumsum(census[:, there], axis=1, out=sums[:, 1:])
+    n, k, steps = (row - row[:, None] for row in sums)  # of a band from one exponent to before another
+    costs = _bits(n, k) + _bits(steps, k)  # steps of 1 and more: as if each further one were as likely
+    head, firsts = _HEAD_BITS, _cheapest(costs + _HEAD_BITS)
+    while len(firsts) > MOST:
+        head *= 2
+        firsts = _cheapest(costs + head)
+    edges: Array = there[firsts].astype(np.uint8)
+    edges[0] = 0
+    return edges
+
+
+def band_table(edges: Array) -> Array:
+    """The band of each exponent."""
+    return (np.searchsorted(edges, np.arange(256), side="right") - 1).astype(np.uint8)
+
+
+def _cheapest(costs: Array) -> list[int]:
+    """Where bands begin, for all of them together to cost least."""
+    best, start = np.zeros(len(costs)), np.zeros(len(costs), np.int64)
+    for end in range(1, len(costs)):
+        sums = best[:end] + costs[:end, end]
+        start[end] = int(sums.argmin())
+        best[end] = sums[start[end]]
+    firsts, end = [], len(costs) - 1
     while end:
         end = int(start[end])
-        cuts.append(end)
-    first = there[sorted(cuts)]  # the lowest exponent of each band
-    return (np.searchsorted(first[1:], np.arange(elements.size), side="right")).astype(np.uint8)
+        firsts.append(end)
+    return firsts[::-1]
 
 
 def _bits(n: Array, k: Array) -> Array:

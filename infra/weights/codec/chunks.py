@@ -5,17 +5,20 @@ magic · length of the head · head (msgpack: what groups there are) · the grou
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
 
 from infra.weights.bits import Bits, Model
-from infra.weights.codec.groups import Group, Head, decode_group, encode_group
-from infra.weights.codec.tiles import TILE, Tile, groups_of
+from infra.weights.codec.decoding import decode_group
+from infra.weights.codec.encoding import encode_run
+from infra.weights.codec.groups import Group, Head
+from infra.weights.codec.tiles import TILE, Tile, runs_of
 from infra.weights.errors import WeightsError
 
 CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it as large
@@ -38,14 +41,13 @@ def encode(old: Model | None, new: Model, *, threads: int = 1, size: int = CHUNK
         check_alike(old, new)
     held: list[Group] = []
 
-    def code(group: tuple[str, list[Tile]]) -> Group:
-        return encode_group(*group, old, new)
+    def code(run: tuple[str, list[Tile]]) -> list[Group]:
+        return list(encode_run(*run, old, new))
 
-    for group in in_threads(code, groups_of(new), threads):
+    for group in itertools.chain.from_iterable(in_threads(code, runs_of(new), threads)):
         held.append(group)
-        if sum(len(one.body) for one in held) >= size:
+        if sum(one.head.size for one in held) >= size:
             yield _chunk(held)
-            held = []
     if held:
         yield _chunk(held)
 
@@ -64,9 +66,13 @@ def _said(bits: Bits) -> str:
     return f"{bits.dtype} {list(bits.shape)}"
 
 
-def _chunk(groups: Sequence[Group]) -> bytes:
-    head = msgspec.msgpack.encode(_Head(1, TILE, [group.head for group in groups]))
-    return b"".join([_START.pack(_MAGIC, len(head)), head, *(group.body for group in groups)])
+def _chunk(held: list[Group]) -> bytes:
+    """All groups that are held; no more of them is held then."""
+    head = msgspec.msgpack.encode(_Head(1, TILE, [group.head for group in held]))
+    body = (part for group in held for part in group.body)
+    chunk = b"".join([_START.pack(_MAGIC, len(head)), head, *body])
+    held.clear()
+    return chunk
 
 
 def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryview]]:

@@ -8,41 +8,66 @@ Of each band, in the order of the tile's elements:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 
 from infra.weights.bits import Array, Kind
+from infra.weights.errors import WeightsError
+
+VARIABLE = "STREAMRL_SCAN"
+SAMPLED = 1024  # elements of a stretch that a census takes or leaves
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Of one tile, one band behind the other."""
+    """Of one tile, band by band: those of a band are at begins : ends of gaps and steps."""
 
-    counts: Array  # of changes, by band
+    begins: Array
+    ends: Array
     gaps: Array  # uint32
     steps: Array  # as wide as the elements
+    before: int  # hashes of the tile: scans take them while they have its bits at hand
+    after: int
+
+    @property
+    def counts(self) -> Array:
+        """How many there are in each band."""
+        counts: Array = self.ends - self.begins
+        return counts
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The three things to be done with a tile."""
+    """The three things to be done with a tile. `edges` are the lowest exponents of the bands."""
 
-    census: Callable[[Array, Array, Kind], Array]  # by exponent of the old bits: elements, and changes
-    scan: Callable[[Array, Array, Kind, Array], Changes]
-    apply: Callable[[Array, Kind, Array, Changes], bool]  # in place; False if they are not of such a tile
+    census: Callable[[Array, Array, Kind, int], Array]
+    """By exponent of the old bits: elements, changes, the sum of their steps. Of one stretch in so many."""
+    scan: Callable[[Array, Array, Kind, Array, int], Changes | None]
+    """What changes; None if more than so many do."""
+    apply: Callable[[Array, Kind, Array, Changes], bool]
+    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+
+
+def scanner(which: str | None = None) -> Scan:
+    """What scans: `compiled`, `plain` or `cuda`; if nothing is said, compiled where there is numba."""
+    which = which or os.environ.get(VARIABLE) or ""
+    if which not in _MODULES:
+        raise WeightsError(f"{VARIABLE}={which}: {', '.join(filter(None, _MODULES))} are known")
+    return _scanner(which)
+
+
+_MODULES = {"": "scan_fast", "compiled": "scan_fast", "plain": "scan_plain", "cuda": "scan_gpu"}
 
 
 @cache
-def scanner(*, compiled: bool = True) -> Scan:
-    """The compiled one, where there is numba."""
+def _scanner(which: str) -> Scan:
     try:
-        if compiled:
-            from infra.weights.codec import scan_fast
-
-            return Scan(scan_fast.census, scan_fast.scan, scan_fast.apply)
-    except ImportError:
-        pass
-    from infra.weights.codec import scan_plain
-
-    return Scan(scan_plain.census, scan_plain.scan, scan_plain.apply)
+        module = import_module(f"infra.weights.codec.{_MODULES[which]}")
+    except ImportError as error:
+        if which:
+            raise WeightsError(f"{VARIABLE}={which}: {error.name} is not installed") from error
+        return _scanner("plain")
+    return Scan(module.census, module.scan, module.apply)

@@ -1,112 +1,101 @@
-"""The scan of one tile, compiled. Without the interpreter's lock: threads share a model's tiles."""
+"""The scan of one tile, compiled: stretch by stretch, hashed while it is in the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from infra.weights.bits import Array, Kind
+from infra.weights.codec import kernels
+from infra.weights.codec.bands import MOST, band_table
 from infra.weights.codec.scan import Changes
+from infra.weights.codec.tiles import TileHash
 
-_ROOM = 8  # at first there is room for changes of one in so many elements
+_ROW = MOST + kernels.LINE // 8
 
 
-def census(old: Array, new: Array, kind: Kind) -> Array:
-    """By exponent of the old bits: how many elements there are, and how many change."""
-    found = np.zeros((2, kind.exponents), np.int64)
-    _compiled(kind)[0](old, new, found)
+def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
+    """By exponent of the old bits: elements, changes, the sum of their steps. Of one stretch in so many."""
+    found = np.zeros((3, kind.exponents), np.int64)
+    kernels.census(old, new, *_numbers(kind), every, found)
     return found
 
 
-def scan(old: Array, new: Array, kind: Kind, bands: Array) -> Changes:
-    """What changes, band by band."""
-    room, count = max(64, old.size // _ROOM), -1
-    while count < 0:
-        room = min(room, old.size)
-        gaps, steps = np.empty(room, np.uint32), np.empty(room, old.dtype)
-        band, same = np.empty(room, np.uint8), np.zeros(int(bands.max()) + 1, np.uint32)
-        count = _compiled(kind)[1](old, new, bands, same, gaps, steps, band)
-        room *= 3
-    counts = np.bincount(band[:count], minlength=same.size).astype(np.uint32)
-    order = np.argsort(band[:count], kind="stable")
-    return Changes(counts, gaps[order], steps[order])
+def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
+    """What changes, band by band; None if more than so many do."""
+    most, counts, room = min(most, old.size), np.zeros(MOST, np.int64), _room()
+    gaps, steps, bands = np.empty(most, np.uint32), np.empty(most, old.dtype), np.empty(most, np.uint8)
+    found, before, after, behind = 0, TileHash(), TileHash(), (_behind(old), _behind(new))
+    for start in range(0, old.size, kernels.STRETCH):
+        end = min(start + kernels.STRETCH, old.size)
+        before.update(old[start:end].data)
+        after.update(new[start:end].data)
+        found = kernels.scan(
+            old, new, *behind, start, end, *_numbers(kind), *_tables(edges.tobytes()), room, gaps, steps,
+            bands, counts, found,
+        )  # fmt: skip
+        if found < 0:
+            return None
+    ends = np.cumsum(counts)
+    begins = ends - counts
+    gaps, steps = kernels.by_band(bands[:found], begins.copy(), gaps, steps)
+    begins, ends = begins[: edges.size], ends[: edges.size]
+    return Changes(begins, ends, gaps, steps, before.intdigest(), after.intdigest())
 
 
-def apply(data: Array, kind: Kind, bands: Array, changes: Changes) -> bool:
-    """Make old bits new ones, in place; False if the changes are not of such a tile."""
-    ends = np.cumsum(changes.counts, dtype=np.int64)
-    return bool(
-        _compiled(kind)[2](data, bands, ends - changes.counts, ends, changes.gaps, changes.steps) == ends[-1]
-    )
+def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
+    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+    total, room, upcoming, after = int(changes.counts.sum()), _room(), changes.begins.copy(), TileHash()
+    some = np.flatnonzero(changes.counts)
+    room[2] = kernels.NEVER
+    room[2, some] = changes.gaps[upcoming[some]]
+    places, was, behind, done = np.empty(total, np.uint32), np.empty(total, data.dtype), _behind(data), 0
+    for start in range(0, data.size, kernels.STRETCH):
+        end = min(start + kernels.STRETCH, data.size)
+        done = kernels.apply(
+            data, behind, start, end, *_numbers(kind), _tables(edges.tobytes())[0], room, upcoming,
+            changes.ends, changes.gaps, changes.steps, places, was, done,
+        )  # fmt: skip
+        after.update(data[start:end].data)
+    if done == total and after.intdigest() == changes.after:
+        return True
+    data[places[:done]] = was[:done]
+    return False
 
 
-@cache
-def _compiled(kind: Kind) -> tuple[Callable[..., Any], ...]:
-    """Made for one type: with its shifts and masks as constants they are half as fast again.
+def _numbers(kind: Kind) -> tuple[int, int, int, int]:
+    return kind.fraction, kind.exponents - 1, kind.sign, (1 << kind.bits) - 1
 
-    They call nothing of ours, or numba would not find them in its cache.
-    """
-    fraction, most, sign, whole = kind.fraction, kind.exponents - 1, kind.sign, (1 << kind.bits) - 1
 
-    @njit(nogil=True, cache=True)
-    def census(old: Array, new: Array, found: Array) -> None:
-        for i in range(old.size):
-            exponent = (old[i] >> fraction) & most
-            found[0, exponent] += 1
-            found[1, exponent] += old[i] != new[i]
+@lru_cache(64)  # a group's tiles have the same
+def _tables(edges: bytes) -> tuple[Array, Array]:
+    """Of each band the highest exponent below it, as often as a block has elements; each exponent's band."""
+    lowest = np.frombuffer(edges, np.uint8)
+    floors = _aligned(MOST * kernels.BLOCK, np.uint8)
+    floors[:] = 255  # nothing is above
+    floors[: lowest.size * kernels.BLOCK] = np.repeat(lowest - np.uint8(1), kernels.BLOCK)
+    return floors, band_table(lowest)
 
-    @njit(nogil=True, cache=True)
-    def scan(
-        old: Array, new: Array, bands: Array, same: Array, gaps: Array, steps: Array, band: Array
-    ) -> int:
-        """The number of changes; -1 if there is no room for them."""
-        count = 0
-        for i in range(old.size):
-            b = bands[(old[i] >> fraction) & most]
-            if old[i] == new[i]:
-                same[b] += 1
-                continue
-            if count == gaps.size:
-                return -1
-            gaps[count] = same[b]
-            same[b] = 0
-            before, after = np.int64(old[i]), np.int64(new[i])
-            before ^= whole if before & sign else sign
-            after ^= whole if after & sign else sign
-            step = (after - before) & whole
-            steps[count] = ((2 * step) & whole) ^ (whole if 2 * step > whole else 0)
-            band[count] = b
-            count += 1
-        return count
 
-    @njit(nogil=True, cache=True)
-    def apply(data: Array, bands: Array, begins: Array, ends: Array, gaps: Array, steps: Array) -> int:
-        """How many changes found their element."""
-        never = np.uint32(0xFFFFFFFF)
-        upcoming = begins.copy()
-        left = np.full(begins.size, never)  # elements of each band before its next change
-        for b in range(begins.size):
-            if begins[b] < ends[b]:
-                left[b] = gaps[begins[b]]
-        done = 0
-        for i in range(data.size):
-            b = bands[(data[i] >> fraction) & most]
-            if left[b]:
-                left[b] -= 1
-                continue
-            code, place = np.int64(steps[upcoming[b]]), np.int64(data[i])
-            place ^= whole if place & sign else sign
-            new = (place + ((code >> 1) ^ (whole if code & 1 else 0))) & whole
-            if sign:
-                new ^= sign if new & sign else whole
-            data[i] = new
-            upcoming[b] += 1
-            left[b] = gaps[upcoming[b]] if upcoming[b] < ends[b] else never
-            done += 1
-        return done
+def _behind(data: Array) -> Array:
+    """What is behind the last whole block, as a block."""
+    found = np.zeros(kernels.BLOCK, data.dtype)
+    count = data.size % kernels.BLOCK
+    found[:count] = data[data.size - count :]
+    return found
 
-    return census, scan, apply
+
+def _room() -> Array:
+    """Masks of a block: all is above the first band, nothing above the last; and two numbers of each band."""
+    room = _aligned(3 * _ROW, np.uint64).reshape(3, _ROW)
+    room[:], room[0, 0] = 0, kernels.NEVER
+    return room
+
+
+def _aligned(size: int, dtype: type[np.unsignedinteger[Any]]) -> Array:
+    """As vectors lie best: none of them in two lines of the cache."""
+    raw = np.empty(size * dtype().itemsize + kernels.LINE, np.uint8)
+    skip = -raw.ctypes.data % kernels.LINE
+    return raw[skip : skip + size * dtype().itemsize].view(dtype)

@@ -5,10 +5,12 @@
     3  each element's place in its band, by a sum over the block; the changed ones are written out
 
 Back, steps are laid out band by band, with a place for each element, so that it finds its own there.
+Tiles come from the processor's memory, where they are hashed too; only what changes goes back.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -17,65 +19,76 @@ import triton
 import triton.language as tl
 
 from infra.weights.bits import Array, Kind
+from infra.weights.codec import scan_plain
+from infra.weights.codec.bands import band_table
 from infra.weights.codec.scan import Changes
+from infra.weights.codec.tiles import tile_hash
+from infra.weights.errors import WeightsError
 
+census = scan_plain.census  # of so few elements that they need not travel
 _BLOCK = 1024
 
 
-def census(old: torch.Tensor, new: torch.Tensor, kind: Kind) -> Array:
-    """By exponent of the old bits: how many elements there are, and how many change."""
-    exponents = (old.to(torch.int64) >> kind.fraction) & (kind.exponents - 1)
-    some = exponents, exponents[old.to(torch.int64) != new.to(torch.int64)]
-    return torch.stack([torch.bincount(one, minlength=kind.exponents) for one in some]).cpu().numpy()
-
-
-def scan(old: torch.Tensor, new: torch.Tensor, kind: Kind, bands: Array) -> Changes:
-    """What changes, band by band; `old` and `new` are one tile's bits, as unsigned integers on the GPU."""
-    band = torch.from_numpy(bands).to(old.device)
-    counts, changed = _counts(old, new, kind, band)
+def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
+    """What changes, band by band; None if more than so many do."""
+    was, now, table = _there(old), _there(new), _there(band_table(edges))
+    counts, changed = _counts(was, now, table, kind, edges.size)
     before = counts.cumsum(0) - counts
     of_band = changed.sum(0)
-    starts = of_band.cumsum(0) - of_band
-    where = starts + changed.cumsum(0) - changed
-    total = int(of_band.sum())
-    places = torch.empty(total, dtype=torch.int64, device=old.device)
-    steps = torch.empty(total, dtype=torch.int64, device=old.device)
-    _changes_kernel[_grid(old)](
-        old, new, band, before, where, places, steps, old.numel(), kind.fraction, kind.exponents - 1,
-        kind.sign, (1 << kind.bits) - 1, n_bands=counts.shape[1], block=_BLOCK,
+    ends = of_band.cumsum(0)
+    begins, total = ends - of_band, int(of_band.sum())
+    if total > most:
+        return None
+    where = begins + changed.cumsum(0) - changed
+    ranks, steps = (torch.empty(total, dtype=torch.int64, device=was.device) for _ in "rs")
+    _changes_kernel[_grid(was)](
+        was, now, table, before, where, ranks, steps, was.numel(), kind.fraction, kind.exponents - 1,
+        kind.sign, (1 << kind.bits) - 1, n_bands=edges.size, block=_BLOCK,
     )  # fmt: skip
-    gaps = places - torch.cat([places.new_full((1,), -1), places[:-1]]) - 1
-    first = starts[of_band > 0]
-    gaps[first] = places[first]
-    return Changes(
-        of_band.cpu().numpy().astype(np.uint32),
-        gaps.cpu().numpy().astype(np.uint32),
-        steps.cpu().numpy().astype(kind.unsigned),
-    )
+    gaps = ranks - torch.cat([ranks.new_full((1,), -1), ranks[:-1]]) - 1
+    first = begins[of_band > 0]
+    gaps[first] = ranks[first]
+    found = (gaps.cpu().numpy().astype(np.uint32), steps.cpu().numpy().astype(kind.unsigned))
+    return Changes(begins.cpu().numpy(), ends.cpu().numpy(), *found, tile_hash(old), tile_hash(new))
 
 
-def apply(data: torch.Tensor, kind: Kind, bands: Array, changes: Changes) -> bool:
-    """Make old bits new ones, in place; False if the changes are not of such a tile."""
-    band = torch.from_numpy(bands).to(data.device)
-    counts, _ = _counts(data, data, kind, band)
+def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
+    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+    was, table = _there(data), _there(band_table(edges))
+    counts, _ = _counts(was, was, table, kind, edges.size)
     of_band = counts.sum(0)
     starts = of_band.cumsum(0) - of_band
-    before = starts + counts.cumsum(0) - counts
-    told = torch.from_numpy(changes.counts.astype(np.int64)).to(data.device)
-    ends = told.cumsum(0)
-    ranks = (torch.from_numpy(changes.gaps.astype(np.int64)).to(data.device) + 1).cumsum(0)
-    ahead = torch.where(ends > told, ranks[(ends - told - 1).clamp(min=0)], 0) if ranks.numel() else told
-    owner = torch.repeat_interleave(torch.arange(len(told), device=data.device), told)
-    ranks = ranks - ahead[owner] - 1
+    mine = [slice(*ends) for ends in zip(changes.begins.tolist(), changes.ends.tolist(), strict=True)]
+    gaps = [changes.gaps[one].astype(np.int64) for one in mine]
+    ranks = _there(np.concatenate([np.cumsum(one + 1) - 1 for one in gaps]))
+    owner = torch.repeat_interleave(torch.arange(edges.size, device=was.device), _there(changes.counts))
     if bool((ranks >= of_band[owner]).any()):
         return False
-    steps = torch.zeros(data.numel(), dtype=torch.int64, device=data.device)
-    steps[starts[owner] + ranks] = torch.from_numpy(changes.steps.astype(np.int64)).to(data.device)
-    _apply_kernel[_grid(data)](
-        data, band, before, steps, data.numel(), kind.fraction, kind.exponents - 1, kind.sign,
-        (1 << kind.bits) - 1, n_bands=counts.shape[1], block=_BLOCK,
+    steps = torch.zeros(data.size, dtype=torch.int64, device=was.device)
+    told = np.concatenate([changes.steps[one] for one in mine]).astype(np.int64)
+    steps[starts[owner] + ranks] = _there(told)
+    made = torch.empty_like(was)
+    _apply_kernel[_grid(was)](
+        was, made, table, starts + counts.cumsum(0) - counts, steps, data.size, kind.fraction,
+        kind.exponents - 1, kind.sign, (1 << kind.bits) - 1, n_bands=edges.size, block=_BLOCK,
     )  # fmt: skip
-    return True
+    bits = made.view(getattr(torch, f"int{kind.bits}"))  # torch knows little of unsigned numbers
+    where = (bits != was.view(bits.dtype)).nonzero().reshape(-1)
+    places = where.cpu().numpy()
+    before = data[places]
+    data[places] = bits[where].cpu().numpy().view(kind.unsigned)
+    if tile_hash(data) == changes.after:
+        return True
+    data[places] = before
+    return False
+
+
+def _there(numbers: Array) -> torch.Tensor:
+    """Numbers on the GPU; where Triton interprets, its programs run on the processor."""
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        raise WeightsError("weights are to be scanned on a GPU, but torch sees none: unset STREAMRL_SCAN")
+    plain = numbers if numbers.flags.writeable else numbers.copy()
+    return torch.from_numpy(plain).to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _grid(data: torch.Tensor) -> tuple[int]:
@@ -83,33 +96,24 @@ def _grid(data: torch.Tensor) -> tuple[int]:
 
 
 def _counts(
-    old: torch.Tensor, new: torch.Tensor, kind: Kind, band: torch.Tensor
+    old: torch.Tensor, new: torch.Tensor, table: torch.Tensor, kind: Kind, bands: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By block and band: elements, and changes."""
-    bands = int(band.max()) + 1
     found = torch.empty(2, *_grid(old), bands, dtype=torch.int64, device=old.device)
     _counts_kernel[_grid(old)](
-        old, new, band, found[0], found[1], old.numel(), kind.fraction, kind.exponents - 1, n_bands=bands,
+        old, new, table, found[0], found[1], old.numel(), kind.fraction, kind.exponents - 1, n_bands=bands,
         block=_BLOCK,
     )  # fmt: skip
     return found[0], found[1]
 
 
 @triton.jit
-def _counts_kernel(
-    old: Any, new: Any, bands: Any, counts: Any, changed: Any, size: Any, fraction: Any, most: Any,
-    n_bands: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
+def _block(data: Any, table: Any, size: Any, fraction: Any, most: Any, block: tl.constexpr) -> Any:
+    """Of this program's elements: where they are, whether they are there, their bits and their bands."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < size
-    was = tl.load(old + at, there, 0).to(tl.int64)
-    now = tl.load(new + at, there, 0).to(tl.int64)
-    band = tl.load(bands + ((was >> fraction) & most)).to(tl.int64)
-    for b in range(n_bands):
-        mine = there & (band == b)
-        place = tl.program_id(0) * n_bands + b
-        tl.store(counts + place, tl.sum(mine.to(tl.int64)))
-        tl.store(changed + place, tl.sum((mine & (was != now)).to(tl.int64)))
+    bits = tl.load(data + at, there, 0).to(tl.int64)
+    return at, there, bits, tl.load(table + ((bits >> fraction) & most)).to(tl.int64)
 
 
 @triton.jit
@@ -118,15 +122,26 @@ def _ordered(bits: Any, sign: Any, whole: Any) -> Any:
 
 
 @triton.jit
+def _counts_kernel(
+    old: Any, new: Any, table: Any, counts: Any, changed: Any, size: Any, fraction: Any, most: Any,
+    n_bands: tl.constexpr, block: tl.constexpr,
+) -> None:  # fmt: skip
+    at, there, was, band = _block(old, table, size, fraction, most, block)
+    now = tl.load(new + at, there, 0).to(tl.int64)
+    for b in range(n_bands):
+        mine = there & (band == b)
+        place = tl.program_id(0) * n_bands + b
+        tl.store(counts + place, tl.sum(mine.to(tl.int64)))
+        tl.store(changed + place, tl.sum((mine & (was != now)).to(tl.int64)))
+
+
+@triton.jit
 def _changes_kernel(
-    old: Any, new: Any, bands: Any, before: Any, where: Any, places: Any, steps: Any, size: Any,
+    old: Any, new: Any, table: Any, before: Any, where: Any, ranks: Any, steps: Any, size: Any,
     fraction: Any, most: Any, sign: Any, whole: Any, n_bands: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < size
-    was = tl.load(old + at, there, 0).to(tl.int64)
+    at, there, was, band = _block(old, table, size, fraction, most, block)
     now = tl.load(new + at, there, 0).to(tl.int64)
-    band = tl.load(bands + ((was >> fraction) & most)).to(tl.int64)
     step = (_ordered(now, sign, whole) - _ordered(was, sign, whole)) & whole
     code = ((2 * step) & whole) ^ tl.where(2 * step > whole, whole, 0)
     for b in range(n_bands):
@@ -135,20 +150,16 @@ def _changes_kernel(
         own = tl.program_id(0) * n_bands + b
         rank = tl.load(before + own) + tl.cumsum(mine.to(tl.int64), 0) - 1
         slot = tl.load(where + own) + tl.cumsum(moves.to(tl.int64), 0) - 1
-        tl.store(places + slot, rank, moves)
+        tl.store(ranks + slot, rank, moves)
         tl.store(steps + slot, code, moves)
 
 
 @triton.jit
 def _apply_kernel(
-    data: Any, bands: Any, before: Any, steps: Any, size: Any, fraction: Any, most: Any, sign: Any,
+    data: Any, to: Any, table: Any, before: Any, steps: Any, size: Any, fraction: Any, most: Any, sign: Any,
     whole: Any, n_bands: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < size
-    was = tl.load(data + at, there, 0)
-    bits = was.to(tl.int64)
-    band = tl.load(bands + ((bits >> fraction) & most)).to(tl.int64)
+    at, there, bits, band = _block(data, table, size, fraction, most, block)
     slot = tl.zeros((block,), tl.int64)
     for b in range(n_bands):
         mine = there & (band == b)
@@ -158,4 +169,4 @@ def _apply_kernel(
     step = (code >> 1) ^ tl.where((code & 1) != 0, whole, 0)
     place = (_ordered(bits, sign, whole) + step) & whole
     made = tl.where(sign != 0, place ^ tl.where((place & sign) != 0, sign, whole), place)
-    tl.store(data + at, made.to(was.dtype), there & (code != 0))
+    tl.store(to + at, made.to(to.dtype.element_ty), there)

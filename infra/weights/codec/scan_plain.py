@@ -2,72 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from infra.weights.bits import Array, Kind, ordered, unordered
-from infra.weights.codec.scan import Changes
+from infra.weights.codec.bands import band_table
+from infra.weights.codec.scan import SAMPLED, Changes
+from infra.weights.codec.tiles import tile_hash
+
+_NONE = np.zeros(0, np.uint32)
+_PIECE = 1 << 16  # elements that are looked at together: what is held of them stays small
 
 
-def band_of(old: Array, kind: Kind, bands: Array) -> Array:
-    """The band of each element."""
-    exponents = (old >> old.dtype.type(kind.fraction)) & old.dtype.type(kind.exponents - 1)
-    found: Array = bands[exponents]
+def exponents_of(old: Array, kind: Kind) -> Array:
+    """The exponent of each element."""
+    found = (old >> old.dtype.type(kind.fraction)) & old.dtype.type(kind.exponents - 1)
+    return found.astype(np.uint8)
+
+
+def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
+    """By exponent of the old bits: elements, changes, the sum of their steps. Of one stretch in so many."""
+    found = np.zeros((3, kind.exponents), np.int64)
+    for at in range(0, old.size, SAMPLED * every):
+        before, after = old[at : at + SAMPLED], new[at : at + SAMPLED]
+        exponents = exponents_of(before, kind)
+        np.add.at(found[0], exponents, 1)
+        np.add.at(found[1], exponents[before != after], 1)
+        np.add.at(found[2], exponents, steps_of(before, after, kind).astype(np.int64))
     return found
 
 
-def census(old: Array, new: Array, kind: Kind) -> Array:
-    """By exponent of the old bits: how many elements there are, and how many change."""
-    exponents = band_of(old, kind, np.arange(kind.exponents, dtype=np.uint8))
-    changed = exponents[old != new]
-    return np.stack([np.bincount(some, minlength=kind.exponents) for some in (exponents, changed)])
+def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
+    """What changes, band by band; None if more than so many do."""
+    ranks, places, count = [_NONE for _ in edges], [_NONE for _ in edges], 0
+    for at, members, seen in _pieces(old, kind, edges):
+        moved = old[at : at + _PIECE] != new[at : at + _PIECE]
+        count += int(np.count_nonzero(moved))
+        if count > most:
+            return None
+        for band, (mine, before) in enumerate(zip(members, seen, strict=True)):
+            hit = np.flatnonzero(moved[mine])
+            ranks[band] = _longer(ranks[band], before + hit)
+            places[band] = _longer(places[band], at + mine[hit])
+    gaps = [np.diff(rank.astype(np.int64), prepend=-1) - 1 for rank in ranks]
+    ends, place = np.cumsum([rank.size for rank in ranks]), np.concatenate(places)
+    steps = steps_of(old[place], new[place], kind)
+    begins, gap = np.append(0, ends[:-1]), np.concatenate(gaps).astype(np.uint32)
+    return Changes(begins, ends, gap, steps, tile_hash(old), tile_hash(new))
 
 
-def scan(old: Array, new: Array, kind: Kind, bands: Array) -> Changes:
-    """What changes, band by band."""
-    where = np.flatnonzero(old != new)
-    band = band_of(old, kind, bands)
-    of_change = band[where]
-    order = np.argsort(of_change, kind="stable")
-    counts = np.bincount(of_change, minlength=int(bands.max()) + 1)
-    gaps = np.empty(where.size, np.uint32)
-    begin = 0
-    for number, count in enumerate(counts.tolist()):
-        mine = where[order[begin : begin + count]]
-        if count:
-            rank = np.searchsorted(np.flatnonzero(band == number), mine)
-            gaps[begin : begin + count] = np.diff(rank, prepend=-1) - 1
-        begin += count
-    there = where[order]
-    step = ordered(new[there], kind) - ordered(old[there], kind)
-    return Changes(counts.astype(np.uint32), gaps, zigzag(step, kind))
+def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
+    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+    of_band = [slice(*ends) for ends in zip(changes.begins.tolist(), changes.ends.tolist(), strict=True)]
+    ranks = [np.cumsum(changes.gaps[mine].astype(np.int64) + 1) - 1 for mine in of_band]
+    places = [_NONE for _ in edges]
+    for at, members, seen in _pieces(data, kind, edges):
+        for band, (mine, before) in enumerate(zip(members, seen, strict=True)):
+            first, end = np.searchsorted(ranks[band], [before, before + mine.size])
+            places[band] = _longer(places[band], at + mine[ranks[band][first:end] - before])
+    if any(place.size < rank.size for place, rank in zip(places, ranks, strict=True)):
+        return False
+    where = np.concatenate(places)
+    was, steps = data[where], np.concatenate([changes.steps[mine] for mine in of_band])
+    data[where] = unordered(ordered(was, kind) + unzigzag(steps), kind)
+    if tile_hash(data) == changes.after:
+        return True
+    data[where] = was
+    return False
 
 
-def apply(data: Array, kind: Kind, bands: Array, changes: Changes) -> bool:
-    """Make old bits new ones, in place; False if the changes are not of such a tile."""
-    band = band_of(data, kind, bands)
-    begin = 0
-    for number, count in enumerate(changes.counts.tolist()):
-        if not count:
-            continue
-        rank = np.cumsum(changes.gaps[begin : begin + count].astype(np.int64) + 1) - 1
-        places = np.flatnonzero(band == number)
-        if rank[-1] >= places.size:
-            return False
-        there = places[rank]
-        steps = unzigzag(changes.steps[begin : begin + count], kind)
-        data[there] = unordered(ordered(data[there], kind) + steps, kind)
-        begin += count
-    return True
+def _pieces(old: Array, kind: Kind, edges: Array) -> Iterator[tuple[int, list[Array], Array]]:
+    """Piece by piece: where it begins, its elements of each band, and how many of that are before it."""
+    table, seen = band_table(edges), np.zeros(edges.size, np.int64)
+    for at in range(0, old.size, _PIECE):
+        bands = table[exponents_of(old[at : at + _PIECE], kind)]
+        members = [np.flatnonzero(bands == band) for band in range(edges.size)]
+        yield at, members, seen
+        seen = seen + np.array([mine.size for mine in members])
 
 
-def zigzag(step: Array, kind: Kind) -> Array:
-    """Steps up and down as small numbers: 0, -1, 1, -2, 2 … are 0, 1, 2, 3, 4 …"""
+def _longer(numbers: Array, more: Array) -> Array:
+    return np.concatenate([numbers, more], dtype=np.uint32, casting="unsafe")
+
+
+def steps_of(old: Array, new: Array, kind: Kind) -> Array:
+    """By how many places numbers move: 0, -1, 1, -2, 2 … are 0, 1, 2, 3, 4 …"""
+    step = ordered(new, kind) - ordered(old, kind)
     one = step.dtype.type(1)
     down: Array = step >> step.dtype.type(kind.bits - 1)
     return (step << one) ^ (step.dtype.type(0) - down)
 
 
-def unzigzag(code: Array, kind: Kind) -> Array:
-    """What `zigzag` was made of."""
+def unzigzag(code: Array) -> Array:
+    """What the numbers of `steps_of` stand for."""
     one = code.dtype.type(1)
     return (code >> one) ^ (code.dtype.type(0) - (code & one))

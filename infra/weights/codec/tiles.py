@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import xxhash
 
 from infra.weights.bits import Array, Bits, Model
 
 TILE = 1 << 20  # elements
-GROUP = 8 * TILE  # enough that what a group says of its streams costs little, few enough to hold what changes
+PARTS = 8  # a tile in which much changes is cut into so many, for what is held of it to stay small
+RUN = 32 << 20  # bytes: what one thread makes a group of, or several where much changes
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,33 @@ class Tile:
         part: Array = bits.data[self.start : self.start + self.count]
         return part
 
+    def cut(self, size: int) -> list[Tile]:
+        """Tiles of so many elements, of the same run."""
+        end = self.start + self.count
+        return [Tile(self.tensor, at, min(size, end - at)) for at in range(self.start, end, size)]
+
+
+TileHash = xxhash.xxh3_64
+"""What a tile is recognised by. Against accidents: attackers are met by the names of chunks."""
+
 
 def tile_hash(data: Array) -> int:
-    """What a tile is recognised by. Against accidents: attackers are met by the names of chunks."""
-    return xxhash.xxh3_64_intdigest(data.view(np.uint8).data)
+    """The hash of a tile's bits."""
+    return TileHash(data.data).intdigest()
 
 
-def groups_of(model: Model) -> Iterator[tuple[str, list[Tile]]]:
-    """All tiles of a model, by type and then by name, in groups of one type."""
+def runs_of(model: Model) -> Iterator[tuple[str, list[Tile]]]:
+    """All tiles of a model, by type and then by name, in runs of one type."""
     held: list[Tile] = []
-    dtype, elements = "", 0
+    dtype, size = "", 0
     for name in sorted(model, key=lambda name: (model[name].dtype, name)):
         bits = model[name]
-        for start in range(0, bits.data.size, TILE):
-            if held and (bits.dtype != dtype or elements >= GROUP):
+        for tile in Tile(name, 0, bits.data.size).cut(TILE):
+            if held and (bits.dtype != dtype or size >= RUN):
                 yield dtype, held
-                held, elements = [], 0
+                held, size = [], 0
             dtype = bits.dtype
-            held.append(Tile(name, start, min(TILE, bits.data.size - start)))
-            elements += held[-1].count
+            held.append(tile)
+            size += tile.count * bits.data.itemsize
     if held:
         yield dtype, held

@@ -1,0 +1,64 @@
+"""What the commands about weights share: where they are, bars, and numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.talk import out, sigterm_interrupts
+
+if TYPE_CHECKING:
+    from infra.weights.garbage import Progress
+    from infra.weights.versions import WeightStore
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="A folder of versions, such as s3://bucket/models/mine, or s3://bucket/store/runs/count-1/weights."
+    ),
+]
+Version = Annotated[int | None, typer.Option("--version", min=0, help="By default the newest.")]
+
+
+def weights_at(url: str) -> WeightStore:
+    """The versions at an address, worked on with half of the cores."""
+    import os
+
+    from infra.weights.places import weights_at
+
+    return weights_at(url, threads=max(1, (os.cpu_count() or 1) // 2))
+
+
+def say(text: str) -> None:
+    """A line to standard output, as it is."""
+    out().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def bar(text: str) -> Iterator[Progress]:
+    """A bar of bytes."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with sigterm_interrupts(), Progress(*columns, console=out(), transient=True) as shown:
+        task = shown.add_task(text, total=None)
+        yield lambda done, whole: shown.update(task, completed=done, total=whole or None)
+
+
+def in_bytes(count: float) -> str:
+    """12.3 MB"""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def when(at: float) -> str:
+    """A time, here."""
+    import datetime
+
+    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,105 @@
+"""streamrl weights verify, keyframe, collect, promote"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.talk import FAILED, INTERRUPTED, fail, out, shares, sigterm_interrupts
+from flows.cli.talk_weights import Url, Version, bar, in_bytes, say, weights_at
+
+
+def verify(url: Url) -> None:
+    """Audit everything: manifests and their chain, every chunk, and that each way leads to its version."""
+    from flows.audit import Audit
+
+    audit = Audit(weights_at(url))
+    if not audit.versions:
+        fail(f"{url} has no versions of weights")
+    with bar("verifying") as progress:
+        for problem in audit.problems(progress):
+            out().print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
+    if audit.wrong:
+        fail(f"{audit.wrong} things are wrong with {url}", FAILED)
+    say(f"{len(audit.versions)} versions, all whole; {in_bytes(audit.size)} were read")
+
+
+def keyframe(url: Url, version: Version = None) -> None:
+    """Give a version a short way for those who join late: all that there is, from nothing."""
+    from flows.weights import newest
+
+    weights = weights_at(url)
+    number = newest(weights, url, version)
+    with bar(f"version {number}") as progress:
+        manifest, new = weights.add_keyframe(number, progress)
+    path = manifest.path(None)
+    assert path is not None
+    said = "has a way from nothing now" if new else "had a way from nothing already"
+    say(f"version {number} {said}: {in_bytes(path.size)} for {in_bytes(manifest.size)}")
+
+
+def collect(
+    url: Url,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="So many of the newest versions stay.")] = 16,
+    grace_s: Annotated[
+        float,
+        typer.Option("--grace", min=0, help="Seconds that a chunk stays after no version names it any more."),
+    ] = 120.0,
+) -> None:
+    """Remove old versions, and chunks that none names any more; what somebody reads or publishes stays.
+
+    A chunk is noted first, and goes when this is called again after the grace.
+    """
+    found = weights_at(url).collect(keep, grace_s=grace_s)
+    if not found.kept:
+        fail(f"{url} has no versions of weights")
+    say(
+        f"{len(found.removed)} versions and {found.chunks} chunks are gone; {len(found.kept)} versions from "
+        f"{found.kept[0]} on stay, in {in_bytes(found.size)}; {found.waiting} chunks go later"
+    )
+
+
+def promote(
+    url: Url,
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    version: Version = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", help="Folder of the model it began with, for config and tokenizer; a run's is known."
+        ),
+    ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a version that is an adapter: it alone, for peft.")
+    ] = False,
+    shard_gb: Annotated[
+        float, typer.Option("--shard", min=0.001, help="GB of a file; what is larger is written in several.")
+    ] = 4.0,
+) -> None:
+    """Write a version as a complete Hugging Face checkpoint. One that is an adapter is merged into its base.
+
+    Example: [bold]streamrl weights promote s3://bucket/mine models/mine[/bold]
+    """
+    from flows.origin import Origin
+    from flows.promote import promote as write
+    from flows.promote import where_to_read
+    from flows.weights import newest
+
+    weights, origin = weights_at(url), Origin.at(url, base)
+    number = newest(weights, url, version)
+    try:
+        with sigterm_interrupts(), shares() as progress:
+            promoted = write(
+                weights, origin, number, folder, adapter=adapter, shard=int(shard_gb * 1e9), progress=progress
+            )
+    except KeyboardInterrupt:
+        fail("stopped; nothing was written", INTERRUPTED)
+    say(
+        f"version {number} is in {folder} ({in_bytes(promoted.size)}, every bit verified). Read it with\n"
+        f"  {where_to_read(promoted)}"
+    )
+
+
+COMMANDS = (verify, keyframe, collect, promote)

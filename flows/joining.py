@@ -1,0 +1,78 @@
+"""Generators, and relays, that take part in a run which goes on: here, or at a site far from its store."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from flows.crew import Crew
+from flows.places import Places, logs_folder, store_url
+from flows.request import RunFailed
+from flows.workers import GENERATOR, Worker, at_site, worker
+from infra.bus import Record, read_all
+from infra.process import connect
+from infra.runs import RunRecord, find
+from infra.sites.place import Site
+from infra.stack.paths import StackPaths
+from infra.store import open_store
+from infra.supervise.team import Team
+from schemas.messages import Heartbeat
+from schemas.topics import Topics
+from schemas.wire import decode
+
+_READ_S = 30.0
+
+
+def joining(
+    run: str, *, store: str = "local", site: str | None = None, cache: str | None = None,
+    relays: int | None = None, generators: int | None = None,
+) -> tuple[RunRecord, list[Worker]]:  # fmt: skip
+    """What joins a run; of a site that its run file names, as that says where nothing is said here."""
+    url = store_url(store)
+    record = find(open_store(url), run)
+    places = Places(record.bootstrap_servers, url, {"STREAMRL_HOME": str(StackPaths.locate().home)})
+    planned = record.spec.placement.sites.get(site or "")
+    if generators is None:
+        generators = planned.generators if planned else 1
+    first = random.randrange(1000, 1_000_000)  # the run numbers its own from 0
+    if site is None:
+        return record, [worker(GENERATOR, first + n, record, places) for n in range(generators)]
+    if relays is None:
+        relays = planned.relays if planned else 1
+    at = Site(site, cache or (planned.cache if planned else "local"))
+    return record, at_site(at, relays, generators, record, places, first=(first, first))
+
+
+def take_part(
+    record: RunRecord, workers: Sequence[Worker], say: Callable[[str], None],
+    *, tick: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Until the run has ended. Nothing of it is left, whatever ends this. `tick` is called now and then."""
+    logs = logs_folder(record)
+    if not logs.is_dir():  # another machine than the run's: its report folder is not here
+        logs = StackPaths.locate().logs / record.id
+    bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
+    said = read_all(bus, topic, deadline_s=_READ_S)
+    if _over(said):
+        raise RunFailed(
+            f"run {record.id} has ended or was stopped; `streamrl run RUNFILE --resume {record.id}` goes on "
+            "with it"
+        )
+    status = bus.reader(topic, {0: said[-1].offset + 1} if said else None)
+    with Team(logs) as team:
+        crew = Crew(team, workers, restarts=record.spec.placement.restarts, say=say)
+        crew.start()
+        for name, process in team.running.items():
+            say(f"{name} is process {process}; log: {team.log(name)}")
+        while not crew.all_done and not _over(status.poll(0.2)):
+            for ended in team.poll(0.5):
+                crew.heard(ended)
+            crew.start_again()
+            tick()
+
+
+def _over(records: list[Record]) -> bool:
+    """Whether the feeder's newest heartbeat says that it has ended: then nobody is given work any more."""
+    beats = [decode(record.value, Heartbeat) for record in records]
+    states = [beat.state for beat in beats if beat.role == "feeder"]
+    return bool(states) and states[-1] == "ended"

@@ -1,0 +1,60 @@
+"""The Prefect flow `sync-weights`: a site takes part in a run, with relays that follow its weights.
+
+It runs where the site is: a deployment with a work pool of that site, see prefect.yaml. How far each site is
+shows in its artifact. `streamrl join RUN --site NAME` does the same with no Prefect installed or running.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Annotated, Any
+
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_table_artifact
+from pydantic import Field
+
+from flows.follow import Follower, look
+from flows.joining import joining, take_part
+from flows.live import site_row
+from flows.view import RunView
+
+_EVERY_S = 10.0
+
+
+@flow(name="sync-weights", description="A site takes part in a run, with relays that follow its weights.")
+def sync_weights(
+    run: Annotated[str, Field(min_length=1, description="The run's id, such as count-1.")],
+    site: Annotated[str, Field(min_length=1, description="The site's name.")],
+    store: Annotated[str, Field(description="The run's object store.")] = "local",
+    cache: Annotated[str | None, Field(description="Where the site keeps weights; a URL or local.")] = None,
+    relays: Annotated[int | None, Field(ge=0, description="By default as the run file says, or 1.")] = None,
+    generators: Annotated[
+        int | None, Field(ge=0, description="By default as the run file says, or 1; 0: relays alone.")
+    ] = None,
+) -> list[dict[str, str]]:
+    """Until the run has ended; what the sites had then. Cancelled, it leaves no process behind."""
+    record, workers = joining(run, store=store, site=site, cache=cache, relays=relays, generators=generators)
+    log = get_run_logger()
+    with Follower(record) as follower:
+        due = time.monotonic() + _EVERY_S
+
+        def show() -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + _EVERY_S
+                _publish(run, follower.see(_rows))
+
+        take_part(record, workers, lambda text: log.info("%s", text), tick=show)
+    rows = _rows(look(record))  # to the end, which the follower may not have seen
+    _publish(run, rows)
+    return rows
+
+
+def _rows(view: RunView) -> list[dict[str, str]]:
+    return [site_row(report) for _, report in sorted(view.sites.items())]
+
+
+def _publish(run: str, rows: list[dict[str, Any]]) -> None:
+    with suppress(Exception):  # a view must not end what it shows: the server may be busy or away
+        create_table_artifact(rows, key=f"{run}-sites", description=f"Weights of {run} by site")

@@ -1,0 +1,117 @@
+"""Objects behind any fsspec URL; S3 through s3fs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+
+from infra.refusals import Refusal, code_of, explained, refusal
+from infra.store import Exists, Missing, StoreError, whole
+
+_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # before a put is tried again that another one was in the way of
+_SMALL = 1 << 16  # bytes: so little may be sent twice
+_LARGE = 1 << 22  # bytes: so much is not sent before it is known to be missing
+
+
+class FsspecStore:
+    """A store on a server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._refuses = False  # the server was seen to refuse what is there already
+        self._reading: dict[str, Any] = {}
+        options: dict[str, Any] = {"skip_instance_cache": True}
+        if url.startswith("s3"):
+            # a cached listing hides what other writers put
+            options |= {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 5}}}
+            self._reading = {"max_concurrency": 1}  # else its size is asked for first, each time
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, **options)
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"store {url}: {error}") from error
+
+    def get(self, key: str, size: int | None = None) -> bytes:
+        with self._asking(key, "read"):
+            return bytes(self._fs.cat_file(self._path(key), **self._reading))
+
+    def get_part(self, key: str, at: int, size: int) -> bytes:
+        with self._asking(key, "read"):
+            data = bytes(self._fs.cat_file(self._path(key), start=at, end=at + size))
+        return whole(data, size, f"{self.url}/{key}")
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._asking(key, "written"):
+            self._fs.pipe_file(self._path(key), data)
+
+    def put_new(self, key: str, data: bytes) -> None:
+        # A server that refuses what is being sent may cut the connection, and s3fs sends it again.
+        if len(data) > _LARGE and self.exists(key):
+            raise Exists(f"{self.url}/{key} is there already")
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                self._fs.pipe_file(self._path(key), data, mode="create")
+                break
+            except Exception as error:  # botocore's errors share no base with OSError
+                why = refusal(error)
+                if why is Refusal.EXISTS or (why is Refusal.CUT and self.exists(key)):
+                    self._refuses |= why is Refusal.EXISTS
+                    raise Exists(f"{self.url}/{key} is there already") from None
+                if why is not Refusal.BUSY or pause_s is None:
+                    raise self._failed(key, "written", error) from error
+                time.sleep(pause_s)
+        if not self._refuses and len(data) <= _SMALL:
+            self._put_again(key, data)
+
+    def _put_again(self, key: str, data: bytes) -> None:
+        """Once: some servers don't know the condition, and overwrite."""
+        try:
+            self._fs.pipe_file(self._path(key), data, mode="create")
+        except Exception as error:
+            self._refuses = refusal(error) is Refusal.EXISTS  # if it is another error, it is asked again
+            return
+        raise StoreError(
+            f"{self.url}/{key}: the server has overwritten what may be created only once (it ignores "
+            "If-None-Match): two trainers could publish one version. Use another server, or file://"
+        )
+
+    def exists(self, key: str) -> bool:
+        try:
+            self._fs.cat_file(self._path(key), start=0, end=1)  # s3fs's exists() asks twice
+        except Exception as error:
+            failed = self._failed(key, "looked up", error)
+            if isinstance(failed, Missing):
+                return False
+            if code_of(error) not in ("InvalidRange", "416"):  # it is there, and empty
+                raise failed from error
+        return True
+
+    def list(self, prefix: str) -> list[str]:
+        try:
+            with self._asking(prefix, "listed"):
+                found = self._fs.find(self._path(prefix))
+        except Missing:
+            return []
+        return sorted(path.removeprefix(f"{self._root}/") for path in found)
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(Missing), self._asking(key, "deleted"):
+            self._fs.rm_file(self._path(key))
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    @contextlib.contextmanager
+    def _asking(self, key: str, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._failed(key, what, error) from error
+
+    def _failed(self, key: str, what: str, error: Exception) -> StoreError:
+        if isinstance(error, FileNotFoundError) and code_of(error) != "NoSuchBucket":
+            return Missing(f"{self.url}/{key} is not there")
+        return StoreError(f"{self.url}/{key} can't be {what}: {explained(error)}")

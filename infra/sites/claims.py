@@ -1,0 +1,67 @@
+"""Who fetches an object for its site: the first who says so in the site's cache.
+
+claims/<name>   who it is, and a number that grows while it is at work
+
+One that does not grow for a while is of somebody who died: the next one takes it over. If two take over at
+the same moment both fetch, which costs bytes and harms nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+
+from infra.store import Exists, Missing, Store
+
+_STALE_S = 10.0
+_RENEW_S = 2.0
+
+
+class Claim:
+    """One process's claim on one object."""
+
+    def __init__(
+        self, cache: Store, name: str, *, stale_s: float = _STALE_S, renew_s: float = _RENEW_S
+    ) -> None:
+        self._cache, self._key = cache, f"claims/{name}"
+        self._stale_s, self._renew_s = stale_s, renew_s
+        self._holder, self._beats, self._said_at = uuid.uuid4().hex, 0, 0.0
+        self._seen, self._since = b"", time.monotonic()
+
+    def taken(self) -> bool:
+        """Whether it is ours now."""
+        with contextlib.suppress(Exists):
+            self._cache.put_new(self._key, self._said())
+            return True
+        if not self._stale():
+            return False
+        self._cache.delete(self._key)
+        with contextlib.suppress(Exists):
+            self._cache.put_new(self._key, self._said())
+            return True
+        return False
+
+    def renew(self) -> None:
+        """Say that we are still at it."""
+        if time.monotonic() - self._said_at > self._renew_s:
+            self._cache.put(self._key, self._said())
+
+    def release(self) -> None:
+        """The object is there, or we give up."""
+        self._cache.delete(self._key)
+
+    def _said(self) -> bytes:
+        self._beats, self._said_at = self._beats + 1, time.monotonic()
+        return json.dumps({"holder": self._holder, "beats": self._beats}).encode()
+
+    def _stale(self) -> bool:
+        """Whether another's claim has not changed for too long. By our own clock: theirs may be another."""
+        try:
+            said = self._cache.get(self._key)
+        except Missing:
+            said = b""
+        if said != self._seen:
+            self._seen, self._since = said, time.monotonic()
+        return time.monotonic() - self._since > self._stale_s

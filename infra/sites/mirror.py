@@ -1,0 +1,125 @@
+"""A version at a site: its chunks in the cache, each fetched once, and a copy by which it is verified."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from infra.errors import Explained
+from infra.sites.peers import Way
+from infra.sites.site_store import SiteStore
+from infra.store import Exists, Store
+from infra.weights.codec.chunks import encode
+from infra.weights.copy import Copy
+from infra.weights.manifest import Chunk, Manifest
+from infra.weights.objects import chunk_of
+from infra.weights.series import KEYFRAME_AFTER
+from infra.weights.versions import WeightStore
+
+_AT_ONCE = 4  # chunks
+_MANIFESTS = 8
+_RENEW_S = 20.0
+
+Planned = Callable[[int, Sequence[Chunk]], Mapping[Chunk, Way | None]]
+
+
+class Mirror:
+    """What one relay of a site does. `share`: its number among how many, so that each begins elsewhere."""
+
+    def __init__(self, run: str, origin: Store, site: SiteStore, *, share: tuple[int, int] = (0, 1)) -> None:
+        self._site, self._share = site, share
+        self._weights = WeightStore(site, run, near=site.near)
+        self._origin = WeightStore(origin, run)
+        self._copy: Copy | None = None
+        self.done, self.whole = 0, 0  # bytes of the newest version: here, and that were not here
+
+    def bring(self, version: int, root: str, planned: Planned = lambda since, chunks: {}) -> Manifest:
+        """Make a version be here, verified bit by bit. `planned`: what is to come from other sites."""
+        self.done, self.whole = 0, 0
+        with _kept(self._origin, version):
+            manifest = self._weights.manifest(version)
+            self._look_back(version)
+            route = self._weights.route(manifest, self._copy) or []
+            chunks = [chunk for _, path in route for chunk in path.chunks]
+            if len(route) == 1:
+                since = route[0][1].since
+                ways = planned(-1 if since is None else since, chunks)
+                self._site.ways = {self._weights.chunk_key(chunk): way for chunk, way in ways.items() if way}
+                chunks = list(ways) or chunks
+            with self._fetching(chunks):
+                # what has come is decoded while the rest is under way
+                manifest, self._copy = self._weights.update(self._copy, version, root=root)
+        return manifest
+
+    def make_keyframe(self, manifest: Manifest) -> None:
+        """Who joins later finds a short way here: a keyframe of what is here is made, not fetched."""
+        path = manifest.path(None)
+        if path is None or self._copy is None or self._copy.version != manifest.version:
+            return
+        keys = [self._weights.chunk_key(chunk) for chunk in path.chunks]
+        if all(self._site.near(key) for key in keys):
+            return
+        for key, chunk, data in zip(keys, path.chunks, encode(None, self._copy.model), strict=False):
+            if chunk_of(data) != chunk:
+                return  # another version of a compressor: then it is fetched when somebody needs it
+            with contextlib.suppress(Exists):
+                self._site.put_new(key, data)
+
+    def collect(self, keep: int) -> None:
+        """Let go of old versions, as at the origin."""
+        self._weights.collect(keep)
+
+    def _look_back(self, version: int) -> None:
+        """The manifests by which a way is found, all at once: one after the other each takes a way there."""
+        held = self._copy.version if self._copy is not None else None
+        first = max(0, version - KEYFRAME_AFTER if held is None else held + 1)
+        with ThreadPoolExecutor(_MANIFESTS, thread_name_prefix="manifests") as pool:
+            for older in range(version - 1, first - 1, -1):
+                pool.submit(self._weights.find, older)
+
+    @contextlib.contextmanager
+    def _fetching(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Chunks come meanwhile, all but those that another relay of the site is at."""
+        missing = [chunk for chunk in chunks if not self._site.near(self._weights.chunk_key(chunk))]
+        self.whole = sum(chunk.size for chunk in missing)
+        start = self._share[0] * len(missing) // self._share[1]
+        with contextlib.ExitStack() as stack:
+            pools: dict[
+                str, ThreadPoolExecutor
+            ] = {}  # by where from: what is late there holds up nothing else
+            for chunk in missing[start:] + missing[:start]:
+                source = self._site.source_of(self._weights.chunk_key(chunk))
+                if source not in pools:
+                    pools[source] = stack.enter_context(ThreadPoolExecutor(_AT_ONCE))
+                pools[source].submit(self._brought, chunk)
+            try:
+                yield
+            except BaseException:
+                for pool in pools.values():
+                    pool.shutdown(cancel_futures=True)
+                raise
+        self.done = self.whole
+
+    def _brought(self, chunk: Chunk) -> None:
+        with contextlib.suppress(Explained):  # who needs it meets the same
+            if self._site.bring(self._weights.chunk_key(chunk), chunk.size):
+                self.done += chunk.size
+
+
+@contextlib.contextmanager
+def _kept(origin: WeightStore, version: int) -> Iterator[None]:
+    """The origin collects nothing of a version meanwhile. Nobody waits for that to be said."""
+    over = threading.Event()
+
+    def keep() -> None:
+        with contextlib.suppress(Explained), origin.lease(version) as lease:
+            while not over.wait(_RENEW_S):
+                lease.renew()
+
+    threading.Thread(target=keep, daemon=True, name="lease").start()
+    try:
+        yield
+    finally:
+        over.set()

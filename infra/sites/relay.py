@@ -1,0 +1,164 @@
+"""A relay: brings each announced version to its site, verifies it, and says that it is there.
+
+<run>.weights ──► the newest ──► mirror: origin ──► cache ──► verified ──► <run>.weights: the site has it
+                                                                           how much is here, how late it is
+
+waits for            unblocked by
+the next weights     the trainer
+chunks               the origin, or another relay of the site that is at them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from functools import partial
+
+from infra.bus import BusError, Record
+from infra.errors import Explained
+from infra.process import Context, run_role
+from infra.sites.followed import announced, relay_key, reported
+from infra.sites.mirror import Mirror
+from infra.sites.peers import ORIGIN, Heard, Peers, warm_up
+from infra.sites.place import Site
+from infra.tail import Tail
+from schemas.messages import SiteReport
+from schemas.wire import encode
+
+_BUSY_S, _IDLE_S = 1.0, 20.0  # between reports
+_LOOK_S = 0.2
+_PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # after a version that could not be had
+
+
+class Relay:
+    """One of a site's relays. It holds a copy of the model: what it says is there is verified."""
+
+    def __init__(self, context: Context, site: Site) -> None:
+        self._context, self._site = context, site
+        deadline_s = context.spec.deadlines.progress_s
+        store = site.store(context.store, deadline_s=deadline_s, stop=context.stop)
+        self._store, self._origin = store, store.origin
+        self._peers = Peers(store.origin.spool, context.stop)
+        self._reports: dict[tuple[str, int], SiteReport] = {}  # newest, by site and relay
+        self._mirror = Mirror(context.run, context.store, store, share=site.share)
+        self._version, self._target = -1, -1
+        self._lag_s, self._trouble = 0.0, ""
+        self._bell, self._news, self._ended = threading.Event(), threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        """Until told to stop."""
+        tail = Tail(self._context.bus.reader(self._context.topics.weights), self._hear, self._bell)
+        reports = threading.Thread(target=self._report_on, daemon=True, name="reports")
+        reports.start()
+        newest: Heard | None = None
+        failures = 0
+        try:
+            while True:
+                self._context.check_stop()
+                newest = max([*tail.take(), *filter(None, [newest])], key=_version, default=None)
+                if newest is None or newest.announced.version <= self._version:
+                    self._context.heart.waiting("the next weights", unblocked_by="trainer")
+                    self._bell.wait(_LOOK_S)
+                    self._bell.clear()
+                elif self._bring(newest):
+                    failures = 0
+                else:
+                    self._context.stop.wait(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                    failures += 1
+        finally:
+            self._ended.set()
+            self._news.set()
+            reports.join()
+            tail.close()
+            self._origin.close()
+            self._peers.close()
+
+    def _hear(self, records: list[Record]) -> list[Heard]:
+        """Announcements, each with what was reported before it: every relay reads the same."""
+        found = []
+        for record in records:
+            if (report := reported(record)) is not None:
+                self._reports[report.site, report.relay] = report
+            elif (one := announced(record)) is not None:
+                found.append(Heard(one, tuple(self._reports.values())))
+        return found
+
+    def _bring(self, heard: Heard) -> bool:
+        """Whether a version is here now. If not, the site goes on with the one before."""
+        context, wanted = self._context, heard.announced
+        version = wanted.version
+        context.heart.working(f"fetching weights {version}")
+        self._target, began, before = version, time.monotonic(), self._crossed
+        self._news.set()
+        try:
+            manifest = self._mirror.bring(
+                version, wanted.root, partial(self._peers.ways, heard, self._site.name)
+            )
+        except Explained as error:
+            context.check_stop()
+            self._trouble = str(error)
+            self._news.set()
+            context.log.warning("weights %d are not here: %s", version, error)
+            return False
+        self._version, self._target, self._trouble = version, -1, ""
+        self._lag_s = max(0.0, time.time() - wanted.announced_at)
+        self._news.set()
+        context.log.info(
+            "weights %d are here after %.1f s (%.2f MB), %.1f s after they were announced",
+            version, time.monotonic() - began, (self._crossed - before) / 1e6, self._lag_s,
+        )  # fmt: skip
+        self._mirror.make_keyframe(manifest)
+        keep = context.spec.trainer.keep_weights
+        if version % keep == 0:
+            self._mirror.collect(keep)
+        return True
+
+    def _report_on(self) -> None:
+        with contextlib.suppress(BusError):  # the main loop meets the same error and says so
+            while not self._ended.is_set():
+                self._context.writer.send(
+                    self._context.topics.weights, encode(self._report()),
+                    key=relay_key(self._site.name, self._context.instance),
+                )  # fmt: skip
+                self._news.wait(_IDLE_S if self._target < 0 else _BUSY_S)
+                self._news.clear()
+
+    @property
+    def _crossed(self) -> int:
+        return self._origin.crossed + self._peers.crossed
+
+    def _report(self) -> SiteReport:
+        rates = self._peers.rates | ({ORIGIN: self._origin.rate} if self._origin.rate else {})
+        counters = self._context.heart.counters
+        counters |= {"version": self._version, "crossed": self._crossed, "lag_s": self._lag_s}
+        return SiteReport(
+            run=self._context.run, site=self._site.name, relay=self._context.instance, version=self._version,
+            target=self._target, done=self._mirror.done, whole=self._mirror.whole, lag_s=self._lag_s,
+            crossed=self._crossed, rates=rates,
+            cache=self._site.seen_by_others, trouble=self._trouble_now(), sent_at=time.time(),
+        )  # fmt: skip
+
+    def _trouble_now(self) -> str:
+        if self._origin.trouble or self._trouble:
+            return self._origin.trouble or self._trouble
+        return f"the cache does not work: {self._store.broken}" if self._store.broken else ""
+
+
+def _version(heard: Heard) -> int:
+    return heard.announced.version
+
+
+def body(context: Context) -> None:
+    """What a relay does."""
+    if context.site is None:
+        raise Explained("a relay is of a site: start it with --site NAME and --cache URL")
+    if len(context.spec.placement.sites) > 1:
+        threading.Thread(target=warm_up, daemon=True, name="planner").start()
+    context.loaded()
+    Relay(context, context.site).run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_role("relay", body))

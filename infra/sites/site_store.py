@@ -1,0 +1,182 @@
+"""The weights' store as a site sees it: its cache, and behind it the origin.
+
+get ──► cache ──► there: done
+          │ not there
+          └──► claimed by another of the site: wait for it ──► cache
+               ours: origin ──► checked ──► cache
+
+Manifests, keyframes and chunks are brought; all else (leases, notes) is the cache's own. A cache that does
+not work costs bytes and nothing else: the origin is read instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+
+from blake3 import blake3
+
+from infra.sites.claims import Claim
+from infra.sites.origin import Origin
+from infra.sites.peers import Way
+from infra.store import Exists, Missing, Store, StoreError
+from infra.weights.errors import WeightsError
+
+_LOOK_S = 0.05  # how often somebody else's object is looked for
+
+
+class SiteStore:
+    """A store."""
+
+    def __init__(self, cache: Store, origin: Origin, stop: threading.Event | None = None) -> None:
+        self._cache, self._origin = cache, origin
+        self._stop = stop or threading.Event()
+        self._near: set[str] = set()
+        self.url = cache.url
+        self.ways: Mapping[str, Way] = {}  # to what is to come from other sites
+        self.broken = ""  # why the cache can't be used, if it could not be the last time
+
+    def get(self, key: str, size: int | None = None) -> bytes:
+        """An object; raises Missing if the origin has none either."""
+        if (found := self._cached(key)) is not None:
+            return found
+        if "/chunks/" in key:
+            return self._brought(key, size)
+        if not key.endswith("/manifest.json") and "/keyframes/" not in key:
+            raise Missing(f"{self.url}/{key} is not there")
+        data = self._origin.get(key)
+        self._keep(key, data)
+        return data
+
+    def get_part(self, key: str, at: int, size: int) -> bytes:
+        """Some bytes of an object that is in the cache."""
+        return self._cache.get_part(key, at, size)
+
+    def near(self, key: str) -> bool:
+        """Whether an object is in the cache."""
+        if key not in self._near:
+            try:
+                if not self._cache.exists(key):
+                    return False
+            except StoreError:
+                return False
+            self._near.add(key)
+        return True
+
+    def source_of(self, key: str) -> str:
+        """Where a chunk is to come from: another site, or, empty, the origin."""
+        way = self.ways.get(key)
+        return way.site if way else ""
+
+    def bring(self, key: str, size: int) -> bool:
+        """Fetch a chunk, unless it is here or another one of the site is at it; whether it is here."""
+        if not self.near(key):
+            claim = Claim(self._cache, key.rpartition("/")[2])
+            if not claim.taken():
+                return False
+            self._fetched(key, size, claim)
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """Only readers' notes are put here: a cache that takes none stops nobody."""
+        try:
+            self._cache.put(key, data)
+        except StoreError as error:
+            self.broken = str(error)
+
+    def put_new(self, key: str, data: bytes) -> None:
+        self._cache.put_new(key, data)
+
+    def exists(self, key: str) -> bool:
+        return self._cache.exists(key)
+
+    def list(self, prefix: str) -> list[str]:
+        """What is in the cache; of keyframes, what is anywhere."""
+        found = self._cache.list(prefix)
+        if prefix.endswith("/keyframes"):
+            with contextlib.suppress(StoreError):  # then those that are near have to do
+                found = sorted({*found, *self._origin.store.list(prefix)})
+        return found
+
+    def delete(self, key: str) -> None:
+        self._near.discard(key)
+        self._cache.delete(key)
+
+    @property
+    def origin(self) -> Origin:
+        """The way to what is not in the cache."""
+        return self._origin
+
+    def _cached(self, key: str) -> bytes | None:
+        try:
+            data = self._cache.get(key)
+        except Missing:
+            self._near.discard(key)
+            return None
+        except StoreError as error:
+            self.broken = str(error)
+            return None
+        if "/chunks/" in key and not _as_named(key, data):
+            self.delete(key)  # damaged: it is brought again
+            return None
+        return data
+
+    def _brought(self, key: str, size: int | None) -> bytes:
+        claim = Claim(self._cache, key.rpartition("/")[2])
+        while True:
+            try:
+                if claim.taken():
+                    return self._fetched(key, size, claim)
+            except StoreError as error:
+                if isinstance(error, Missing) or self._stop.is_set():
+                    raise
+                self.broken = str(error)
+                return self._origin.get(key, size)
+            if self._stop.wait(_LOOK_S):
+                raise StoreError(f"told to stop while {self.url}/{key} was awaited")
+            if (found := self._cached(key)) is not None:
+                return found
+
+    def _fetched(self, key: str, size: int | None, claim: Claim) -> bytes:
+        """Somebody may have finished in the moment before the claim was ours."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(_quietly, claim.release)
+            if (found := self._cached(key)) is not None:
+                return found
+            data = self._from_afar(key, size, lambda: _quietly(claim.renew))
+            self._keep(key, data)
+            self._origin.forget(key)
+            return data
+
+    def _from_afar(self, key: str, size: int | None, alive: Callable[[], None]) -> bytes:
+        way = self.ways.get(key)
+        if way is not None:
+            data = way.get(key, size, alive)
+            if data is not None and _as_named(key, data):
+                return data
+            self._origin.forget(key)
+        data = self._origin.get(key, size, alive=alive)
+        if not _as_named(key, data):
+            self._origin.forget(key)
+            raise WeightsError(
+                f"{self._origin.store.url}/{key} is damaged: it has other bytes than its name says"
+            )
+        return data
+
+    def _keep(self, key: str, data: bytes) -> None:
+        try:
+            with contextlib.suppress(Exists):
+                self._cache.put_new(key, data)
+            self.broken = ""
+        except StoreError as error:  # a full disk, say
+            self.broken = str(error)
+
+
+def _as_named(key: str, data: bytes) -> bool:
+    return blake3(data).hexdigest() == key.rpartition("/")[2]
+
+
+def _quietly(do: Callable[[], None]) -> None:
+    with contextlib.suppress(StoreError):  # a claim that can't be written costs bytes at the worst
+        do()

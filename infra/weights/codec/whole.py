@@ -1,0 +1,62 @@
+"""Tiles as they are: zstd of all bytes that hold exponents, of all next ones, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import zstandard
+
+from infra.weights.bits import Array, Kind
+from infra.weights.codec.streams import unzstd
+from infra.weights.errors import WeightsError
+
+_LEVEL = 1  # of zstd: the next ones are slower, and make no less of it
+
+
+def pack(tiles: Sequence[Array], kind: Kind) -> list[bytes]:
+    """Tiles as bytes, in pieces."""
+    compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    parts = [compressor.compress(plane) for data in tiles for plane in _planes(data, kind)]
+    return [np.array([len(part) for part in parts], np.uint32).tobytes(), *parts]
+
+
+class Tiles:
+    """Tiles in their bytes."""
+
+    def __init__(self, data: memoryview, tiles: int, kind: Kind, what: str) -> None:
+        self._data, self._kind, self._what = data, kind, what
+        told = 4 * tiles * kind.bits // 8
+        sizes = np.frombuffer(data[:told], np.uint32) if len(data) >= told else np.zeros(0, np.uint32)
+        self._ends = np.concatenate([[told], told + np.cumsum(sizes, dtype=np.int64)])
+        if not sizes.size or self._ends[-1] > len(data):
+            raise WeightsError(f"{what} ends too soon")
+
+    def tile(self, number: int, size: int) -> Array:
+        """One of them, of so many elements."""
+        kind, width = self._kind, self._kind.bits // 8
+        found = np.empty(size, kind.unsigned)
+        rows = found.view(np.uint8).reshape(size, width)
+        for part in range(width):
+            begin, end = self._ends[number * width + part : number * width + part + 2]
+            rows[:, -1 - part] = np.frombuffer(unzstd(self._data[begin:end], size, self._what), np.uint8)
+        if kind.sign:
+            _turn(found, kind, kind.bits - 1)
+        return found
+
+
+def _planes(data: Array, kind: Kind) -> Iterator[bytes]:
+    """Numbers byte by byte, the first one first. The sign goes last: then the first byte is the exponent."""
+    if kind.sign:
+        data = data.copy()
+        _turn(data, kind, 1)
+    rows = data.view(np.uint8).reshape(data.size, kind.bits // 8)
+    for byte in reversed(range(kind.bits // 8)):
+        yield rows[:, byte].tobytes()
+
+
+def _turn(data: Array, kind: Kind, left: int) -> None:
+    """Bits that leave a number at its left come back at its right."""
+    right = data >> data.dtype.type(kind.bits - left)
+    data <<= data.dtype.type(left)
+    data |= right

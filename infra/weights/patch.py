@@ -1,0 +1,165 @@
+"""What makes the weights that a process holds newer ones: of each tensor what differs, or all of it.
+
+positions · values · positions · values · … · what tensors there are (msgpack) · how long that is
+
+Bits are compared, whatever way they came. A patch stays on its machine: it is made and used at memory's
+speed, and need not be small.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from infra.weights.bits import NAMES, Array, Bits, Model, kind_of
+from infra.weights.errors import WeightsError
+
+_SPARSE = 8  # where more than one of so many elements differ, the whole tensor is as cheap
+_STEP = 1 << 20  # elements that are compared at once
+_NARROW = 1 << 31  # elements whose positions 4 bytes can tell
+_ALIGNED = 8
+_LENGTH = struct.Struct("<Q")
+
+
+class _Entry(msgspec.Struct, array_like=True, frozen=True):
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    changed: int | None  # elements; None: the whole tensor is there
+    at: int
+
+
+class _Index(msgspec.Struct, array_like=True, frozen=True):
+    since: str | None
+    root: str
+    entries: list[_Entry]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is new in a tensor."""
+
+    dtype: str  # as safetensors calls it
+    shape: tuple[int, ...]
+    positions: Array | None  # in the flat tensor; None: everywhere
+    values: Array
+
+    def apply(self, data: Array) -> None:
+        """Write it over the old bits."""
+        data[... if self.positions is None else self.positions] = self.values
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What makes weights with one root those with another."""
+
+    since: str | None  # None: of anything
+    root: str
+    parts: Mapping[str, Part]  # of the tensors that differ
+
+    def apply(self, model: dict[str, Bits]) -> None:
+        """Make a model, in place, the newer one."""
+        for name, part in self.parts.items():
+            if part.positions is None and name not in model:
+                model[name] = Bits(part.dtype, part.shape, np.empty_like(part.values))
+            part.apply(model[name].data)
+
+
+class PatchFile:
+    """A patch in memory without a name: nothing is left behind, whoever is killed."""
+
+    def __init__(self, old: Model, new: Model, *, since: str | None, root: str) -> None:
+        """`old`: what has the root `since`; tensors that are not in it go whole."""
+        self._memory = os.memfd_create("patch")
+        weakref.finalize(self, os.close, self._memory)
+        with open(self._memory, "wb", closefd=False) as file:
+            entries = [
+                entry for name, bits in new.items() if (entry := _put(file, name, old.get(name), bits))
+            ]
+            index = msgspec.msgpack.encode(_Index(since, root, entries))
+            file.write(index + _LENGTH.pack(len(index)))
+
+    @property
+    def path(self) -> Path:
+        """Where other processes find it, as long as this object is there."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._memory}")
+
+    def read(self) -> Patch:
+        """What is in it."""
+        return read_patch(self.path)
+
+
+def read_patch(path: Path) -> Patch:
+    """The patch in a file, mapped into memory."""
+    try:
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        end = len(data) - _LENGTH.size
+        begin = end - _LENGTH.unpack(data[end:])[0]
+        index = msgspec.msgpack.decode(data[begin:end], type=_Index)
+        parts = {entry.tensor: _part(entry, data[:begin]) for entry in index.entries}
+    except (OSError, struct.error, ValueError, KeyError) as error:
+        raise WeightsError(f"{path} can't be read as a patch of weights: {error!r}") from error
+    return Patch(index.since, index.root, parts)
+
+
+def _part(entry: _Entry, body: memoryview) -> Part:
+    kind = kind_of(entry.dtype)
+    elements = math.prod(entry.shape) * NAMES[entry.dtype][1] * 8 // kind.bits
+    if entry.changed is None:
+        return Part(entry.dtype, entry.shape, None, np.frombuffer(body, kind.unsigned, elements, entry.at))
+    positions = np.frombuffer(body, _positions(elements), entry.changed, entry.at)
+    values = np.frombuffer(body, kind.unsigned, entry.changed, entry.at + _padded(positions.nbytes))
+    return Part(entry.dtype, entry.shape, positions, values)
+
+
+def _put(file: BinaryIO, name: str, old: Bits | None, new: Bits) -> _Entry | None:
+    """Write what is new in a tensor, if something is."""
+    positions = (
+        None if old is None or (old.dtype, old.shape) != (new.dtype, new.shape) else _changed(old, new)
+    )
+    at = file.tell()
+    if positions is None:
+        _write(file, new.data)
+        return _Entry(name, new.dtype, new.shape, None, at)
+    if not positions.size:
+        return None
+    _write(file, positions)
+    _write(file, new.data[positions])
+    return _Entry(name, new.dtype, new.shape, positions.size, at)
+
+
+def _changed(old: Bits, new: Bits) -> Array | None:
+    """Where bits differ; None if in so many places that they are not worth naming."""
+    size, found, count = new.data.size, [np.zeros(0, _positions(new.data.size))], 0
+    for start in range(0, size, _STEP):
+        part = slice(start, start + _STEP)
+        places = np.flatnonzero(old.data[part] != new.data[part])
+        count += places.size
+        if count * _SPARSE > size:
+            return None
+        found.append((places + start).astype(found[0].dtype))
+    return np.concatenate(found)
+
+
+def _write(file: BinaryIO, data: Array) -> None:
+    file.write(data.view(np.uint8).data)
+    file.write(bytes(_padded(data.nbytes) - data.nbytes))
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _positions(elements: int) -> np.dtype[Any]:
+    return np.dtype(np.int32 if elements <= _NARROW else np.int64)

@@ -1,0 +1,159 @@
+"""On which way each chunk reaches all sites, so that the busiest link or port is done as early as can be.
+
+A chunk's way is a tree. The first chunks take the fast links; what is on a link makes it dear, and the next
+ones go around it. Together the trees come close to what the links can carry at most (Edmonds: as much as
+passes the narrowest cut between the origin and a site; less where ports are narrower than their links).
+Compiled, and without any operation whose result depends on the machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from infra.weights.spreading.links import Net
+
+_ROUNDS = (4, 6)  # how often a load is squared: what is busy is dear, in the second round very much so
+_DEAREST = 1e3  # that is squared; so that all stays finite
+
+
+@njit(cache=True, nogil=True)
+def trees(net: Net, sizes: np.ndarray, have: np.ndarray) -> np.ndarray:
+    """The link by which a node gets a chunk: [node, chunk], -1 where it has it."""
+    nodes, chunks = have.shape
+    by = np.full((nodes, chunks), -1)
+    between = np.full((nodes, nodes), -1)
+    for link in range(len(net.rate)):
+        between[net.source[link], net.target[link]] = link
+    room = np.concatenate((net.rate, net.room))
+    busy = np.zeros(len(room))  # seconds: each link, each node's way out, each node's way in
+    parent = np.zeros(nodes, np.int64)
+    for squarings in _ROUNDS:
+        for chunk in range(chunks):
+            _move(net, room, busy, by[:, chunk], -sizes[chunk])
+            branching(_costs(net, room, busy, sizes[chunk], have[:, chunk], squarings), parent)
+            for node in range(1, nodes):
+                if not have[node, chunk]:
+                    by[node, chunk] = between[parent[node], node]
+            _move(net, room, busy, by[:, chunk], sizes[chunk])
+    return by
+
+
+@njit(cache=True, nogil=True)
+def _uses(net: Net, link: int) -> tuple[int, int, int]:
+    """The link and its two ports, as places in `room`."""
+    links = len(net.rate)
+    return link, links + net.source[link], links + len(net.room) // 2 + net.target[link]
+
+
+@njit(cache=True, nogil=True)
+def _move(net: Net, room: np.ndarray, busy: np.ndarray, by: np.ndarray, size: float) -> None:
+    """Put a chunk onto its links, or take it off."""
+    for link in by:
+        if link >= 0:
+            for place in _uses(net, link):
+                busy[place] += size / room[place]
+
+
+@njit(cache=True, nogil=True)
+def _costs(
+    net: Net, room: np.ndarray, busy: np.ndarray, size: float, have: np.ndarray, squarings: int
+) -> np.ndarray:
+    """What each link would cost a chunk: [source, target]. Who has it gets it from the origin for nothing."""
+    busiest = size / net.rate[0]
+    for seconds in busy:
+        busiest = max(busiest, seconds)
+    cost = np.full((len(have), len(have)), np.inf)
+    for link in range(len(net.rate)):
+        if not have[net.target[link]]:
+            price = 1e-9 / net.rate[link]
+            for place in _uses(net, link):
+                power = min((busy[place] + size / room[place]) / busiest, _DEAREST)
+                for _ in range(squarings):
+                    power *= power
+                price += power / room[place]
+            cost[net.source[link], net.target[link]] = price
+    for node in range(1, len(have)):
+        if have[node]:
+            cost[0, node] = 0.0
+    return cost
+
+
+@njit(cache=True, nogil=True)
+def branching(costs: np.ndarray, parent: np.ndarray) -> bool:
+    """The cheapest tree from node 0 to all others, as each node's parent; False if there is none.
+
+    By Chu and Liu, and Edmonds: each node takes its cheapest link in. A cycle of these becomes one node, to
+    which a link costs what it costs more than the one of the cycle that it replaces.
+    """
+    nodes = len(parent)
+    cost = np.full((2 * nodes, 2 * nodes), np.inf)
+    tail, head = np.zeros((2 * nodes, 2 * nodes), np.int64), np.zeros((2 * nodes, 2 * nodes), np.int64)
+    for source in range(nodes):
+        for node in range(nodes):
+            cost[source, node] = costs[source, node]
+            tail[source, node] = source  # the link that it is, for what becomes of a link to a cycle
+            head[source, node] = node
+    within = np.full(2 * nodes, -1)  # the cycle that a node is in
+    before = np.full(2 * nodes, -1)
+    settled = np.zeros(2 * nodes, np.bool_)
+    settled[0] = True
+    count = nodes
+    for start in range(1, nodes):
+        node = _outermost(within, start, -1)
+        seen = np.zeros(2 * nodes, np.bool_)
+        while not settled[node]:
+            if seen[node]:
+                _contract(cost, tail, head, within, before, node, count)
+                node, count = count, count + 1
+            seen[node] = True
+            best = 0
+            for source in range(1, count):
+                if within[source] < 0 and source != node and cost[source, node] < cost[best, node]:
+                    best = source
+            if cost[best, node] == np.inf:
+                return False
+            before[node] = best
+            node = best
+        node = _outermost(within, start, -1)
+        while not settled[node]:
+            settled[node] = True
+            node = _outermost(within, before[node], -1)
+    entered = np.zeros(2 * nodes, np.bool_)
+    for node in range(count - 1, 0, -1):  # the link into a cycle replaces one of its own
+        if not entered[node]:
+            inner = head[before[node], node]
+            parent[inner] = tail[before[node], node]
+            while inner != node:
+                entered[inner] = True
+                inner = within[inner]
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _outermost(within: np.ndarray, node: int, new: int) -> int:
+    """The node that a node is in; but not the one that is being made."""
+    while within[node] >= 0 and within[node] != new:
+        node = within[node]
+    return node
+
+
+@njit(cache=True, nogil=True)
+def _contract(
+    cost: np.ndarray, tail: np.ndarray, head: np.ndarray, within: np.ndarray, before: np.ndarray, node: int,
+    new: int,
+) -> None:  # fmt: skip
+    """Make one node of the cycle that a node is on."""
+    while within[node] < 0:
+        within[node] = new
+        saved = cost[before[node], node]
+        for other in range(new):
+            if cost[node, other] < cost[new, other]:
+                cost[new, other] = cost[node, other]
+                tail[new, other] = tail[node, other]
+                head[new, other] = head[node, other]
+            if cost[other, node] - saved < cost[other, new]:
+                cost[other, new] = cost[other, node] - saved
+                tail[other, new] = tail[other, node]
+                head[other, new] = head[other, node]
+        node = _outermost(within, before[node], new)

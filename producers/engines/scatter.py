@@ -1,0 +1,194 @@
+"""An engine's weights. Several tensors may lie in one parameter (q, k and v; gate and up).
+
+New ones are prepared beside the engine's steps, written between two of them, and hashed beside steps again.
+In place is written only what differs. A layer that is packed (see `cpu_linear.py`) gets a new weight and what
+is packed of it, which change places with the old ones between two steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from infra.weights.bits import NAMES
+from infra.weights.digest import tensor_digest
+from infra.weights.patch import Part, Patch
+from producers.engines.base import EngineError
+from producers.engines.cpu_linear import PackedLinear, Product, packed
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True)
+class Write:
+    """Bits, and where they belong."""
+
+    target: torch.Tensor  # flat
+    positions: torch.Tensor | None  # None: everywhere
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, part: Part, tensor: torch.Tensor) -> Write:
+        """Make `tensor` what `part` says. What is few goes to its device; a GPU has no room for all twice."""
+        width = part.values.dtype.itemsize
+        target = tensor.view(-1).view(_INTEGERS[width])
+        values = torch.from_numpy(part.values.view(f"<i{width}" if width > 1 else np.uint8))
+        if part.positions is None:
+            return cls(target, None, values)
+        return cls(target, torch.from_numpy(part.positions).to(target.device), values.to(target.device))
+
+    def do(self) -> None:
+        """Write them."""
+        if self.positions is None:
+            self.target.copy_(self.values)
+        else:
+            self.target.index_copy_(0, self.positions.long(), self.values)
+
+
+@dataclass
+class Swap:
+    """A packed layer's next weight; afterwards the one before."""
+
+    parameter: torch.nn.Parameter
+    weight: torch.Tensor
+    layers: list[PackedLinear]  # several: a tied head
+    products: list[Product]
+
+    def do(self) -> None:
+        """Let the layers compute with it."""
+        self.parameter.data, self.weight = self.weight, self.parameter.data
+        for number, layer in enumerate(self.layers):
+            layer.product, self.products[number] = self.products[number], layer.product
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a pause has to do."""
+
+    root: str
+    parameters: set[str]  # that are written to
+    writes: list[Write]
+    swaps: list[Swap]
+
+
+class HeldWeights:
+    """What an engine computes with."""
+
+    def __init__(
+        self, model: torch.nn.Module, shapes: Mapping[str, Sequence[int]], packed: Sequence[PackedLinear]
+    ) -> None:
+        """`shapes`: of all tensors. A patch need not have those that lie above one in its parameter."""
+        self._model, self._shapes = model, dict(shapes)
+        self._parameters = dict(model.named_parameters())
+        names = {parameter: name for name, parameter in self._parameters.items()}
+        self._layers: defaultdict[str, list[PackedLinear]] = defaultdict(list)  # by their weight
+        for layer in packed:
+            self._layers[names[layer.weight]].append(layer)
+        self._places: dict[str, tuple[str, slice]] = {}
+        self._root: str | None = None
+        self._prepared: Prepared | None = None
+        self._taken: Prepared | None = None
+        self._names: defaultdict[str, set[str]] = defaultdict(set)  # tensors that came, by parameter
+        self._digests: dict[str, str] = {}
+
+    @torch.no_grad()
+    def prepare(self, patch: Patch) -> None:
+        """All that need not be in the pause: may be done in another thread than the engine's."""
+        if patch.since not in (None, self._root):
+            raise EngineError(f"the patch is for the weights {patch.since}; the engine holds {self._root}")
+        self._prepared = None
+        parts: defaultdict[str, list[tuple[slice, Part]]] = defaultdict(list)
+        for name, part in patch.parts.items():
+            self._shapes.setdefault(name, part.shape)
+            parameter, rows = self._place(name)
+            parts[parameter].append((rows, part))
+            self._names[parameter].add(name)
+            self._check(name, part)
+        writes, swaps = [], []
+        for name in parts:
+            parameter, layers = self._parameters[name], self._layers.get(name, [])
+            target = parameter.data.clone() if layers else parameter.data
+            mine = [Write.of(part, target[rows]) for rows, part in parts[name]]
+            if layers:
+                for write in mine:
+                    write.do()
+                swaps.append(Swap(parameter, target, layers, [packed(target)] * len(layers)))
+            else:
+                writes += mine
+        self._prepared = Prepared(patch.root, set(parts), writes, swaps)
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """The pause: the engine's own thread calls this, between two steps."""
+        assert self._prepared is not None, "nothing is prepared"
+        self._taken, self._prepared = self._prepared, None
+        for write in self._taken.writes:
+            write.do()
+        for swap in self._taken.swaps:
+            swap.do()
+        if any(write.target.is_cuda for write in self._taken.writes):
+            torch.cuda.synchronize()  # whoever hashes them has a stream of its own
+        self._root = self._taken.root
+
+    def digests(self) -> dict[str, str]:
+        """Hash of each tensor that ever came; anew of what lies in parameters that were written to.
+
+        It may be called in another thread, where what was replaced is let go.
+        """
+        written = self._taken.parameters if self._taken else set[str]()
+        self._taken = None
+        fresh = {name: self.tensor(name) for parameter in written for name in self._names[parameter]}
+        self._check_tied_head(fresh)
+        self._digests |= {name: tensor_digest(tensor) for name, tensor in fresh.items()}
+        return dict(self._digests)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor by its Hugging Face name: a view of what the engine computes with."""
+        parameter, rows = self._place(name)
+        return self._parameters[parameter].data[rows]
+
+    def _place(self, name: str) -> tuple[str, slice]:
+        """Its parameter, and its rows of that."""
+        if name not in self._places:
+            self._places[name] = self._found(name)
+        return self._places[name]
+
+    def _found(self, name: str) -> tuple[str, slice]:
+        rows = self._shapes[name][0]
+        if name in self._parameters:
+            return name, slice(rows)  # vLLM pads the vocabulary
+        for fused, parts in getattr(self._model, "packed_modules_mapping", {}).items():
+            for number, part in enumerate(parts):
+                whole = name.replace(f".{part}.", f".{fused}.")
+                if whole != name and whole in self._parameters:
+                    before = sum(
+                        self._shapes[name.replace(f".{part}.", f".{other}.")][0] for other in parts[:number]
+                    )
+                    return whole, slice(before, before + rows)
+        raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
+
+    def _check(self, name: str, part: Part) -> None:
+        """Raise unless a tensor can be written as it comes."""
+        held = self.tensor(name)
+        if (NAMES[part.dtype][0], part.shape) != (str(held.dtype).removeprefix("torch."), tuple(held.shape)):
+            raise EngineError(
+                f"{name} comes as {part.dtype} {list(part.shape)}; the engine has it as {held.dtype} "
+                f"{list(held.shape)}"
+            )
+
+    def _check_tied_head(self, fresh: Mapping[str, torch.Tensor]) -> None:
+        """A tied output head must be the embedding, not an old copy of it."""
+        head = getattr(getattr(self._model, "lm_head", None), "weight", None)
+        embedding = fresh.get("model.embed_tokens.weight")
+        if head is None or embedding is None or "lm_head.weight" in self._names:
+            return
+        if head.data_ptr() != embedding.data_ptr() and not torch.equal(
+            head.data[: len(embedding)], embedding
+        ):
+            raise EngineError(
+                "the tied lm_head is stale: it differs from the embedding after a weight update"
+            )

@@ -1,0 +1,72 @@
+"""New weights on their way into an engine: told as what differs from those that it holds.
+
+copy (newest, see `weights_watch.py`) ──┐
+held (what the engine holds) ───────────┴──► patch ──► prepared ──► installed ──► verified
+                                                  beside decoding   the pause    beside decoding
+
+Two copies of the weights are in a generator's process, and a patch: of the first version, and where most
+weights change, that is a third.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.weights.adapter import Merging, check_fits
+from infra.weights.bits import Bits, Model, file_model
+from infra.weights.copy import Copy
+from infra.weights.digest import model_digests
+from infra.weights.folder import ModelFolder
+from infra.weights.manifest import Manifest
+from infra.weights.patch import PatchFile
+from schemas.runspec import ModelSection
+
+
+@dataclass(frozen=True)
+class Version:
+    """Verified weights, ready to be installed."""
+
+    version: int
+    root: str
+    digests: Mapping[str, str]  # of the tensors that came, as an engine has them then
+    patch: PatchFile
+    _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def claim(self) -> bool:
+        """Whether whoever asks is the first: an engine that takes it, or `Newest`, which has a newer one."""
+        return self._claimed.acquire(blocking=False)
+
+
+class Newest:
+    """Makes each new version a patch of what the engine holds by then."""
+
+    def __init__(self, spec: ModelSection, base: ModelFolder) -> None:
+        self._spec, self._base = spec, base
+        self._held: dict[str, Bits] = {}
+        self._root: str | None = None  # of `_held`
+        self._given: Version | None = None
+
+    def version(self, manifest: Manifest, copy: Copy) -> Version:
+        """A version as an engine takes it. The one before is void, unless the engine has claimed it."""
+        check_fits(manifest, self._spec, self._base)
+        new, digests = self._whole(manifest, copy)
+        self._settle()
+        patch = PatchFile(self._held, new, since=self._root, root=manifest.root)
+        self._given = Version(manifest.version, manifest.root, digests, patch)
+        return self._given
+
+    def _whole(self, manifest: Manifest, copy: Copy) -> tuple[Model, Mapping[str, str]]:
+        """Whole tensors. An adapter is merged here, into the layers that it changes: engines know none."""
+        if self._spec.lora is None:
+            return copy.model, manifest.digests
+        merged = file_model(Merging(self._spec, self._base).file(copy.tensors()))
+        return merged, model_digests(merged)
+
+    def _settle(self) -> None:
+        """Whether the engine takes the version that was given last is decided now."""
+        given, self._given = self._given, None
+        if given is not None and not given.claim():
+            given.patch.read().apply(self._held)
+            self._root = given.root

@@ -1,0 +1,179 @@
+"""The two sites of the wan bench: here a trainer's publisher, broker and store, there relays and readers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from consumers.publisher import Publisher
+from infra import runs
+from infra.process import Context, Heart, connect
+from infra.runs import RunRecord
+from infra.sites.followed import announced, reported
+from infra.stack import local
+from infra.stack.paths import StackPaths
+from infra.store import open_store
+from infra.tail import Tail
+from infra.weights.versions import WeightStore
+from schemas.messages import SiteReport, WeightsAnnouncement
+from schemas.topics import Topics
+from tests.bench._link import Link
+from tests.factories import make_spec
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Seen:
+    """What is heard of versions."""
+
+    announced: dict[int, WeightsAnnouncement] = field(default_factory=dict)
+    reports: list[SiteReport] = field(default_factory=list)
+
+    def at_site(self, site: str, version: int) -> SiteReport | None:
+        """The first report by which a site has a version."""
+        return next((r for r in self.reports if r.site == site and r.version >= version), None)
+
+
+class Near:
+    """The trainer's side."""
+
+    def __init__(self, folder: Path, link: Link, model: dict[str, torch.Tensor]) -> None:
+        self.folder, self.link = folder, link
+        os.environ |= {"STREAMRL_LISTEN": link.near_address, "STREAMRL_HOME": str(folder / "near")}
+        os.environ.setdefault("STREAMRL_CACHE", str(ROOT / ".streamrl"))
+        self._paths = StackPaths.locate(folder / "near")
+        stack = local.up(kafka=True, s3=True, prefect=False, paths=self._paths)
+        assert stack.s3 is not None and stack.bootstrap_servers is not None
+        self.env = stack.s3.env()
+        os.environ |= self.env
+        (folder / "model").mkdir()
+        save_file(model, folder / "model" / "model.safetensors", metadata={"format": "pt"})
+        store = open_store(f"{stack.s3.url}/wan")
+        spec = make_spec(run="wan", model={"path": str(folder / "model"), "dtype": "bfloat16"})
+        self.record: RunRecord = runs.create(
+            store, spec, bootstrap_servers=stack.bootstrap_servers, model=str(folder / "model")
+        )
+        bus = connect(self.record, "wan")
+        topics = Topics(self.record.id, spec.lengths.classes)
+        bus.create_topics(topics.all())
+        context = Context(
+            self.record, "trainer", 0, store, bus, bus.writer(), topics,
+            Heart(self.record.id, "trainer", 0), threading.Event(), logging.getLogger("wan"),
+        )  # fmt: skip
+        self.store, self.seen = store, Seen()
+        self._publisher = Publisher(context, 1)
+        self._tail = Tail(bus.reader(topics.weights), self._hear, threading.Event())
+
+    def _hear(self, records: list[Any]) -> list[None]:
+        for record in records:
+            if (found := announced(record)) is not None:
+                self.seen.announced[found.version] = found
+            elif (report := reported(record)) is not None:
+                self.seen.reports.append(report)
+        return []
+
+    def publish(self, version: int, model: dict[str, torch.Tensor]) -> WeightsAnnouncement:
+        """As a trainer does; returns when it is announced."""
+        self._publisher.publish(version, model)
+        self._publisher.drain()
+        self.until(lambda: version in self.seen.announced, f"version {version} to be announced")
+        return self.seen.announced[version]
+
+    def sizes(self, version: int) -> int:
+        """Bytes of the way to a version from the one before."""
+        path = WeightStore(self.store, self.record.id).manifest(version).path(version - 1)
+        assert path is not None
+        return path.size
+
+    def until(self, true: Callable[[], object], what: str, deadline_s: float = 300.0) -> None:
+        """Wait, but not for ever."""
+        end = time.monotonic() + deadline_s
+        while not true():
+            self._tail.take()
+            if time.monotonic() > end:
+                raise RuntimeError(f"waited {deadline_s:.0f} s in vain for {what}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Nothing is left."""
+        self._publisher.close()
+        self._tail.close()
+        local.down(paths=self._paths)
+
+
+class Far:
+    """Processes at the far site."""
+
+    def __init__(self, near: Near, site: str) -> None:
+        self.near, self.site = near, site
+        self.home = near.folder / site
+        self.home.mkdir()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, module: str, **env: str) -> None:
+        """One of the run's processes."""
+        words = [
+            sys.executable, "-m", module, "--store", self.near.store.url, "--run", self.near.record.id,
+            "--site", self.site, "--cache", f"file://{self.home}/cache",
+            "--instance", str(len(self.processes)),
+        ]  # fmt: skip
+        environment = {**os.environ, "STREAMRL_HOME": str(self.home), "PYTHONPATH": str(ROOT), **env}
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                self.near.link.at_far(words), env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
+            )
+
+    def relay(self, name: str = "relay") -> None:
+        """Start a relay."""
+        self.start(name, "infra.sites.relay")
+
+    def readers(self, name: str, count: int) -> None:
+        """Start so many readers."""
+        self.start(name, "tests.bench._wan_reader", READERS=str(count))
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """What readers have said so far."""
+        found = []
+        for line in (self.home / f"{name}.log").read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [said for said in found if isinstance(said, dict)]
+
+    def kill(self, name: str) -> None:
+        """kill -9"""
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        """Nothing is left."""
+        for name in list(self.processes):
+            self.kill(name)
+
+
+@contextmanager
+def near_and_far(link: Link, model: dict[str, torch.Tensor]) -> Iterator[Near]:
+    """A near site, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="streamrl-wan-") as folder:
+        near = Near(Path(folder), link, model)
+        try:
+            yield near
+        finally:
+            near.close()

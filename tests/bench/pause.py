@@ -1,0 +1,81 @@
+"""How long an engine makes no token while it takes new weights, by model and share of weights that change.
+
+    pause_ms    between two decode steps: only what is prepared is put in its place
+    before_ms   the same weights with everything in the pause: read, loaded by vLLM, packed, hashed
+    patch_ms    in the generator's process, beside steps
+    prepare_ms, verify_ms   in a thread of the engine's, beside steps
+    first_over_alone, beside_over_alone   the step behind the pause, and those beside that thread, over others
+
+In turn in the same process, while eight samples are decoded on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.model import prepare_model
+from schemas.loading import load
+from tests.bench._paused import make_model
+from tests.bench._runs import ROOT, RUNFILE
+
+_SHARES = (0.01, 0.03, 1.0)
+_SIZES = {"30M": (8, 512, 12_000), "100M": (12, 768, 24_000)}  # layers, width, words
+_COLUMNS = (
+    "pause_ms", "before_ms", "patch_ms", "prepare_ms", "verify_ms", "first_over_alone", "beside_over_alone",
+)  # fmt: skip
+
+
+def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench pause")
+    parser.add_argument("--rounds", type=int, default=2 if quick else 5)
+    parser.add_argument("--models", nargs="*", default=["demo", "30M bfloat16", *_most(quick)])
+    given = parser.parse_args(argv)
+    os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))
+    console, rows = Console(stderr=True), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.models:
+            console.print(f"{name} …")
+            size, _, dtype = name.partition(" ")
+            if size == "demo":
+                model, dtype = prepare_model(load(RUNFILE), lambda share, text: None), "float32"
+            else:
+                model = make_model(Path(folder) / name, *_SIZES[size], dtype)
+            rows += [{"model": name} | row for row in _measured(model, dtype, given.rounds)]
+    console.print(_table(rows))
+    return {"rows": rows}
+
+
+def _most(quick: bool) -> list[str]:
+    return [] if quick else ["30M float32", "100M bfloat16", "100M float32"]
+
+
+def _measured(model: Path, dtype: str, rounds: int) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench._paused", str(model), dtype, json.dumps(_SHARES), str(rounds)],
+        cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"the engine failed:\n{done.stderr.decode()[-3000:]}")
+    return list(json.loads(lines[-1].removeprefix("RESULT ")))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="new weights in an engine")
+    for column in ("model", "changed", *_COLUMNS):
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        table.add_row(row["model"], f"{row['changed']:.0%}", *(f"{row[column]:.2f}" for column in _COLUMNS))
+    return table

@@ -1,0 +1,33 @@
+"""What prefect.yaml deploys."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect import Flow
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+
+
+def flow(entrypoint: str) -> Flow[..., object]:
+    file, _, name = entrypoint.partition(":")
+    found = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+    assert isinstance(found, Flow)
+    return found
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
+def test_a_deployment_is_of_a_flow_that_takes_its_parameters(deployment: dict[str, object]) -> None:
+    found = flow(str(deployment["entrypoint"]))
+    assert found.description and found.parameters.properties.keys() >= deployment.get("parameters", {}).keys()  # type: ignore[attr-defined]
+
+
+def test_each_has_a_name_of_its_own() -> None:
+    names = Counter(f"{flow(one['entrypoint']).name}/{one['name']}" for one in DEPLOYMENTS)
+    assert {"keyframe/local", "verify/local", "collect/local", "promote/local"} <= set(names)
+    assert max(names.values()) == 1

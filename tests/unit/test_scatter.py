@@ -1,0 +1,153 @@
+"""Writing patches into parameters in which several tensors lie, with a model that is none of vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.weights.bits import Bits, empty, model_of
+from infra.weights.digest import model_digests
+from infra.weights.patch import PatchFile
+from producers.engines.base import EngineError
+from producers.engines.scatter import HeldWeights
+from tests.factories import make_patch
+
+PARTS = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+SHAPES = {
+    "model.embed_tokens.weight": (6, 4),
+    "model.layers.0.attn.q_proj.weight": (4, 4), "model.layers.0.attn.q_proj.bias": (4,),
+    "model.layers.0.attn.k_proj.weight": (2, 4), "model.layers.0.attn.k_proj.bias": (2,),
+    "model.layers.0.attn.v_proj.weight": (2, 4), "model.layers.0.attn.v_proj.bias": (2,),
+    "model.layers.0.mlp.gate_proj.weight": (5, 4), "model.layers.0.mlp.up_proj.weight": (5, 4),
+    "model.norm.weight": (4,),
+}  # fmt: skip
+
+
+class Fused(torch.nn.Module):
+    """As vLLM has it: tensors one below the other, a padded vocabulary, a tied head."""
+
+    packed_modules_mapping = PARTS
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+
+        def module(rows: int, bias: bool = False) -> torch.nn.Linear:
+            return torch.nn.Linear(4, rows, bias=bias, dtype=dtype).requires_grad_(False)
+
+        attn, mlp = torch.nn.Module(), torch.nn.Module()
+        attn.qkv_proj, mlp.gate_up_proj = module(8, bias=True), module(10)
+        layer = torch.nn.Module()
+        layer.attn, layer.mlp = attn, mlp
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([layer])
+        self.model.embed_tokens = module(8)
+        self.model.norm = torch.nn.Module()
+        self.model.norm.weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+        self.lm_head = torch.nn.Module()
+        self.lm_head.weight = self.model.embed_tokens.weight
+
+
+def held(dtype: torch.dtype = torch.float32) -> HeldWeights:
+    return HeldWeights(Fused(dtype), SHAPES, [])
+
+
+def drawn(dtype: str, seed: int, names: Sequence[str] = tuple(SHAPES)) -> dict[str, Bits]:
+    """Any bits."""
+    draw, found = np.random.default_rng(seed), {name: empty(dtype, SHAPES[name]) for name in names}
+    for bits in found.values():
+        bits.data[:] = draw.integers(0, 256, bits.data.nbytes, np.uint8).view(bits.data.dtype)
+    return found
+
+
+def take(weights: HeldWeights, file: PatchFile) -> dict[str, str]:
+    weights.prepare(file.read())
+    weights.take()
+    return weights.digests()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([("F32", torch.float32), ("BF16", torch.bfloat16), ("F16", torch.float16)]),
+    st.lists(st.tuples(st.sets(st.sampled_from(sorted(SHAPES))), st.integers(0, 99)), max_size=5),
+)
+def test_patch_after_patch_the_engine_holds_what_was_published(
+    kinds: tuple[str, torch.dtype], changes: list[tuple[set[str], int]]
+) -> None:
+    (dtype, torch_dtype), number = kinds, 0
+    new = drawn(dtype, 1000)
+    weights = held(torch_dtype)
+    assert take(weights, PatchFile({}, new, since=None, root="0")) == model_digests(new)
+    for number, (names, seed) in enumerate(changes, 1):
+        old, other = new, drawn(dtype, seed)
+        few = np.random.default_rng(seed).random(6 * 4) < 0.06
+        new = {
+            name: Bits(dtype, bits.shape, np.where(few[: bits.data.size], other[name].data, bits.data))
+            if name in names
+            else bits
+            for name, bits in old.items()
+        }
+        file = PatchFile(old, new, since=str(number - 1), root=str(number))
+        assert take(weights, file) == model_digests(new)
+    assert model_digests(model_of({name: weights.tensor(name) for name in SHAPES})) == model_digests(new)
+
+
+def test_what_is_prepared_changes_nothing_until_it_is_taken_and_a_newer_one_takes_its_place() -> None:
+    weights = held()
+    first, second, third = (drawn("F32", seed) for seed in range(3))
+    take(weights, PatchFile({}, first, since=None, root="1"))
+    weights.prepare(PatchFile(first, second, since="1", root="2").read())
+    assert model_digests(model_of({n: weights.tensor(n) for n in SHAPES})) == model_digests(first)
+    assert take(weights, PatchFile(first, third, since="1", root="3")) == model_digests(third)
+    with pytest.raises(EngineError, match="the patch is for the weights 2; the engine holds 3"):
+        weights.prepare(PatchFile(second, third, since="2", root="4").read())
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.attn.k_proj.weight", "model.norm.weight"])
+def test_bits_that_are_not_those_of_the_patch_are_seen(name: str) -> None:
+    weights, new = held(), drawn("F32", 0)
+    weights.prepare(PatchFile({}, new, since=None, root="1").read())
+    weights.take()
+    weights.tensor(name).view(-1).view(torch.int32)[3] ^= 1
+    expected = model_digests(new)
+    assert {n for n, digest in weights.digests().items() if digest != expected[n]} == {name}
+
+
+def test_a_neighbour_that_was_hit_is_seen_though_it_was_not_to_change() -> None:
+    weights, old = held(), drawn("F32", 0)
+    take(weights, PatchFile({}, old, since=None, root="1"))
+    new = old | drawn("F32", 1, ["model.layers.0.attn.v_proj.weight"])
+    weights.prepare(PatchFile(old, new, since="1", root="2").read())
+    weights.take()
+    weights.tensor("model.layers.0.attn.k_proj.weight").add_(1)
+    expected = model_digests(new)
+    wrong = {n for n, digest in weights.digests().items() if digest != expected[n]}
+    assert wrong == {"model.layers.0.attn.k_proj.weight"}
+
+
+def test_a_part_of_a_parameter_alone() -> None:
+    """An adapter's version has only some layers; where they lie depends on the others."""
+    weights, name = held(), "model.layers.0.mlp.up_proj.weight"
+    before = weights.tensor("model.layers.0.mlp.gate_proj.weight").clone()
+    new = drawn("F32", 3, [name])
+    assert take(weights, PatchFile({}, new, since=None, root="1")) == model_digests(new)
+    assert torch.equal(weights.tensor("model.layers.0.mlp.gate_proj.weight"), before)
+
+
+def test_what_the_engine_has_no_place_for_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"no parameter for model\.extra\.weight: this model"):
+        held().prepare(make_patch({"model.extra.weight": torch.zeros(2, 4)}).read())
+    for wrong in (torch.zeros(4, dtype=torch.bfloat16), torch.zeros(3), torch.zeros(4, 1)):
+        with pytest.raises(EngineError, match=r"norm\.weight comes as .*; the engine has it as torch"):
+            held().prepare(make_patch({"model.norm.weight": wrong}).read())
+
+
+def test_a_stale_head_is_found() -> None:
+    weights = held()
+    weights._model.lm_head.weight = torch.nn.Parameter(torch.ones(8, 4))
+    with pytest.raises(EngineError, match="lm_head is stale"):
+        take(weights, PatchFile({}, drawn("F32", 0), since=None, root="1"))
