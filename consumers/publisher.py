@@ -18,6 +18,7 @@ import torch
 
 from infra.process import Context
 from infra.waiting import Wait
+from infra.weights.folder import ModelFolder
 from infra.weights.manifest import Manifest
 from infra.weights.versions import WeightStore
 from schemas.messages import WeightsAnnouncement
@@ -32,6 +33,8 @@ class Publisher:
 
     def __init__(self, context: Context, trainer_epoch: int, base: str | None = None) -> None:
         self._context, self._epoch, self._base = context, trainer_epoch, base
+        # a version is complete: other machines need not have the folder of the starting model
+        self._files = ModelFolder(context.record.model).beside if base is None else {}
         self._weights = WeightStore(context.store, context.run)
         self._roots: dict[int, str | None] = {}
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
@@ -43,7 +46,9 @@ class Publisher:
         """Publish and announce a version in the background."""
         self.submit(
             lambda: self._announce(
-                self._weights.publish(version, weights, trainer_epoch=self._epoch, base=self._base)
+                self._weights.publish(
+                    version, weights, trainer_epoch=self._epoch, base=self._base, files=self._files
+                )
             )
         )
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flows.crew import Crew
+from flows.elsewhere import model_here, reward_here
 from flows.places import Places, logs_folder, store_url
 from flows.request import RunFailed
 from flows.workers import GENERATOR, Worker, at_site, worker
 from infra.bus import Record, read_all
 from infra.process import connect
 from infra.runs import RunRecord, find
-from infra.sites.place import Site
+from infra.sites.place import Site, site_of
 from infra.stack.paths import StackPaths
 from infra.store import open_store
 from infra.supervise.team import Team
+from infra.weights.garbage import Progress
 from schemas.messages import Heartbeat
 from schemas.topics import Topics
 from schemas.wire import decode
@@ -25,22 +28,44 @@ _READ_S = 30.0
 
 def joining(
     run: str, *, store: str = "local", site: str | None = None, cache: str | None = None,
-    relays: int | None = None, generators: int | None = None,
+    relays: int | None = None, generators: int | None = None, model: str | None = None,
+    reward: str | None = None, progress: Progress = lambda done, whole: None,
 ) -> tuple[RunRecord, list[Worker]]:  # fmt: skip
-    """What joins a run; of a site that its run file names, as that says where nothing is said here."""
+    """What joins a run; of a site that its run file names, as that says where nothing is said here.
+
+    `model`, `reward`: where they are on this machine, if not where the run has them; `progress`: of the
+    model that is fetched if it is nowhere.
+    """
     url = store_url(store)
     record = find(open_store(url), run)
     places = Places(record.bootstrap_servers, url, {"STREAMRL_HOME": str(StackPaths.locate().home)})
     planned = record.spec.placement.sites.get(site or "")
     if generators is None:
         generators = planned.generators if planned else 1
-    first = random.randrange(1000, 1_000_000)  # the run numbers its own from 0
-    if site is None:
-        return record, [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     if relays is None:
         relays = planned.relays if planned else 1
-    at = Site(site, cache or (planned.cache if planned else "local"))
-    return record, at_site(at, relays, generators, record, places, first=(first, first))
+    first = random.randrange(1000, 1_000_000)  # the run numbers its own from 0
+    at = site_of(site, cache or (planned.cache if planned else "local"))
+    here = _here(record, at, model, reward, progress) if generators else []
+    if at is None:
+        found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
+    else:
+        found = at_site(at, relays, generators, record, places, first=(first, first))
+    return record, [replace(one, argv=[*one.argv, *here]) for one in found]
+
+
+def _here(
+    record: RunRecord, site: Site | None, model: str | None, reward: str | None, progress: Progress
+) -> list[str]:
+    """What processes are told of where things are on this machine."""
+    reward = reward_here(record, reward)
+    origin = open_store(record.store)
+    if site is None:
+        model = model_here(record, model, origin, origin, progress)
+    else:
+        with site.opened(origin, deadline_s=record.spec.deadlines.progress_s) as near:
+            model = model_here(record, model, near, origin, progress)
+    return [*(["--model", model] if model else []), *(["--reward", reward] if reward else [])]
 
 
 def take_part(

@@ -32,9 +32,18 @@ def sync_weights(
     generators: Annotated[
         int | None, Field(ge=0, description="By default as the run file says, or 1; 0: relays alone.")
     ] = None,
+    model: Annotated[
+        str | None, Field(description="Folder of the starting model here; if there is none, it is fetched.")
+    ] = None,
+    reward: Annotated[
+        str | None, Field(description="FILE.py:function, if the reward is elsewhere on this machine.")
+    ] = None,
 ) -> list[dict[str, str]]:
     """Until the run has ended; what the sites had then. Cancelled, it leaves no process behind."""
-    record, workers = joining(run, store=store, site=site, cache=cache, relays=relays, generators=generators)
+    record, workers = joining(
+        run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
+        reward=reward,
+    )  # fmt: skip
     log = get_run_logger()
     with Follower(record) as follower:
         due = time.monotonic() + _EVERY_S

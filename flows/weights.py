@@ -14,12 +14,10 @@ from infra.weights.codec.chunks import check_alike, encode
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
-from infra.weights.folder import ADAPTER, MARK, SINGLE, AdapterFolder, ModelFolder, is_beside, opened
+from infra.weights.folder import ADAPTER, MARK, SINGLE, AdapterFolder, ModelFolder, opened
 from infra.weights.garbage import Progress
 from infra.weights.manifest import Manifest
 from infra.weights.versions import WeightStore
-
-_BESIDE = 64 << 20  # bytes: larger files beside the tensors are no config and no tokenizer
 
 
 def newest(weights: WeightStore, where: str, version: int | None) -> int:
@@ -67,12 +65,7 @@ def push(
         if root_digest(model_digests(before)) != manifest.root:
             raise WeightsError(f"{old} does not hold version {number - 1}: its tensors have other bits")
         weights.goes_on_from(number - 1, before)
-    files = {
-        path.name: path.read_bytes()
-        for path in sorted(folder.iterdir())
-        if path.is_file() and is_beside(path.name) and path.stat().st_size <= _BESIDE
-    }
-    return weights.publish_model(number, model, base=root, files=files, progress=progress)
+    return weights.publish_model(number, model, base=root, files=source.beside, progress=progress)
 
 
 def _base_of(source: ModelFolder, base: Path | None) -> str | None:

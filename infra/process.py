@@ -149,6 +149,8 @@ def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--store", required=True, help="object store of the run: s3://… or file://…")
     parser.add_argument("--run", required=True, help="id of the run, such as count-1")
     parser.add_argument("--instance", type=int, default=0, help="number of this process among its role")
+    parser.add_argument("--model", help="folder of the starting model, if it is elsewhere on this machine")
+    parser.add_argument("--reward", help="FILE.py:function, if the reward is elsewhere on this machine")
     parser.add_argument("--site", help="name of the site that it is at, if that is far from the object store")
     parser.add_argument("--cache", default="local", help="where that site keeps weights: a URL, or local")
     parser.add_argument("--share", default="0/1", help="of a relay: which of how many relays of its site")
@@ -166,7 +168,7 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
     context: Context | None = None
     try:
         store = open_store(given.store)
-        record = find(store, given.run)
+        record = find(store, given.run).here(given.model, given.reward)
         bus = connect(record, f"{role}-{given.instance}")
         topics = Topics(record.id, record.spec.lengths.classes)
         heart = Heart(record.id, role, given.instance)

@@ -42,6 +42,12 @@ class RunRecord(BaseModel):
     model: str  # folder with the starting weights and the tokenizer
     created_at: float
 
+    def here(self, model: str | None, reward: str | None) -> RunRecord:
+        """As it is on a machine that has the model's folder, or the reward, at another place."""
+        task = self.spec.task.model_copy(update={"reward": reward} if reward else {})
+        spec = self.spec.model_copy(update={"task": task})
+        return self.model_copy(update={"spec": spec, **({"model": model} if model else {})})
+
 
 def _key(run: str) -> str:
     return f"runs/{run}/run.json"

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.talk import out, plain_errors, sigterm_interrupts
+from flows.cli.talk_weights import bar
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,6 +37,14 @@ def join(
     relays: Annotated[
         int | None, typer.Option("--relays", min=0, help="How many relays to start at the site.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Folder of the starting model here. If there is none, it is fetched."),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option("--reward", help="FILE.py:function, if the reward is elsewhere on this machine."),
+    ] = None,
 ) -> None:
     """Start more generators for a run that goes on, here or on any site that reaches its broker and store.
 
@@ -49,7 +58,11 @@ def join(
     from flows.joining import joining, take_part
 
     console = out()
-    record, workers = joining(run, store=store, site=site, cache=cache, relays=relays, generators=instances)
+    with bar(f"fetching the model of {run}") as progress:
+        record, workers = joining(
+            run, store=store, site=site, cache=cache, relays=relays, generators=instances, model=model,
+            reward=reward, progress=progress,
+        )  # fmt: skip
     with sigterm_interrupts():
         take_part(
             record, workers, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.sites.origin import Origin
@@ -36,8 +38,17 @@ class Site:
         far = Origin(origin, spool, deadline_s=deadline_s, stop=stop)
         return SiteStore(open_store(self.cache), far, stop)
 
+    @contextlib.contextmanager
+    def opened(self, origin: Store, *, deadline_s: float) -> Iterator[SiteStore]:
+        """The same for a while."""
+        store = self.store(origin, deadline_s=deadline_s, stop=threading.Event())
+        try:
+            yield store
+        finally:
+            store.origin.close()
 
-def site_of(name: str | None, cache: str, share: str) -> Site | None:
+
+def site_of(name: str | None, cache: str, share: str = "0/1") -> Site | None:
     """The site that a command line names, if it does."""
     if not name:
         return None

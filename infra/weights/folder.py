@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 MARK = "weights.json"  # in a folder that was pulled: which version it holds
+_BESIDE = 64 << 20  # bytes: larger files beside the tensors are no config and no tokenizer
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 
 
@@ -47,6 +48,15 @@ class ModelFolder:
                 raise WeightsError(f"{self.path / INDEX} is damaged: {error!r}") from error
             return sorted(self.path / name for name in names)
         return [self.path / SINGLE] if (self.path / SINGLE).is_file() else []
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """What lies beside the tensors, by name."""
+        return {
+            path.name: path.read_bytes()
+            for path in sorted(self.path.glob("*"))
+            if path.is_file() and is_beside(path.name) and path.stat().st_size <= _BESIDE
+        }
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:

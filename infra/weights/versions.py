@@ -46,6 +46,7 @@ class WeightStore:
         self._objects = Objects(store, self._prefix)
         self._keyframes = Keyframes(store, self._prefix, self._keys)
         self._series = Series()
+        self._files: tuple[Mapping[str, bytes], Mapping[str, Chunk]] | None = None
 
     def manifest_key(self, version: int) -> str:
         """Where a version's manifest lies."""
@@ -57,13 +58,15 @@ class WeightStore:
 
     def publish(
         self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int,
-        base: str | None = None,
+        base: str | None = None, files: Mapping[str, bytes] | None = None,
     ) -> Manifest:  # fmt: skip
         """Put a version; if it is there already with the same bits, that is fine (a trainer resumed).
 
         `base`: the tensors are an adapter of the model with this root. They must not change any more.
         """
-        return self.publish_model(version, model_of(tensors), trainer_epoch=trainer_epoch, base=base)
+        return self.publish_model(
+            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files
+        )
 
     def publish_model(
         self, version: int, model: Model, *, trainer_epoch: int = 0, base: str | None = None,
@@ -131,7 +134,7 @@ class WeightStore:
                     name: Tensor(dtype=bits.dtype, shape=bits.shape, digest=digests[name])
                     for name, bits in new.model.items()
                 },
-                files=dict(zip(files, self._objects.put(files.values(), progress), strict=True)),
+                files=self._beside(files, progress),
                 previous=before.hash() if before else None, trainer_epoch=trainer_epoch,
                 created_at=time.time(),
             )
@@ -141,6 +144,12 @@ class WeightStore:
         except Exists:
             return self.manifest(new.version)
         return manifest
+
+    def _beside(self, files: Mapping[str, bytes], progress: Progress) -> Mapping[str, Chunk]:
+        """Files beside the tensors; those of the version before are there, and stay, as it names them."""
+        if self._files is None or self._files[0] != files:
+            self._files = files, dict(zip(files, self._objects.put(files.values(), progress), strict=True))
+        return self._files[1]
 
     def _same(self, known: Manifest, root: str, base: str | None) -> None:
         if known.base != base:

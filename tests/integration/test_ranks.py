@@ -28,9 +28,9 @@ ALGORITHM = {
     "learning_rate": 1e-4,
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16")
-# How far weights may be from TorchLearner's, as a part of how far they moved. The order of sums differs, and
-# Adam makes much of it where a gradient is nearly zero; in bf16 weights may round the other way.
-TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
+# How far weights may be from TorchLearner's, as a part of how far they moved: the order of sums differs, and
+# Adam makes much of it where a gradient is nearly zero.
+TOLERANCE = 2e-3
 
 
 def spec_of(dtype: str = "float32", **trainer: object) -> RunSpec:
@@ -64,7 +64,6 @@ class Straight:
     """TorchLearner by itself: four steps, and its state after three."""
 
     def __init__(self, model: str, spec: RunSpec) -> None:
-        self.tolerance = TOLERANCE[spec.model.dtype]
         learner = TorchLearner(model, spec)
         self.start = masters(learner)
         self.norms = train(learner, spec, 3)
@@ -75,11 +74,14 @@ class Straight:
 
     def check_close(self, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
         """Compared with how far they moved."""
-        assert found.keys() == expected.keys()
-        assert {tensor.dtype for tensor in found.values()} == {torch.float32}
-        apart = torch.cat([(found[name] - expected[name]).flatten() for name in found])
-        moved = torch.cat([(expected[name] - self.start[name]).flatten() for name in found])
-        assert apart.norm() < self.tolerance * moved.norm()
+        assert apart(found, expected) < TOLERANCE * apart(expected, self.start)
+
+
+def apart(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """How far some weights are from others."""
+    assert some.keys() == others.keys()
+    assert {tensor.dtype for tensor in some.values()} == {torch.float32}
+    return float(torch.cat([(some[name] - others[name]).flatten() for name in some]).norm())
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +123,13 @@ def test_zero_computes_what_torch_does(
 def test_bf16_computes_what_torch_does(
     model: str, straight: dict[str, Straight], stage: int, ranks: int
 ) -> None:
+    """Weights may round the other way: that moves them less than all the rounding that bf16 does."""
     expected = straight["bfloat16"]
+    rounding = apart(expected.third, straight["float32"].third)
     spec = spec_of("bfloat16", learner="deepspeed", zero_stage=stage, ranks=ranks)
     with learning(model, spec) as learner:
-        assert train(learner, spec, 3) == pytest.approx(expected.norms[:3], rel=3e-2)
-        expected.check_close(masters(learner), expected.third)
+        assert train(learner, spec, 3) == pytest.approx(expected.norms[:3], rel=5e-2)
+        assert apart(masters(learner), expected.third) < 0.3 * rounding
         published = learner.weights()
         assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
         for name, tensor in masters(learner).items():
