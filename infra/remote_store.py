@@ -27,7 +27,8 @@ class FsspecStore:
         options: dict[str, Any] = {"skip_instance_cache": True}
         if url.startswith("s3"):
             # a cached listing hides what other writers put
-            options |= {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 5}}}
+            more = {"retries": {"max_attempts": 5}, "max_pool_connections": 32}
+            options |= {"use_listings_cache": False, "config_kwargs": more}
             self._reading = {"max_concurrency": 1}  # else its size is asked for first, each time
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **options)

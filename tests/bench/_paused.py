@@ -35,24 +35,6 @@ Model = dict[str, Bits]
 Result = TypeVar("Result")
 
 
-def make_model(folder: Path, layers: int, width: int, words: int, dtype: str) -> Path:
-    """A Qwen2 with random weights, with the tokenizer of the tests' model."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from tests.factories import make_tiny_model
-
-    make_tiny_model(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=words, hidden_size=width, intermediate_size=width * 8 // 3 // 64 * 64,
-        num_hidden_layers=layers, num_attention_heads=width // 64, num_key_value_heads=width // 256,
-        max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0,
-        bos_token_id=None,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
-    return folder
-
-
 class Paused:
     """One engine at work."""
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from consumers.publisher import Publisher
 from infra import runs
@@ -54,21 +53,22 @@ class Seen:
 class Near:
     """The trainer's side."""
 
-    def __init__(self, folder: Path, link: Link, model: dict[str, torch.Tensor]) -> None:
+    def __init__(self, folder: Path, link: Link, model: Path) -> None:
         self.folder, self.link = folder, link
         os.environ |= {"STREAMRL_LISTEN": link.near_address, "STREAMRL_HOME": str(folder / "near")}
         os.environ.setdefault("STREAMRL_CACHE", str(ROOT / ".streamrl"))
-        self._paths = StackPaths.locate(folder / "near")
-        stack = local.up(kafka=True, s3=True, prefect=False, paths=self._paths)
+        paths = StackPaths.locate(folder / "near")
+        stack = local.up(kafka=True, s3=True, prefect=False, paths=paths)
         assert stack.s3 is not None and stack.bootstrap_servers is not None
         self.env = stack.s3.env()
         os.environ |= self.env
-        (folder / "model").mkdir()
-        save_file(model, folder / "model" / "model.safetensors", metadata={"format": "pt"})
         store = open_store(f"{stack.s3.url}/wan")
-        spec = make_spec(run="wan", model={"path": str(folder / "model"), "dtype": "bfloat16"})
+        spec = make_spec(
+            run="wan", model={"path": str(model), "dtype": "bfloat16"}, sampling={"max_tokens": 232},
+            generator={"slots": 8, "kv_cache_mib": 128}, trainer={"microbatch_tokens": 256},
+        )  # fmt: skip
         self.record: RunRecord = runs.create(
-            store, spec, bootstrap_servers=stack.bootstrap_servers, model=str(folder / "model")
+            store, spec, bootstrap_servers=stack.bootstrap_servers, model=str(model)
         )
         bus = connect(self.record, "wan")
         topics = Topics(self.record.id, spec.lengths.classes)
@@ -115,7 +115,6 @@ class Near:
         """Nothing is left."""
         self._publisher.close()
         self._tail.close()
-        local.down(paths=self._paths)
 
 
 class Far:
@@ -148,6 +147,10 @@ class Far:
         """Start so many readers."""
         self.start(name, "tests.bench._wan_reader", READERS=str(count))
 
+    def engine(self, name: str) -> None:
+        """Start a reader with an engine that decodes."""
+        self.start(name, "tests.bench._wan_engine")
+
     def read(self, name: str) -> list[dict[str, Any]]:
         """What readers have said so far."""
         found = []
@@ -169,11 +172,14 @@ class Far:
 
 
 @contextmanager
-def near_and_far(link: Link, model: dict[str, torch.Tensor]) -> Iterator[Near]:
-    """A near site, in a folder of its own."""
+def near_and_far(link: Link, model: Path) -> Iterator[Near]:
+    """A near site, in a folder of its own. `model`: what it begins with."""
     with tempfile.TemporaryDirectory(prefix="streamrl-wan-") as folder:
-        near = Near(Path(folder), link, model)
+        near: Near | None = None
         try:
+            near = Near(Path(folder), link, model)
             yield near
         finally:
-            near.close()
+            if near is not None:
+                near.close()
+            local.down(paths=StackPaths.locate(Path(folder) / "near"))

@@ -26,11 +26,10 @@ from rich.table import Table
 
 from flows.model import prepare_model
 from schemas.loading import load
-from tests.bench._paused import make_model
 from tests.bench._runs import ROOT, RUNFILE
+from tests.bench._sized import make_model
 
 _SHARES = (0.01, 0.03, 1.0)
-_SIZES = {"30M": (8, 512, 12_000), "100M": (12, 768, 24_000)}  # layers, width, words
 _COLUMNS = (
     "pause_ms", "before_ms", "patch_ms", "prepare_ms", "verify_ms", "first_over_alone", "beside_over_alone",
 )  # fmt: skip
@@ -51,7 +50,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             if size == "demo":
                 model, dtype = prepare_model(load(RUNFILE), lambda share, text: None), "float32"
             else:
-                model = make_model(Path(folder) / name, *_SIZES[size], dtype)
+                model = make_model(Path(folder) / name, size, dtype)
             rows += [{"model": name} | row for row in _measured(model, dtype, given.rounds)]
     console.print(_table(rows))
     return {"rows": rows}

@@ -1,22 +1,27 @@
 """Weights over a link of 100 Mbit/s and 50 ms each way: a random 100M model from a trainer to a far site.
 
 Each version is published by the trainer's own publisher to an S3 server, a real relay brings it over the
-link, and readers at the far site do what generators do with weights. Time is from the announcement on; the
-ideal is bytes over bandwidth. At the end the link is cut for a minute, and a relay is killed half way.
+link, and readers at the far site do what generators do with weights, one of them with an engine that decodes.
+Time is from the announcement on; the ideal is bytes over bandwidth. At the end the link is cut for a minute,
+and a relay is killed half way.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from infra.weights.folder import ModelFolder
 from tests.bench._link import RATE, Link, two_sites
+from tests.bench._sized import SIZES, make_model
 from tests.bench._wan_sites import Far, Near, near_and_far
 
 _CHANGED = 0.025  # of the elements, by one step of the last bit each
@@ -26,33 +31,34 @@ _CUT_S = 60.0
 def main(*, quick: bool = False, argv: Sequence[str] = ()) -> dict[str, Any]:
     """All of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench wan", description=__doc__)
-    parser.add_argument("--elements", type=float, default=20e6 if quick else 100e6)
+    parser.add_argument("--model", choices=SIZES, default="30M" if quick else "100M")
     given = parser.parse_args(argv)
-    model = _Model(int(given.elements))
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamrl-wan-model-")))
+        model = _Model(make_model(folder, given.model, "bfloat16"))
         link = stack.enter_context(two_sites())
-        near = stack.enter_context(near_and_far(link, model.tensors))
+        near = stack.enter_context(near_and_far(link, folder))
         return _Bench(near, link, model, stack, quick=quick).run()
 
 
 class _Model:
-    """Matrices of 1024 columns, and how they change."""
+    """Its tensors, and how they change."""
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._draw = np.random.default_rng(0)
-        rows = max(1, elements // (16 * 1024))
-        self.tensors = {f"layers.{n}.weight": self._random(rows) for n in range(16)}
+        model = ModelFolder(folder)
+        self.tensors = {name: model.tensor(name).clone() for name in model.names}
         self.size = sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def _random(self, rows: int) -> torch.Tensor:
-        values = self._draw.standard_normal((rows, 1024), dtype=np.float32) * 0.02
-        return torch.from_numpy(values).to(torch.bfloat16)
+    def _random(self, like: torch.Tensor) -> torch.Tensor:
+        values = self._draw.standard_normal(like.shape, dtype=np.float32) * 0.02
+        return torch.from_numpy(values).to(like.dtype)
 
     def change(self, share: float) -> dict[str, torch.Tensor]:
         """The next version; at a share of one with nothing of the one before."""
         for name, old in self.tensors.items():
             if share == 1.0:
-                self.tensors[name] = self._random(len(old))
+                self.tensors[name] = self._random(old)
                 continue
             bits = old.view(torch.int16).numpy().copy()
             places = self._draw.integers(0, bits.size, int(share * bits.size))
@@ -75,7 +81,8 @@ class _Bench:
         far = self._site("far")
         far.relay()
         self._arrived(far, self._publish(1.0))  # connections, compiled loops
-        found: dict[str, Any] = {"changed": self._changed(far), **self._readers(far)}
+        found: dict[str, Any] = {"changed": self._changed(far), "readers": self._readers(far)}
+        found["engine"] = self._engine(far)
         found["joiner"] = self._joiner()
         found["alone"] = self._alone(far)
         far.relay()
@@ -84,7 +91,9 @@ class _Bench:
         found["killed"] = self._killed(far)
         return {
             "seconds_over_ideal": found["whole"]["over_ideal"],
-            "joiner_over_ideal": found["joiner"]["over_ideal"], **found,
+            "joiner_over_ideal": found["joiner"]["over_ideal"],
+            "bytes_8_over_1": found["readers"]["bytes_8_over_1"],
+            "pause_ms": found["engine"]["pause_ms"], **found,
         }  # fmt: skip
 
     def _publish(self, share: float) -> int:
@@ -152,6 +161,18 @@ class _Bench:
             return len({one["reader"] for one in said}) == count
 
         self.near.until(there, f"version {version} with {count} readers", deadline_s)
+
+    def _engine(self, far: Far) -> dict[str, float]:
+        """How long an engine of vLLM that decodes stands still for a version."""
+        far.engine("engine")
+        self._read(far, "engine", 1, self._version)
+        first = self._version
+        for _ in range(5):
+            self._read(far, "engine", 1, self._publish(_CHANGED))
+        pauses = [said["pause_ms"] for said in far.read("engine") if said["version"] > first]
+        far.kill("engine")
+        row = {"pause_ms": round(float(np.median(pauses)), 2), "longest_ms": round(max(pauses), 2)}
+        return self._say("an engine that decodes meanwhile", row)
 
     def _joiner(self) -> dict[str, float]:
         """A site that has nothing, late."""
