@@ -18,14 +18,12 @@ class Tail(Generic[Item]):
     """A thread that owns a reader from now on, and makes of each batch what the loop wants of it.
 
     `bell` is rung whenever something came: a loop that waits for several things waits for one bell.
-    `always`: it is asked with no records too, twice a second.
     """
 
     def __init__(
-        self, reader: Reader, work: Callable[[list[Record]], list[Item]], bell: threading.Event,
-        *, always: bool = False,
-    ) -> None:  # fmt: skip
-        self._reader, self._work, self._bell, self._always = reader, work, bell, always
+        self, reader: Reader, work: Callable[[list[Record]], list[Item]], bell: threading.Event
+    ) -> None:
+        self._reader, self._work, self._bell = reader, work, bell
         self._came: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="tail")
@@ -52,13 +50,11 @@ class Tail(Generic[Item]):
         try:
             while not self._closed.is_set():
                 records = self._reader.poll(_POLL_S)
-                if not records and not self._always:
+                if not records:
                     continue
-                items = self._work(records)
-                for item in items:
+                for item in self._work(records):
                     self._came.put(item)
-                if records or items:
-                    self._bell.set()
+                self._bell.set()
             self._reader.close()
         except Exception as error:  # whatever it is: the loop's own thread raises it
             self._came.put(error)

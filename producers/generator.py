@@ -35,7 +35,7 @@ from producers.engines.remote import RemoteEngine
 from producers.jobs import Job
 from producers.rewards import RewardPool, Score
 from producers.tokenizing import load_to_text
-from producers.weights_watch import watch_weights
+from producers.weights_watch import WeightsWatch
 from schemas.identity import sample_id
 from schemas.messages import Assignment, InstanceReport, Part, Prompt, Sample
 from schemas.topics import assignment_partition
@@ -99,7 +99,7 @@ class Generator:
         self._assignments = Tail(
             context.bus.reader(topic, ends, only=only), lambda records: records, self._bell
         )
-        self._weights = watch_weights(context, self._bell)
+        self._weights = WeightsWatch(context, self._bell)
 
     def run(self) -> None:
         """Until told to stop."""

@@ -1,7 +1,13 @@
-"""Follows `<run>.weights`: fetches and verifies each new version beside the engine's work."""
+"""Follows `<run>.weights`: fetches and verifies each new version beside the engine's work.
+
+waits for                     unblocked by
+what is announced             the trainer
+chunks, at a site             its relay, which brings them to the site's cache; silence of the relay
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
 
 from infra.bus import Record
@@ -16,51 +22,98 @@ from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from producers.installing import Newest, Version
 
-
-def watch_weights(context: Context, bell: threading.Event) -> Tail[Version]:
-    """The newest version to be had, whenever there is a newer one."""
-    return Tail(context.bus.reader(context.topics.weights), _Watch(context).take, bell, always=True)
+_LOOK_S = 0.5
 
 
-class _Watch:
-    """Hears of versions and fetches them. What can't be had is tried again, and the one before stays."""
+class WeightsWatch:
+    """The newest version to be had, whenever there is a newer one. `bell` is rung then.
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    One thread hears, another one fetches: a relay is heard while what it brings is waited for.
+    """
+
+    def __init__(self, context: Context, bell: threading.Event) -> None:
+        self._context, self._bell = context, bell
         self._followed = Followed(context.site.name if context.site else None)
-        self._weights = _weights(context)
+        self._closed, self._news = threading.Event(), threading.Event()
         self._newest = Newest(context.spec.model, ModelFolder(context.record.model))
-        self._have = -1
+        self._have = self._wanted = -1
+        self._weights = self._opened()
         self._copy: Copy | None = None  # of the newest version: of the next one only what changed is fetched
         self._failing: Wait | None = None
+        self._came: queue.SimpleQueue[Version | Exception] = queue.SimpleQueue()
+        self._tail = Tail(context.bus.reader(context.topics.weights), self._hear, self._news)
+        self._thread = threading.Thread(target=self._work, daemon=True, name="weights")
+        self._thread.start()
 
-    def take(self, records: list[Record]) -> list[Version]:
-        """A version as it is installed, if there is a newer one."""
+    def take(self) -> list[Version]:
+        """What came since the last call. Never waits; raises what went wrong in the threads."""
+        self._tail.take()
+        found: list[Version] = []
+        while not self._came.empty():
+            item = self._came.get()
+            if isinstance(item, Exception):
+                raise item
+            found.append(item)
+        return found
+
+    def close(self) -> None:
+        """End the threads."""
+        self._closed.set()
+        self._news.set()
+        self._tail.close()
+        self._thread.join()
+
+    def _hear(self, records: list[Record]) -> list[None]:
         for record in records:
             self._followed.hear(record)
+        return []
+
+    def _work(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._news.wait(_LOOK_S)
+                self._news.clear()
+                if (version := self._next()) is not None:
+                    self._came.put(version)
+                    self._news.set()  # there may be a newer one by now
+                    self._bell.set()
+        except Exception as error:  # whatever it is: the generator's own thread raises it
+            self._came.put(error)
+            self._bell.set()
+
+    def _next(self) -> Version | None:
+        """A version as it is installed, if there is a newer one. What can't be had is tried again."""
         wanted = self._followed.choose(self._have)
         if wanted is None:
-            return []
+            return None
+        self._wanted = wanted.version
         try:
             manifest, self._copy = self._weights.update(self._copy, wanted.version, root=wanted.root)
         except (StoreError, WeightsError) as error:
-            if self._failing is None:
-                kept = f"weights {self._have} stay in use" if self._have >= 0 else "there are none yet"
-                self._context.log.warning("weights %d can't be had, %s: %s", wanted.version, kept, error)
-                self._failing = Wait(
-                    f"weights {wanted.version} ({error})", unblocked_by="the object store",
-                    deadline_s=self._context.spec.deadlines.progress_s,
-                )  # fmt: skip
-            self._failing.check()
-            return []
+            if not self._closed.is_set():
+                self._failed(error)
+            return None
         self._have, self._failing = wanted.version, None
-        return [self._newest.version(manifest, self._copy)]
+        return self._newest.version(manifest, self._copy)
 
+    def _failed(self, error: Exception) -> None:
+        """The version before stays in use, but not for ever."""
+        if self._failing is None:
+            kept = f"weights {self._have} stay in use" if self._have >= 0 else "there are none yet"
+            self._context.log.warning("weights %d can't be had, %s: %s", self._wanted, kept, error)
+            self._failing = Wait(
+                f"weights {self._wanted} ({error})", unblocked_by="the object store",
+                deadline_s=self._context.spec.deadlines.progress_s,
+            )  # fmt: skip
+        self._failing.check()
 
-def _weights(context: Context) -> WeightStore:
-    """The run's weights; at a site, as they are seen from there."""
-    if context.site is None:
-        return WeightStore(context.store, context.run)
-    deadline_s = context.spec.deadlines.progress_s
-    store = context.site.store(context.store, deadline_s=deadline_s, stop=context.stop)
-    return WeightStore(store, context.run, near=store.near)
+    def _opened(self) -> WeightStore:
+        """The run's weights; at a site, as they are seen from there."""
+        context = self._context
+        if context.site is None:
+            return WeightStore(context.store, context.run)
+        store = context.site.store(
+            context.store, deadline_s=context.spec.deadlines.progress_s, stop=self._closed,
+            may_fetch=lambda: self._followed.may_fetch(self._wanted),
+        )  # fmt: skip
+        return WeightStore(store, context.run, near=store.near)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from infra.sites.origin import Origin
@@ -32,11 +32,14 @@ class Site:
         """The cache's URL, if other sites can read it; else empty."""
         return "" if self.cache.startswith(_FILE) else self.cache
 
-    def store(self, origin: Store, *, deadline_s: float, stop: threading.Event) -> SiteStore:
+    def store(
+        self, origin: Store, *, deadline_s: float, stop: threading.Event,
+        may_fetch: Callable[[], bool] = lambda: True,
+    ) -> SiteStore:  # fmt: skip
         """The object store, as this site sees it."""
         spool = StackPaths.locate().home / "spool" / self.name
         far = Origin(origin, spool, deadline_s=deadline_s, stop=stop)
-        return SiteStore(open_store(self.cache), far, stop)
+        return SiteStore(open_store(self.cache), far, stop, may_fetch=may_fetch)
 
     @contextlib.contextmanager
     def opened(self, origin: Store, *, deadline_s: float) -> Iterator[SiteStore]:

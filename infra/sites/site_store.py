@@ -1,7 +1,7 @@
 """The weights' store as a site sees it: its cache, and behind it the origin.
 
 get ──► cache ──► there: done
-          │ not there
+          │ not there, and we may fetch (else wait for it)
           └──► claimed by another of the site: wait for it ──► cache
                ours: origin ──► checked ──► cache
 
@@ -23,14 +23,17 @@ from infra.sites.peers import Way
 from infra.store import Exists, Missing, Store, StoreError
 from infra.weights.errors import WeightsError
 
-_LOOK_S = 0.05  # how often somebody else's object is looked for
+_LOOK_S, _LOOK_LATER_S = 0.01, 0.2  # how soon somebody else's object is looked for again, and how often later
 
 
 class SiteStore:
-    """A store."""
+    """A store. `may_fetch`: whether what is not in the cache is fetched, or waited for."""
 
-    def __init__(self, cache: Store, origin: Origin, stop: threading.Event | None = None) -> None:
-        self._cache, self._origin = cache, origin
+    def __init__(
+        self, cache: Store, origin: Origin, stop: threading.Event | None = None,
+        *, may_fetch: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        self._cache, self._origin, self._may_fetch = cache, origin, may_fetch
         self._stop = stop or threading.Event()
         self._near: set[str] = set()
         self.url = cache.url
@@ -45,6 +48,8 @@ class SiteStore:
             return self._brought(key, size)
         if not key.endswith("/manifest.json") and "/keyframes/" not in key:
             raise Missing(f"{self.url}/{key} is not there")
+        if (found := self._awaited(key, self._may_fetch)) is not None:
+            return found
         data = self._origin.get(key)
         self._keep(key, data)
         return data
@@ -124,19 +129,25 @@ class SiteStore:
 
     def _brought(self, key: str, size: int | None) -> bytes:
         claim = Claim(self._cache, key.rpartition("/")[2])
-        while True:
-            try:
-                if claim.taken():
-                    return self._fetched(key, size, claim)
-            except StoreError as error:
-                if isinstance(error, Missing) or self._stop.is_set():
-                    raise
-                self.broken = str(error)
-                return self._origin.get(key, size)
-            if self._stop.wait(_LOOK_S):
+        try:
+            found = self._awaited(key, lambda: self._may_fetch() and claim.taken())
+            return found if found is not None else self._fetched(key, size, claim)
+        except StoreError as error:
+            if isinstance(error, Missing) or self._stop.is_set():
+                raise
+            self.broken = str(error)
+            return self._origin.get(key, size)
+
+    def _awaited(self, key: str, ours: Callable[[], bool]) -> bytes | None:
+        """What somebody else brings; None if it is for us to do."""
+        look_s = _LOOK_S
+        while not ours():
+            if self._stop.wait(look_s):
                 raise StoreError(f"told to stop while {self.url}/{key} was awaited")
             if (found := self._cached(key)) is not None:
                 return found
+            look_s = min(look_s * 1.2, _LOOK_LATER_S)
+        return None
 
     def _fetched(self, key: str, size: int | None, claim: Claim) -> bytes:
         """Somebody may have finished in the moment before the claim was ours."""

@@ -9,13 +9,13 @@ import threading
 import time
 
 from infra.process import Context, run_role
-from producers.weights_watch import watch_weights
+from producers.weights_watch import WeightsWatch
 
 
 def body(context: Context) -> None:
     """So many as READERS says, until told to stop."""
     bell = threading.Event()
-    tails = [watch_weights(context, bell) for _ in range(int(os.environ["READERS"]))]
+    tails = [WeightsWatch(context, bell) for _ in range(int(os.environ["READERS"]))]
     try:
         while True:
             context.check_stop()

@@ -21,7 +21,7 @@ from infra.weights.copy import Copy
 from infra.weights.errors import WeightsError
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
-from producers.weights_watch import watch_weights
+from producers.weights_watch import WeightsWatch
 from schemas.messages import WeightsAnnouncement
 from schemas.wire import encode
 from tests.factories import make_context, make_spec
@@ -243,7 +243,7 @@ def test_the_last_good_version_stays_in_use(
         run.writer.send(run.topics.weights, encode(said), key="newest")
 
     taken: list[int] = []
-    tail = watch_weights(run, threading.Event())
+    tail = WeightsWatch(run, threading.Event())
 
     def have(version: int) -> Callable[[], bool]:
         def true() -> bool:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from msgspec import structs
 
+from infra.bus import Record
 from infra.sites import origin as origins
 from infra.sites.claims import Claim
 from infra.sites.followed import Followed, relay_key
@@ -26,6 +27,7 @@ from infra.store import FileStore, Missing, Store, StoreError
 from infra.waiting import WaitedTooLong
 from infra.weights.bits import Model
 from infra.weights.codec import chunks
+from infra.weights.copy import Copy
 from infra.weights.errors import WeightsError
 from infra.weights.manifest import Chunk
 from infra.weights.versions import WeightStore
@@ -313,11 +315,11 @@ def announcement(version: int, root: str = "") -> bytes:
     return encode(fill(WeightsAnnouncement, run=RUN, version=version, root=root))
 
 
-def report(version: int, site: str = "far") -> bytes:
-    return encode(fill(SiteReport, run=RUN, site=site, version=version, target=-1, rates={}))
+def report(version: int, site: str = "far", target: int = -1) -> bytes:
+    return encode(fill(SiteReport, run=RUN, site=site, version=version, target=target, rates={}))
 
 
-def test_at_a_site_the_newest_is_what_its_relay_has(tmp_path: Path) -> None:
+def test_at_a_site_one_takes_what_its_relay_is_at(tmp_path: Path) -> None:
     context = make_context(make_spec(), tmp_path)
     topic, reader = context.topics.weights, context.bus.reader(context.topics.weights)
     near, far, alone = Followed(), Followed("far"), Followed("far", silence_s=0.0)
@@ -334,14 +336,65 @@ def test_at_a_site_the_newest_is_what_its_relay_has(tmp_path: Path) -> None:
 
     for version in range(3):
         hear(announcement(version), "newest")
-    assert (chosen(near), chosen(far), chosen(alone)) == (2, None, 2)
+    assert [chosen(each) for each in (near, far, alone)] == [2, 2, 2]
+    assert [each.may_fetch(2) for each in (near, far, alone)] == [True, False, True]
     hear(report(2, "elsewhere"), relay_key("elsewhere", 1))
-    assert chosen(far) is None
-    hear(report(1), relay_key("far", 0))
+    assert not far.may_fetch(0)
+    hear(report(0, target=1), relay_key("far", 0))
     assert (chosen(near), chosen(far), chosen(far, 1)) == (2, 1, None)
+    assert (far.may_fetch(0), far.may_fetch(1)) == (True, False)
     hear(b"of a newer relay", relay_key("far", 0))
-    hear(report(2), relay_key("far", 0))
-    assert chosen(far, 1) == 2
+    hear(report(1), relay_key("far", 0))
+    assert (chosen(far, 1), far.may_fetch(1), far.may_fetch(2)) == (2, True, False)
+
+
+def test_a_relay_that_died_is_not_waited_for_because_there_is_ever_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr("infra.sites.followed.time.monotonic", lambda: clock)
+    followed = Followed("far")
+
+    def hear(value: bytes, key: bytes = b"newest") -> None:
+        followed.hear(Record("weights", 0, 0, key, value))
+
+    hear(report(0), relay_key("far", 0).encode())
+    for version in range(5):
+        clock += 4.0
+        hear(announcement(version))
+    assert followed.may_fetch(4), "version 1 was announced twelve seconds ago"
+    hear(report(0, target=4), relay_key("far", 0).encode())
+    assert not followed.may_fetch(4)
+
+
+def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
+    """Eight readers begin before there is anything: not one fetches anything itself."""
+    place = Place(tmp_path)
+    roots = publish(place.there, range(2))
+    own = FarStore(place.there.url)
+
+    def read(number: int) -> Copy:
+        origin = Origin(own, tmp_path / f"spool-{number}", deadline_s=30.0)
+        site = SiteStore(place.cache, origin, may_fetch=lambda: False)
+        return WeightStore(site, RUN).update(None, 1, root=roots[1])[1]
+
+    with ThreadPoolExecutor(8) as readers:
+        read_by = [readers.submit(read, number) for number in range(8)]
+        place.mirror().bring(1, roots[1])
+        assert {copy.result().root for copy in read_by} == {roots[1]}
+    assert not own.bytes_of_chunks
+    assert place.far.bytes_of_chunks == place.chunks(0, None) + place.chunks(1, 0)
+
+
+def test_who_waits_for_a_relay_can_be_told_to_stop(tmp_path: Path) -> None:
+    place, stop = Place(tmp_path), threading.Event()
+    publish(place.there, range(1))
+    site = SiteStore(
+        place.cache, Origin(place.far, tmp_path / "spool", deadline_s=30.0), stop, may_fetch=lambda: False
+    )
+    threading.Timer(0.05, stop.set).start()
+    with pytest.raises(StoreError, match="told to stop while"):
+        WeightStore(site, RUN).update(None, 0)
 
 
 @contextmanager
