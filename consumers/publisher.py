@@ -25,6 +25,7 @@ from schemas.messages import WeightsAnnouncement
 from schemas.wire import encode
 
 _POLL_S = 0.005
+_LARGE = 256 << 10  # bytes of a manifest that is not announced as a whole
 _AHEAD = 2  # jobs that may wait: a store slower than training holds it up instead of filling the memory
 
 
@@ -75,10 +76,12 @@ class Publisher:
 
     def _announce(self, manifest: Manifest) -> None:
         self._roots[manifest.version] = manifest.root
+        raw = manifest.raw
         announcement = WeightsAnnouncement(
             run=self._context.run, version=manifest.version, root=manifest.root,
             manifest=self._weights.manifest_key(manifest.version), size=manifest.size,
             trainer_epoch=self._epoch, announced_at=time.time(),
+            content=raw if len(raw) <= _LARGE else b"",
         )  # fmt: skip
         self._context.writer.send(self._context.topics.weights, encode(announcement), key="newest")
         self._context.writer.flush(self._context.spec.deadlines.progress_s)

@@ -35,9 +35,17 @@ class Mirror:
         self._copy: Copy | None = None
         self.done, self.whole = 0, 0  # bytes of the newest version: here, and that were not here
 
-    def bring(self, version: int, root: str, planned: Planned = lambda since, chunks: {}) -> Manifest:
-        """Make a version be here, verified bit by bit. `planned`: what is to come from other sites."""
+    def bring(
+        self, version: int, root: str, planned: Planned = lambda since, chunks: {}, told: bytes = b""
+    ) -> Manifest:
+        """Make a version be here, verified bit by bit.
+
+        `planned`: what is to come from other sites; `told`: its manifest, if that was announced.
+        """
         self.done, self.whole = 0, 0
+        if told:
+            self._weights.manifest_of(version, told)
+            self._site.keep(self._weights.manifest_key(version), told)
         with _kept(self._origin, version):
             manifest = self._weights.manifest(version)
             self._look_back(version)

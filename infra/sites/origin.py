@@ -19,8 +19,8 @@ from pathlib import Path
 from infra.store import Missing, Store, StoreError
 from infra.waiting import WaitedTooLong
 
-LARGEST_PART, SMALLEST_PART = 2 << 20, 1 << 18
-_AT_ONCE = 16  # one alone would wait for the way there and back, and begins slowly
+LARGEST_PART, SMALLEST_PART = 2 << 20, 1 << 16
+_AT_ONCE = 32  # one alone would wait for the way there and back, and begins slowly
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _ASK_S = 0.5
 

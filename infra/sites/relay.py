@@ -94,7 +94,7 @@ class Relay:
         self._news.set()
         try:
             manifest = self._mirror.bring(
-                version, wanted.root, partial(self._peers.ways, heard, self._site.name)
+                version, wanted.root, partial(self._peers.ways, heard, self._site.name), wanted.content
             )
         except Explained as error:
             context.check_stop()

@@ -51,7 +51,7 @@ class SiteStore:
         if (found := self._awaited(key, self._may_fetch)) is not None:
             return found
         data = self._origin.get(key)
-        self._keep(key, data)
+        self.keep(key, data)
         return data
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
@@ -82,6 +82,15 @@ class SiteStore:
                 return False
             self._fetched(key, size, claim)
         return True
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Have an object of the origin's in the cache."""
+        try:
+            with contextlib.suppress(Exists):
+                self._cache.put_new(key, data)
+            self.broken = ""
+        except StoreError as error:  # a full disk, say
+            self.broken = str(error)
 
     def put(self, key: str, data: bytes) -> None:
         """Only readers' notes are put here: a cache that takes none stops nobody."""
@@ -156,7 +165,7 @@ class SiteStore:
             if (found := self._cached(key)) is not None:
                 return found
             data = self._from_afar(key, size, lambda: _quietly(claim.renew))
-            self._keep(key, data)
+            self.keep(key, data)
             self._origin.forget(key)
             return data
 
@@ -174,14 +183,6 @@ class SiteStore:
                 f"{self._origin.store.url}/{key} is damaged: it has other bytes than its name says"
             )
         return data
-
-    def _keep(self, key: str, data: bytes) -> None:
-        try:
-            with contextlib.suppress(Exists):
-                self._cache.put_new(key, data)
-            self.broken = ""
-        except StoreError as error:  # a full disk, say
-            self.broken = str(error)
 
 
 def _as_named(key: str, data: bytes) -> bool:

@@ -111,6 +111,11 @@ class Manifest(Signed):
         """The path that begins with a version, if there is one."""
         return next((path for path in self.paths if path.since == since), None)
 
+    @property
+    def raw(self) -> bytes:
+        """As it lies in the store."""
+        return self.model_dump_json().encode()
+
     def hash(self) -> str:
         """What the next manifest calls this one."""
         return blake3(self.content()).hexdigest(16)

@@ -140,7 +140,7 @@ class WeightStore:
             )
         )  # fmt: skip
         try:
-            self._store.put_new(self.manifest_key(new.version), manifest.model_dump_json().encode())
+            self._store.put_new(self.manifest_key(new.version), manifest.raw)
         except Exists:
             return self.manifest(new.version)
         return manifest
@@ -172,9 +172,12 @@ class WeightStore:
 
     def manifest(self, version: int) -> Manifest:
         """A version's manifest."""
-        key = self.manifest_key(version)
-        where = f"{self._store.url}/{key}"
-        manifest = parsed(self._store.get(key), where)
+        return self.manifest_of(version, self._store.get(self.manifest_key(version)))
+
+    def manifest_of(self, version: int, raw: bytes) -> Manifest:
+        """The manifest that some bytes are. Raises WeightsError unless they are this version's."""
+        where = f"{self._store.url}/{self.manifest_key(version)}"
+        manifest = parsed(raw, where)
         if manifest.run != self._run or manifest.version != version:
             raise WeightsError(
                 f"{where} is of run {manifest.run}, version {manifest.version}; {self._run}, {version} is "

@@ -19,6 +19,7 @@ class FarStore(FileStore):
         self._seconds, self._reads = seconds, itertools.count()
         self._fails: Callable[[int], bool] = lambda read: False
         self._lock = threading.Lock()
+        self.missing = ""  # what can't be read
         self.chunks_read: Counter[tuple[str, int]] = Counter()  # which part of which chunk how often
         self.bytes_of_chunks = 0
 
@@ -36,6 +37,7 @@ class FarStore(FileStore):
 
     def _go(self, key: str) -> None:
         time.sleep(self._seconds)  # the way there and back
+        assert key != self.missing, "it was asked for"
         if "/chunks/" in key and self._fails(next(self._reads)):
             raise StoreError(f"{self.url}/{key} can't be read: the link is cut")
 

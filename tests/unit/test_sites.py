@@ -367,6 +367,18 @@ def test_a_relay_that_died_is_not_waited_for_because_there_is_ever_more(
     assert not followed.may_fetch(4)
 
 
+def test_a_manifest_that_was_announced_is_not_fetched(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    roots = publish(place.there, range(2))
+    told = WeightStore(place.there, RUN).manifest(1).raw
+    mirror = place.mirror()
+    mirror.bring(0, roots[0])
+    place.far.missing = WeightStore(place.there, RUN).manifest_key(1)
+    mirror.bring(1, roots[1], told=told)
+    with pytest.raises(WeightsError, match="version 1"):
+        mirror.bring(2, roots[1], told=told)
+
+
 def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
     """Eight readers begin before there is anything: not one fetches anything itself."""
     place = Place(tmp_path)
