@@ -76,12 +76,12 @@ class Publisher:
 
     def _announce(self, manifest: Manifest) -> None:
         self._roots[manifest.version] = manifest.root
-        raw = manifest.raw
+        packed = manifest.packed
         announcement = WeightsAnnouncement(
             run=self._context.run, version=manifest.version, root=manifest.root,
             manifest=self._weights.manifest_key(manifest.version), size=manifest.size,
             trainer_epoch=self._epoch, announced_at=time.time(),
-            content=raw if len(raw) <= _LARGE else b"",
+            content=packed if len(packed) <= _LARGE else b"",
         )  # fmt: skip
         self._context.writer.send(self._context.topics.weights, encode(announcement), key="newest")
         self._context.writer.flush(self._context.spec.deadlines.progress_s)

@@ -7,7 +7,9 @@ shows in its artifact. `streamrl join RUN --site NAME` does the same with no Pre
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger
@@ -18,6 +20,7 @@ from flows.follow import Follower, look
 from flows.joining import joining, take_part
 from flows.live import site_row
 from flows.view import RunView
+from infra.weights.garbage import Progress
 
 _EVERY_S = 10.0
 
@@ -40,11 +43,11 @@ def sync_weights(
     ] = None,
 ) -> list[dict[str, str]]:
     """Until the run has ended; what the sites had then. Cancelled, it leaves no process behind."""
+    log = get_run_logger()
     record, workers = joining(
         run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
-        reward=reward,
+        reward=reward, progress=_tenths(partial(log.info, "%d %% of the model is here")),
     )  # fmt: skip
-    log = get_run_logger()
     with Follower(record) as follower:
         due = time.monotonic() + _EVERY_S
 
@@ -58,6 +61,19 @@ def sync_weights(
     rows = _rows(look(record))  # to the end, which the follower may not have seen
     _publish(run, rows)
     return rows
+
+
+def _tenths(say: Callable[[int], None]) -> Progress:
+    """Tells of each tenth of some bytes."""
+    said = 0
+
+    def progress(done: int, whole: int) -> None:
+        nonlocal said
+        if whole and (tenths := done * 10 // whole) > said:
+            said = tenths
+            say(tenths * 10)
+
+    return progress
 
 
 def _rows(view: RunView) -> list[dict[str, str]]:

@@ -174,7 +174,7 @@ class WeightsAnnouncement(Message, frozen=True, kw_only=True):
     size: int
     trainer_epoch: int
     announced_at: float
-    content: bytes = b""  # of the manifest, unless that is large: one way there and back less for a far site
+    content: bytes = b""  # the manifest, packed, unless it is large: a far site need not ask for it
 
 
 class SiteReport(Message, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from infra.sites.site_store import SiteStore
 from infra.store import Exists, Store
 from infra.weights.codec.chunks import encode
 from infra.weights.copy import Copy
-from infra.weights.manifest import Chunk, Manifest
+from infra.weights.manifest import Chunk, Manifest, unpacked
 from infra.weights.objects import chunk_of
 from infra.weights.series import KEYFRAME_AFTER
 from infra.weights.versions import WeightStore
@@ -40,12 +40,14 @@ class Mirror:
     ) -> Manifest:
         """Make a version be here, verified bit by bit.
 
-        `planned`: what is to come from other sites; `told`: its manifest, if that was announced.
+        `planned`: what is to come from other sites; `told`: its manifest, packed, if that was announced.
         """
         self.done, self.whole = 0, 0
         if told:
-            self._weights.manifest_of(version, told)
-            self._site.keep(self._weights.manifest_key(version), told)
+            key = self._weights.manifest_key(version)
+            raw = unpacked(told, f"{key} as announced")
+            self._weights.manifest_of(version, raw)
+            self._site.keep(key, raw)
         with _kept(self._origin, version):
             manifest = self._weights.manifest(version)
             self._look_back(version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
+import zstandard
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
@@ -116,9 +117,22 @@ class Manifest(Signed):
         """As it lies in the store."""
         return self.model_dump_json().encode()
 
+    @property
+    def packed(self) -> bytes:
+        """The same, smaller."""
+        return zstandard.compress(self.raw)
+
     def hash(self) -> str:
         """What the next manifest calls this one."""
         return blake3(self.content()).hexdigest(16)
+
+
+def unpacked(data: bytes, where: str) -> bytes:
+    """A manifest that was packed, as it lies in the store."""
+    try:
+        return zstandard.decompress(data)
+    except zstandard.ZstdError as error:
+        raise WeightsError(f"{where} was packed wrongly: {error}") from error
 
 
 def parsed(raw: bytes, where: str) -> Manifest:

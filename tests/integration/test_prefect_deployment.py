@@ -39,11 +39,18 @@ class Deployed:
 
     def start(self, *overrides: str) -> UUID:
         """What a user types; returns the flow run's id."""
-        told = self.prefect(
-            "deployment", "run", "train/local", "-p", f"runfile={self.runfile}",
-            "-p", f"overrides={json.dumps(overrides)}",
-        )  # fmt: skip
+        return self.call("train", runfile=str(self.runfile), overrides=json.dumps(overrides))
+
+    def call(self, flow: str, **parameters: str) -> UUID:
+        """Run the local deployment of a flow."""
+        words = [word for name, value in parameters.items() for word in ("-p", f"{name}={value}")]
+        told = self.prefect("deployment", "run", f"{flow}/local", *words)
         return UUID(told.rpartition("flow-run/")[2].split()[0])
+
+    def table(self, key: str) -> dict[str, Any]:
+        """The first row of the newest artifact of that name."""
+        shown = [artifact for artifact in self.post("artifacts/filter", {}) if artifact["key"] == key]
+        return dict(json.loads(max(shown, key=lambda artifact: artifact["created"])["data"])[0])
 
     def prefect(self, *words: str) -> str:
         found = subprocess.run(
@@ -157,18 +164,24 @@ def test_a_run_by_deployment(finished: Deployed) -> None:
 def test_a_ranker_is_trained_by_deployment_from_what_a_run_recorded(finished: Deployed) -> None:
     deployed = finished
     store = f"file://{deployed.runfile.parent}/store"
-    told = deployed.prefect(
-        "deployment", "run", "refresh-ranker/local", "-p", 'runs=["deployed-1"]',
-        "-p", f"store={store}",
-    )  # fmt: skip
-    deployed.ended(UUID(told.rpartition("flow-run/")[2].split()[0]))
+    deployed.ended(deployed.call("refresh-ranker", runs='["deployed-1"]', store=store))
     start = States.to_start_from(open_store(store), "deployed").key(1)
-    table = next(a for a in deployed.post("artifacts/filter", {}) if a["key"] == "ranker")
-    assert json.loads(table["data"])[0]["ranker"] == start
+    assert deployed.table("ranker")["ranker"] == start
     deployed.ended(deployed.start("algorithm.iterations=1", f"lengths.start={start}"))
     last = sorted(os.listdir(deployed.runfile.parent / "runs"))[-1]
     rows = (deployed.runfile.parent / "runs" / last / "metrics.jsonl").read_text().splitlines()
     assert json.loads(rows[0])["ranker_error"] < 1.0  # the first iteration is ranked
+
+
+def test_weights_are_looked_after_by_deployment(finished: Deployed) -> None:
+    folder = finished.runfile.parent
+    url, target = f"file://{folder}/store/runs/deployed-1/weights", folder / "promoted"
+    calls = {"keyframe": {}, "verify": {}, "collect": {"keep": "4"}, "promote": {"folder": str(target)}}
+    for name, more in calls.items():
+        finished.ended(finished.call(name, url=url, **more))
+        assert finished.table(name)["version"] == 16
+    assert finished.table("verify")["wrong"] == 0
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(os.listdir(target))
 
 
 def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> None:
@@ -181,8 +194,7 @@ def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> 
         assert len(flows) == 1
         deployed.ended(UUID(flows[0]["id"]))
     run = sorted(os.listdir(deployed.runfile.parent / "runs"))[-1]
-    shown = [a for a in deployed.post("artifacts/filter", {}) if a["key"] == f"{run}-sites"]
-    row = json.loads(max(shown, key=lambda a: a["created"])["data"])[0]
+    row = deployed.table(f"{run}-sites")
     assert (row["site"], row["version"]) == ("site far", "weights 3")
     assert (deployed.home / "sites" / "far" / "runs" / run / "weights").is_dir()
 

@@ -370,13 +370,14 @@ def test_a_relay_that_died_is_not_waited_for_because_there_is_ever_more(
 def test_a_manifest_that_was_announced_is_not_fetched(tmp_path: Path) -> None:
     place = Place(tmp_path)
     roots = publish(place.there, range(2))
-    told = WeightStore(place.there, RUN).manifest(1).raw
+    told = WeightStore(place.there, RUN).manifest(1).packed
     mirror = place.mirror()
     mirror.bring(0, roots[0])
     place.far.missing = WeightStore(place.there, RUN).manifest_key(1)
     mirror.bring(1, roots[1], told=told)
-    with pytest.raises(WeightsError, match="version 1"):
-        mirror.bring(2, roots[1], told=told)
+    for wrong, why in ((told, "version 1"), (b"nonsense", "packed wrongly")):
+        with pytest.raises(WeightsError, match=why):
+            mirror.bring(2, roots[1], told=wrong)
 
 
 def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
