@@ -114,6 +114,6 @@ class WeightsWatch:
             return WeightStore(context.store, context.run)
         store = context.site.store(
             context.store, deadline_s=context.spec.deadlines.progress_s, stop=self._closed,
-            may_fetch=lambda: self._followed.may_fetch(self._wanted),
+            may_fetch=lambda key: self._followed.may_fetch(self._wanted),
         )  # fmt: skip
         return WeightStore(store, context.run, near=store.near)

@@ -19,10 +19,10 @@ from infra.weights.series import KEYFRAME_AFTER
 from infra.weights.versions import WeightStore
 
 _AT_ONCE = 4  # chunks
-_MANIFESTS = 8
+_MANIFESTS = 32  # at once
 _RENEW_S = 20.0
 
-Planned = Callable[[int, Sequence[Chunk]], Mapping[Chunk, Way | None]]
+Planned = Callable[[int, Sequence[Chunk]], Mapping[Chunk, Way]]
 
 
 class Mirror:
@@ -33,6 +33,8 @@ class Mirror:
         self._weights = WeightStore(site, run, near=site.near)
         self._origin = WeightStore(origin, run)
         self._copy: Copy | None = None
+        self._coming: set[str] = set()  # what threads bring: who decodes waits for it, and lets them do it
+        site.may_fetch = lambda key: key not in self._coming
         self.done, self.whole = 0, 0  # bytes of the newest version: here, and that were not here
 
     def bring(
@@ -56,7 +58,7 @@ class Mirror:
             if len(route) == 1:
                 since = route[0][1].since
                 ways = planned(-1 if since is None else since, chunks)
-                self._site.ways = {self._weights.chunk_key(chunk): way for chunk, way in ways.items() if way}
+                self._site.ways = {self._weights.chunk_key(chunk): way for chunk, way in ways.items()}
                 chunks = list(ways) or chunks
             with self._fetching(chunks):
                 # what has come is decoded while the rest is under way
@@ -96,9 +98,9 @@ class Mirror:
         self.whole = sum(chunk.size for chunk in missing)
         start = self._share[0] * len(missing) // self._share[1]
         with contextlib.ExitStack() as stack:
-            pools: dict[
-                str, ThreadPoolExecutor
-            ] = {}  # by where from: what is late there holds up nothing else
+            # by where from: what is late there holds up nothing else
+            pools: dict[str, ThreadPoolExecutor] = {}
+            self._coming = {self._weights.chunk_key(chunk) for chunk in missing}
             for chunk in missing[start:] + missing[:start]:
                 source = self._site.source_of(self._weights.chunk_key(chunk))
                 if source not in pools:
@@ -110,12 +112,16 @@ class Mirror:
                 for pool in pools.values():
                     pool.shutdown(cancel_futures=True)
                 raise
+            finally:
+                self._coming.clear()
         self.done = self.whole
 
     def _brought(self, chunk: Chunk) -> None:
+        key = self._weights.chunk_key(chunk)
         with contextlib.suppress(Explained):  # who needs it meets the same
-            if self._site.bring(self._weights.chunk_key(chunk), chunk.size):
+            if self._site.bring(key, chunk.size):
                 self.done += chunk.size
+        self._coming.discard(key)
 
 
 @contextlib.contextmanager

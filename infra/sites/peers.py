@@ -82,16 +82,18 @@ class Peers:
         self._known: dict[str, tuple[str, Origin]] = {}
         self._failed: dict[str, float] = {}
 
-    def ways(self, heard: Heard, site: str, since: int, chunks: Sequence[Chunk]) -> dict[Chunk, Way | None]:
-        """To the chunks of a version, in the order of the plan; None: from the origin."""
+    def ways(self, heard: Heard, site: str, since: int, chunks: Sequence[Chunk]) -> dict[Chunk, Way]:
+        """To the chunks of a version, in the order of the plan."""
         caches = {report.site: report.cache for report in heard.reports if report.cache}
         fetches, now = planned(heard, site, since, chunks), time.monotonic()
         named: dict[str, Chunk] = {chunk.hash: chunk for chunk in chunks}
         return {
             named[fetch.chunk]: Way(
-                self, fetch.source, self._peer(fetch.source, caches[fetch.source]),
+                self, fetch.source,
+                self._peer(fetch.source, caches[fetch.source]) if fetch.source in caches else None,
+                not_before=now + fetch.not_before,
                 until=now + max(_TIMES * fetch.arrives, fetch.arrives + _LATE_S),
-            ) if fetch.source in caches else None
+            )
             for fetch in fetches
         }  # fmt: skip
 
@@ -126,16 +128,17 @@ class Peers:
 
 @dataclass(frozen=True)
 class Way:
-    """To one chunk, at a site that may not have it yet."""
+    """To one chunk, at a site that may not have it yet, or at the origin."""
 
     peers: Peers
     site: str
-    far: Origin
+    far: Origin | None  # None: the origin
+    not_before: float  # monotonic: until then a narrow uplink is left to others
     until: float  # monotonic
 
     def get(self, key: str, size: int | None, alive: Callable[[], None]) -> bytes | None:
-        """The chunk, if it is there in time."""
-        while True:
+        """The chunk, if another site has it in time."""
+        while self.far is not None:
             try:
                 return self.far.get(key, size, alive=alive)
             except Missing:
@@ -147,3 +150,4 @@ class Way:
                 pass
             self.peers.failed(self.site)
             return None
+        return None

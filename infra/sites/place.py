@@ -34,7 +34,7 @@ class Site:
 
     def store(
         self, origin: Store, *, deadline_s: float, stop: threading.Event,
-        may_fetch: Callable[[], bool] = lambda: True,
+        may_fetch: Callable[[str], bool] = lambda key: True,
     ) -> SiteStore:  # fmt: skip
         """The object store, as this site sees it."""
         spool = StackPaths.locate().home / "spool" / self.name

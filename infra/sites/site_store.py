@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from blake3 import blake3
@@ -27,17 +28,17 @@ _LOOK_S, _LOOK_LATER_S = 0.01, 0.2  # how soon somebody else's object is looked 
 
 
 class SiteStore:
-    """A store. `may_fetch`: whether what is not in the cache is fetched, or waited for."""
+    """A store. `may_fetch`: whether an object that is not in the cache is fetched, or waited for."""
 
     def __init__(
         self, cache: Store, origin: Origin, stop: threading.Event | None = None,
-        *, may_fetch: Callable[[], bool] = lambda: True,
+        *, may_fetch: Callable[[str], bool] = lambda key: True,
     ) -> None:  # fmt: skip
-        self._cache, self._origin, self._may_fetch = cache, origin, may_fetch
+        self._cache, self._origin, self.may_fetch = cache, origin, may_fetch
         self._stop = stop or threading.Event()
         self._near: set[str] = set()
         self.url = cache.url
-        self.ways: Mapping[str, Way] = {}  # to what is to come from other sites
+        self.ways: Mapping[str, Way] = {}  # as it was planned with other sites
         self.broken = ""  # why the cache can't be used, if it could not be the last time
 
     def get(self, key: str, size: int | None = None) -> bytes:
@@ -48,7 +49,7 @@ class SiteStore:
             return self._brought(key, size)
         if not key.endswith("/manifest.json") and "/keyframes/" not in key:
             raise Missing(f"{self.url}/{key} is not there")
-        if (found := self._awaited(key, self._may_fetch)) is not None:
+        if (found := self._awaited(key, lambda: self.may_fetch(key))) is not None:
             return found
         data = self._origin.get(key)
         self.keep(key, data)
@@ -70,12 +71,14 @@ class SiteStore:
         return True
 
     def source_of(self, key: str) -> str:
-        """Where a chunk is to come from: another site, or, empty, the origin."""
+        """Where a chunk is to come from, by the plan; empty if there is none."""
         way = self.ways.get(key)
         return way.site if way else ""
 
     def bring(self, key: str, size: int) -> bool:
-        """Fetch a chunk, unless it is here or another one of the site is at it; whether it is here."""
+        """Fetch a chunk in its time, unless another one of the site is at it; whether it is here."""
+        if (way := self.ways.get(key)) is not None:
+            self._stop.wait(max(0.0, way.not_before - time.monotonic()))
         if not self.near(key):
             claim = Claim(self._cache, key.rpartition("/")[2])
             if not claim.taken():
@@ -139,7 +142,7 @@ class SiteStore:
     def _brought(self, key: str, size: int | None) -> bytes:
         claim = Claim(self._cache, key.rpartition("/")[2])
         try:
-            found = self._awaited(key, lambda: self._may_fetch() and claim.taken())
+            found = self._awaited(key, lambda: self.may_fetch(key) and claim.taken())
             return found if found is not None else self._fetched(key, size, claim)
         except StoreError as error:
             if isinstance(error, Missing) or self._stop.is_set():

@@ -8,6 +8,7 @@ runs/<run>/weights/leases/<reader>.json         which version somebody is readin
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -31,16 +32,18 @@ from infra.weights.signing import Keys
 if TYPE_CHECKING:
     import torch
 
+_MOST_THREADS = 8
+
 
 class WeightStore:
     """Publishes and fetches versions."""
 
     def __init__(
         self, store: Store, run: str, *, prefix: str | None = None, keys: Keys | None = None,
-        threads: int = 1, near: Callable[[str], bool] = lambda key: False,
+        threads: int | None = None, near: Callable[[str], bool] = lambda key: False,
     ) -> None:  # fmt: skip
-        """`near`: which objects cost hardly anything to read."""
-        self._store, self._run, self._threads, self._near = store, run, threads, near
+        """`near`: which objects cost hardly anything to read. `threads` encode and decode, see `_threads`."""
+        self._store, self._run, self._threads, self._near = store, run, threads or _threads(), near
         self._prefix = prefix or f"runs/{run}/weights"
         self._keys = keys or Keys.from_env()
         self._objects = Objects(store, self._prefix)
@@ -284,6 +287,11 @@ class WeightStore:
         listed = self._keyframes.listed()
         found = ((version, self.find(version)) for version in self.versions())
         return {version: self._keyframes.added(manifest, listed) for version, manifest in found if manifest}
+
+
+def _threads() -> int:
+    """By default a part of the cores: where weights come and go, others compute."""
+    return min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // 4))
 
 
 def _held(copy: Copy | None, manifest: Manifest) -> tuple[int, str] | None:

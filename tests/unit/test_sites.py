@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,7 @@ from infra.weights.codec import chunks
 from infra.weights.copy import Copy
 from infra.weights.errors import WeightsError
 from infra.weights.manifest import Chunk
+from infra.weights.spreading.plan import Fetch
 from infra.weights.versions import WeightStore
 from schemas.messages import SiteReport, WeightsAnnouncement
 from schemas.wire import decode, encode
@@ -302,6 +304,22 @@ def test_what_another_site_does_not_have_comes_from_the_origin(
     assert peers.rates == {"gone": 0.0}
 
 
+def test_an_uplink_is_left_to_others_for_as_long_as_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    (root,) = publish(place.there, range(1))
+
+    def late(said: Heard, site: str, since: int, some: Sequence[Chunk]) -> list[Fetch]:
+        return [Fetch(chunk.hash, "origin", not_before=0.3, arrives=0.4) for chunk in some]
+
+    monkeypatch.setattr("infra.sites.peers.planned", late)
+    began = time.monotonic()
+    shared(place, heard(place, 0, a={"origin": 1.0}), root, ("a",))
+    assert time.monotonic() - began >= 0.3
+    assert place.far.bytes_of_chunks == place.chunks(0, None)
+
+
 def test_who_is_behind_or_silent_is_not_planned_with(tmp_path: Path) -> None:
     chunk = Chunk(hash="c" * 64, size=1000)
     said = heard(Place(tmp_path), 5, a={"origin": 1.0, "b": 9.0}, b={"origin": 9.0})
@@ -388,7 +406,7 @@ def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
 
     def read(number: int) -> Copy:
         origin = Origin(own, tmp_path / f"spool-{number}", deadline_s=30.0)
-        site = SiteStore(place.cache, origin, may_fetch=lambda: False)
+        site = SiteStore(place.cache, origin, may_fetch=lambda key: False)
         return WeightStore(site, RUN).update(None, 1, root=roots[1])[1]
 
     with ThreadPoolExecutor(8) as readers:
@@ -403,7 +421,7 @@ def test_who_waits_for_a_relay_can_be_told_to_stop(tmp_path: Path) -> None:
     place, stop = Place(tmp_path), threading.Event()
     publish(place.there, range(1))
     site = SiteStore(
-        place.cache, Origin(place.far, tmp_path / "spool", deadline_s=30.0), stop, may_fetch=lambda: False
+        place.cache, Origin(place.far, tmp_path / "spool", deadline_s=30.0), stop, may_fetch=lambda key: False
     )
     threading.Timer(0.05, stop.set).start()
     with pytest.raises(StoreError, match="told to stop while"):
