@@ -14,7 +14,6 @@ from pathlib import Path
 
 from flows.crew import Crew
 from flows.follow import Follower
-from flows.hold import held
 from flows.places import LOCAL, Places, logs_folder, report_folder
 from flows.request import RunCancelled, RunFailed
 from flows.screen import Screen
@@ -22,6 +21,7 @@ from flows.view import RunView
 from flows.workers import workers
 from infra.runs import RunRecord
 from infra.stack import local as stack
+from infra.stack.files import locked
 from infra.supervise.team import Team
 from infra.waiting import WaitedTooLong
 
@@ -35,7 +35,10 @@ def train(record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Ca
     """Until the last iteration is trained and the last evaluation is in. Raises RunFailed."""
     folder = report_folder(record)
     with ExitStack() as stack_:
-        lock = stack_.enter_context(held(folder / ".lock", f"run {record.id}", patience_s=GRACE_S + 15.0))
+        # a flow that was killed lets go only when its guard has ended the workers
+        lock = stack_.enter_context(
+            locked(folder / ".lock", what=f"run {record.id}", deadline_s=GRACE_S + 15.0)
+        )
         team = stack_.enter_context(Team(logs_folder(record), grace_s=GRACE_S, holds=(lock,)))
         follower = stack_.enter_context(Follower(record))
         crew = Crew(

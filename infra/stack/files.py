@@ -29,8 +29,10 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[None]:
+def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[int]:
     """Hold an exclusive lock; the kernel lets go of it however the holder ends.
+
+    Gives its descriptor: a process that inherits it holds the lock too.
 
     Waits for: the process whose pid stands in the file. Unblocked by: its end.
     """
@@ -52,7 +54,7 @@ def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[None]:
                 time.sleep(0.05)
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
-        yield
+        yield handle
     finally:
         os.close(handle)
 

@@ -162,7 +162,7 @@ def _no_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _changing(paths: StackPaths) -> contextlib.AbstractContextManager[None]:
+def _changing(paths: StackPaths) -> contextlib.AbstractContextManager[int]:
     return locked(paths.run / "stack.lock", what=f"the stack in {paths.home}", deadline_s=LOCK_DEADLINE_S)
 
 
