@@ -29,6 +29,16 @@ class Record:
     key: bytes
     value: bytes
 
+    @property
+    def name(self) -> str:
+        """Its key as text; bytes that are no UTF-8 are replaced."""
+        return self.key.decode(errors="replace")
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for people and for `streamrl skip`."""
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
 
 class Writer(Protocol):
     """Appends records; a record is durable once `flush` has returned."""

@@ -31,6 +31,8 @@ from schemas.wire import encode
 
 DONE, FAILED, STOPPED = 0, 1, 3
 HEARTBEAT_S = 0.5
+_LONGEST_REASON = 4_000
+_LARGEST_QUOTED = 256 << 10  # bytes of a record that are repeated in its dead letter
 
 
 class Stopped(Exception):
@@ -110,11 +112,14 @@ class Context:
     def dead_letter(self, record: Record, reason: str, *, wanted: str = "") -> None:
         """Put a record that can't be used where people find it; the run goes on.
 
-        `wanted`: the sample that it should have been, which the dispatcher shall have made again.
+        `wanted`: the sample that it should have been, which the dispatcher shall have made again. A large
+        record is named by its position alone: its letter has to fit too.
         """
+        quoted = record.value if len(record.value) <= _LARGEST_QUOTED else b""
         letter = DeadLetter(
-            run=self.run, topic=record.topic, partition=record.partition, offset=record.offset, reason=reason,
-            raw=record.value, found_by=self.name, found_at=time.time(), wanted=wanted,
+            run=self.run, topic=record.topic, partition=record.partition, offset=record.offset,
+            reason=reason[:_LONGEST_REASON], raw=quoted,
+            found_by=self.name, found_at=time.time(), wanted=wanted,
         )  # fmt: skip
         self.writer.send(
             self.topics.dead, encode(letter), key=f"{record.topic}/{record.partition}/{record.offset}"

@@ -15,18 +15,10 @@ from schemas.identity import round_of
 from schemas.messages import Prompt, Sample
 from schemas.runspec import RunSpec
 
-_MOST = 1e-3  # a logprob may be this much above 0, by rounding
-
 
 def fault(sample: Sample, spec: RunSpec, vocabulary: float = math.inf) -> str:
-    """What is wrong with a sample by itself; empty if nothing is."""
-    return (
-        _of_place(sample, spec)
-        or _of_tokens(sample, spec, vocabulary)
-        or _of_logprobs(sample)
-        or _of_versions(sample)
-        or _of_numbers(sample)
-    )
+    """Why a sample does not fit the run, whatever made it; empty if it does. It is well-formed in itself."""
+    return _of_place(sample, spec) or _of_tokens(sample, spec, vocabulary)
 
 
 def _of_place(sample: Sample, spec: RunSpec) -> str:
@@ -45,6 +37,8 @@ def _of_place(sample: Sample, spec: RunSpec) -> str:
         return f"no bundle has {sample.bundle_groups} groups"
     if not 0 <= sample.length_class < spec.lengths.classes:
         return f"there is no length class {sample.length_class}"
+    if sample.predicted <= 0:
+        return f"{sample.predicted} is no predicted length"
     return ""
 
 
@@ -60,36 +54,6 @@ def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
             return f"the {name} has {tokens.size} tokens; {most} are the most"
         if tokens.view(np.uint32).max() >= vocabulary:  # what is negative is large there
             return f"a token of the {name} is not in the vocabulary of {vocabulary}"
-    return ""
-
-
-def _of_logprobs(sample: Sample) -> str:
-    if sample.logprobs.size != sample.tokens.size:
-        return f"{sample.tokens.size} tokens have {sample.logprobs.size} logprobs"
-    if not (sample.logprobs.min() > -np.inf and sample.logprobs.max() <= _MOST):  # NaN is neither
-        return "its logprobs are not logprobs"
-    return ""
-
-
-def _of_versions(sample: Sample) -> str:
-    versions, starts = sample.versions, sample.version_starts
-    if versions.size == 0 or not versions.size == starts.size == len(sample.roots):
-        return "it does not say which weights made it"
-    ordered = versions.size == 1 or bool((np.diff(starts) > 0).all() and (np.diff(versions) > 0).all())
-    if starts[0] != 0 or starts[-1] > sample.tokens.size or versions[0] < 0 or not ordered:
-        return "what it says of the weights that made it can't be"
-    return ""
-
-
-def _of_numbers(sample: Sample) -> str:
-    if not sample.reward_error and not math.isfinite(sample.reward):
-        return "its reward is not a number"
-    if not 0 <= sample.seed < 1 << 64:
-        return f"{sample.seed} is no seed"
-    if not math.isfinite(sample.predicted) or sample.predicted <= 0:
-        return f"{sample.predicted} is no predicted length"
-    if not math.isfinite(sample.finished_at - sample.started_at):
-        return "it does not say when it was made"
     return ""
 
 

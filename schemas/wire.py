@@ -8,7 +8,9 @@
     16  header  msgpack: {"kind", "version", "fields", "arrays": [[name, dtype, shape, offset], ...]}
     ..  arrays  raw little-endian values, each aligned to 8 bytes from the start of the record
 
-Reading never copies an array: what comes back are read-only numpy views into the record.
+Reading never copies an array: what comes back are read-only numpy views into the record. Nothing is built
+before its type and size are known: fields are decoded straight into the types of the message, arrays and text
+are bounded by the record, and numbers by their own fields (`schemas.messages`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -60,6 +63,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     KIND: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
 
+    def wrong(self) -> str:
+        """Why the fields of a message contradict each other; empty if they do not. `decode` asks."""
+        return ""
+
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
@@ -79,19 +86,14 @@ def _same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-_array_fields_cache: dict[type, dict[str, str]] = {}
-
-
+@cache
 def _array_fields(kind: type[Message]) -> dict[str, str]:
-    known = _array_fields_cache.get(kind)
-    if known is None:
-        known = {}
-        for name, hint in get_type_hints(kind, include_extras=True).items():
-            if get_origin(hint) is Annotated:
-                marks = [mark for mark in get_args(hint) if isinstance(mark, Array)]
-                if marks:
-                    known[name] = marks[0].dtype
-        _array_fields_cache[kind] = known
+    known = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            marks = [mark for mark in get_args(hint) if isinstance(mark, Array)]
+            if marks:
+                known[name] = marks[0].dtype
     return known
 
 
@@ -122,37 +124,63 @@ def encode(message: Message) -> bytes:
 class _Header(msgspec.Struct):
     kind: str
     version: int
-    fields: dict[str, Any]
-    arrays: list[tuple[str, str, int, int]]
+    fields: msgspec.Raw
+    arrays: Annotated[list[tuple[str, str, int, int]], msgspec.Meta(max_length=64)]
+
+
+_header_decoder = msgspec.msgpack.Decoder(_Header)
+
+
+@cache
+def _field_decoder(kind: type[Message]) -> msgspec.msgpack.Decoder[Any]:
+    """Decodes the fields of a message that are no arrays, each to its own type."""
+    arrays, hints = _array_fields(kind), get_type_hints(kind, include_extras=True)
+    fields: list[Any] = [
+        (field.name, hints[field.name], *(() if field.required else (msgspec.field(default=field.default),)))
+        for field in msgspec.structs.fields(kind)
+        if field.name not in arrays
+    ]
+    return msgspec.msgpack.Decoder(msgspec.defstruct(f"{kind.__name__}Fields", fields, kw_only=True))
 
 
 def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
-    """The message in a record. Raises Unreadable with a reason that a person can act on."""
+    """The message in a record. Raises Unreadable, and nothing else, with a reason a person can act on."""
     header, start = _open(raw)
     if header.kind != expected.KIND:
-        raise Unreadable(f"this is a {header.kind!r} record where a {expected.KIND!r} is expected")
+        raise Unreadable(f"this is a {header.kind[:64]!r} record where a {expected.KIND!r} is expected")
     if header.version > expected.VERSION:
         raise Unreadable(
             f"{header.kind} schema {header.version} is newer than {expected.VERSION}, the newest that this "
             "version of StreamRL reads: upgrade the reader"
         )
-    wanted = _array_fields(expected)
-    fields = dict(header.fields)
+    fields = _arrays(raw, header, start, expected)
+    try:
+        plain = _field_decoder(expected).decode(header.fields)
+        message = expected(**fields, **msgspec.structs.asdict(plain))
+    except (msgspec.DecodeError, TypeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"{header.kind} schema {header.version}: {str(error)[:500]}") from None
+    if wrong := message.wrong():
+        raise Unreadable(wrong)
+    return message
+
+
+def _arrays(raw: bytes | memoryview, header: _Header, start: int, expected: type[Message]) -> dict[str, Any]:
+    """The arrays of a record, as views into it."""
+    wanted, found = _array_fields(expected), dict[str, Any]()
     for name, dtype, count, offset in header.arrays:
         if wanted.get(name) is None:
             continue  # a field of an older schema that is gone
         if dtype != wanted[name]:
-            raise Unreadable(f"field {name} has type {dtype}; {wanted[name]} is expected")
+            raise Unreadable(f"field {name} has type {dtype[:64]}; {wanted[name]} is expected")
         kind = _DTYPES[dtype]
         if count < 0 or offset < 0 or start + offset + count * kind.itemsize > len(raw):
             raise Unreadable(f"field {name} reaches past the end of the record")
+        if offset % _ALIGN:
+            raise Unreadable(f"field {name} is not aligned to {_ALIGN} bytes")
         view = np.frombuffer(raw, dtype=kind, count=count, offset=start + offset)
         view.flags.writeable = False
-        fields[name] = view
-    try:
-        return msgspec.convert(fields, expected)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise Unreadable(f"{header.kind} schema {header.version}: {error}") from error
+        found[name] = view
+    return found
 
 
 def _open(raw: bytes | memoryview) -> tuple[_Header, int]:
@@ -173,9 +201,7 @@ def _open(raw: bytes | memoryview) -> tuple[_Header, int]:
             f"the record has {len(raw)} bytes and says {start + body_size}: truncated or damaged"
         )
     try:
-        header = msgspec.msgpack.decode(
-            memoryview(raw)[_ENVELOPE.size : _ENVELOPE.size + header_size], type=_Header
-        )
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unreadable(f"the header can't be read: {error}") from error
+        header = _header_decoder.decode(memoryview(raw)[_ENVELOPE.size : _ENVELOPE.size + header_size])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"the header can't be read: {str(error)[:500]}") from None
     return header, start

@@ -1,6 +1,6 @@
 """Messages with only the fields that a test cares about."""
 
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -9,16 +9,23 @@ _EMPTY: dict[str, Any] = {"str": "", "int": 0, "float": 0.0, "bool": False, "byt
 
 
 def fill(kind: Any, **given: Any) -> Any:
-    """A message of a kind; what is not given and has no default is empty."""
+    """A message of a kind; what is not given and has no default is empty, or the least that it may be."""
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in given:
-            name = str(getattr(field.type, "__name__", field.type))
-            if name in _EMPTY:
-                given[field.name] = _EMPTY[name]
-            elif name.startswith("list"):
-                given[field.name] = []
-            elif name.startswith("dict"):
-                given[field.name] = {}
-            else:
-                given[field.name] = np.zeros(0)
+            given[field.name] = 1.0 if field.name == "predicted" else _least(field.type)
     return kind(**given)
+
+
+def _least(hint: Any) -> Any:
+    base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    bounds = marks[0] if marks and isinstance(marks[0], msgspec.Meta) else msgspec.Meta()
+    name = str(getattr(base, "__name__", base))
+    if name == "str" and bounds.min_length:
+        return "x" * bounds.min_length
+    if name == "int" and (bounds.ge or 0) > 0:
+        return bounds.ge
+    if name in _EMPTY:
+        return _EMPTY[name]
+    if name.startswith("list"):
+        return []
+    return {} if name.startswith("dict") else np.zeros(0)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args, get_origin, get_type_hints
+import re
+import struct
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Meta, structs
 
 from schemas import messages
 from schemas.wire import Array, Message, Unreadable, decode, encode
 from tests.factories import make_sample, make_spec
+from tests.fakes.fill import fill
 
 KINDS = [
     kind
@@ -42,24 +47,70 @@ def arrays(dtype: str) -> st.SearchStrategy[np.ndarray]:
     )
 
 
+def scalar(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value that a field may have by itself."""
+    base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    bounds = marks[0] if marks else Meta()
+    if base is int and marks:
+        return st.integers(bounds.ge, bounds.le)
+    if base is str:
+        return st.text(min_size=bounds.min_length or 0, max_size=20)
+    return SCALARS[base]
+
+
 def any_message(kind: type[Message]) -> st.SearchStrategy[Message]:
     fields = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name in ("KIND", "VERSION"):
             continue
         marks = [mark for mark in get_args(hint) if isinstance(mark, Array)] if get_origin(hint) else []
-        fields[name] = arrays(marks[0].dtype) if marks else SCALARS[hint]
+        fields[name] = arrays(marks[0].dtype) if marks else scalar(hint)
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.KIND)
-def test_round_trip(kind: type[Message]) -> None:
+def test_round_trip(kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> None:
     @settings(max_examples=40, deadline=None)
     @given(any_message(kind))
     def check(message: Message) -> None:
-        assert decode(encode(message), kind) == message
+        if message.wrong():
+            with pytest.raises(Unreadable, match=re.escape(message.wrong())):
+                decode(encode(message), kind)
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "wrong", lambda self: "")
+            assert decode(encode(message), kind) == message
 
     check()
+
+
+def bounded_fields() -> list[tuple[type[Message], str, Meta]]:
+    return [
+        (kind, name, get_args(hint)[1])
+        for kind in KINDS
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if get_origin(hint) is Annotated and get_args(hint)[0] is int
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name", "bounds"), bounded_fields(), ids=lambda value: str(value)[:40])
+def test_a_number_out_of_range_is_refused(kind: type[Message], name: str, bounds: Meta) -> None:
+    message = fill(kind)
+    for value in (bounds.ge - 1, bounds.le + 1):
+        with pytest.raises(Unreadable, match=name):
+            decode(encode(structs.replace(message, **{name: value})), kind)
+
+
+def test_depth_and_numbers_of_arrays_are_bounded() -> None:
+    head = msgspec.msgpack.encode({"kind": "sample", "version": 1, "arrays": []})[1:]
+    deep = b"\x84" + head + msgspec.msgpack.encode("fields") + b"\x91" * 200_000 + b"\xc0"
+    many = msgspec.msgpack.encode(
+        {"kind": "sample", "version": 1, "fields": {}, "arrays": [("x", "int8", 0, 0)] * 100_000}
+    )
+    for header in (deep, many):
+        gap = -(16 + len(header)) % 8
+        raw = struct.pack("<4sHHII", b"SRL\0", 1, 0, len(header), 0) + header + b"\0" * gap
+        with pytest.raises(Unreadable, match="header can't be read"):
+            decode(raw, messages.Sample)
 
 
 def test_arrays_are_views_into_the_record() -> None:
@@ -103,4 +154,5 @@ def test_reasons_say_what_is_wrong() -> None:
 
 
 def test_nan_survives() -> None:
-    assert math.isnan(decode(encode(make_sample(make_spec(), 0, 0, reward=math.nan)), messages.Sample).reward)
+    sample = make_sample(make_spec(), 0, 0, reward=math.nan, reward_error="it raised")
+    assert math.isnan(decode(encode(sample), messages.Sample).reward)
