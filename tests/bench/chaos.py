@@ -1,0 +1,349 @@
+"""Random kills, stops, twins, poison, full disks and vanished stores over whole runs, checked from outside.
+
+    python -m tests.bench chaos --minutes 10 --seed 7
+
+One run after the other, sync and async, by hand and as a Prefect flow, until the time is up. Each is
+disturbed every few seconds in a way that the seed draws, and started again as a supervisor or a person would.
+In the end it must have kept all promises: every sample trained, none twice, none too stale, and in sync mode
+the same bits as a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from infra.runs import newest
+from infra.stack import local
+from infra.store import open_store
+from infra.supervise.children import kill as kill_all
+from schemas.runspec import RunSpec
+from tests.bench import _chaos_events as events
+from tests.bench._chaos_checker import Expected, Findings, check
+from tests.bench._runs import ROOT, own_stack
+from tests.factories import TASK, make_spec, make_tiny_model
+from tests.harness import Run
+
+_RUN_S = 240.0  # a run that takes longer than this has stalled
+_STARTS = 25  # so often is a process of one run started again before that counts as a failure
+_STORE_MIB = 192
+
+
+@dataclass
+class Result:
+    """A run, and all that befell it."""
+
+    name: str
+    seconds: float = 0.0
+    events: Counter[str] = field(default_factory=Counter)
+    starts: int = 0  # of processes, or of the flow, beyond the first
+    problems: list[str] = field(default_factory=list)
+    roots: list[str] = field(default_factory=list)
+
+
+def spec_of(mode: str, servers: str, folder: Path, *, iterations: int) -> RunSpec:
+    """A small run of a mode."""
+    algorithm: dict[str, Any] = {
+        "iterations": iterations,
+        "groups": 8,
+        "group_size": 4,
+        "learning_rate": 1e-3,
+    }
+    if mode == "async":
+        algorithm |= {"mode": "async", "staleness": 2.0}
+    (folder / "task.py").write_text(TASK)
+    return make_spec(
+        run=f"chaos-{mode}",
+        task={"python": str(folder / "task.py")},
+        model={"path": str(folder / "model")},
+        algorithm=algorithm,
+        trainer={"checkpoint_every": 7, "bundle_tokens": 64},
+        dispatch={"silence_s": 3.0},
+        placement={
+            "kafka": {"bootstrap_servers": servers}, "store": f"file://{folder}/disk/store",
+            "restarts": _STARTS,
+        },
+        report=str(folder / "runs"),
+    )  # fmt: skip
+
+
+def expected(spec: RunSpec) -> Expected:
+    """What the checker has to know of a run file."""
+    algorithm = spec.algorithm
+    return Expected(
+        algorithm.iterations, algorithm.groups, algorithm.group_size, algorithm.staleness,
+        algorithm.mode == "sync",
+    )  # fmt: skip
+
+
+class Scene:
+    """A run under way, with what the disturber may do to it."""
+
+    def __init__(self, stack: local.Stack, folder: Path, draw: random.Random, disk: Path | None) -> None:
+        self.stack, self.folder, self.draw, self.disk = stack, folder, draw, disk
+        self.result = Result("")
+        self.run = ""
+
+    @property
+    def servers(self) -> str:
+        """The broker."""
+        assert self.stack.bootstrap_servers is not None
+        return self.stack.bootstrap_servers
+
+    def disturb(self, *, twins: Callable[[str], None] | None, flow: Callable[[], None] | None) -> None:
+        """One event; what can't happen to this run is drawn again."""
+        happenings: list[tuple[str, Callable[[], object]]] = [
+            ("poison", self._poison),
+            ("more poison", self._poison),
+            ("broker killed", self._kill_broker),
+            ("store vanishes", self._vanish),
+        ]
+        for role in ("trainer", "feeder", "generator", "engine", "reward"):
+            happenings.append((f"kill {role}", partial(events.kill, self.run, role)))
+        for role in ("trainer", "feeder", "generator"):
+            happenings.append((f"stop {role}", partial(self._stop, role)))
+        if self.disk is not None:
+            happenings.append(("disk full", self._fill))
+        if twins is not None:
+            happenings += [(f"second {role}", partial(twins, role)) for role in ("trainer", "feeder")]
+        if flow is not None:
+            happenings.append(("guard killed", partial(events.kill, str(self.folder), "guard")))
+            happenings.append(("flow killed", flow))
+        name, happen = self.draw.choice(happenings)
+        happen()
+        self.result.events[name] += 1
+
+    def _stop(self, role: str) -> None:
+        with events.standing_still(self.run, role):
+            time.sleep(self.draw.uniform(0.5, 5.0))
+
+    def _poison(self) -> None:
+        events.poison(self.servers, self.run, self.draw, ledger=False)
+
+    def _kill_broker(self) -> None:
+        for state in local.state(paths=self.stack.paths):
+            if state.name == "kafka" and state.pid is not None:
+                events.kill_process(state.pid)
+        with contextlib.suppress(Exception):  # a flow may be faster to start it again
+            local.up(kafka=True, prefect=False, paths=self.stack.paths)
+
+    def _vanish(self) -> None:
+        with events.vanished(self.folder / "disk" / "store") as empty:
+            time.sleep(self.draw.uniform(0.3, 2.0))
+            if written := [str(file.relative_to(empty)) for file in empty.rglob("*") if file.is_file()]:
+                self.result.problems.append(f"written into a store that is not the run's: {written[:3]}")
+
+    def _fill(self) -> None:
+        assert self.disk is not None
+        with events.full(self.disk):
+            time.sleep(self.draw.uniform(0.5, 2.0))
+
+
+def by_hand(scene: Scene, spec: RunSpec) -> None:
+    """Processes that we start again ourselves, as any supervisor would."""
+    made = Run(scene.folder / "hand", scene.servers, spec, scene.folder / "model", store=spec.placement.store)
+    scene.run = made.record.id
+    names = ("feeder-0", "trainer-0", "generator-0", "generator-1")
+
+    def start(name: str) -> None:
+        role, _, number = name.partition("-")
+        made.start(role, int(number))
+
+    def twin(role: str) -> None:
+        name = f"{role}-{9 if f'{role}-9' not in made.processes else 0}"
+        if name not in made.processes or made.processes[name].poll() is not None:
+            start(name)
+
+    def of(role: str) -> list[subprocess.Popen[bytes]]:
+        return [process for name, process in made.processes.items() if name.startswith(f"{role}-")]
+
+    def is_done(role: str) -> bool:
+        return any(process.poll() == 0 for process in of(role))
+
+    def is_missed(name: str) -> bool:
+        role = name.partition("-")[0]
+        if made.processes[name].poll() is None or is_done(role):
+            return False
+        return role == "generator" or all(process.poll() is not None for process in of(role))
+
+    try:
+        for name in names:
+            start(name)
+        until, next_event = time.monotonic() + _RUN_S, time.monotonic() + 8.0
+        while not (is_done("trainer") and is_done("feeder")):
+            if time.monotonic() > until:
+                scene.result.problems.append(f"the run did not end within {_RUN_S:g} s")
+                return
+            for name in names:
+                if is_missed(name):
+                    scene.result.starts += 1
+                    if scene.result.starts > _STARTS:
+                        scene.result.problems.append(_last_words(made, name))
+                        return
+                    start(name)
+            if time.monotonic() >= next_event:
+                scene.disturb(twins=twin, flow=None)
+                next_event = time.monotonic() + scene.draw.uniform(1.0, 5.0)
+            time.sleep(0.1)
+    finally:
+        for process in made.processes.values():
+            kill_all(process)
+        made.bus.close()
+
+
+def _last_words(made: Run, name: str) -> str:
+    return f"{name} was started too often; it said last: {made.log(name).read_text()[-600:]}"
+
+
+def as_flow(scene: Scene, spec: RunSpec) -> None:
+    """`streamrl run`, and `--resume` whenever it has ended before its time."""
+    file = scene.folder / "run.yaml"
+    file.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    environment = {**os.environ, **scene.stack.env(), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "flows.cli", "run", str(file)]
+    log = scene.folder / "flow.log"
+
+    def begin(*more: str) -> psutil.Popen:
+        with log.open("ab") as out:
+            return psutil.Popen(
+                [*argv, *more], cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+            )
+
+    flow = begin()
+    store = open_store(f"{spec.placement.store}")
+    until, next_event = time.monotonic() + _RUN_S, time.monotonic() + 12.0
+    try:
+        while True:
+            if not scene.run and (record := newest(store)) is not None:
+                scene.run = record.id
+            code = flow.poll()
+            if code == 0:
+                return
+            if time.monotonic() > until:
+                scene.result.problems.append(f"the run did not end within {_RUN_S:g} s")
+                return
+            if code is not None:
+                scene.result.starts += 1
+                if scene.result.starts > _STARTS:
+                    scene.result.problems.append(f"the flow failed too often: {log.read_text()[-600:]}")
+                    return
+                flow = begin(*(["--resume", scene.run] if scene.run else []))
+            if scene.run and time.monotonic() >= next_event:
+                scene.disturb(twins=None, flow=flow.kill)
+                next_event = time.monotonic() + scene.draw.uniform(2.0, 8.0)
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(psutil.Error):
+            flow.send_signal(signal.SIGINT)
+            flow.wait(30)
+        with contextlib.suppress(psutil.Error):
+            flow.kill()
+
+
+@contextlib.contextmanager
+def scene_of(stack: local.Stack, folder: Path, draw: random.Random) -> Iterator[Scene]:
+    """A folder with a model and a disk of its own."""
+    folder.mkdir()
+    make_tiny_model(folder / "model")
+    with events.small_disk(folder / "disk", _STORE_MIB) as disk:
+        yield Scene(stack, folder, draw, disk)
+
+
+def one(stack: local.Stack, folder: Path, mode: str, how: str, seed: int, calm: list[str] | None) -> Result:
+    """One run, disturbed and checked."""
+    began = time.monotonic()
+    with scene_of(stack, folder, random.Random(seed)) as scene:
+        scene.result.name = f"{mode}, {how}, seed {seed}"
+        spec = spec_of(mode, scene.servers, folder, iterations=24)
+        (by_hand if how == "by hand" else as_flow)(scene, spec)
+        if not scene.result.problems:
+            found = check(scene.servers, scene.run, folder / "disk" / "store", expected(spec), calm)
+            scene.result.problems += found.problems()
+            scene.result.roots = found.roots
+        scene.result.seconds = time.monotonic() - began
+        return scene.result
+
+
+def undisturbed(stack: local.Stack, folder: Path) -> list[str]:
+    """The roots that the sync run ends with when nobody disturbs it."""
+    with scene_of(stack, folder, random.Random(0)) as scene:
+        spec = spec_of("sync", scene.servers, folder, iterations=24)
+        made = Run(folder / "hand", scene.servers, spec, folder / "model", store=spec.placement.store)
+        try:
+            for role in ("feeder", "trainer", "generator"):
+                made.start(role)
+            made.wait_for_end(_RUN_S)
+            found: Findings = check(
+                scene.servers, made.record.id, folder / "disk" / "store", expected(spec), None
+            )
+        finally:
+            for process in made.processes.values():
+                kill_all(process)
+            made.bus.close()
+        if found.problems():
+            raise RuntimeError(f"a run that nobody disturbed breaks its promises: {found.problems()}")
+        return found.roots
+
+
+def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench chaos", description=__doc__)
+    parser.add_argument(
+        "--minutes", type=float, default=2.0 if quick else 10.0, help="begin runs for so long"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="what happens follows from it")
+    given = parser.parse_args(argv)
+    console = Console(stderr=True)
+    kinds = [(mode, how) for how in ("by hand", "flow") for mode in ("sync", "async")]
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="streamrl-chaos-") as temporary, own_stack() as stack:
+        folder = Path(temporary)
+        until = time.monotonic() + 60 * given.minutes
+        console.print("a run that nobody disturbs …")
+        calm = undisturbed(stack, folder / "calm")
+        while time.monotonic() < until or not results:
+            mode, how = kinds[len(results) % len(kinds)]
+            seed = given.seed * 1000 + len(results)
+            console.print(f"{mode}, {how}, seed {seed} …")
+            results.append(one(stack, folder / f"r{seed}", mode, how, seed, calm if mode == "sync" else None))
+            console.print(f"  {results[-1].seconds:.0f} s, {dict(results[-1].events)}, "
+                          f"{results[-1].problems or 'all promises kept'}")  # fmt: skip
+    return _report(results)
+
+
+def _report(results: Sequence[Result]) -> dict[str, Any]:
+    table = Table(title="runs under chaos")
+    for column in ("run", "seconds", "events", "started again", "problems"):
+        table.add_column(column)
+    for result in results:
+        table.add_row(
+            result.name, f"{result.seconds:.0f}", str(result.events.total()), str(result.starts),
+            "\n".join(result.problems) or "none",
+        )  # fmt: skip
+    Console(width=150).print(table)
+    total = sum((result.events for result in results), Counter[str]())
+    return {
+        "runs": len(results),
+        "events": total.total(),
+        "by_kind": dict(sorted(total.items())),
+        "started_again": sum(result.starts for result in results),
+        "problems": [f"{result.name}: {problem}" for result in results for problem in result.problems],
+    }
