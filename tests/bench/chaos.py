@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,18 +32,21 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from infra.bus import ends_of
 from infra.runs import newest
 from infra.stack import local
 from infra.store import open_store
 from infra.supervise.children import kill as kill_all
 from schemas.runspec import RunSpec
+from schemas.topics import Topics
 from tests.bench import _chaos_events as events
 from tests.bench._chaos_checker import Expected, Findings, check
-from tests.bench._runs import ROOT, own_stack
+from tests.bench._runs import ROOT, bus_of, own_stack
 from tests.factories import TASK, make_spec, make_tiny_model
 from tests.harness import Run
 
-_RUN_S = 240.0  # a run that takes longer than this has stalled
+_STALLED_S = 120.0  # without a step after an event
+_ITERATIONS = 150
 _STARTS = 25  # so often is a process of one run started again before that counts as a failure
 _STORE_MIB = 192
 
@@ -94,6 +98,30 @@ def expected(spec: RunSpec) -> Expected:
     )  # fmt: skip
 
 
+class Pace:
+    """When the next event is due: the run has got on since the last one, and a moment has passed."""
+
+    def __init__(self, scene: Scene, *, most_s: float) -> None:
+        self._scene, self._most_s = scene, most_s
+        self._steps, self._since, self._due = 0, time.monotonic(), 0.0
+
+    def is_due(self) -> bool:
+        """Also notes that the run has stalled."""
+        scene, now = self._scene, time.monotonic()
+        if scene.run and (steps := scene.steps()) > self._steps:
+            self._steps, self._since = steps, now
+            self._due = self._due or now + scene.draw.uniform(0.0, self._most_s)
+        if now - self._since > _STALLED_S:
+            scene.result.problems.append(
+                f"no step within {_STALLED_S:g} s after: {', '.join(scene.story[-3:])}"
+            )
+        return self._due != 0.0 and now >= self._due
+
+    def happened(self) -> None:
+        """An event: from now on the run has to get on again."""
+        self._due, self._since = 0.0, time.monotonic()
+
+
 class Scene:
     """A run under way, with what the disturber may do to it."""
 
@@ -101,6 +129,20 @@ class Scene:
         self.stack, self.folder, self.draw, self.disk = stack, folder, draw, disk
         self.result = Result("")
         self.run = ""
+        self.story: list[str] = []  # the events, in order
+        self.lost = False  # this run will not end
+
+    def give_up(self, why: str) -> None:
+        """Say what is wrong with a run that will not end."""
+        self.result.problems.append(why)
+        self.lost = True
+
+    def steps(self) -> int:
+        """How many records the ledger has; 0 while the broker is away."""
+        try:
+            return ends_of(bus_of(self.stack), Topics(self.run, 1).ledger)[0]
+        except Exception:
+            return 0
 
     @property
     def servers(self) -> str:
@@ -128,6 +170,7 @@ class Scene:
             happenings.append(("guard killed", partial(events.kill, str(self.folder), "guard")))
             happenings.append(("flow killed", flow))
         name, happen = self.draw.choice(happenings)
+        self.story.append(name)
         happen()
         self.result.events[name] += 1
 
@@ -136,7 +179,7 @@ class Scene:
             time.sleep(self.draw.uniform(0.5, 5.0))
 
     def _poison(self) -> None:
-        events.poison(self.servers, self.run, self.draw, ledger=False)
+        self.story[-1] = events.poison(self.servers, self.run, self.draw, ledger=False)
 
     def _kill_broker(self) -> None:
         for state in local.state(paths=self.stack.paths):
@@ -187,21 +230,17 @@ def by_hand(scene: Scene, spec: RunSpec) -> None:
     try:
         for name in names:
             start(name)
-        until, next_event = time.monotonic() + _RUN_S, time.monotonic() + 8.0
-        while not (is_done("trainer") and is_done("feeder")):
-            if time.monotonic() > until:
-                scene.result.problems.append(f"the run did not end within {_RUN_S:g} s")
-                return
+        pace = Pace(scene, most_s=2.0)
+        while not (is_done("trainer") and is_done("feeder")) and not scene.lost:
             for name in names:
                 if is_missed(name):
                     scene.result.starts += 1
                     if scene.result.starts > _STARTS:
-                        scene.result.problems.append(_last_words(made, name))
-                        return
+                        scene.give_up(_last_words(made, name))
                     start(name)
-            if time.monotonic() >= next_event:
+            if pace.is_due():
                 scene.disturb(twins=twin, flow=None)
-                next_event = time.monotonic() + scene.draw.uniform(1.0, 5.0)
+                pace.happened()
             time.sleep(0.1)
     finally:
         for process in made.processes.values():
@@ -229,26 +268,22 @@ def as_flow(scene: Scene, spec: RunSpec) -> None:
 
     flow = begin()
     store = open_store(f"{spec.placement.store}")
-    until, next_event = time.monotonic() + _RUN_S, time.monotonic() + 12.0
+    pace = Pace(scene, most_s=3.0)
     try:
-        while True:
+        while not scene.lost:
             if not scene.run and (record := newest(store)) is not None:
                 scene.run = record.id
             code = flow.poll()
             if code == 0:
                 return
-            if time.monotonic() > until:
-                scene.result.problems.append(f"the run did not end within {_RUN_S:g} s")
-                return
             if code is not None:
                 scene.result.starts += 1
                 if scene.result.starts > _STARTS:
-                    scene.result.problems.append(f"the flow failed too often: {log.read_text()[-600:]}")
-                    return
+                    scene.give_up(f"the flow failed too often: {log.read_text()[-600:]}")
                 flow = begin(*(["--resume", scene.run] if scene.run else []))
-            if scene.run and time.monotonic() >= next_event:
+            if pace.is_due():
                 scene.disturb(twins=None, flow=flow.kill)
-                next_event = time.monotonic() + scene.draw.uniform(2.0, 8.0)
+                pace.happened()
             time.sleep(0.1)
     finally:
         with contextlib.suppress(psutil.Error):
@@ -272,9 +307,9 @@ def one(stack: local.Stack, folder: Path, mode: str, how: str, seed: int, calm: 
     began = time.monotonic()
     with scene_of(stack, folder, random.Random(seed)) as scene:
         scene.result.name = f"{mode}, {how}, seed {seed}"
-        spec = spec_of(mode, scene.servers, folder, iterations=24)
+        spec = spec_of(mode, scene.servers, folder, iterations=_ITERATIONS)
         (by_hand if how == "by hand" else as_flow)(scene, spec)
-        if not scene.result.problems:
+        if not scene.lost:
             found = check(scene.servers, scene.run, folder / "disk" / "store", expected(spec), calm)
             scene.result.problems += found.problems()
             scene.result.roots = found.roots
@@ -285,12 +320,12 @@ def one(stack: local.Stack, folder: Path, mode: str, how: str, seed: int, calm: 
 def undisturbed(stack: local.Stack, folder: Path) -> list[str]:
     """The roots that the sync run ends with when nobody disturbs it."""
     with scene_of(stack, folder, random.Random(0)) as scene:
-        spec = spec_of("sync", scene.servers, folder, iterations=24)
+        spec = spec_of("sync", scene.servers, folder, iterations=_ITERATIONS)
         made = Run(folder / "hand", scene.servers, spec, folder / "model", store=spec.placement.store)
         try:
             for role in ("feeder", "trainer", "generator"):
                 made.start(role)
-            made.wait_for_end(_RUN_S)
+            made.wait_for_end(240)
             found: Findings = check(
                 scene.servers, made.record.id, folder / "disk" / "store", expected(spec), None
             )
@@ -303,6 +338,13 @@ def undisturbed(stack: local.Stack, folder: Path) -> list[str]:
         return found.roots
 
 
+def keep(folder: Path, place: Path) -> None:
+    """The logs of a run."""
+    place.mkdir(parents=True, exist_ok=True)
+    for file in folder.rglob("*.log"):
+        shutil.copy(file, place)
+
+
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench chaos", description=__doc__)
@@ -310,6 +352,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         "--minutes", type=float, default=2.0 if quick else 10.0, help="begin runs for so long"
     )
     parser.add_argument("--seed", type=int, default=0, help="what happens follows from it")
+    parser.add_argument("--keep", type=Path, help="folder for the logs of runs that broke a promise")
     given = parser.parse_args(argv)
     console = Console(stderr=True)
     kinds = [(mode, how) for how in ("by hand", "flow") for mode in ("sync", "async")]
@@ -324,6 +367,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             seed = given.seed * 1000 + len(results)
             console.print(f"{mode}, {how}, seed {seed} …")
             results.append(one(stack, folder / f"r{seed}", mode, how, seed, calm if mode == "sync" else None))
+            if results[-1].problems and given.keep is not None:
+                keep(folder / f"r{seed}", given.keep / f"{mode}-{seed}")
             console.print(f"  {results[-1].seconds:.0f} s, {dict(results[-1].events)}, "
                           f"{results[-1].problems or 'all promises kept'}")  # fmt: skip
     return _report(results)
