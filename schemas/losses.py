@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.section import PositiveFloat, Section
+from schemas.addresses import FilePath
+from schemas.section import Section
 
 # By loss: what is its own, and what holds if nothing is said.
 OWN: dict[str, dict[str, Any]] = {
@@ -54,13 +55,16 @@ class LossSection(Section):
         "sampling.max_tokens. sample: alike, and a step divides by samples.",
     )
     clip_low: float | None = Field(None, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
-    clip_high: PositiveFloat | None = Field(
-        None, description="The ratio is clipped above 1 + clip_high; cispo: its weight is."
+    clip_high: float | None = Field(
+        None, gt=0, le=1000, description="The ratio is clipped above 1 + clip_high; cispo: its weight is."
     )
     overlong_tokens: int | None = Field(
-        None, ge=0, description="dapo: answers lose reward over the last so many tokens before max_tokens."
+        None,
+        ge=0,
+        le=10_000_000,
+        description="dapo: answers lose reward over the last so many tokens before max_tokens.",
     )
-    overlong_penalty: PositiveFloat | None = Field(None, description="dapo: how much, at max_tokens.")
+    overlong_penalty: float | None = Field(None, gt=0, le=1e6, description="dapo: how much, at max_tokens.")
     resample: int | None = Field(
         None,
         ge=0,
@@ -72,12 +76,12 @@ class LossSection(Section):
     gae_lambda: float | None = Field(
         None, ge=0, le=1, description="ppo: 1: returns are what came; 0: what the critic says of the next."
     )
-    value_clip: PositiveFloat | None = Field(
-        None, description="ppo: the critic moves by at most so much in a step."
+    value_clip: float | None = Field(
+        None, gt=0, le=1e6, description="ppo: the critic moves by at most so much in a step."
     )
-    value_learning_rate: PositiveFloat | None = Field(None, description="ppo: of the critic.")
-    reward_temperature: PositiveFloat | None = Field(
-        None, description="tb: the reference's share of the policy that is sought, "
+    value_learning_rate: float | None = Field(None, gt=0, le=10, description="ppo: of the critic.")
+    reward_temperature: float | None = Field(
+        None, gt=0, le=1e6, description="tb: the reference's share of the policy that is sought, "
         "reference * exp(reward / reward_temperature)."
     )  # fmt: skip
     replay: float | None = Field(
@@ -86,11 +90,11 @@ class LossSection(Section):
         le=64,
         description="tb: for each new group, so many of earlier steps are trained again.",
     )
-    kl: float = Field(0.0, ge=0, description="Weight of the divergence from the reference policy.")
+    kl: float = Field(0.0, ge=0, le=1e6, description="Weight of the divergence from the reference policy.")
     kl_in: Literal["loss", "reward"] = Field(
         "loss", description="Where it counts: in the loss of each token, or in the rewards."
     )
-    reference: str | None = Field(
+    reference: FilePath | None = Field(
         None,
         description="Folder of the reference policy; by default the model that the run begins with. "
         "`samples`: the weights that drew each token, so that the policy stays near what the data did.",
@@ -101,7 +105,7 @@ class LossSection(Section):
         "drew a token. truncated: a token's gradient is weighted by how much likelier it is now. decoupled: "
         "it is weighted by how much likelier it was at the iteration's start, and ratios are taken to that.",
     )
-    correction_cap: PositiveFloat = Field(2.0, description="The largest such weight.")
+    correction_cap: float = Field(2.0, gt=0, le=1e6, description="The largest such weight.")
 
     @model_validator(mode="before")
     @classmethod
@@ -111,15 +115,14 @@ class LossSection(Section):
             data = {"kind": data}
         if not isinstance(data, dict):
             return data
-        own = OWN.get(data.get("kind", "grpo"))
+        kind = data.get("kind", "grpo")
+        own = OWN.get(kind) if isinstance(kind, str) else None
         if own is None:
             return data  # the kind's own error says more
         foreign = [key for key in data if key in cls.model_fields and key not in own and key not in _OF_ALL]
         foreign = [key for key in foreign if data[key] is not None]
         if foreign:
-            raise ValueError(
-                f"{data.get('kind', 'grpo')} has no {' and no '.join(foreign)}; it has {', '.join(own)}"
-            )
+            raise ValueError(f"{kind} has no {' and no '.join(foreign)}; it has {', '.join(own)}")
         return {**own, **{key: value for key, value in data.items() if value is not None}}
 
     @model_validator(mode="after")

@@ -52,7 +52,7 @@ def _table(kind: type[BaseModel], *, skip_sections: bool = False, prefix: str = 
             name = f"{name}.NAME" if is_named(field) else name
             rows.append(_table(inner, prefix=f"{prefix}{name}.").rstrip("\n"))
             continue
-        meaning = " ".join(filter(None, [field.description, _choices(field.annotation)]))
+        meaning = " ".join(filter(None, [field.description, _choices(field.annotation), _range(field)]))
         rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning} |")
     return "\n".join(rows) + "\n"
 
@@ -61,6 +61,21 @@ def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "needed"
     return "" if field.default is None else f"`{field.default}`".replace("(", "[").replace(")", "]")
+
+
+def _range(field: FieldInfo) -> str:
+    """The numbers that are allowed, as text."""
+    found = {type(one).__name__: getattr(one, type(one).__name__.lower(), None) for one in field.metadata}
+    low, high = found.get("Ge", found.get("Gt")), found.get("Le", found.get("Lt"))
+    if low is None or high is None:
+        return ""
+    whole = int in (field.annotation, *get_args(field.annotation))
+    first = f"From {low + 1 if 'Gt' in found else low}" if whole or "Ge" in found else f"Above {low}"
+    return f"{first}{', below' if 'Lt' in found else ' to'} {_number(high)}."
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
 def _choices(kind: Any) -> str:

@@ -8,10 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from schemas.addresses import FilePath, Servers, StoreUrl, Word
+from schemas.identity import ROUND
 from schemas.losses import LossSection
-from schemas.section import Positive, PositiveFloat, Section
+from schemas.section import Section
+from schemas.shortening import shown
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,48}")
+_MOST_TOKENS = 10_000_000  # of one sample
+_LEAST_TEMPERATURE = 0.01
+_MONTH_S = 30 * 86_400
 
 
 def _plain(name: str) -> str:
@@ -26,27 +32,42 @@ Name = Annotated[str, AfterValidator(_plain)]
 class TaskSection(Section):
     """What is to be learned: problems and a reward. Exactly one of `python`, `jsonl` and `dataset`."""
 
-    python: str | None = Field(
+    python: FilePath | None = Field(
         None, description="A .py file (relative to the run file) or module with problems() and reward()."
     )
-    jsonl: str | None = Field(None, description="A JSONL file, one problem a line; needs `reward`.")
-    dataset: str | None = Field(
+    jsonl: FilePath | None = Field(None, description="A JSONL file, one problem a line; needs `reward`.")
+    dataset: FilePath | None = Field(
         None, description="A Hugging Face dataset: a saved folder or a name; needs `reward`."
     )
-    reward: str | None = Field(
+    reward: FilePath | None = Field(
         None, description="FILE.py:function or module:function; by default `reward` of the python task."
     )
-    held_out_jsonl: str | None = Field(None, description="JSONL file of held-out problems, for evaluation.")
-    prompt_field: str = Field("prompt", description="Field of a problem that holds the prompt's text.")
-    id_field: str = Field("id", description="Field that names a problem; absent: a hash of the prompt.")
-    train_split: str = "train"
-    held_out_split: str = "held_out"
-    limit: Positive = Field(100_000, description="Problems read at the most: endless iterators are cut here.")
-    shuffle: bool = Field(True, description="Shuffle the problems anew in every epoch, from the seed.")
-    reward_deadline_s: PositiveFloat = Field(
-        10.0, description="A reward that takes longer is killed: it costs its sample, and nothing else."
+    held_out_jsonl: FilePath | None = Field(
+        None, description="JSONL file of held-out problems, for evaluation."
     )
-    reward_workers: Positive = Field(1, description="Reward processes beside each generator.")
+    prompt_field: Word = Field("prompt", description="Field of a problem that holds the prompt's text.")
+    id_field: Word = Field(
+        "id",
+        description="Field that names a problem, by text or a number. Where it is absent a hash of the "
+        "prompt does; problems of the same prompt are then told apart by a number.",
+    )
+    train_split: Word = Field("train", description="Name of the split whose problems are trained.")
+    held_out_split: Word = Field("held_out", description="Name of the split that evaluations are made of.")
+    limit: int = Field(
+        100_000,
+        gt=0,
+        le=100_000_000,
+        description="Problems read at the most: a longer source, or an endless one, is cut here, with a "
+        "warning. All that are read are kept in memory, by the feeder.",
+    )
+    shuffle: bool = Field(True, description="Shuffle the problems anew in every epoch, from the seed.")
+    reward_deadline_s: float = Field(
+        10.0,
+        gt=0,
+        le=86_400,
+        description="Seconds. A reward that takes longer is killed: it costs its sample, and nothing else.",
+    )
+    reward_workers: int = Field(1, gt=0, le=1024, description="Reward processes beside each generator.")
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskSection:
@@ -62,10 +83,13 @@ class TaskSection(Section):
 class LoraSection(Section):
     """An adapter is trained beside the model's layers, and nothing else."""
 
-    rank: Positive = Field(16, description="A layer of m × n gets an adapter of rank · (m + n) weights.")
-    alpha: PositiveFloat = Field(32.0, description="What the adapter adds counts alpha / rank times.")
-    targets: Literal["all-linear"] | list[str] = Field(
+    rank: int = Field(
+        16, gt=0, le=16_384, description="A layer of m × n gets an adapter of rank · (m + n) weights."
+    )
+    alpha: float = Field(32.0, gt=0, le=1e6, description="What the adapter adds counts alpha / rank times.")
+    targets: Literal["all-linear"] | list[Word] = Field(
         "all-linear",
+        max_length=1000,
         description="Names of the layers that get one, such as [q_proj, v_proj]; all-linear: every linear "
         "layer but the head.",
     )
@@ -75,7 +99,9 @@ class LoraSection(Section):
     def _named(cls, targets: object) -> object:
         named = isinstance(targets, list) and targets and all(isinstance(one, str) and one for one in targets)
         if targets != "all-linear" and not named:
-            raise ValueError(f"write all-linear, or names of layers: [q_proj, v_proj] (found {targets!r})")
+            raise ValueError(
+                f"write all-linear, or names of layers: [q_proj, v_proj] (found {shown(targets)})"
+            )
         return targets
 
     @property
@@ -87,11 +113,15 @@ class LoraSection(Section):
 class ModelSection(Section):
     """The model to train. Exactly one of `path` and `build`."""
 
-    path: str | None = Field(None, description="A folder with a Hugging Face model and tokenizer.")
-    build: str | None = Field(
+    path: FilePath | None = Field(None, description="A folder with a Hugging Face model and tokenizer.")
+    build: FilePath | None = Field(
         None, description="FILE.py:function that writes such a folder: f(folder, seed, progress). Cached."
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Of the weights that generators get and export writes. bfloat16 halves what is sent and "
+        "generates faster on most machines; the trainer's own weights are float32 always.",
+    )
     lora: LoraSection | None = Field(
         None,
         description="Train an adapter (LoRA, through peft) instead of all weights: only the adapter goes to "
@@ -108,9 +138,26 @@ class ModelSection(Section):
 class SamplingSection(Section):
     """How samples are drawn. No top-p or top-k: the trainer could not reproduce the logprobs."""
 
-    temperature: PositiveFloat = 1.0
-    max_tokens: Positive = Field(256, description="Longest answer, in tokens.")
-    max_prompt_tokens: Positive = Field(256, description="Longer prompts are left out, with a warning.")
+    temperature: float = Field(
+        1.0, gt=0, le=100, description="Logits are divided by it before a token is drawn. At least 0.01."
+    )
+    max_tokens: int = Field(256, gt=0, le=_MOST_TOKENS, description="Longest answer, in tokens.")
+    max_prompt_tokens: int = Field(
+        256,
+        gt=0,
+        le=_MOST_TOKENS,
+        description="Longest prompt, in tokens; longer ones are left out, with a warning.",
+    )
+
+    @field_validator("temperature")
+    @classmethod
+    def _as_engines_take_it(cls, temperature: float) -> float:
+        if temperature < _LEAST_TEMPERATURE:
+            raise ValueError(
+                f"{temperature:g} is too low: vLLM raises it to {_LEAST_TEMPERATURE} by itself, and the "
+                "logprobs would not be those of the trainer. Take at least so much"
+            )
+        return temperature
 
 
 class AlgorithmSection(Section):
@@ -122,7 +169,9 @@ class AlgorithmSection(Section):
         "offline: nothing is generated, the samples that another run has trained are trained again.",
     )
     recorded: str | None = Field(
-        None, description="offline: the id of that run, such as count-3. It shares store and broker."
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        description="offline: the id of that run, such as count-3. It shares store and broker.",
     )
     staleness: float = Field(
         0.0,
@@ -130,17 +179,36 @@ class AlgorithmSection(Section):
         le=64,
         description="async: how many iterations old weights may be; 1.5: half the samples 2, the others 1.",
     )
-    iterations: Positive = 100
-    groups: Positive = Field(32, description="Groups (prompts) an iteration.")
-    group_size: int = Field(8, ge=2, description="Samples a prompt: the group's mean is the baseline.")
-    optimizer_steps: Positive = Field(
-        1, description="Optimizer steps an iteration; groups are dealt to them across all lengths."
+    iterations: int = Field(
+        100, gt=0, le=100_000_000, description="Iterations of the whole run; a resumed run may have more."
     )
-    learning_rate: PositiveFloat = 1e-6
-    warmup_steps: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: PositiveFloat = 1.0
+    groups: int = Field(32, gt=0, le=1_000_000, description="Groups (prompts) an iteration.")
+    group_size: int = Field(
+        8, ge=2, le=65_536, description="Samples a prompt: the group's mean is the baseline."
+    )
+    optimizer_steps: int = Field(
+        1,
+        gt=0,
+        le=1_000_000,
+        description="Optimizer steps an iteration; groups are dealt to them across all lengths.",
+    )
+    learning_rate: float = Field(1e-6, gt=0, le=10, description="AdamW's, once it is warm.")
+    warmup_steps: int = Field(
+        0, ge=0, le=1_000_000_000, description="Optimizer steps over which the learning rate grows from 0."
+    )
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95),
+        description="AdamW's: what is kept, at each step, of the mean gradient and of its square.",
+    )
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="AdamW's: times the learning rate, the share of a weight that a step takes.",
+    )
+    max_grad_norm: float = Field(
+        1.0, gt=0, le=1e12, description="A longer gradient is shortened to it; 1e12: never."
+    )
 
     @model_validator(mode="after")
     def _modes(self) -> AlgorithmSection:
@@ -153,6 +221,8 @@ class AlgorithmSection(Section):
                 if self.recorded is None
                 else f"recorded is for mode offline; the mode is {self.mode}"
             )
+        if self.iterations * self.groups >= ROUND:
+            raise ValueError(f"iterations times groups must be less than {ROUND}: they number the groups")
         if self.groups % self.optimizer_steps:
             raise ValueError(
                 f"groups ({self.groups}) must be a multiple of optimizer_steps ({self.optimizer_steps})"
@@ -168,17 +238,24 @@ class AlgorithmSection(Section):
 class LengthsSection(Section):
     """Predicted length classes: the partitions of prompts and samples."""
 
-    classes: int = Field(3, ge=1, le=64)
-    edges: Literal["learned"] | list[PositiveFloat] = Field(
+    classes: int = Field(
+        3,
+        ge=1,
+        le=64,
+        description="Classes, each a partition of both topics. More tell lengths apart more finely, and cost "
+        "the broker a little each.",
+    )
+    edges: Literal["learned"] | list[Annotated[float, Field(gt=0, le=_MOST_TOKENS)]] = Field(
         "learned",
+        max_length=63,
         description="Class edges in tokens (classes - 1 of them), or quantiles of what is predicted.",
     )
-    backbone: str = Field(
+    backbone: FilePath = Field(
         "none",
         description="A folder with a Hugging Face model whose hidden states the length ranker reads as well; "
         "none: the ranker's own small network reads prompts alone.",
     )
-    start: str | None = Field(
+    start: FilePath | None = Field(
         None,
         description="A ranker to start with, as `streamrl ranker` prints it: a URL, or a key in the run's "
         "store. Without it the first iteration is not ranked.",
@@ -193,7 +270,7 @@ class LengthsSection(Section):
                     f"edges has {len(self.edges)}"
                 )
             if sorted(set(self.edges)) != self.edges:
-                raise ValueError(f"edges must grow: {self.edges}")
+                raise ValueError(f"edges must grow: {shown(self.edges)}")
         return self
 
 
@@ -205,17 +282,23 @@ class TrainerSection(Section):
         description="torch: each rank holds the model and the optimizer's state. deepspeed: they are divided "
         "among the ranks, see zero_stage.",
     )
-    ranks: Positive = Field(
-        1, description="Processes that train together: a GPU each, or `threads` CPU threads each."
+    ranks: int = Field(
+        1,
+        gt=0,
+        le=1024,
+        description="Processes that train together: a GPU each, or `threads` CPU threads each.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(
         1,
         description="deepspeed: what is divided among the ranks. 0: nothing. 1: the optimizer's state. "
         "2: gradients as well. 3: weights as well.",
     )
-    threads: Positive = Field(1, description="CPU threads of a rank.")
-    microbatch_tokens: Positive = Field(
-        8192, description="Most tokens of a micro-batch: what memory is enough for."
+    threads: int = Field(1, gt=0, le=1024, description="CPU threads of a rank.")
+    microbatch_tokens: int = Field(
+        8192,
+        gt=0,
+        le=100_000_000,
+        description="Most tokens of a micro-batch: what memory is enough for.",
     )
     compose: Literal["auto", "admission", "arrival"] = Field(
         "auto",
@@ -223,13 +306,17 @@ class TrainerSection(Section):
         "that a step has the same bits whatever finished first. arrival: whatever is there, which costs "
         "less. auto: admission in sync mode, arrival in async mode.",
     )
-    bundle_tokens: Positive = Field(
+    bundle_tokens: int = Field(
         512,
+        gt=0,
+        le=100_000_000,
         description="Groups are trained in bundles of about so many tokens (arrival: of at least so many): "
         "small ones start sooner, large ones cost less.",
     )
-    least_microbatches: Positive | None = Field(
+    least_microbatches: int | None = Field(
         None,
+        gt=0,
+        le=65_536,
         description="What is trained together is cut into at least so many micro-batches, if it has so many "
         "samples, so that each rank has work; without it as many as there are ranks. A step's bits depend on "
         "this and, with exact_sums, not on the ranks.",
@@ -242,11 +329,18 @@ class TrainerSection(Section):
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again on the way back: a third more work, much less memory."
     )
-    logits_chunk: Positive = Field(4096, description="Tokens whose logits are in memory at a time.")
-    checkpoint_every: Positive = Field(10, description="Iterations between checkpoints.")
-    keep_checkpoints: Positive = 2
+    logits_chunk: int = Field(
+        4096, gt=0, le=100_000_000, description="Tokens whose logits are in memory at a time."
+    )
+    checkpoint_every: int = Field(10, gt=0, le=100_000_000, description="Iterations between checkpoints.")
+    keep_checkpoints: int = Field(
+        2,
+        gt=0,
+        le=10_000,
+        description="So many of the newest checkpoints are kept in the store: weights, optimizer and all.",
+    )
     keep_weights: int = Field(
-        16, ge=4, description="At least so many of the newest weights versions are kept."
+        16, ge=4, le=1_000_000, description="At least so many of the newest weights versions are kept."
     )
 
     @model_validator(mode="after")
@@ -272,9 +366,11 @@ class TrainerSection(Section):
 class GeneratorSection(Section):
     """How a generator does its work."""
 
-    slots: Positive = Field(64, description="Samples that one generator runs at once.")
-    threads: Positive = Field(1, description="CPU threads of a generator: more than one rarely pays.")
-    kv_cache_mib: Positive = Field(64, description="KV cache of a generator on a CPU.")
+    slots: int = Field(64, gt=0, le=65_536, description="Samples that one generator runs at once.")
+    threads: int = Field(
+        1, gt=0, le=1024, description="CPU threads of a generator: more than one rarely pays."
+    )
+    kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
     batch_invariant: bool = Field(
         True, description="A sample's bits don't depend on what else is in the batch (float32 on CPUs)."
     )
@@ -296,46 +392,62 @@ class DispatchSection(Section):
         description="deadline: by expected makespan under the predictions' measured errors. The others are "
         "to compare with: one queue, longest first; dealt in turn; the paper's two pools; shuffled.",
     )
-    prefill_tokens_per_s: PositiveFloat | None = Field(
+    prefill_tokens_per_s: float | None = Field(
         None,
+        gt=0,
+        le=1e9,
         description="deadline: running samples may move to a generator where they end sooner, if that is "
         "expected to pay for their tokens so far, of which it computes so many a second. Without it none "
         "moves.",
     )
-    silence_s: PositiveFloat = Field(
-        10.0, description="A generator not heard of for so long is gone: others make its samples."
+    silence_s: float = Field(
+        10.0,
+        gt=0,
+        le=86_400,
+        description="Seconds. A generator not heard of for so long is gone: others make its samples.",
     )
 
 
 class EvaluationSection(Section):
     """Held-out problems are sampled before the first and after the last iteration, and in between."""
 
-    problems: int = Field(0, ge=0, description="How many held-out problems; 0: no evaluation.")
-    every: int = Field(0, ge=0, description="Also after every so many iterations; 0: only before and after.")
-    per_problem: Positive = 1
+    problems: int = Field(0, ge=0, le=1_000_000, description="How many held-out problems; 0: no evaluation.")
+    every: int = Field(
+        0,
+        ge=0,
+        le=100_000_000,
+        description="Also after every so many iterations; 0: only before and after.",
+    )
+    per_problem: int = Field(1, gt=0, le=65_536, description="Samples of each held-out problem.")
 
 
 class KafkaSection(Section):
     """The Kafka cluster. Credentials come from the environment: STREAMRL_KAFKA_*."""
 
-    bootstrap_servers: str = Field(
+    bootstrap_servers: Servers = Field(
         "local",
         description="host:port,host:port of your cluster, or `local`: the one that `streamrl up` runs.",
     )
-    replication: Positive = Field(1, description="Replicas of each topic; 3 on a cluster of your own.")
-    retention_hours: Positive = Field(24 * 14, description="How long samples and prompts are kept.")
+    replication: int = Field(
+        1, gt=0, le=32, description="Replicas of each topic; 3 on a cluster of your own."
+    )
+    retention_hours: int = Field(
+        24 * 14, gt=0, le=1_000_000, description="Hours for which samples and prompts are kept."
+    )
 
 
 class SiteSection(Section):
     """A site far from the object store: a relay fetches weights once for all its generators."""
 
-    cache: str = Field(
+    cache: StoreUrl = Field(
         "local",
         description="Where the site keeps weights: file:///path, s3://bucket/prefix; `local`: a folder of "
         "the machine that its processes run on.",
     )
-    relays: Positive = Field(1, description="Relays that share the fetching; more have more connections.")
-    generators: Positive = Field(1, description="Generator processes at the site.")
+    relays: int = Field(
+        1, gt=0, le=256, description="Relays that share the fetching; more have more connections."
+    )
+    generators: int = Field(1, gt=0, le=4096, description="Generator processes at the site.")
     elsewhere: bool = Field(
         False,
         description="Its processes are not started on this machine. A run that is a Prefect flow calls the "
@@ -347,24 +459,31 @@ class PlacementSection(Section):
     """Where things run. The same algorithm runs anywhere by changing only this section."""
 
     kafka: KafkaSection = KafkaSection()
-    store: str = Field(
+    store: StoreUrl = Field(
         "local",
         description="fsspec URL for weights and checkpoints: s3://bucket/prefix, file:///path; `local`.",
     )
     generators: int = Field(
         1,
         ge=0,
+        le=4096,
         description="Generator processes that the run starts; more may `streamrl join` it at any moment.",
     )
-    sites: dict[Name, SiteSection] = Field({}, description="Far sites by name, each with generators.")
-    restarts: int = Field(3, ge=0, description="How often a process that dies is started again.")
+    sites: dict[Name, SiteSection] = Field(
+        {}, max_length=1000, description="Far sites by name, each with generators."
+    )
+    restarts: int = Field(
+        3, ge=0, le=1_000_000, description="How often a process that dies is started again."
+    )
 
 
 class DeadlinesSection(Section):
     """Nothing waits for ever: seconds without progress after which a process says what it waited for."""
 
-    start_s: PositiveFloat = Field(300.0, description="For a process to be ready.")
-    progress_s: PositiveFloat = Field(600.0, description="Without the next group, record or weights.")
+    start_s: float = Field(300.0, gt=0, le=_MONTH_S, description="For a process to be ready.")
+    progress_s: float = Field(
+        600.0, gt=0, le=_MONTH_S, description="Without the next group, record or weights."
+    )
 
 
 class RunSpec(Section):
@@ -373,7 +492,12 @@ class RunSpec(Section):
     run: Name = Field(
         description="Name: small letters, digits and dashes. Each start gets a number: count-1."
     )
-    seed: int = Field(0, ge=0)
+    seed: int = Field(
+        0,
+        ge=0,
+        le=2**63 - 1,
+        description="All that is drawn follows from it: order of problems, samples, weights.",
+    )
     task: TaskSection
     model: ModelSection
     sampling: SamplingSection = SamplingSection()
@@ -386,7 +510,7 @@ class RunSpec(Section):
     evaluation: EvaluationSection = EvaluationSection()
     placement: PlacementSection = PlacementSection()
     deadlines: DeadlinesSection = DeadlinesSection()
-    report: str = Field("runs", description="Folder in which each run gets its report folder.")
+    report: FilePath = Field("runs", description="Folder in which each run gets its report folder.")
 
     @property
     def composes_on_arrival(self) -> bool:
@@ -439,6 +563,11 @@ class RunSpec(Section):
             )
         if self.algorithm.mode == "offline" and self.loss.resample:
             raise ValueError("loss.resample draws new groups, and offline nothing is generated")
+        if self.evaluation.problems * (self.algorithm.iterations + 1) >= ROUND:
+            raise ValueError(
+                f"evaluation.problems times algorithm.iterations must be less than {ROUND}: they number "
+                "the groups"
+            )
         if self.task.jsonl and self.evaluation.problems and not self.task.held_out_jsonl:
             raise ValueError("evaluation.problems needs task.held_out_jsonl with a JSONL task")
         return self

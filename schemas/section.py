@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args, get_origin
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+# For numbers without bounds of their own. A field that has some writes all of them: a second `le` here would
+# win over the field's.
+Positive = Annotated[int, Field(gt=0, le=1_000_000_000)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]
 
 
 class Section(BaseModel):
-    """A section of the run file: unknown keys are errors, and nothing changes after reading."""
+    """A section of the run file: unknown keys are errors, numbers finite, nothing changes after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """To Python true is 1: `groups: true` would be a run of one group."""
+        given = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(one, bool) for one in given) and info.field_name:
+            kinds = set(_kinds(cls.model_fields[info.field_name].annotation))
+            if bool not in kinds and kinds & {int, float}:
+                word = str(next(one for one in given if isinstance(one, bool))).lower()
+                raise ValueError(f"a number is expected, found {word} (yes and on are true to YAML, too)")
+        return value
+
+
+def _kinds(annotation: Any) -> Iterator[type]:
+    """All plain types in an annotation, those of a Literal's values too."""
+    if get_origin(annotation) is Literal:
+        yield from (type(one) for one in get_args(annotation))
+    elif isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    for inner in get_args(annotation) if get_origin(annotation) is not Literal else ():
+        yield from _kinds(inner)
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:

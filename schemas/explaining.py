@@ -1,0 +1,114 @@
+"""The errors of a run file for people: file, line, field, what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from schemas.runspec import RunSpec
+from schemas.section import is_named, section_of
+from schemas.shortening import shown
+from schemas.yaml_text import Location, shown_name
+
+_MOST = 20  # problems that are told of one file
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where settings come from: the file, the lines of its parts, and what the command line changes."""
+
+    path: Path
+    lines: Mapping[Location, int]
+    overrides: Sequence[str] = ()
+
+    def of(self, name: str, location: Location) -> str:
+        """The place of a setting: the file and line, or the override that gave it."""
+        line = self._line(location)
+        where = f"{self.path}:{line}" if line else str(self.path)
+        said = {override.partition("=")[0]: f"--set {override[:200]}" for override in self.overrides}
+        if whole := [text for key, text in said.items() if f"{name}.".startswith(f"{key}.")]:
+            return whole[-1]
+        if inside := [text for key, text in said.items() if not name or key.startswith(f"{name}.")]:
+            return f"{where} with {' '.join(inside[:8])}"
+        return where
+
+    def _line(self, location: Location) -> int | None:
+        """The line of the deepest part of a location that the file has."""
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.lines:
+                return self.lines[location[:length]]
+        return None
+
+
+def explain(problems: Sequence[Any], origin: Origin) -> str:
+    """A line for each problem; of very many the first ones, and how many more there are."""
+    lines = dict.fromkeys(_explain(problem, origin) for problem in problems[:_MOST])
+    more = len(problems) - _MOST
+    return "\n".join([*lines, *([f"{origin.path}: … and {more} more problems"] if more > 0 else [])])
+
+
+def _explain(problem: Any, origin: Origin) -> str:
+    location = tuple(
+        part for part in problem["loc"] if not str(part).startswith(("literal[", "list[", "constrained"))
+    )
+    name = shown_name(location)
+    where = origin.of(".".join(str(part) for part in location), location)
+    kind, given = problem["type"], problem.get("input")
+    section = _section(location[:-1])
+    if kind == "extra_forbidden":
+        return f"{where}: {name}: unknown key{_hint(str(location[-1]), section)}"
+    if kind == "missing":
+        described = section.model_fields[str(location[-1])].description if section else None
+        return f"{where}: {name}: missing{f' ({described})' if described else ''}"
+    if kind == "literal_error":
+        return f"{where}: {name}: {_choice(given, problem['ctx']['expected'])}"
+    if kind == "model_type" or kind == "model_attributes_type":
+        return f"{where}: {name}: a section with keys is expected, found {shown(given)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    found = "" if kind == "value_error" else f" (found {shown(given)})"
+    return f"{where}: {name or 'run file'}: {message[0].lower()}{message[1:]}{found}"
+
+
+def _hint(key: str, section: type[BaseModel] | None) -> str:
+    allowed = sorted(section.model_fields) if section else []
+    close = difflib.get_close_matches(key, allowed, n=1)
+    elsewhere = [] if close else [f"{name}.{key}" for name, other in _sections() if key in other.model_fields]
+    hint = f"; did you mean {(close or elsewhere)[0]!r}?" if close or elsewhere else ""
+    return f"{hint} (allowed here: {', '.join(allowed)})"
+
+
+def _choice(given: object, expected: str) -> str:
+    options = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
+    close = difflib.get_close_matches(given[:80], options, n=1) if isinstance(given, str) else []
+    return f"{shown(given)} is not one of {expected}{f'; did you mean {close[0]!r}?' if close else ''}"
+
+
+def _sections(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """All sections, those in other ones too, by their names."""
+    for name, field in kind.model_fields.items():
+        inner = section_of(field)
+        if inner is not None:
+            yield f"{prefix}{name}", inner
+            yield from _sections(inner, f"{prefix}{name}.")
+
+
+def _section(location: Sequence[Any]) -> type[BaseModel] | None:
+    """The section that a location is in."""
+    here: type[BaseModel] = RunSpec
+    parts = iter(location)
+    for part in parts:
+        field = here.model_fields.get(str(part))
+        if field is None:
+            return None
+        inner = section_of(field)
+        if inner is None:
+            return None
+        here = inner
+        if is_named(field):
+            next(parts, None)
+    return here
