@@ -6,7 +6,7 @@ Explained
 ├── WeightsError      weights                  infra.weights
 ├── RunError          a run's record           infra.runs
 ├── WaitedTooLong     a deadline               infra.waiting
-├── TaskError         the user's task          producers.tasks
+├── TaskError         the user's task          producers.problems
 ├── EngineError       the engine               producers.engines
 ├── TrainingFailed    a step                   consumers.failing
 ├── AnotherTrainer    two trainers of one run  consumers.ledger

@@ -6,39 +6,72 @@ import hashlib
 import importlib
 import importlib.util
 import itertools
-import json
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from infra.errors import Explained
+from producers.problems import Problem, TaskError, checked, read_jsonl, said
 from schemas.runspec import RunSpec, TaskSection
+from schemas.shortening import shown
 
-Problem = dict[str, Any]
+__all__ = ["Problem", "Reward", "TaskError", "load_problems", "load_reward"]
+
 Reward = Callable[[Problem, str], float | dict[str, float]]
 
-
-class TaskError(Explained):
-    """A task that can't be used; the message names the file and the problem."""
+_log = logging.getLogger("streamrl")
+_END = object()
 
 
 def load_problems(spec: RunSpec, split: str) -> list[Problem]:
-    """The problems of a split, each with "id" and "prompt"; at most task.limit."""
-    task = spec.task
-    problems = [
-        _checked(problem, number, task)
-        for number, problem in enumerate(itertools.islice(_rows(task, split), task.limit))
-    ]
+    """The problems of a split, each with "id" and "prompt"; at most task.limit, with a warning."""
+    rows = _rows(spec.task, split)
+    problems = list(identified(itertools.islice(rows, spec.task.limit), spec.task, split))
     if not problems:
         raise TaskError(f"the task has no problems in split {split!r}")
-    seen: set[str] = set()
-    for problem in problems:
-        if problem["id"] in seen:
-            raise TaskError(f"two problems of split {split!r} have the id {problem['id']!r}: ids must differ")
-        seen.add(problem["id"])
+    if len(problems) == spec.task.limit and _has_more(rows):
+        _log.warning(
+            "the task has more than %d problems in split %r; the others are left out (task.limit)",
+            spec.task.limit, split,
+        )  # fmt: skip
     return problems
+
+
+def first_problems(task: TaskSection, split: str, most: int) -> list[Problem]:
+    """The first problems of a split, as `load_problems` has them."""
+    return list(identified(itertools.islice(_rows(task, split), most), task, split))
+
+
+def identified(rows: Iterable[Any], task: TaskSection, split: str) -> Iterator[Problem]:
+    """Rows as problems, each with an id of its own; raises TaskError for one that can't be used."""
+    seen: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        problem = checked(row, number, task)
+        name = problem["id"]
+        if name is None:
+            name = _name_by_prompt(problem["prompt"], seen)
+        elif name in seen:
+            raise TaskError(
+                f"two problems of split {split!r} have the id {shown(name)}: problems {seen[name]} and "
+                f"{number} (task.id_field {task.id_field!r}); ids must differ"
+            )
+        seen[name] = number
+        yield {**problem, "id": name}
+
+
+def _name_by_prompt(prompt: str, seen: Mapping[str, int]) -> str:
+    """Two problems may have one prompt, and other answers: the second has another name than the first."""
+    name = hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
+    return next(one for n in itertools.count(1) if (one := name if n == 1 else f"{name}-{n}") not in seen)
+
+
+def _has_more(rows: Iterator[Any]) -> bool:
+    try:
+        return next(rows, _END) is not _END
+    except TaskError:
+        return True  # what is wrong behind the limit is nobody's business
 
 
 def load_reward(task: TaskSection) -> Reward:
@@ -63,8 +96,8 @@ def load_module(source: str) -> ModuleType:
     if not source.endswith(".py"):
         try:
             return importlib.import_module(source)
-        except ImportError as error:
-            raise TaskError(f"module {source} can't be imported: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise TaskError(f"module {source} can't be imported: {said(error)}") from error
     path = Path(source).resolve()
     if not path.is_file():
         raise TaskError(f"{path}: no such file")
@@ -77,9 +110,9 @@ def load_module(source: str) -> ModuleType:
     sys.modules[name] = module
     try:
         found.loader.exec_module(module)
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TaskError(f"{path} can't be imported: {type(error).__name__}: {error}") from error
+        raise TaskError(f"{path} can't be imported: {said(error)}") from error
     return module
 
 
@@ -87,34 +120,19 @@ def _rows(task: TaskSection, split: str) -> Iterator[Problem]:
     if task.python:
         yield from _from_python(task.python, split)
     elif task.jsonl:
-        yield from _from_jsonl(
-            Path(task.held_out_jsonl or "" if split == task.held_out_split else task.jsonl)
-        )
+        yield from read_jsonl(Path(task.held_out_jsonl or "" if split == task.held_out_split else task.jsonl))
     else:
         yield from _from_dataset(task.dataset or "", split)
 
 
-def _from_python(source: str, split: str) -> Iterator[Problem]:
-    problems: Callable[[str], Iterable[Problem]] | None = getattr(load_module(source), "problems", None)
-    if problems is None:
+def _from_python(source: str, split: str) -> Iterator[Any]:
+    problems: Callable[[str], Iterable[Any]] | None = getattr(load_module(source), "problems", None)
+    if not callable(problems):
         raise TaskError(f"{source} has no function problems(split)")
     try:
         yield from problems(split)
-    except Exception as error:
-        raise TaskError(f"{source}: problems({split!r}) failed: {type(error).__name__}: {error}") from error
-
-
-def _from_jsonl(path: Path) -> Iterator[Problem]:
-    try:
-        with path.open() as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    try:
-                        yield json.loads(line)
-                    except ValueError as error:
-                        raise TaskError(f"{path}:{number}: not JSON: {error}") from error
-    except OSError as error:
-        raise TaskError(f"{path}: can't be read: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{source}: problems({split!r}) failed: {said(error)}") from error
 
 
 def _from_dataset(name: str, split: str) -> Iterator[Problem]:
@@ -132,20 +150,8 @@ def _from_dataset(name: str, split: str) -> Iterator[Problem]:
         else:
             rows = datasets.load_dataset(name, split=split)
     except Exception as error:
-        raise TaskError(f"dataset {name}, split {split}: {type(error).__name__}: {error}") from error
-    yield from rows
-
-
-def _checked(problem: Any, number: int, task: TaskSection) -> Problem:
-    if not isinstance(problem, dict):
-        raise TaskError(f"problem {number} is a {type(problem).__name__}; a dict is expected")
-    prompt = problem.get(task.prompt_field)
-    if not isinstance(prompt, str) or not prompt:
-        raise TaskError(f"problem {number} has no text in {task.prompt_field!r} (task.prompt_field)")
-    known = problem.get(task.id_field)
+        raise TaskError(f"dataset {name}, split {split}: {said(error)}") from error
     try:
-        json.dumps(problem)  # it travels to the reward
-    except (TypeError, ValueError) as error:
-        raise TaskError(f"problem {number} has a value that JSON does not have: {error}") from error
-    name = str(known) if known is not None else hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
-    return {**problem, "id": name, "prompt": prompt}
+        yield from rows
+    except Exception as error:
+        raise TaskError(f"dataset {name}, split {split}: a row can't be read: {said(error)}") from error

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from infra.errors import Explained
+from producers.problems import said
+
+
+class TokenizerError(Explained):
+    """A model's tokenizer that can't be used."""
 
 
 def load_tokenize(model: str) -> Callable[[str], list[int]]:
@@ -29,10 +37,24 @@ def _fast(model: str) -> Any:
         return None
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(file))
+    with _explained(file):
+        return Tokenizer.from_file(str(file))
 
 
 def _slow(model: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model)
+    with _explained(Path(model)):
+        return AutoTokenizer.from_pretrained(model)
+
+
+@contextlib.contextmanager
+def _explained(place: Path) -> Iterator[None]:
+    """What these libraries raise has no base of its own."""
+    try:
+        yield
+    except Exception as error:
+        raise TokenizerError(
+            f"{place}: there is no tokenizer that can be read: {said(error)}. Save it with "
+            "tokenizer.save_pretrained(), in the model's folder"
+        ) from error

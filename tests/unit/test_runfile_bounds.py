@@ -412,7 +412,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
 )
 PIECES = st.sampled_from(
-    ["[", "]", "{", "}", ": ", "- ", "&a ", "*a ", "!!binary ", "!x ", "|\n ", ">\n  ", "? ", "%TAG ", "---\n",
+    ["[", "]", "{", "}", ": ", "- ", "&a ", "*a ", "!!binary ", "!x ", "|\n ", ">\n  ", "? ", "%TAG ",
+     "---\n",
      "...\n",
      '"\\', "'", "\t", "\0", "\ufeff", "\x85", "# ", "<<: ", "0x", "1_0", "1e999",
      "2001-01-01", "~", ".nan", "\n"]

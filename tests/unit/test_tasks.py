@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+import os
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from producers.problems import LARGEST
 from producers.tasks import TaskError, load_problems, load_reward
+from producers.tokenizing import TokenizerError, load_tokenize
 from schemas.runspec import RunSpec, TaskSection
 from tests.factories import make_spec
 
@@ -79,6 +84,98 @@ def test_a_problem_must_be_json(tmp_path: Path) -> None:
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
     with pytest.raises(TaskError, match="problem 0 has a value that JSON does not have"):
         load_problems(spec_with(dataset=str(tmp_path / "saved")), "train")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"prompt": "\xff"}', r"task.jsonl:2: it is not UTF-8 text: found the byte 0xff, the 13th"),
+        (b"[" * 100_000, r"task.jsonl:2: not JSON: RecursionError"),
+        (b'{"prompt": "1", "answer": NaN}', r"task.jsonl:2: not JSON: .*NaN is no JSON"),
+        (b'{"prompt": "1", "answer": -Infinity}', r"task.jsonl:2: not JSON: .*-Infinity is no JSON"),
+        (b'{"prompt": "1", "answer": 1e999}', r"task.jsonl:2: not JSON: .*'1e999' is too large"),
+        (b'{"prompt": "1", "answer": ' + b"9" * 9_999 + b"}", r"task.jsonl:2: not JSON: ValueError"),
+        (b'{"prompt": "' + b"x" * LARGEST + b'"}', r"task.jsonl:2: a line of more than 4,194,304 bytes"),
+        (b'{"prompt": "' + "é".encode() * 3_000_000 + b'"}', r"task.jsonl:2: a line of more than"),
+        (b'{"id": "b", "prompt": "\\ud800"}', r"problem 1 has text .* lone surrogate U\+D800; its id is 'b'"),
+        (b'{"id": "b", "prompt": "1", "answer": "\\ud800"}', r"problem 1 has text .*U\+D800; its id is 'b'"),
+        (b'{"id": "b", "prompt": "a\\u0000"}', r"problem 1 has the character U\+0000 in 'prompt'.*id is 'b'"),
+        (b'{"id": "b\\u0000", "prompt": "a"}', r"problem 1 has the character U\+0000 in 'id'"),
+        (b'{"id": "b", "prompt": 3}', r"problem 1 has no text in 'prompt' .*; a int is there; its id is 'b'"),
+        (b'{"id": ["b"], "prompt": "1"}', r"problem 1 has a list for an id; text or a number"),
+        (b'{"id": true, "prompt": "1"}', r"problem 1 has a bool for an id"),
+        (b'{"id": "", "prompt": "1"}', r"problem 1 has an id of 0 characters; 1 to 256"),
+        (b'{"id": "' + b"i" * 300 + b'", "prompt": "1"}', r"problem 1 has an id of 300 characters"),
+        (b'{"id": "a", "prompt": "1"}', r"split 'train' have the id 'a': problems 0 and 1 .*ids must differ"),
+        (b'{"prompt": "1", "deep": ' + b"[" * 100 + b"]" * 100 + b"}", r"problem 1 has more than 64 levels"),
+        (b'"text"', r"problem 1 is a str; a dict is expected"),
+        (b"null", r"problem 1 is a NoneType; a dict is expected"),
+        (b"{", r"task.jsonl:2: not JSON"),
+    ],
+)
+def test_lines_that_cannot_be_used(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "task.jsonl").write_bytes(b'{"id": "a", "prompt": "0"}\n' + line + b"\n")
+    with pytest.raises(TaskError, match=message) as caught:
+        load_problems(spec_with(jsonl=str(tmp_path / "task.jsonl")), "train")
+    assert len(str(caught.value)) < 1_500
+
+
+def test_files_that_are_no_jsonl(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "nowhere", "."):
+        with pytest.raises(TaskError, match="there is no such file"):
+            load_problems(spec_with(jsonl=str(tmp_path / name)), "train")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise SystemExit(3)", "can't be imported: SystemExit: 3"),
+        ("import nothing_of_the_kind", "can't be imported: ModuleNotFoundError"),
+        ("def problems(split): raise SystemExit(0)", r"problems\('train'\) failed: SystemExit: 0"),
+        ("def problems(split): return 3", r"problems\('train'\) failed: TypeError"),
+        ("problems = 3", r"has no function problems\(split\)"),
+        (
+            "def problems(split): yield {'prompt': 'x', 'loop': float('nan')}",
+            "a value that JSON does not have",
+        ),
+        (
+            "def problems(split):\n  d = {'prompt': 'x'}; d['d'] = d; yield d",
+            "JSON does not have: .*Circular",
+        ),
+        ("def problems(split): yield {'prompt': 'x', 'y': 'z' * (4 << 20)}", "at most 4,194,304 are allowed"),
+    ],
+)
+def test_python_tasks_that_cannot_be_used(tmp_path: Path, code: str, message: str) -> None:
+    (tmp_path / "broken.py").write_text(f"{code}\n")
+    with pytest.raises(TaskError, match=message):
+        load_problems(spec_with(python=str(tmp_path / "broken.py"), reward=None), "train")
+
+
+def test_one_prompt_with_several_answers(tmp_path: Path) -> None:
+    """The first keeps the id that runs before have recorded; the others are told apart by a number."""
+    rows = [{"prompt": "1+1=", "answer": answer} for answer in ("2", "10", "2")]
+    names = [
+        problem["id"]
+        for problem in load_problems(spec_with(jsonl=write_jsonl(tmp_path / "task.jsonl", rows)), "train")
+    ]
+    first = hashlib.blake2b(b"1+1=", digest_size=8).hexdigest()
+    assert names == [first, f"{first}-2", f"{first}-3"]
+
+
+def test_a_source_that_is_cut_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_jsonl(tmp_path / "task.jsonl", ROWS)
+    with caplog.at_level(logging.WARNING, "streamrl"):
+        assert load_problems(spec_with(jsonl=path, limit=2), "train") == ROWS
+        assert not caplog.records
+        assert load_problems(spec_with(jsonl=path, limit=1), "train") == ROWS[:1]
+    assert "more than 1 problems in split 'train'; the others are left out (task.limit)" in caplog.text
+
+
+def test_a_tokenizer_that_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match=r"tokenizer.json: there is no tokenizer that can be read"):
+        load_tokenize(str(tmp_path))
 
 
 def test_other_field_names_and_no_id(tmp_path: Path) -> None:

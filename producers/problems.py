@@ -1,0 +1,124 @@
+"""One problem of a task: what it may be, and JSONL files of them. Foreign text, bounded before it is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.errors import Explained
+from schemas.runspec import TaskSection
+from schemas.shortening import printable, shown
+
+Problem = dict[str, Any]
+
+LARGEST = 4 << 20  # bytes of a problem as JSON: with its tokens it has to fit a record
+_LONGEST_ID = 256  # characters
+_DEEPEST = 64  # levels of lists and dicts
+
+
+class TaskError(Explained):
+    """A task that can't be used; the message names the file and the problem."""
+
+
+def said(error: BaseException) -> str:
+    """An error of the user's code: its kind and the start of what it says."""
+    return printable(f"{type(error).__name__}: {error}", 1_000)
+
+
+def checked(problem: Any, number: int, task: TaskSection) -> Problem:
+    """A problem with "id" and "prompt"; the id is None if it has none of its own."""
+    if not isinstance(problem, dict):
+        raise TaskError(f"problem {number} is a {type(problem).__name__}; a dict is expected")
+    known = problem.get(task.id_field)
+    named = "" if known is None else f"; its id is {shown(known)}"
+    prompt = problem.get(task.prompt_field)
+    if not isinstance(prompt, str) or not prompt:
+        found = f"; a {type(prompt).__name__} is there" if prompt is not None and prompt != "" else ""
+        raise TaskError(
+            f"problem {number} has no text in {task.prompt_field!r} (task.prompt_field){found}{named}"
+        )
+    wrong = _wrong(problem) or _wrong_text(prompt, task.prompt_field) or _wrong_id(known, task.id_field)
+    if wrong:
+        raise TaskError(f"problem {number} {wrong}{named}")
+    return {**problem, "id": None if known is None else str(known), "prompt": prompt}
+
+
+def _wrong_id(known: Any, field: str) -> str:
+    if known is None:
+        return ""
+    if isinstance(known, bool) or not isinstance(known, str | int | float):
+        return f"has a {type(known).__name__} for an id; text or a number is expected (task.id_field)"
+    text = str(known)
+    if not 0 < len(text) <= _LONGEST_ID:
+        return f"has an id of {len(text):,} characters; 1 to {_LONGEST_ID} are allowed (task.id_field)"
+    return _wrong_text(text, field)
+
+
+def _wrong(problem: Problem) -> str:
+    """Why it can't travel to the reward."""
+    try:
+        text = json.dumps(problem, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"has a value that JSON does not have: {said(error)}"
+    if _levels(problem) > _DEEPEST:
+        return f"has more than {_DEEPEST} levels of lists and dicts"
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        return f"has text that is no Unicode: the lone surrogate U+{ord(text[error.start]):04X}"
+    return f"has {size:,} bytes as JSON; at most {LARGEST:,} are allowed" if size > LARGEST else ""
+
+
+def _levels(value: Any) -> int:
+    """Levels of lists and dicts; a loop, as deep as they may be."""
+    levels, here = 0, [value]
+    while here:
+        inside = [one for one in here if isinstance(one, dict | list | tuple)]
+        here = [inner for one in inside for inner in (one.values() if isinstance(one, dict) else one)]
+        levels += bool(inside)
+    return levels
+
+
+def _wrong_text(text: str, field: str) -> str:
+    return f"has the character U+0000 in {field!r}: it is not allowed there" if "\0" in text else ""
+
+
+def read_jsonl(path: Path) -> Iterator[Any]:
+    """The values of a file, one a line; raises TaskError with the line's number."""
+    try:
+        if not path.is_file():
+            raise TaskError(f"{path}: there is no such file")
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(LARGEST + 1):
+                number += 1
+                if len(line) > LARGEST:
+                    raise TaskError(f"{path}:{number}: a line of more than {LARGEST:,} bytes")
+                if line.strip():
+                    yield _parsed(line, f"{path}:{number}")
+    except OSError as error:
+        raise TaskError(f"{path}: can't be read: {error}") from error
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        found = f"found the byte 0x{line[error.start]:02x}, the {error.start + 1}th of the line"
+        raise TaskError(f"{where}: it is not UTF-8 text: {found}") from None
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{where}: not JSON: {said(error)}") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{shown(text)} is too large for a number")
+    return number
