@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
-import json
 from pathlib import Path
 
+from flows.looking.model import BadModel, longest_context, wrong_config, wrong_tensors
+from flows.looking.places import wrong_folder
+from flows.places import store_url
 from flows.request import Request
 from infra.weights.adapter import check_targets
 from infra.weights.errors import WeightsError
@@ -19,10 +21,30 @@ from schemas.runspec import RunSpec
 def check(request: Request) -> RunSpec:
     """The run spec, if all that it names is there. Changes nothing and imports none of the user's code."""
     spec = load(request.runfile, request.overrides)
-    problems = [*_model_problems(spec), *_task_problems(spec), *_backbone_problems(spec)]
+    problems = problems_of(spec)
     if problems:
         raise RunFileError("\n".join(f"{request.runfile}: {problem}" for problem in problems))
     return spec
+
+
+def problems_of(spec: RunSpec) -> list[str]:
+    """What is wrong with the files and places that a run file names, as far as a glance tells."""
+    return [
+        *_model_problems(spec),
+        *_task_problems(spec),
+        *_backbone_problems(spec),
+        *_place_problems(spec),
+    ]
+
+
+def _place_problems(spec: RunSpec) -> list[str]:
+    urls = {"placement.store": store_url(spec.placement.store)}
+    urls |= {
+        f"placement.sites.{name}.cache": site.cache
+        for name, site in spec.placement.sites.items()
+        if not site.elsewhere
+    }
+    return [wrong for field, url in urls.items() if (wrong := wrong_folder(field, url))]
 
 
 def _model_problems(spec: RunSpec) -> list[str]:
@@ -33,6 +55,8 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: there is no folder {folder}"]
     if not (folder / "config.json").is_file():
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
+    if damaged := [*wrong_config(folder), *wrong_tensors(folder)]:
+        return [f"model.path: {one}" for one in damaged]
     return [*_context_problems(spec, folder), *_lora_problems(spec, folder)]
 
 
@@ -60,8 +84,10 @@ def _may_have(layer: str) -> bool:
 
 def _backbone_problems(spec: RunSpec) -> list[str]:
     folder = spec.lengths.backbone
-    if folder == "none" or (Path(folder) / "config.json").is_file():
+    if folder == "none":
         return []
+    if (Path(folder) / "config.json").is_file():
+        return [f"lengths.backbone: {one}" for one in wrong_tensors(Path(folder))]
     return [f"lengths.backbone: {folder} is not a folder with a Hugging Face model (it has no config.json)"]
 
 
@@ -73,7 +99,10 @@ def check_context(spec: RunSpec, model: Path) -> None:
 
 
 def _context_problems(spec: RunSpec, folder: Path) -> list[str]:
-    limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    try:
+        limit = longest_context(folder)
+    except BadModel as error:
+        return [str(error)]
     longest = spec.sampling.max_prompt_tokens + spec.sampling.max_tokens
     if limit is None or longest <= limit:
         return []
@@ -119,8 +148,8 @@ def _function_problems(field: str, where: str, usual: str) -> list[str]:
 
 def _missing_function(field: str, file: Path, function: str) -> list[str]:
     try:
-        tree = ast.parse(file.read_text())
-    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
         return [f"{field}: {file} can't be read as Python: {error}"]
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     names = {name for node in ast.walk(tree) for name in _names_bound(node)} | set(functions)

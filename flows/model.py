@@ -42,24 +42,39 @@ def prepare_model(spec: RunSpec, progress: Progress) -> Path:
     return target
 
 
+def model_at_hand(spec: RunSpec) -> Path | None:
+    """The folder that `prepare_model` would give, if it is there already; nothing is built."""
+    try:
+        folder = Path(spec.model.path or models_folder() / build_key(spec.model.build or "", spec.seed))
+        return folder.resolve() if folder.is_dir() else None
+    except (OSError, RunFailed):
+        return None
+
+
 def build_key(build: str, seed: int) -> str:
     """A hash of all that a built model depends on, as far as can be told from its files."""
     source, _, function = build.rpartition(":")
     digest = hashlib.sha256(f"{function}\0{seed}\0".encode())
-    for file in _sources(source):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    try:
+        for file in _sources(source):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    except OSError as error:
+        raise RunFailed(f"model.build: {source} can't be read: {error}") from error
     return digest.hexdigest()[:16]
 
 
 def _sources(source: str) -> list[Path]:
     """The builder's file, and those beside it whose name it mentions."""
     if not source.endswith(".py"):
-        found = importlib.util.find_spec(source)
+        try:
+            found = importlib.util.find_spec(source)
+        except (ImportError, ValueError):
+            found = None
         if found is None or found.origin is None:
             raise RunFailed(f"model.build: there is no module {source}")
         source = found.origin
     main = Path(source)
-    text = main.read_text()
+    text = main.read_text(errors="replace")
     beside = (file for file in main.parent.glob("*.py") if file != main and file.stem in text)
     return [main, *sorted(beside)]
 

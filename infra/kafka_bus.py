@@ -87,6 +87,16 @@ class KafkaBus:
         finally:
             admin.close()
 
+    def broker_count(self) -> int:
+        """How many brokers the cluster has."""
+        admin = self._connect(KafkaAdminClient)
+        try:
+            return len(admin.describe_cluster()["brokers"])
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self.bootstrap_servers}: brokers can't be listed: {error}") from error
+        finally:
+            admin.close()
+
     def _settings(self, topic: Topic) -> dict[str, Any]:
         settings = {"max.message.bytes": str(LARGEST_RECORD)}
         if topic.compacted:

@@ -9,12 +9,12 @@ The task's own prints go to standard error: the pipe is for answers alone.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from typing import Any
 
-from producers.tasks import Reward, TaskError, load_reward
+from producers.problems import said
+from producers.tasks import Reward, TaskError, load_reward, parts_of
 from schemas.runspec import TaskSection
 
 
@@ -34,14 +34,11 @@ def main() -> None:
 
 def _answer(reward: Reward, job: dict[str, Any]) -> dict[str, Any]:
     try:
-        value = reward(job["problem"], job["completion"])
-        parts = value if isinstance(value, dict) else {"reward": value}
-        parts = {str(name): float(part) for name, part in parts.items()}
+        return {"parts": parts_of(reward(job["problem"], job["completion"]))}
+    except TaskError as error:
+        return {"error": str(error)}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    if not parts or not all(math.isfinite(part) for part in parts.values()):
-        return {"error": f"the reward is not a finite number: {parts}"}
-    return {"parts": parts}
+        return {"error": said(error)}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import itertools
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ Reward = Callable[[Problem, str], float | dict[str, float]]
 
 _log = logging.getLogger("streamrl")
 _END = object()
+_MOST_PARTS = 100
 
 
 def load_problems(spec: RunSpec, split: str) -> list[Problem]:
@@ -78,6 +80,26 @@ def load_reward(task: TaskSection) -> Reward:
     """The reward function."""
     where = task.reward or f"{task.python}:reward"
     return load_function(where)
+
+
+def parts_of(value: Any) -> dict[str, float]:
+    """What a reward function gave, as parts by name; raises TaskError if that is no finite number."""
+    given = value if isinstance(value, dict) else {"reward": value}
+    if not given or len(given) > _MOST_PARTS:
+        raise TaskError(f"the reward has {len(given)} parts; 1 to {_MOST_PARTS} are allowed")
+    parts = {str(name): _number(part) for name, part in given.items()}
+    if not all(math.isfinite(part) for part in parts.values()):
+        raise TaskError(f"the reward is not a finite number: {shown(parts)}")
+    return parts
+
+
+def _number(part: Any) -> float:
+    if isinstance(part, str | bytes):  # float() would take "1": a mistake that shows late
+        raise TaskError(f"the reward is not a number: {shown(part)} is text")
+    try:
+        return float(part)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TaskError(f"the reward is not a number, but a {type(part).__name__}: {said(error)}") from None
 
 
 def load_function(where: str) -> Callable[..., Any]:

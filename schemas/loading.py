@@ -98,6 +98,7 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
         name, colon, function = value.partition(":")
         try:
             candidate = (folder / name).resolve()
+            str(candidate).encode()  # what is no UTF-8 could not stand in the run's record
             return f"{candidate}{colon}{function}" if candidate.exists() else value
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a folder that may not be read
             raise RunFileError(f"{value}: can't be looked for beside the run file: {error}") from None

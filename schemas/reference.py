@@ -11,19 +11,31 @@ from pydantic_core import PydanticUndefined
 from schemas.losses import OWN, LossSection
 from schemas.runspec import RunSpec
 from schemas.section import is_named, section_of
+from schemas.yaml_text import DEEPEST, MOST_NODES
 
 _HEAD = """# The run file
 
-One YAML file is all of a run. Unknown keys are errors; `streamrl run FILE --check` validates without \
-running, and
-`--set section.key=value` changes a setting for one start. This page is made by `streamrl schema --markdown`;
+One YAML file is all of a run. Unknown keys are errors, and so are numbers out of range; `--set
+section.key=value` changes a setting for one start. This page is made by `streamrl schema --markdown`;
 `streamrl schema` prints the JSON schema for editors. Paths of files are relative to the run file.
+
+`streamrl run FILE --check` starts nothing, and says of each thing whether it is fine: the run file and the
+files that it names; the model's config, tensors and tokenizer; the task, which is imported in a process of
+its own, without credentials and with a deadline: its first problems, their length in tokens, and the reward
+of one answer; the store (is it there, can it be written); the broker, if it is not `local`. All that is
+wrong is said at once. It ends with 0 if all is fine, with 2 if the run file can't be read or names files
+that are not there, with 1 if something else is wrong. Whatever of this takes no time is looked at before
+every start, too.
+
+A run file has at most 1 MiB, {values:,} values and {levels} levels. It holds text, numbers, true, false and
+null, in lists and mappings; an alias counts as all that it stands for. Dates and other tags are errors.
 """
 
 
 def markdown() -> str:
     """The whole page."""
-    sections = [_HEAD, "## Top level\n", _table(RunSpec, skip_sections=True)]
+    head = _HEAD.format(values=MOST_NODES, levels=DEEPEST)
+    sections = [head, "## Top level\n", _table(RunSpec, skip_sections=True)]
     for name, field in RunSpec.model_fields.items():
         kind = section_of(field)
         if kind is not None:

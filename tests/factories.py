@@ -99,6 +99,23 @@ def make_patch(tensors: Mapping[str, torch.Tensor], root: str = "r") -> PatchFil
     return PatchFile({}, model_of(tensors), since=None, root=root)
 
 
+def make_model_files(folder: Path) -> Path:
+    """A folder that looks like a model, to all who don't load it: no torch is needed to make it."""
+    import json
+
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"model.embed_tokens.weight": np.zeros((4, 2), np.float32)}, folder / "model.safetensors")
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate("?0123456789+=:")}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int = 64) -> Path:
     """A Qwen2 model (of some 60,000 parameters) with random weights and a tokenizer of characters."""
     import torch

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import INTERRUPTED, fail, out, plain_errors, sigterm_interrupts
+from flows.cli.talk import FAILED, INTERRUPTED, USER_ERROR, fail, out, plain_errors, sigterm_interrupts
 
 NEWEST = ""
 
@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 def run(
     runfile: Annotated[str, typer.Argument(help="The run file, such as examples/count.yaml.")],
     check: Annotated[
-        bool, typer.Option("--check", help="Only look whether it could run; change nothing.")
+        bool, typer.Option("--check", help="Only look whether it could run; start nothing.")
     ] = False,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
@@ -55,15 +55,38 @@ def run(
     if resume_id and not resume:
         raise RunFileError(f"{resume_id}: a second argument is the id of a run to go on with, after --resume")
     request = Request(runfile, tuple(changes or ()), (resume_id or True) if resume else None)
-    spec = look_at(request)
     if check:
-        out().print(
-            f"{runfile} is fine: {spec.algorithm.iterations} iterations of {spec.algorithm.groups} × "
-            f"{spec.algorithm.group_size} samples, {spec.algorithm.mode}",
-            highlight=False,
-        )
+        check_only(request)
         return
+    look_at(request)
     carry_out(request, prefect=prefect)
+
+
+def check_only(request: object) -> None:
+    """Say of each thing if it is fine. Ends with 2 if the run file names what is not there, else with 1."""
+    from rich.console import Console
+
+    from flows.checks import problems_of
+    from flows.looking import Finding, look
+    from flows.request import Request
+    from schemas.loading import load
+
+    assert isinstance(request, Request)
+    spec = load(request.runfile, request.overrides)
+    problems, errors = problems_of(spec), Console(stderr=True)
+    named = [Finding(request.runfile, problem, wrong=True) for problem in problems]
+    findings = [*named, *look(spec, problems)]
+    for finding in findings:
+        console, sign = (errors, "") if finding.wrong else (out(), "✓ ")
+        style = "red" if finding.wrong else None
+        console.print(f"{sign}{finding.line}", style=style, markup=False, highlight=False, soft_wrap=True)
+    if any(finding.wrong for finding in findings):
+        raise typer.Exit(USER_ERROR if named else FAILED)
+    out().print(
+        f"{request.runfile} is fine: {spec.algorithm.iterations} iterations of {spec.algorithm.groups} × "
+        f"{spec.algorithm.group_size} samples, {spec.algorithm.mode}",
+        highlight=False,
+    )
 
 
 def carry_out(request: object, *, prefect: bool) -> None:

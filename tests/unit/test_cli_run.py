@@ -1,5 +1,6 @@
 """`streamrl run`: what it refuses before anything is started, and how it ends."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,16 @@ from typer.testing import CliRunner
 
 from flows.cli import app, running
 from flows.request import Request, Result, RunCancelled, RunFailed
+from tests.factories import make_model_files
 
 RUN = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
-TASK = "def problems(split):\n    return []\n\ndef reward(problem, completion):\n    return 0.0\n"
+TASK = """
+def problems(split):
+    return [{"id": "a", "prompt": "1+1=", "answer": "2"}]
+
+def reward(problem, completion):
+    return 0.0
+"""
 SUMMARY = {
     "result": [
         {
@@ -46,8 +54,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "count.yaml").write_text(RUN)
     (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    make_model_files(tmp_path / "model")
     return CliRunner()
 
 
@@ -55,8 +62,10 @@ def test_check_changes_nothing(cli: CliRunner, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     result = cli.invoke(app, ["run", "count.yaml", "--check", "--set", "algorithm.mode=async"])
     assert result.exit_code == 0
-    assert result.output == "count.yaml is fine: 100 iterations of 32 × 8 samples, async\n"
-    assert sorted(tmp_path.rglob("*")) == before
+    assert result.output.endswith("count.yaml is fine: 100 iterations of 32 × 8 samples, async\n")
+    things = [line.split()[1] for line in result.output.splitlines()[:-1]]
+    assert things == ["model:", "task:", "tokenizer:", "reward:", "store:", "broker:"]
+    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
 def test_a_broken_run_file_is_a_user_error(cli: CliRunner, tmp_path: Path) -> None:
@@ -95,9 +104,42 @@ def test_a_folder_that_is_no_model(cli: CliRunner, tmp_path: Path) -> None:
     assert "has no config.json: it is not a Hugging Face model" in result.stderr
 
 
-def test_the_task_is_not_imported_by_a_check(cli: CliRunner, tmp_path: Path) -> None:
+def test_the_task_is_imported_elsewhere_by_a_check(cli: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK + "\nimport os\nos._exit(3)\n")
+    result = cli.invoke(app, ["run", "count.yaml", "--check"])
+    assert result.exit_code == 1
+    assert "task.py:reward: the process ended with exit code 3" in result.stderr
+
+
+def test_the_task_is_not_imported_by_a_start(
+    cli: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "task.py").write_text(TASK + "\nraise SystemExit('imported')\n")
-    assert cli.invoke(app, ["run", "count.yaml", "--check"]).exit_code == 0
+    monkeypatch.setattr(running, "run_here", lambda *_, **__: Result("count-1", Path("runs"), SUMMARY))
+    assert cli.invoke(app, ["run", "count.yaml"]).exit_code == 0
+
+
+def test_all_that_is_wrong_is_said_at_once(cli: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK.replace("return 0.0", "return None"))
+    (tmp_path / "model" / "config.json").write_text("{")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    changes = ["--set", "placement.kafka.replication=3", "--set", "lengths.backbone=nowhere"]
+    result = cli.invoke(app, ["run", "count.yaml", "--check", *changes])
+    assert result.exit_code == 2
+    said = result.stderr.splitlines()
+    assert len(said) == 5
+    for line, expected in zip(
+        said,
+        [
+            "count.yaml: model.path: .*config.json is damaged: .* Save the model again",
+            "count.yaml: lengths.backbone: nowhere is not a folder",
+            "model: .*has no tokenizer: save it there with",
+            "reward: of problem 'a': the reward is not a number, but a NoneType",
+            "broker: the local one .*, and has one broker: placement.kafka.replication is 3, set it to 1",
+        ],
+        strict=True,
+    ):
+        assert re.match(expected, line)
 
 
 def test_a_run_id_needs_resume(cli: CliRunner) -> None:

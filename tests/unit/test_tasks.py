@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from producers.problems import LARGEST
 from producers.tasks import TaskError, load_problems, load_reward
@@ -18,6 +20,14 @@ from producers.tokenizing import TokenizerError, load_tokenize
 from schemas.runspec import RunSpec, TaskSection
 from tests.factories import make_spec
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+)
+JSON = (
+    st.fixed_dictionaries({}, optional={"id": VALUES, "prompt": VALUES | st.text(), "answer": VALUES})
+    | VALUES
+)
 ROWS = [{"id": "a", "prompt": "1+1=", "answer": "2"}, {"id": "b", "prompt": "1+2=", "answer": "3"}]
 
 
@@ -120,6 +130,19 @@ def test_lines_that_cannot_be_used(tmp_path: Path, line: bytes, message: str) ->
     assert len(str(caught.value)) < 1_500
 
 
+@settings(max_examples=300, deadline=5_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(st.one_of(st.binary(max_size=40), JSON.map(json.dumps).map(str.encode)), max_size=4))
+def test_any_file_is_problems_or_an_explained_error(lines: list[bytes], tmp_path: Path) -> None:
+    (tmp_path / "task.jsonl").write_bytes(b"\n".join(lines))
+    try:
+        problems = load_problems(spec_with(jsonl=str(tmp_path / "task.jsonl")), "train")
+    except TaskError as error:
+        assert len(str(error)) < 1_500
+    else:
+        assert len({problem["id"] for problem in problems}) == len(problems)
+        assert all(problem["prompt"].encode() for problem in problems)
+
+
 def test_files_that_are_no_jsonl(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "nowhere", "."):
@@ -136,7 +159,7 @@ def test_files_that_are_no_jsonl(tmp_path: Path) -> None:
         ("def problems(split): return 3", r"problems\('train'\) failed: TypeError"),
         ("problems = 3", r"has no function problems\(split\)"),
         (
-            "def problems(split): yield {'prompt': 'x', 'loop': float('nan')}",
+            "def problems(split): yield {'prompt': 'x', 'y': float('nan')}",
             "a value that JSON does not have",
         ),
         (

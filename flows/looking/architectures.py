@@ -1,0 +1,56 @@
+"""Which kinds of models the installed transformers and vLLM know, from their tables: neither is imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+_GENERATING = {"_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS"}
+
+
+@cache
+def trained() -> dict[str, str]:
+    """transformers' causal language models: the class by model_type. Empty if its table is not found."""
+    for name, value in _tables("transformers", "models/auto/modeling_auto.py"):
+        if name == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" and isinstance(value, ast.Call) and value.args:
+            pairs = _literal(value.args[0])
+            return {str(key): str(one) for key, one in pairs} if isinstance(pairs, list) else {}
+    return {}
+
+
+@cache
+def generated() -> frozenset[str]:
+    """Classes that vLLM generates with. Empty if its table is not found."""
+    found: set[str] = set()
+    for name, value in _tables("vllm", "model_executor/models/registry.py"):
+        if name in _GENERATING and isinstance(value, ast.Dict):
+            found |= {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
+    return frozenset(found)
+
+
+def _tables(package: str, file: str) -> list[tuple[str, ast.expr]]:
+    """The names that a module of a package assigns at its top, and what."""
+    try:
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            return []
+        tree = ast.parse((Path(found.origin).parent / file).read_text())
+    except (ImportError, OSError, ValueError, SyntaxError):
+        return []
+    tables: list[tuple[str, ast.expr]] = []
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        tables += [(one.id, value) for one in targets if isinstance(one, ast.Name) and value is not None]
+    return tables
+
+
+def _literal(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

@@ -1,0 +1,139 @@
+"""A process that looks at a task: it imports it, reads its first problems, and scores one completion.
+
+    argv 1  a Job, as JSON
+    argv 2  descriptor for what is found, one JSON line at a time:
+            {"pid", "doing"}                  what begins now: whoever waits knows what it waits for
+            {"pid", "thing", "said", "wrong"} what was found
+            {"pid", "done"}                   all was looked at
+
+What the task prints goes to standard output and error, which are not read as answers. The task may hang,
+exit, fork or print what it likes: `flows.looking.task` waits for this process, and kills it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+from pydantic import BaseModel
+
+from infra.errors import Explained
+from producers.problems import Problem, TaskError, said
+from producers.tasks import Reward, first_problems, load_reward, parts_of
+from producers.tokenizing import load_tokenize
+from schemas.runspec import TaskSection
+from schemas.shortening import printable, shown
+
+
+class Job(BaseModel):
+    """What is to be looked at."""
+
+    task: TaskSection
+    splits: list[str]  # whose first problems are read
+    first: int
+    tokenizer: str | None  # the model's folder, if it is there
+    longest: int  # tokens of a prompt
+
+
+class _Answers:
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "w", buffering=1)
+        self.pid = os.getpid()  # a task may fork: what its copy of this process says is not ours
+
+    def tell(self, **line: Any) -> None:
+        self._file.write(json.dumps({"pid": os.getpid(), **line}) + "\n")
+
+    def doing(self, what: str) -> None:
+        self.tell(doing=what)
+
+    def found(self, thing: str, said: str, *, wrong: bool = False) -> None:
+        self.tell(thing=thing, said=said, wrong=wrong)
+
+
+def main() -> None:
+    """Look, and say what is found; each part by itself, so that one that is broken hides no other."""
+    answers = _Answers(int(sys.argv[2]))
+    job = Job.model_validate_json(sys.argv[1])
+    reward = _reward(job, answers)
+    problems = [problem for split in job.splits for problem in _problems(job, split, answers)]
+    if problems and job.tokenizer:
+        _tokenize(job, job.tokenizer, problems, answers)
+    if problems and reward:
+        _score(reward, problems[0], answers)
+    answers.tell(done=True)
+
+
+def _reward(job: Job, answers: _Answers) -> Reward | None:
+    where = job.task.reward or f"{job.task.python}:reward"
+    answers.doing(f"the import of {where}")
+    try:
+        return load_reward(job.task)
+    except TaskError as error:
+        answers.found("reward", str(error), wrong=True)
+        return None
+
+
+def _problems(job: Job, split: str, answers: _Answers) -> list[Problem]:
+    answers.doing(f"reading the first problems of split {split!r}")
+    try:
+        found = first_problems(job.task, split, job.first)
+    except TaskError as error:
+        answers.found("task", str(error), wrong=True)
+        return []
+    if found:
+        answers.found("task", f"the first {len(found)} problems of split {split!r} can be used")
+    else:
+        answers.found("task", f"there are no problems in split {split!r}", wrong=True)
+    return found
+
+
+def _tokenize(job: Job, folder: str, problems: list[Problem], answers: _Answers) -> None:
+    answers.doing(f"tokenizing with the tokenizer in {folder}")
+    try:
+        tokenize = load_tokenize(folder)
+        lengths = [len(tokenize(problem["prompt"])) for problem in problems]
+    except Explained as error:
+        answers.found("tokenizer", str(error), wrong=True)
+        return
+    except Exception as error:
+        answers.found("tokenizer", f"the one in {folder} fails: {said(error)}", wrong=True)
+        return
+    out = sum(not 0 < length <= job.longest for length in lengths)
+    allowed = f"{job.longest} are allowed (sampling.max_prompt_tokens)"
+    text = f"prompts of {min(lengths)} to {max(lengths)} tokens; {allowed}"
+    if out == len(lengths):
+        answers.found("tokenizer", f"{text}: none of the first {len(lengths)} could be used", wrong=True)
+    else:
+        answers.found("tokenizer", f"{text}{f': {out} of {len(lengths)} are left out' if out else ''}")
+
+
+def _score(reward: Reward, problem: Problem, answers: _Answers) -> None:
+    answers.doing(f"the reward of problem {shown(problem['id'])}")
+    answer = problem.get("answer")
+    completion = answer if isinstance(answer, str) else ""
+    try:
+        _fits(reward, problem, completion)
+        parts = parts_of(reward(problem, completion))
+    except TaskError as error:
+        answers.found("reward", f"of problem {shown(problem['id'])}: {error}", wrong=True)
+    except (Exception, SystemExit) as error:
+        answers.found("reward", f"it fails on problem {shown(problem['id'])}: {said(error)}", wrong=True)
+    else:
+        names = printable(", ".join(parts), 200)
+        answers.found("reward", f"{shown(completion)} earns {sum(parts.values()):g} ({names})")
+
+
+def _fits(reward: Reward, problem: Problem, completion: str) -> None:
+    try:
+        inspect.signature(reward).bind(problem, completion)
+    except TypeError as error:
+        raise TaskError(f"it is called as reward(problem, completion), and it can't be: {error}") from None
+    except ValueError:
+        return  # a built-in function without a signature
+
+
+if __name__ == "__main__":
+    main()
