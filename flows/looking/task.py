@@ -75,7 +75,7 @@ class _Probe:
     def __enter__(self) -> _Probe:
         self._answers, theirs = os.pipe()
         name, _, value = self._mark.partition("=")
-        environment = without_credentials(worker_environment()) | {name: value, "HF_HUB_OFFLINE": "1"}
+        environment = without_credentials(worker_environment()) | {name: value}
         try:
             self._process = start(
                 [sys.executable, "-m", "producers.task_probe", self._job.model_dump_json(), str(theirs)],
@@ -143,7 +143,10 @@ class _Probe:
     def _trouble(self) -> str:
         """Why it will not come to its end; empty if it may."""
         if time.monotonic() - self._since > self._limit:
-            return f"it takes longer than {self._limit:g} s"
+            setting = (
+                "task.reward_deadline_s" if self._scores else f"deadlines.start_s, {LONGEST_S:g} at most"
+            )
+            return f"it takes longer than {self._limit:g} s ({setting})"
         if self._size > _MOST_ANSWERS or len(self._rest) > _MOST_ANSWERS:
             return "it writes to descriptors that are not its own"
         if (memory := self._memory()) > MOST_MEMORY:
@@ -156,10 +159,14 @@ class _Probe:
         return f"the process {how}"
 
     @property
+    def _scores(self) -> bool:
+        return self._doing.startswith("the reward")
+
+    @property
     def _limit(self) -> float:
         if self._doing == _START:
             return LONGEST_S
-        if self._doing.startswith("the reward"):
+        if self._scores:
             return self._spec.task.reward_deadline_s
         return min(LONGEST_S, self._spec.deadlines.start_s)
 
