@@ -59,8 +59,10 @@ def _store(thing: str, field: str, url: str) -> Finding:
         return Finding(thing, said, wrong=full)
     try:
         within(_ANSWER_S, lambda: open_store(url).list("streamrl-looks-here"))
-    except (NoAnswer, Explained) as error:
-        return Finding(thing, f"{field}: {url} can't be listed: {error}", wrong=True)
+    except NoAnswer as error:
+        return Finding(thing, f"{field}: {url}: {error}", wrong=True)
+    except Explained as error:
+        return Finding(thing, f"{field}: {error}", wrong=True)
     return Finding(thing, f"{url} answers, and can be listed")
 
 
@@ -75,7 +77,9 @@ def _broker(spec: RunSpec, servers: str) -> Finding:
         return Finding("broker", said, wrong=wanted)
     try:
         brokers = within(_ANSWER_S, lambda: KafkaBus(servers, name="streamrl-check").broker_count())
-    except (BusError, NoAnswer) as error:
+    except NoAnswer as error:
+        return Finding("broker", f"placement.kafka.bootstrap_servers: {servers}: {error}", wrong=True)
+    except BusError as error:
         return Finding("broker", f"placement.kafka.bootstrap_servers: {error}", wrong=True)
     if brokers < kafka.replication:
         few = f"{servers} has {brokers} brokers: placement.kafka.replication is {kafka.replication}, lower it"

@@ -37,6 +37,10 @@ def fill(bus: Bus, topic: Topic, count: int) -> None:
     writer.close()
 
 
+def test_brokers_are_counted(kafka: str) -> None:
+    assert KafkaBus(kafka).broker_count() == 1
+
+
 def test_records_come_back_by_partition_in_order(bus: Bus, topic: Topic) -> None:
     fill(bus, topic, 900)
     records = read_all(bus, topic, deadline_s=20)
