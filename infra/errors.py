@@ -6,6 +6,7 @@ Explained
 ├── WeightsError      weights                  infra.weights
 ├── KeysError         signatures               infra.keys
 ├── RunError          a run's record           infra.runs
+├── NotOurTopics      a broker's topics        infra.ownership
 ├── WaitedTooLong     a deadline               infra.waiting
 ├── TaskError         the user's task          producers.tasks
 ├── EngineError       the engine               producers.engines

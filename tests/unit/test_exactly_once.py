@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from consumers import forward
+from infra.store import StoreError
+from infra.store_identity import identify
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec, make_tiny_model
-from tests.fakes.crashing import AFTER, BEFORE, TORN, Crash, World, crashes_of
+from tests.fakes.crashing import AFTER, BEFORE, TORN, Crash, Life, World, crashes_of
 
 ALGORITHM = {"iterations": 4, "groups": 2, "group_size": 2, "learning_rate": 1e-2}
 TRAINER = {"checkpoint_every": 2, "keep_checkpoints": 1, "keep_weights": 4}
@@ -100,3 +102,24 @@ def test_crashes_in_a_row(tmp_path_factory: pytest.TempPathFactory, model: str, 
         world.live(Crash(data.draw(st.sampled_from(writes)).replace("e00", f"e{start:02d}"), when))
     assert not world.live().dead
     assert world.outcome() == calm.outcome()
+
+
+def test_a_store_that_vanishes_ends_the_trainer_and_gets_nothing(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left under a disk's mount point looks like a new store: all steps would be trained into it."""
+    world = world_of(tmp_path, spec_of(), model)
+    identify(world.context.store)
+    store, written = tmp_path / "store", Life.write
+
+    def unmounting(life: Life, what: str, *effects: Any) -> None:
+        if what.startswith("put") and "/weights/v000002" in what and store.stat().st_nlink > 2:
+            store.rename(tmp_path / "elsewhere")
+            store.mkdir()
+        written(life, what, *effects)
+
+    monkeypatch.setattr(Life, "write", unmounting)
+    with pytest.raises(StoreError, match=r"is not the one that this run began in .* is it mounted"):
+        world.live()
+    assert list(store.iterdir()) == []
+    assert len(world.ledger()) < 4
