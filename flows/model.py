@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flows.places import models_folder
 from flows.request import RunFailed
+from infra.credentials import unset_credentials
 from infra.stack.files import locked
 from infra.supervise.team import Team
 from infra.waiting import Wait
@@ -72,7 +73,7 @@ def _build(spec: RunSpec, target: Path, progress: Progress) -> None:
     work.mkdir()
     (work / "progress").touch()
     argv = [
-        sys.executable, "-m", "flows.build_model", "--build", spec.model.build,
+        *unset_credentials(), sys.executable, "-m", "flows.build_model", "--build", spec.model.build,
         "--folder", str(work / "model"), "--seed", str(spec.seed), "--progress", str(work / "progress"),
     ]  # fmt: skip
     threads = str(min(8, len(os.sched_getaffinity(0))))
