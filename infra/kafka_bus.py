@@ -7,11 +7,11 @@ used is looked at by hand, so that the error says why: `infra.kafka_probe`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from infra.bus import BusError, Record
 from infra.kafka_probe import Trouble, trouble
@@ -74,6 +74,18 @@ class KafkaBus:
             return set(admin.list_topics())
         except KafkaError as error:
             raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be listed: {error}") from error
+        finally:
+            admin.close()
+
+    def delete_topics(self, names: Collection[str]) -> None:
+        admin = self._connect(KafkaAdminClient)
+        try:
+            there = sorted(set(names) & set(admin.list_topics()))
+            with contextlib.suppress(UnknownTopicOrPartitionError):  # another one removed it in between
+                if there:
+                    admin.delete_topics(there)
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be removed: {error}") from error
         finally:
             admin.close()
 

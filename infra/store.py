@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from infra.errors import Explained
 from infra.private import make_private
@@ -64,6 +64,14 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
+
+
+@runtime_checkable
+class Prunable(Protocol):
+    """A store in which folders are left when their objects are gone."""
+
+    def prune(self, prefix: str) -> None:
+        """Remove empty folders from a folder on, and that one."""
 
 
 def open_store(url: str) -> Store:
@@ -182,6 +190,14 @@ class FileStore:
                     path.unlink()
                     found += 1
         return found
+
+    def prune(self, prefix: str) -> None:
+        """Remove empty folders from a folder on, and that one."""
+        self._check()
+        top = self._root / prefix
+        for folder, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):  # it is not empty
+                Path(folder).rmdir()
 
     def _check(self) -> None:
         """Raise if the folder is not the one of the known id: one look at a file, and mostly no more."""
