@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import fsspec
@@ -127,22 +128,24 @@ class FsspecStore:
         if not hasattr(self._fs, "call_s3"):
             return 0
         bucket, _, folder = self._path(prefix).partition("/")
-        before, found = time.time() - upload_grace_s, 0
+        found = 0
         with self._asking(prefix, "swept"):
-            for upload in self._uploads(bucket, f"{folder}/"):
-                if upload["Initiated"].timestamp() < before:
+            for upload, now in self._uploads(bucket, f"{folder}/"):
+                if upload["Initiated"].timestamp() < now - upload_grace_s:
                     named = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
                     with contextlib.suppress(FileNotFoundError):  # it has just ended
                         self._fs.call_s3("abort_multipart_upload", **named)
                     found += 1
         return found
 
-    def _uploads(self, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
-        """Uploads in parts that have not ended."""
+    def _uploads(self, bucket: str, prefix: str) -> Iterator[tuple[dict[str, Any], float]]:
+        """Uploads in parts that have not ended; with each the time, by the server's clock."""
         marks: dict[str, str] = {}
         while True:
             page = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **marks)
-            yield from page.get("Uploads", [])
+            now = _server_time(page)
+            for upload in page.get("Uploads", []):
+                yield upload, now
             if not page.get("IsTruncated"):
                 return
             marks = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
@@ -161,3 +164,12 @@ class FsspecStore:
         if isinstance(error, FileNotFoundError) and code_of(error) != "NoSuchBucket":
             return Missing(f"{self.url}/{key} is not there")
         return StoreError(f"{self.url}/{key} can't be {what}: {explained(error)}")
+
+
+def _server_time(answer: dict[str, Any]) -> float:
+    """When a server has answered: its clock, by which uploads were begun, may differ from ours."""
+    said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return parsedate_to_datetime(said).timestamp()
+    except (TypeError, ValueError):
+        return time.time()

@@ -18,6 +18,7 @@ import pytest
 from infra.bus import BusError, read_all
 from infra.kafka_bus import KafkaBus
 from infra.kafka_security import PREFIX
+from infra.stack import local
 from infra.stack.kafka import KafkaService, _java, _properties
 from infra.stack.paths import StackPaths
 from infra.stack.ports import any_free_port
@@ -258,3 +259,24 @@ def _copy(one: socket.socket, other: socket.socket) -> None:
             other.sendall(data)
     except OSError:
         pass
+
+
+def test_the_local_broker_asks_for_the_login_of_the_environment(
+    new_home: Callable[[str], StackPaths], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = {"SECURITY_PROTOCOL": "SASL_PLAINTEXT", "SASL_MECHANISM": "PLAIN", "USERNAME": "me"}
+    for name, value in {**login, "PASSWORD": 'a "quoted" \\back\\ one'}.items():
+        monkeypatch.setenv(f"{PREFIX}{name}", value)
+    paths = new_home("login")
+    try:
+        address = local.up(prefect=False, paths=paths).bootstrap_servers
+        assert address is not None
+        assert _properties(paths).stat().st_mode & 0o777 == 0o600
+        use(address)
+        monkeypatch.setenv(f"{PREFIX}PASSWORD", "another")
+        assert "the password: " in refusal(address)
+        for name in (*login, "PASSWORD"):
+            monkeypatch.delenv(f"{PREFIX}{name}")
+        assert "asks for a login, by PLAIN" in refusal(address)
+    finally:
+        local.down(paths=paths)
