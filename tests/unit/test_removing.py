@@ -25,6 +25,8 @@ from schemas.topics import Topics
 from schemas.wire import encode
 from tests.factories import make_spec
 
+TOPICS = len(Topics("test-1", 2).all())
+
 
 class Made:
     """Two runs, test-1 and test-10, with topics and objects."""
@@ -65,12 +67,12 @@ def test_all_of_a_run_goes_and_nothing_else(made: Made) -> None:
     made.beat("ended")
     seen: list[tuple[int, int]] = []
     found = remains(made.store, "test-1", made.open)
-    assert (len(found.topics), len(found.objects)) == (12, 41)
+    assert (len(found.topics), len(found.objects)) == (TOPICS, 41)
     remove(made.store, found, made.open, progress=lambda done, whole: seen.append((done, whole)))
     assert seen[-1] == (41, 41) and len(seen) == 41
     assert runs.runs_of(made.store) == ["test-10"]
     assert {name.partition(".")[0] for name in made.bus.topic_names()} == {"test-10"}
-    assert len(made.bus.topic_names()) == 12
+    assert len(made.bus.topic_names()) == TOPICS
     assert os.listdir(made.folder / "store" / "runs") == ["test-10"]
     assert len(made.store.list("runs/test-10")) == 41
     assert (made.folder / "runs" / "test-1").is_dir(), "the report is asked for by itself"
@@ -128,7 +130,7 @@ def test_topics_of_another_stores_run_stay(made: Made, tmp_path: Path) -> None:
     assert (found.foreign, found.topics) == (made.store.url, [])
     remove(other, found, made.open)
     assert not other.list("runs")
-    assert len(made.bus.topic_names()) == 24
+    assert len(made.bus.topic_names()) == 2 * TOPICS
 
 
 @pytest.mark.parametrize("run", ["..", "", ".", "test-1/weights", "../runs/test-1", "*"])
@@ -142,7 +144,7 @@ def test_the_command_asks_and_says_when_there_is_nothing(made: Made, monkeypatch
     monkeypatch.setattr("infra.process.connect", lambda record, name: made.bus)
     words, cli = ["rm", "test-1", "--store", made.store.url], CliRunner()
     refused = cli.invoke(app, words, input="n\n")
-    assert refused.exit_code == 2 and "12 topics, 41 objects" in refused.output
+    assert refused.exit_code == 2 and f"{TOPICS} topics, 41 objects" in refused.output
     assert runs.runs_of(made.store) == ["test-1", "test-10"]
     done = cli.invoke(app, [*words, "--yes"])
     assert done.exit_code == 0 and "run test-1 is gone" in done.output and "its report stays" in done.output
