@@ -18,6 +18,8 @@ from pathlib import Path
 
 from flows.places import models_folder
 from flows.request import RunFailed
+from infra.credentials import unset_credentials
+from infra.private import make_private
 from infra.stack.files import locked
 from infra.supervise.team import Team
 from infra.waiting import Wait
@@ -34,7 +36,7 @@ def prepare_model(spec: RunSpec, progress: Progress) -> Path:
     target = models_folder() / build_key(spec.model.build, spec.seed)
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private(target.parent)
     # Whoever holds it builds this very model: that takes as long as it takes.
     with locked(target.with_suffix(".lock"), what=f"the model {target.name}", deadline_s=3600.0):
         if not target.is_dir():
@@ -87,7 +89,7 @@ def _build(spec: RunSpec, target: Path, progress: Progress) -> None:
     work.mkdir()
     (work / "progress").touch()
     argv = [
-        sys.executable, "-m", "flows.build_model", "--build", spec.model.build,
+        *unset_credentials(), sys.executable, "-m", "flows.build_model", "--build", spec.model.build,
         "--folder", str(work / "model"), "--seed", str(spec.seed), "--progress", str(work / "progress"),
     ]  # fmt: skip
     threads = str(min(8, len(os.sched_getaffinity(0))))

@@ -17,8 +17,11 @@ from flows.watch import train
 from infra import runs
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
+from infra.orphans import sweep
+from infra.ownership import claim
 from infra.process import connect
 from infra.runs import RunRecord
+from infra.store import Store, StoreError
 from producers.ranker.states import backbone_name, check_start
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -43,7 +46,7 @@ def conduct(
     places: Places = as_phase(start_stack)(spec, screen.say)
     model: Path = as_phase(prepare_model)(spec, screen.progress)
     check_context(spec, model)
-    record: RunRecord = as_phase(create_run)(request, spec, places, model)
+    record: RunRecord = as_phase(create_run)(request, spec, places, model, screen.say)
     screen.say(f"run {record.id}: its logs are in {place.logs_folder(record)}")
     for site, planned in spec.placement.sites.items():
         if planned.elsewhere and not call_site(record, site):
@@ -61,7 +64,9 @@ def conduct(
     return result
 
 
-def create_run(request: Request, spec: RunSpec, places: Places, model: Path) -> RunRecord:
+def create_run(
+    request: Request, spec: RunSpec, places: Places, model: Path, say: Callable[[str], None]
+) -> RunRecord:
     """The run's record in the store and its topics on the broker; or those of the run that is resumed."""
     store = places.open_store()
     if spec.lengths.start and not request.resume:
@@ -70,18 +75,31 @@ def create_run(request: Request, spec: RunSpec, places: Places, model: Path) -> 
     spec = spec.model_copy(update={"report": str(Path(spec.report).absolute())})
     if request.resume:
         run = _run_to_resume(request.resume, spec, places)
-        record = runs.resume(store, run, spec, bootstrap_servers=places.bootstrap_servers)
+        record = runs.resume(store, run, spec, bootstrap_servers=places.bootstrap_servers,
+                             model=str(model), say=say)  # fmt: skip
     else:
         record = runs.create(
             store, spec, bootstrap_servers=places.bootstrap_servers, model=str(model),
             topics=KafkaBus(places.bootstrap_servers).topic_names(),
         )  # fmt: skip
     bus = connect(record, "streamrl-run")
+    topics = Topics(record.id, spec.lengths.classes)
     try:
-        bus.create_topics(Topics(record.id, spec.lengths.classes).all())
+        bus.create_topics(topics.all())
+        claim(bus, record, topics)
     finally:
         bus.close()
+    _clear(store, say)
     return record
+
+
+def _clear(store: Store, say: Callable[[str], None]) -> None:
+    """Remove what killed writes left. A server that does not allow it holds up no run."""
+    try:
+        if left := sweep(store, "runs"):
+            say(f"{left} leftovers of killed writes are gone from {store.url}")
+    except StoreError as error:
+        say(f"leftovers of killed writes stay: {error}")
 
 
 def _run_to_resume(resume: str | bool, spec: RunSpec, places: Places) -> str:

@@ -26,6 +26,7 @@ from flows.rows import Row, evaluation_row, first_of_each_step, step_row, with_r
 from flows.watch import PROCESSES_FILE
 from infra.bus import Bus, BusError, read_all
 from infra.logs import set_up
+from infra.private import make_private
 from infra.process import connect
 from infra.runs import RunError, RunRecord, find
 from infra.store import Missing, StoreError, open_store
@@ -39,7 +40,7 @@ READ_DEADLINE_S = 60.0
 
 def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
     """Write it all; returns the summary."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     (folder / "run.yaml").write_text(yaml.safe_dump(record.spec.model_dump(mode="json"), sort_keys=False))
     bus, topics = connect(record, "streamrl-report"), Topics(record.id, record.spec.lengths.classes)
     steps = first_of_each_step(_messages(bus, topics.ledger, StepRecord))

@@ -6,7 +6,7 @@ partitions and never join a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +83,9 @@ class Bus(Protocol):
 
     def topic_names(self) -> set[str]:
         """All topics that are there."""
+
+    def delete_topics(self, names: Collection[str]) -> None:
+        """Remove topics with all their records; those that are not there are passed over."""
 
     def writer(self) -> Writer:
         """A writer for any topic."""

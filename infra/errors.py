@@ -4,7 +4,9 @@ Explained
 ├── BusError          Kafka                    infra.bus
 ├── StoreError        the object store         infra.store
 ├── WeightsError      weights                  infra.weights
+├── KeysError         signatures               infra.keys
 ├── RunError          a run's record           infra.runs
+├── NotOurTopics      a broker's topics        infra.ownership
 ├── WaitedTooLong     a deadline               infra.waiting
 ├── TaskError         the user's task          producers.problems
 ├── EngineError       the engine               producers.engines

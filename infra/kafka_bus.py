@@ -1,37 +1,25 @@
 """The bus on Apache Kafka, through kafka-python.
 
-Credentials come from the environment, never from the run file:
-STREAMRL_KAFKA_SECURITY_PROTOCOL, _SASL_MECHANISM, _USERNAME, _PASSWORD, _CAFILE.
+Credentials come from the environment, never from the run file: `infra.kafka_security`. A broker that can't be
+used is looked at by hand, so that the error says why: `infra.kafka_probe`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from infra.bus import BusError, Record
+from infra.kafka_probe import Trouble, trouble
+from infra.kafka_security import checked, security_from_environment
 from schemas.topics import Topic
 
 LARGEST_RECORD = 8 << 20
 _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
-
-
-def security_from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """kafka-python's options for TLS and SASL."""
-    names = {
-        "SECURITY_PROTOCOL": "security_protocol",
-        "SASL_MECHANISM": "sasl_mechanism",
-        "USERNAME": "sasl_plain_username",
-        "PASSWORD": "sasl_plain_password",
-        "CAFILE": "ssl_cafile",
-    }
-    found = {option: environment.get(f"STREAMRL_KAFKA_{name}") for name, option in names.items()}
-    return {option: value for option, value in found.items() if value}
 
 
 class KafkaBus:
@@ -49,12 +37,14 @@ class KafkaBus:
         self.bootstrap_servers = bootstrap_servers
         self._replication, self._retention_hours = replication, retention_hours
         self._delivery_s = delivery_s
+        self._security = checked(security_from_environment())
+        self._probed = False
         self._common: dict[str, Any] = {
             "bootstrap_servers": bootstrap_servers.split(","),
             "client_id": name,
             "reconnect_backoff_max_ms": 2_000,
             "bootstrap_timeout_ms": 15_000,
-            **security_from_environment(),
+            **self._security,
         }
 
     def create_topics(self, topics: Sequence[Topic]) -> None:
@@ -94,6 +84,16 @@ class KafkaBus:
             return len(admin.describe_cluster()["brokers"])
         except KafkaError as error:
             raise BusError(f"Kafka at {self.bootstrap_servers}: brokers can't be listed: {error}") from error
+
+    def delete_topics(self, names: Collection[str]) -> None:
+        admin = self._connect(KafkaAdminClient)
+        try:
+            there = sorted(set(names) & set(admin.list_topics()))
+            with contextlib.suppress(UnknownTopicOrPartitionError):  # another one removed it in between
+                if there:
+                    admin.delete_topics(there)
+        except KafkaError as error:
+            raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be removed: {error}") from error
         finally:
             admin.close()
 
@@ -140,13 +140,23 @@ class KafkaBus:
         """Nothing is held between calls."""
 
     def _connect(self, client: Any, **options: Any) -> Any:
+        if not self._probed:
+            found = trouble(self.bootstrap_servers, self._security)
+            if found is not None and found.lasting:
+                raise self._refused(found)
+            self._probed = found is None
         try:
             return client(**self._common, **options)
         except (KafkaError, OSError, ValueError) as error:
-            raise BusError(
-                f"Kafka at {self.bootstrap_servers} can't be reached: {error or type(error).__name__}. "
-                "`streamrl up` starts the local one; a cluster of yours is placement.kafka.bootstrap_servers"
-            ) from error
+            found = trouble(self.bootstrap_servers, self._security)
+            raise self._refused(found or Trouble(str(error) or type(error).__name__, False)) from error
+
+    def _refused(self, found: Trouble) -> BusError:
+        advice = "" if found.lasting else (
+            ". `streamrl up` starts the local one; a cluster of yours is placement.kafka.bootstrap_servers"
+        )  # fmt: skip
+        verb = "used" if found.lasting else "reached"
+        return BusError(f"Kafka at {self.bootstrap_servers} can't be {verb}: {found.what}{advice}")
 
 
 class KafkaWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from infra.bus import BusError, Record
 from schemas.topics import Topic
@@ -23,6 +23,10 @@ class MemoryBus:
 
     def topic_names(self) -> set[str]:
         return set(self._topics)
+
+    def delete_topics(self, names: Collection[str]) -> None:
+        for name in names:
+            self._topics.pop(name, None)
 
     def writer(self) -> MemoryWriter:
         return MemoryWriter(self)

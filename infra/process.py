@@ -21,9 +21,11 @@ from infra.bus import Bus, BusError, Record, Writer
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.logs import set_up
+from infra.ownership import check_owner
 from infra.runs import RunRecord, find, host_name
 from infra.sites.place import Site, site_of
 from infra.store import Store, open_store
+from infra.store_identity import check_identity
 from schemas.messages import DeadLetter, Heartbeat
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -174,8 +176,11 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
     try:
         store = open_store(given.store)
         record = find(store, given.run).here(given.model, given.reward)
+        check_identity(store, record.store_id)
         bus = connect(record, f"{role}-{given.instance}")
         topics = Topics(record.id, record.spec.lengths.classes)
+        if record.identity:
+            check_owner(bus, record, topics)
         heart = Heart(record.id, role, given.instance)
         site = site_of(given.site, given.cache, given.share)
         context = Context(

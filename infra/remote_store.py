@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import fsspec
 
 from infra.refusals import Refusal, code_of, explained, refusal
-from infra.store import Exists, Missing, StoreError, whole
+from infra.store import IDENTITY, Exists, Missing, StoreError, another_store, id_in, whole
 
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # before a put is tried again that another one was in the way of
 _SMALL = 1 << 16  # bytes: so little may be sent twice
 _LARGE = 1 << 22  # bytes: so much is not sent before it is known to be missing
+_LOOK_S = 60.0  # after so long it is asked again, before a commit, whether this is still the same store
 
 
 class FsspecStore:
@@ -24,6 +27,7 @@ class FsspecStore:
         self.url = url.rstrip("/")
         self._refuses = False  # the server was seen to refuse what is there already
         self._reading: dict[str, Any] = {}
+        self._id, self._looked = "", -math.inf
         options: dict[str, Any] = {"skip_instance_cache": True}
         if url.startswith("s3"):
             # a cached listing hides what other writers put
@@ -34,6 +38,22 @@ class FsspecStore:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             raise StoreError(f"store {url}: {error}") from error
+
+    def pin(self, identity: str) -> None:
+        """From now on it is that one, or an error; its caller has just looked."""
+        self._id, self._looked = identity, time.monotonic()
+
+    def _check(self) -> None:
+        """Raise if it is not the store of the known id: an emptied prefix gives no error by itself."""
+        if not self._id or time.monotonic() - self._looked < _LOOK_S:
+            return
+        try:
+            found = id_in(self.get(IDENTITY), f"{self.url}/{IDENTITY}")
+        except Missing:
+            found = ""
+        if found != self._id:
+            raise another_store(self.url, f"its id is {found}, not {self._id}" if found else "it has no id")
+        self._looked = time.monotonic()
 
     def get(self, key: str, size: int | None = None) -> bytes:
         with self._asking(key, "read"):
@@ -49,6 +69,7 @@ class FsspecStore:
             self._fs.pipe_file(self._path(key), data)
 
     def put_new(self, key: str, data: bytes) -> None:
+        self._check()
         # A server that refuses what is being sent may cut the connection, and s3fs sends it again.
         if len(data) > _LARGE and self.exists(key):
             raise Exists(f"{self.url}/{key} is there already")
@@ -102,6 +123,33 @@ class FsspecStore:
         with contextlib.suppress(Missing), self._asking(key, "deleted"):
             self._fs.rm_file(self._path(key))
 
+    def sweep(self, prefix: str, *, file_grace_s: float, upload_grace_s: float) -> int:
+        """Abort uploads in parts that were begun long ago: their senders were killed."""
+        if not hasattr(self._fs, "call_s3"):
+            return 0
+        bucket, _, folder = self._path(prefix).partition("/")
+        found = 0
+        with self._asking(prefix, "swept"):
+            for upload, now in self._uploads(bucket, f"{folder}/"):
+                if upload["Initiated"].timestamp() < now - upload_grace_s:
+                    named = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    with contextlib.suppress(FileNotFoundError):  # it has just ended
+                        self._fs.call_s3("abort_multipart_upload", **named)
+                    found += 1
+        return found
+
+    def _uploads(self, bucket: str, prefix: str) -> Iterator[tuple[dict[str, Any], float]]:
+        """Uploads in parts that have not ended; with each the time, by the server's clock."""
+        marks: dict[str, str] = {}
+        while True:
+            page = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **marks)
+            now = _server_time(page)
+            for upload in page.get("Uploads", []):
+                yield upload, now
+            if not page.get("IsTruncated"):
+                return
+            marks = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
@@ -116,3 +164,12 @@ class FsspecStore:
         if isinstance(error, FileNotFoundError) and code_of(error) != "NoSuchBucket":
             return Missing(f"{self.url}/{key} is not there")
         return StoreError(f"{self.url}/{key} can't be {what}: {explained(error)}")
+
+
+def _server_time(answer: dict[str, Any]) -> float:
+    """When a server has answered: its clock, by which uploads were begun, may differ from ours."""
+    said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return parsedate_to_datetime(said).timestamp()
+    except (TypeError, ValueError):
+        return time.time()

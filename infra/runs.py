@@ -9,21 +9,22 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from infra.contents import contents_of
 from infra.errors import Explained
+from infra.keys import SIGNING, TRUSTED, ring_from_env
+from infra.resuming import other_bits, refused
 from infra.store import Exists, Missing, Store
+from infra.store_identity import check_identity, identify
 from schemas.runspec import RunSpec
 
 _log = logging.getLogger(__name__)
-
-# What a resumed run may change: none of it touches what is learned from a sample.
-_CHANGEABLE = {"placement", "deadlines", "report", "trainer.checkpoint_every", "trainer.keep_checkpoints",
-               "trainer.keep_weights", "trainer.learner", "trainer.ranks",
-               "trainer.zero_stage", "algorithm.iterations", "evaluation.every"}  # fmt: skip
+_KIND = "run"  # of what is signed
 
 
 class RunError(Explained):
@@ -41,6 +42,10 @@ class RunRecord(BaseModel):
     store: str
     model: str  # folder with the starting weights and the tokenizer
     created_at: float
+    identity: str = ""  # drawn when the run was made: two runs of one id in two stores differ; "": an old run
+    store_id: str = ""  # of the store that it was made in; "": an old run, which does not know
+    contents: dict[str, str] = {}  # hashes of the files that the spec names, and of the model
+    signature: str | None = None  # of all else that is here, if there was a key
 
     def here(self, model: str | None, reward: str | None) -> RunRecord:
         """As it is on a machine that has the model's folder, or the reward, at another place."""
@@ -60,16 +65,19 @@ def create(
     """A new run, under the next free number of its name; of two callers each gets a number of its own.
 
     `topics` are those of the broker: a run in another store, or in one that is gone, may have left some.
+    A store without an id gets one here.
     """
     ids = {*runs_of(store), *(topic.rpartition(".")[0] for topic in topics)}
     number = 1 + max((int(run.rpartition("-")[2]) for run in _of_name(ids, spec.run)), default=0)
+    record = RunRecord(
+        id="", spec=spec, bootstrap_servers=bootstrap_servers, store=store.url, model=model,
+        created_at=time.time(), identity=uuid.uuid4().hex, store_id=identify(store),
+        contents=contents_of(spec, model),
+    )  # fmt: skip
     while True:
-        record = RunRecord(
-            id=run_id or f"{spec.run}-{number}", spec=spec, bootstrap_servers=bootstrap_servers,
-            store=store.url, model=model, created_at=time.time(),
-        )  # fmt: skip
+        record = record.model_copy(update={"id": run_id or f"{spec.run}-{number}"})
         try:
-            store.put_new(_key(record.id), record.model_dump_json(indent=1).encode())
+            store.put_new(_key(record.id), _signed(record))
             return record
         except Exists:
             if run_id:
@@ -77,6 +85,25 @@ def create(
                     f"run {run_id} exists in {store.url}: resume it, or leave the id out"
                 ) from None
             number += 1
+
+
+def _signed(record: RunRecord) -> bytes:
+    """A record as it is stored, signed if there is a key."""
+    ring = ring_from_env()
+    said = record.model_copy(update={"signature": None}).model_dump(mode="json")
+    said["signature"] = ring.sign(_content(said), _KIND)
+    if ring.trusts and said["signature"] is None:
+        raise RunError(
+            f"run {record.id} can't be written down unsigned: {TRUSTED} is set, so nobody would believe it; "
+            f"set {SIGNING} too"
+        )
+    return json.dumps(said, indent=1).encode()
+
+
+def _content(said: dict[str, Any]) -> bytes:
+    """The bytes of a record that are signed: not those of this version's fields, but all that is there."""
+    rest = {name: value for name, value in said.items() if name != "signature"}
+    return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
 
 
 def runs_of(store: Store, name: str | None = None) -> list[str]:
@@ -97,12 +124,19 @@ def find(store: Store, run: str) -> RunRecord:
     try:
         raw = store.get(_key(run))
     except Missing:
-        known = ", ".join(runs_of(store)[-5:]) or "none"
-        raise RunError(f"there is no run {run} in {store.url}; the newest there: {known}") from None
+        known = ", ".join(runs_of(store)[-5:])
+        newest = known or "none. If there should be some: is the store mounted, and is that its URL?"
+        raise RunError(f"there is no run {run} in {store.url}; the newest there: {newest}") from None
+    where = f"{store.url}/{_key(run)}"
     try:
-        return RunRecord.model_validate(json.loads(raw))
-    except (ValidationError, ValueError) as error:
-        raise RunError(f"{store.url}/{_key(run)} is not a run record: {error}") from error
+        said = json.loads(raw)
+        record = RunRecord.model_validate(said)
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise RunError(f"{where} is not a run record: {error}") from error
+    if record.id != run:
+        raise RunError(f"{where} is the record of run {record.id}, not of {run}")
+    ring_from_env().verify(_content(said), record.signature, where, _KIND)
+    return record
 
 
 def newest(store: Store) -> RunRecord | None:
@@ -116,35 +150,30 @@ def newest(store: Store) -> RunRecord | None:
     return max(records, key=lambda record: record.created_at, default=None)
 
 
-def resume(store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str) -> RunRecord:
-    """An existing run with what may change taken from `spec`; refuses what would change what is learned."""
+def resume(
+    store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str, model: str | None = None,
+    say: Callable[[str], None] = _log.info,
+) -> RunRecord:  # fmt: skip
+    """An existing run with what may change taken from `spec`; refuses what would change what is learned.
+
+    `model`: where its starting model is now; `say` is told what the change does to the bits.
+    """
     old = find(store, run)
-    before, after = _flat(old.spec.model_dump(mode="json")), _flat(spec.model_dump(mode="json"))
-    names = [*after, *(name for name in before if name not in after)]  # a section may have been left out
-    changed = [name for name in names if before.get(name) != after.get(name) and not _changeable(name)]
-    if changed:
-        name = changed[0]
+    check_identity(store, old.store_id)
+    model = (model if old.contents else None) or old.model
+    found = contents_of(spec, model) if old.contents else {}
+    if why := refused(old.spec, spec, old.contents, found):
         raise RunError(
-            f"run {run} was started with {name} = {before.get(name)!r}; the run file now says "
-            f"{after.get(name)!r}. A resumed run must not change what is learned: undo that, "
+            f"run {run} {why}. A resumed run must not change what is learned: undo that, "
             "or start a new run without --resume"
         )
-    record = old.model_copy(update={"spec": spec, "bootstrap_servers": bootstrap_servers})
-    store.put(_key(run), record.model_dump_json(indent=1).encode())
+    if changed := other_bits(old.spec, spec):
+        say(f"run {run} goes on with other {', '.join(changed)}: what is learned is the same, the last bits "
+            "may differ from those of a run that was not resumed")  # fmt: skip
+    update = {"spec": spec, "bootstrap_servers": bootstrap_servers, "model": model, "store": store.url}
+    record = old.model_copy(update=update)
+    store.put(_key(run), _signed(record))
     return record
-
-
-def _changeable(name: str) -> bool:
-    return any(name == allowed or name.startswith(f"{allowed}.") for allowed in _CHANGEABLE)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
-    return flat
 
 
 def host_name() -> str:

@@ -3,18 +3,28 @@
 An object is there whole or not at all. `put_new` creates and never overwrites: what commits a version or a
 checkpoint; a server that overwrites all the same is found out, and refused. Credentials for S3 come from the
 environment (AWS_ACCESS_KEY_ID and so on, AWS_ENDPOINT_URL).
+
+A store that has an id (`infra.store_identity`) is written only while it is that one: what is left in its
+place when a disk was unmounted stays empty.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from infra.errors import Explained
+from infra.private import make_private
+
+IDENTITY = "streamrl-store.json"  # says which store it is
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
 
 
 class StoreError(Explained):
@@ -56,6 +66,14 @@ class Store(Protocol):
         """Remove an object, if it is there."""
 
 
+@runtime_checkable
+class Prunable(Protocol):
+    """A store in which folders are left when their objects are gone."""
+
+    def prune(self, prefix: str) -> None:
+        """Remove empty folders from a folder on, and that one."""
+
+
 def open_store(url: str) -> Store:
     """The store at an fsspec URL."""
     if "://" not in url:
@@ -75,6 +93,22 @@ class FileStore:
         self._root = Path(self.url.removeprefix("file://"))
         if not self._root.is_absolute():
             raise StoreError(f"store {url}: file:// needs an absolute path")
+        self._id = ""  # once it is known: nothing is written into another one
+        self._seen: tuple[int, int] | None = None  # device and inode of the file that says so
+        if (self._root / IDENTITY).is_file():
+            self.pin(self._id_now())
+
+    def create(self) -> None:
+        """Make the folder, for this user alone, if it is not there."""
+        try:
+            make_private(self._root)
+        except OSError as error:
+            raise StoreError(f"the store at {self.url} can't be made: {error}") from error
+
+    def pin(self, identity: str) -> None:
+        """From now on it is that one, or an error."""
+        self._id, self._seen = identity, None
+        self._check()
 
     def get(self, key: str, size: int | None = None) -> bytes:
         with self._reading(key):
@@ -89,7 +123,8 @@ class FileStore:
     def _reading(self, key: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            self._check()
             raise Missing(f"{self.url}/{key} is not there") from None
         except OSError as error:
             raise StoreError(f"{self.url}/{key} can't be read: {error}") from error
@@ -107,14 +142,16 @@ class FileStore:
 
     @contextlib.contextmanager
     def _written(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+        self._check()
         target = self._root / key
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_private(target.parent)
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            self._check()  # it may have taken a while
             yield temporary, target
         except OSError as error:
             raise StoreError(f"{self.url}/{key} can't be written: {error}") from error
@@ -123,18 +160,84 @@ class FileStore:
                 temporary.unlink()
 
     def exists(self, key: str) -> bool:
-        return (self._root / key).is_file()
+        found = (self._root / key).is_file()
+        if not found:
+            self._check()
+        return found
 
     def list(self, prefix: str) -> list[str]:
         folder = self._root / prefix
         files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".tmp"))
-        return sorted(str(path.relative_to(self._root)) for path in files)
+        found = sorted(str(path.relative_to(self._root)) for path in files)
+        if not found:
+            self._check()
+        return found
 
     def delete(self, key: str) -> None:
+        self._check()
         try:
             (self._root / key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"{self.url}/{key} can't be deleted: {error}") from error
+
+    def sweep(self, prefix: str, *, file_grace_s: float, upload_grace_s: float) -> int:
+        """Remove the temporary files of killed writes that nobody has written to for a while."""
+        self._check()
+        before, found = time.time() - file_grace_s, 0
+        for path in (self._root / prefix).rglob(".*.tmp"):
+            with contextlib.suppress(OSError):  # its writer has just removed it, or it is not ours
+                if _TEMPORARY.fullmatch(path.name) and path.stat().st_mtime < before:
+                    path.unlink()
+                    found += 1
+        return found
+
+    def prune(self, prefix: str) -> None:
+        """Remove empty folders from a folder on, and that one."""
+        self._check()
+        top = self._root / prefix
+        for folder, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):  # it is not empty
+                Path(folder).rmdir()
+
+    def _check(self) -> None:
+        """Raise if the folder is not the one of the known id: one look at a file, and mostly no more."""
+        if not self._id:
+            return
+        try:
+            there = (self._root / IDENTITY).stat()
+        except OSError as error:
+            raise another_store(self.url, str(error)) from None
+        if (there.st_dev, there.st_ino) == self._seen:
+            return
+        if (found := self._id_now()) != self._id:  # a disk that was mounted anew may be the same
+            raise another_store(self.url, f"its id is {found}, not {self._id}")
+        self._seen = there.st_dev, there.st_ino
+
+    def _id_now(self) -> str:
+        file = self._root / IDENTITY
+        try:
+            return id_in(file.read_bytes(), str(file))
+        except OSError as error:
+            raise another_store(self.url, str(error)) from None
+
+
+def id_in(raw: bytes, where: str) -> str:
+    """The id that a store's own object says."""
+    try:
+        found = json.loads(raw)["id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, str) or not found:
+        raise StoreError(f"{where} does not say which store this is: bring the file back from a copy")
+    return found
+
+
+def another_store(url: str, why: str) -> StoreError:
+    """The error when a store is not the one that it was."""
+    return StoreError(
+        f"the store at {url} is not the one that this run began in{f' ({why})' if why else ''}: is it "
+        f"mounted? Nothing was written. If you have moved the run's store, move {IDENTITY} with it"
+    )
 
 
 def whole(data: bytes, size: int, what: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Rewards in killable processes, each with a deadline.
+"""Rewards in killable processes, each with a deadline, and without our credentials.
 
 score() ──► queue ──► worker: several jobs in its pipe, answered in order ──► poll()
                          │  late, dead or unreadable: the job it was at fails, a new
@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.credentials import without_credentials
 from infra.supervise.children import kill, start
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
@@ -43,7 +44,7 @@ class _Worker:
     def __init__(self, task: TaskSection) -> None:
         self.process = start(
             [sys.executable, "-m", "producers.reward_worker", task.model_dump_json()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=without_credentials(), close_fds=True,
         )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
         self.jobs_pipe, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()

@@ -371,6 +371,16 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     wanted: str = ""  # id of the sample that it should have been, if it is not there and must be made again
 
 
+class Owner(Message, frozen=True, kw_only=True):
+    """`<run>.owner`: the run that the topics were made for. Another store may have a run of the same id."""
+
+    KIND: ClassVar[str] = "owner"
+    run: Name
+    identity: Name  # as its record says
+    store: Line
+    made_at: float
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """`<run>.status`: what a process does and what it waits for. Compacted by process; people watch it."""
 

@@ -37,10 +37,11 @@ class Topics:
         self.evals = Topic(f"{run}.evals", 1)
         self.dead = Topic(f"{run}.dead", 1)
         self.status = Topic(f"{run}.status", 1, compacted=True)
+        self.owner = Topic(f"{run}.owner", 1, compacted=True)
 
     def all(self) -> list[Topic]:
         """Every topic, in the order in which they are created."""
         return [
             self.prompts, self.assignments, self.parts, self.instances, self.samples, self.ledger,
-            self.weights, self.ranker, self.evals, self.dead, self.status,
+            self.weights, self.ranker, self.evals, self.dead, self.status, self.owner,
         ]  # fmt: skip

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from flows.cli import demo, doctor, down, export, join, logs, ranker, replay, run, schema, status, up, weights
+from flows.cli import (
+    demo,
+    doctor,
+    down,
+    export,
+    join,
+    logs,
+    ranker,
+    replay,
+    rm,
+    run,
+    schema,
+    status,
+    up,
+    weights,
+)
 
 app = typer.Typer(
     name="streamrl",
@@ -17,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for command in (up, run, join, status, logs, replay, export, weights, ranker, demo, down, doctor, schema):
+for command in (up, run, join, status, logs, replay, export, weights, ranker, rm, demo, down, doctor, schema):
     command.add_to(app)
 
 

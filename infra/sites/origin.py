@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from infra.private import make_private
 from infra.store import Missing, Store, StoreError
 from infra.waiting import WaitedTooLong
 
@@ -126,7 +127,7 @@ class Origin:
             data = self._again(lambda: self.store.get_part(key, at, size), key)
         work = path.with_suffix(".tmp")
         with contextlib.suppress(OSError):  # a full disk costs the next process this part, and us nothing
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             work.write_bytes(data)
             work.replace(path)
         return data

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import psutil
 
+from infra.private import open_to_others
 from infra.stack.errors import ToolMissing
 from infra.stack.kafka import KafkaService
 from infra.stack.kafka_install import NEEDED_JAVA, jars_present, java_command, java_version
 from infra.stack.local import state
 from infra.stack.paths import StackPaths
-from infra.stack.ports import is_free, read_port
+from infra.stack.ports import LOOPBACK, address, is_free, read_port
 from infra.stack.prefect_server import PrefectService
 from infra.stack.s3 import S3Service
 from infra.stack.s3_binary import binary
@@ -52,6 +53,7 @@ def checks(*, deep: bool = False, paths: StackPaths | None = None) -> Iterator[C
     yield _tcmalloc()
     yield from _machine(paths)
     yield from _stack(paths)
+    yield from _privacy(paths)
 
 
 def tcmalloc() -> Path | None:
@@ -184,6 +186,26 @@ def _stack(paths: StackPaths) -> Iterator[Check]:
         else:
             fix = f"read {found.log}, then streamrl up"
             yield Check(f"{found.name} service", False, found.status, fix, optional)
+
+
+def _privacy(paths: StackPaths) -> Iterator[Check]:
+    """What other users of this machine may look into, and reach."""
+    folders = [folder for folder in (paths.home, paths.home / "store", Path("runs")) if folder.is_dir()]
+    for folder in folders:
+        seen = open_to_others(folder)
+        found = f"{folder} is {'open to' if seen else 'closed to'} other users of this machine"
+        fix = f"chmod 700 {folder}: samples, prompts, logs and models are in it"
+        yield Check(f"privacy of {folder.name}", not seen, found, fix, optional=True)
+    here = address() == LOOPBACK
+    yield Check(
+        "listeners",
+        here,
+        "on the loopback address: every user of this machine reaches broker and Prefect, without a password"
+        if here
+        else f"at {address()} (STREAMRL_LISTEN): whoever reaches it reaches broker and Prefect, no password",
+        "listen on a network only if all on it are trusted; else a Kafka of yours: docs/security.md",
+        optional=True,
+    )
 
 
 def _port(found: ServiceState, paths: StackPaths, optional: bool) -> Check:

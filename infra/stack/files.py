@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from infra.private import make_private
 from infra.stack.errors import StackBusy
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write so that a reader sees the old text or the new one, whenever the writer is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     # mkstemp makes it 0600: a secret is never readable by others, not even for a moment.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -36,7 +37,7 @@ def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[int]:
 
     Waits for: the process whose pid stands in the file. Unblocked by: its end.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         until = time.monotonic() + deadline_s

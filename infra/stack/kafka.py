@@ -1,6 +1,7 @@
 """Apache Kafka as one local process, in KRaft mode: broker and controller."""
 
 import contextlib
+import re
 import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import ClassVar
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from infra.kafka_security import PREFIX, checked, security_from_environment
+from infra.stack.errors import WrongCredentials
 from infra.stack.files import write_whole
 from infra.stack.kafka_config import JVM_OPTIONS, log4j_properties, server_properties
 from infra.stack.kafka_install import ensure_jars, java_command
@@ -38,7 +41,10 @@ class KafkaService(Service):
         write_whole(_log4j(paths), log4j_properties(_server_log(paths)))
         write_whole(
             _properties(paths),
-            server_properties(data=paths.kafka_data, port=port, controller_port=controller_port),
+            server_properties(
+                data=paths.kafka_data, port=port, controller_port=controller_port, login=_login()
+            ),
+            mode=0o600,
         )
         if not (paths.kafka_data / "meta.properties").exists():
             self._format(context)
@@ -78,12 +84,28 @@ def _answers(address: str) -> bool:
             bootstrap_timeout_ms=3_000,
             request_timeout_ms=3_000,
             client_id="streamrl-up",
+            **(security_from_environment() if _login() else {}),
         )
         try:
             return len(admin.describe_cluster()["brokers"]) > 0
         finally:
             admin.close()
     return False
+
+
+def _login() -> tuple[str, str] | None:
+    """The login that the local broker asks for, if the environment asks for one without TLS."""
+    found = security_from_environment()
+    if found.get("security_protocol") != "SASL_PLAINTEXT" or found.get("sasl_mechanism") != "PLAIN":
+        return None
+    checked(found)
+    user, password = str(found["sasl_plain_username"]), str(found["sasl_plain_password"])
+    if not re.fullmatch(r"[A-Za-z0-9_]+", user) or not re.fullmatch(r"[ -~]+", password):
+        raise WrongCredentials(
+            f"{PREFIX}USERNAME or {PREFIX}PASSWORD is none that the local Kafka can ask for",
+            fix="take letters, digits and _ for the name, and ASCII for the password",
+        )
+    return user, password
 
 
 def _java(paths: StackPaths) -> list[str]:

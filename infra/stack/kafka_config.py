@@ -22,7 +22,10 @@ JVM_OPTIONS = (
 )
 
 
-def server_properties(*, data: Path, port: int, controller_port: int) -> str:
+Login = tuple[str, str]  # user name and password
+
+
+def server_properties(*, data: Path, port: int, controller_port: int, login: Login | None = None) -> str:
     return _lines(
         {
             # One process is broker and controller.
@@ -30,11 +33,11 @@ def server_properties(*, data: Path, port: int, controller_port: int) -> str:
             "node.id": "1",
             "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
             "controller.listener.names": "CONTROLLER",
-            # There is neither TLS nor a login here: nothing but this machine may reach it.
+            # There is no TLS here, and no login if none is given: nothing but this machine may reach it.
             "listeners": f"PLAINTEXT://{address()}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
             "advertised.listeners": f"PLAINTEXT://{address()}:{port}",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            **_access(login),
             "log.dirs": str(data),
             # A mistyped topic is an error, not a new topic.
             "auto.create.topics.enable": "false",
@@ -57,6 +60,30 @@ def server_properties(*, data: Path, port: int, controller_port: int) -> str:
             **_durability(),
         }
     )
+
+
+def _access(login: Login | None) -> dict[str, str]:
+    """Who may connect: everybody who reaches it, or who knows the password. The controller is asked too."""
+    if login is None:
+        return {"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"}
+    user, password = (_quoted(word) for word in login)
+    known = (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        f"username={user} password={password} user_{login[0]}={password};"
+    )
+    return {
+        "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "listener.name.plaintext.plain.sasl.jaas.config": known,
+        "listener.name.controller.plain.sasl.jaas.config": known,
+    }
+
+
+def _quoted(word: str) -> str:
+    """As JAAS in a properties file reads it: each of the two takes a backslash away."""
+    return '"' + word.replace("\\", "\\" * 4).replace('"', "\\" * 2 + '"') + '"'
 
 
 def _sizes() -> dict[str, str]:

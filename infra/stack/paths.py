@@ -14,6 +14,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.private import make_private
+
 
 @dataclass(frozen=True, slots=True)
 class StackPaths:
@@ -70,8 +72,10 @@ class StackPaths:
         return self.logs / f"{name}.log"
 
     def make(self) -> None:
-        """Make the folders that every service needs. `run` holds credentials: nobody else may look in."""
-        for folder in (self.kafka, self.s3, self.prefect, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make the folders that every service needs, for this user alone: samples and logs are in them.
+
+        `run` holds credentials: nobody else may look in, whatever it was before.
+        """
+        for folder in (self.kafka, self.s3, self.prefect, self.logs, self.run):
+            make_private(folder)
         self.run.chmod(0o700)

@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from typing import ClassVar
 
+from infra.private import make_private
 from infra.stack.paths import StackPaths
 from infra.stack.ports import address
 from infra.stack.services import Context, Launch, Record, Service, base_env
@@ -18,7 +19,7 @@ class PrefectService(Service):
     stop_grace_s: ClassVar[float] = 10.0
 
     def prepare(self, context: Context) -> None:
-        context.paths.prefect.mkdir(parents=True, exist_ok=True)
+        make_private(context.paths.prefect)
 
     def launch(self, context: Context, port: int) -> Launch:
         url = f"http://{address()}:{port}/api"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from infra.private import make_private
 from infra.stack.errors import Cancelled, ToolFailed, ToolMissing, WouldNotStop
 from infra.stack.files import tail
 
@@ -35,7 +36,7 @@ class Identity:
 
 def spawn(command: Sequence[str], *, env: Mapping[str, str], log: Path, mark: str, cwd: Path) -> Identity:
     """Start it in a session of its own, so that Ctrl-C in this terminal does not reach it."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_private(log.parent)
     with log.open("ab") as output:
         child = subprocess.Popen(
             command,
@@ -101,7 +102,7 @@ def run_tool(
     env: Mapping[str, str] | None = None,
 ) -> None:
     """Run a helper (mvn, go, StorageTool) to its end, with a deadline, and end it when the user cancels."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_private(log.parent)
     name = Path(command[0]).name
     with log.open("ab") as output:
         try:

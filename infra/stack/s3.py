@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from infra.private import make_private
 from infra.stack.errors import WrongCredentials
 from infra.stack.files import write_whole
 from infra.stack.paths import StackPaths
@@ -66,8 +67,8 @@ class S3Service(Service):
     def launch(self, context: Context, port: int) -> Launch:
         paths = context.paths
         objects, meta = paths.s3 / "objects", paths.s3 / "meta"
-        objects.mkdir(parents=True, exist_ok=True)
-        meta.mkdir(parents=True, exist_ok=True)
+        make_private(objects)
+        make_private(meta)
         keys = ensure_credentials(paths)
         env = base_env("AWS_", "VGW_", "ROOT_", "STREAMRL_S3_")
         # By environment, not by argument: arguments are shown to everybody by ps.

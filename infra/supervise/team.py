@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from infra.errors import Explained
+from infra.private import make_private
 from infra.supervise.lifeline import carrying
 
 MARK = "STREAMRL_TEAM"
@@ -78,7 +79,7 @@ class Team:
         self._asked: set[str] = set()
 
     def __enter__(self) -> Team:
-        self._logs.mkdir(parents=True, exist_ok=True)
+        make_private(self._logs)
         with (self._logs / "guard.log").open("ab") as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "infra.supervise.guard", "--grace-s", str(self._grace_s)],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from infra.bus import Bus, Reader, Record, Writer
 from schemas.topics import Topic
@@ -27,6 +27,9 @@ class SharedBus:
 
     def topic_names(self) -> set[str]:
         return self._bus.topic_names()
+
+    def delete_topics(self, names: Collection[str]) -> None:
+        self._bus.delete_topics(names)
 
     def writer(self) -> Writer:
         return self._writer

@@ -8,8 +8,11 @@ from uuid import uuid4
 import pytest
 
 from infra.bus import Bus, BusError, read_all
-from infra.kafka_bus import KafkaBus, security_from_environment
+from infra.kafka_bus import KafkaBus
+from infra.kafka_security import security_from_environment
 from infra.memory_bus import MemoryBus
+from infra.ownership import NotOurTopics, check_owner, claim
+from infra.runs import RunRecord
 from infra.waiting import WaitedTooLong
 from schemas.topics import Topic, Topics
 from tests.waiting import wait_until
@@ -148,3 +151,25 @@ def test_credentials_come_from_the_environment() -> None:
         "security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512", "sasl_plain_username": "u",
         "sasl_plain_password": "p", "ssl_cafile": "/ca.pem",
     }  # fmt: skip
+
+
+def test_topics_are_removed_with_their_records(bus: Bus, topic: Topic) -> None:
+    fill(bus, topic, 3)
+    bus.delete_topics([topic.name, "no-such-topic"])
+    wait_until(lambda: topic.name not in bus.topic_names(), what="the topic to be gone")
+    bus.delete_topics([topic.name])
+
+
+def test_topics_have_one_owner(bus: Bus) -> None:
+    topics, run = Topics(f"r{uuid4().hex[:8]}-1", 1), RunRecord.model_construct
+    bus.create_topics([topics.owner])
+    name = topics.owner.name.rpartition(".")[0]
+    mine, theirs = (
+        run(id=name, identity=uuid4().hex, store=f"file:///{which}", bootstrap_servers="k")
+        for which in ("mine", "theirs")
+    )
+    check_owner(bus, theirs, topics)
+    claim(bus, mine, topics)
+    claim(bus, mine, topics)
+    with pytest.raises(NotOurTopics, match="in the store file:///mine; this one is in file:///theirs"):
+        claim(bus, theirs, topics)

@@ -10,9 +10,11 @@ from uuid import uuid4
 import pytest
 import torch
 
+from infra.orphans import sweep
 from infra.remote_store import FsspecStore
 from infra.stack.s3 import S3Access
-from infra.store import Exists, Missing, Store, StoreError, open_store
+from infra.store import IDENTITY, Exists, Missing, Store, StoreError, open_store
+from infra.store_identity import check_identity, identify
 from infra.weights.versions import WeightStore
 from tests.fakes import another_s3
 
@@ -155,3 +157,37 @@ def test_a_bucket_that_is_not_there_is_named(s3: S3Access, monkeypatch: pytest.M
 def test_bad_urls_are_said(url: str) -> None:
     with pytest.raises(StoreError):
         open_store(url)
+
+
+def test_a_store_has_an_id_and_an_emptied_one_is_not_committed_to(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = identify(store)
+    assert identify(open_store(store.url)) == mine
+    store.put_new("a", b"1")
+    store.delete(IDENTITY)  # with all else
+    monkeypatch.setattr("infra.remote_store._LOOK_S", 0.0)
+    with pytest.raises(StoreError, match=r"is not the one that this run began in .*is it mounted"):
+        store.put_new("b", b"1")
+    with pytest.raises(StoreError, match=r"is not the one that this run began in"):
+        check_identity(open_store(store.url), mine)
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)  # moto says of all that they began in 2010
+def test_uploads_that_were_killed_are_aborted_when_they_are_old(store: Store) -> None:
+    assert isinstance(store, FsspecStore)
+    bucket, _, folder = store._path("runs/a-1").partition("/")
+    keys = [f"{folder}/large", f"{folder}-other/large"]
+    for key in keys:
+        begun = store._fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+        named = {"Bucket": bucket, "Key": key, "UploadId": begun["UploadId"], "PartNumber": 1}
+        store._fs.call_s3("upload_part", **named, Body=bytes(5 << 20))
+
+    def there() -> list[str]:
+        return [upload["Key"] for upload, _ in store._uploads(bucket, folder) if upload["Key"] in keys]
+
+    assert sweep(store, "runs/a-1") == 0
+    assert sorted(there()) == sorted(keys)
+    assert sweep(store, "runs/a-1", upload_grace_s=-60.0) == 1
+    assert there() == [keys[1]]
+    assert sweep(store, "runs", upload_grace_s=-60.0) == 1

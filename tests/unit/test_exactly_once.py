@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from consumers import forward
+from consumers.trainer import Trainer
+from infra.store import StoreError
+from infra.store_identity import identify
+from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec, make_tiny_model
-from tests.fakes.crashing import AFTER, BEFORE, TORN, Crash, World, crashes_of
+from tests.fakes.crashing import AFTER, BEFORE, TORN, Crash, Life, World, crashes_of
 
 ALGORITHM = {"iterations": 4, "groups": 2, "group_size": 2, "learning_rate": 1e-2}
 TRAINER = {"checkpoint_every": 2, "keep_checkpoints": 1, "keep_weights": 4}
@@ -100,3 +105,50 @@ def test_crashes_in_a_row(tmp_path_factory: pytest.TempPathFactory, model: str, 
         world.live(Crash(data.draw(st.sampled_from(writes)).replace("e00", f"e{start:02d}"), when))
     assert not world.live().dead
     assert world.outcome() == calm.outcome()
+
+
+def test_a_store_that_vanishes_ends_the_trainer_and_gets_nothing(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left under a disk's mount point looks like a new store: all steps would be trained into it."""
+    world = world_of(tmp_path, spec_of(), model)
+    identify(world.context.store)
+    store, written = tmp_path / "store", Life.write
+
+    def unmounting(life: Life, what: str, *effects: Any) -> None:
+        if what.startswith("put") and "/weights/v000002" in what and store.stat().st_nlink > 2:
+            store.rename(tmp_path / "elsewhere")
+            store.mkdir()
+        written(life, what, *effects)
+
+    monkeypatch.setattr(Life, "write", unmounting)
+    with pytest.raises(StoreError, match=r"is not the one that this run began in .* is it mounted"):
+        world.live()
+    assert list(store.iterdir()) == []
+    assert len(world.ledger()) < 4
+
+
+def test_steps_are_taken_again_as_recorded_with_other_micro_batches(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run may cut otherwise: what is in the ledger is cut as it was, and comes to the same bits."""
+    trainer = {**TRAINER, "checkpoint_every": 100, "exact_sums": False, "least_microbatches": 1}
+    algorithm = {**ALGORITHM, "group_size": 6}
+    spec = make_spec(algorithm=algorithm, trainer={**trainer, "microbatch_tokens": 24})
+    world = World(make_context(spec, tmp_path), model)
+    ledger = [write for write in world_of(tmp_path / "calm", spec, model).live().writes if "ledger" in write]
+    name = next(write for write in ledger if write.startswith("send"))
+    assert world.live(Crash(f"{name.rpartition(' ')[0]} 2 1", AFTER)).dead
+    recorded = [(step.step, step.root_out, step.microbatches.tolist()) for step in world.ledger()]
+    assert len(recorded) == 3 and max(len(cut) for _, _, cut in recorded) > 1
+    larger = make_spec(algorithm=algorithm, trainer={**trainer, "microbatch_tokens": 200})
+    world.context = dataclasses.replace(
+        world.context, record=world.context.record.model_copy(update={"spec": larger})
+    )
+    adopted: list[StepRecord] = []
+    monkeypatch.setattr(Trainer, "_adopt", lambda trainer, record: adopted.append(record))
+    world.live()
+    steps = world.ledger()
+    assert not adopted, "steps that were taken again came to other bits"
+    assert [(step.step, step.root_out, step.microbatches.tolist()) for step in steps[:3]] == recorded
+    assert len(steps) == 4 and len(steps[3].microbatches) < len(recorded[0][2])

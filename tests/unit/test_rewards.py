@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
+from infra.credentials import unset_credentials, without_credentials
 from producers.rewards import RewardPool, Score
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
@@ -27,6 +29,10 @@ def reward(problem, completion):
         os._exit(7)
     if completion == "nan":
         return float("nan")
+    if completion.startswith("env "):
+        return float(completion[4:] in os.environ)
+    if completion == "fds":
+        return float(len(os.listdir("/proc/self/fd")))
     if completion == "parts":
         return {"right": 0.5, "short": 0.25}
     return float(len(completion))
@@ -90,3 +96,30 @@ def test_a_task_that_does_not_load_is_said_at_once(tmp_path: Path) -> None:
             wait_until(pool.poll, what="the error")
     finally:
         pool.close()
+
+
+def test_a_reward_gets_no_credentials_and_no_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = [
+        "STREAMRL_KAFKA_PASSWORD", "STREAMRL_S3_SECRET_KEY", "STREAMRL_SIGNING_KEY", "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY", "PREFECT_API_KEY", "HF_TOKEN", "DB_PASSWORD", "JUDGE_TOKEN",
+    ]  # fmt: skip
+    for name in (*secrets, "JUDGE_SECRET", "TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("STREAMRL_TASK_ENV", "JUDGE_SECRET, OTHER")
+    with (tmp_path / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        found, _ = scores(tmp_path, [f"env {name}" for name in secrets])
+        assert {score.total for score in found.values()} == {0.0}
+        kept = ["JUDGE_SECRET", "TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "PATH"]
+        found, _ = scores(tmp_path, [*(f"env {name}" for name in kept), "fds"])
+        assert {found[f"env {name}"].total for name in kept} == {1.0}
+        assert found["fds"].total <= 5, "three, that for its answers, and that of the listing"
+
+
+def test_a_command_line_drops_credentials() -> None:
+    given = {"AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "t", "PATH": "/bin"}
+    assert unset_credentials(given) == ["env", "-u", "AWS_SECRET_ACCESS_KEY", "-u", "HF_TOKEN"]
+    assert unset_credentials({"PATH": "/bin"}) == []
+    assert without_credentials(given) == {"PATH": "/bin"}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from infra import runs
-from infra.store import open_store
+from infra.keys import KeysError, ring_from_env
+from infra.memory_bus import MemoryBus
+from infra.ownership import NotOurTopics, check_owner, claim
+from infra.store import Store, StoreError, open_store
+from infra.store_identity import identify, identity_of
 from schemas.runspec import RunSpec
+from schemas.topics import Topics
 from tests.factories import make_spec
 
 
@@ -80,3 +86,102 @@ def test_resume_refuses_a_section_that_was_not_there_or_is_gone(
     run = runs.create(store, made, bootstrap_servers="k", model="m").id
     with pytest.raises(runs.RunError, match=r"was started with model\.lora\S* = "):
         runs.resume(store, run, make_spec(model={"lora": lora}), bootstrap_servers="k")
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A key to sign with, which is trusted; and one that is not."""
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    for name in ("own", "other"):
+        key = Ed25519PrivateKey.generate()
+        private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        public = key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / name).write_bytes(private)
+        (tmp_path / f"{name}.pub").write_bytes(public)
+    monkeypatch.setenv("STREAMRL_SIGNING_KEY", str(tmp_path / "own"))
+    monkeypatch.setenv("STREAMRL_TRUSTED_KEYS", str(tmp_path / "own.pub"))
+    return tmp_path
+
+
+def make(folder: Path) -> tuple[Store, runs.RunRecord]:
+    store = open_store(f"file://{folder}/store")
+    return store, runs.create(store, make_spec(), bootstrap_servers="k", model="m")
+
+
+def test_a_record_is_signed_and_a_changed_one_refused(keys: Path) -> None:
+    store, record = make(keys)
+    assert runs.find(store, record.id).identity == record.identity
+    resumed = runs.resume(store, record.id, make_spec(algorithm={"iterations": 9}), bootstrap_servers="k")
+    assert runs.find(store, record.id).spec == resumed.spec
+    key = f"runs/{record.id}/run.json"
+    for name, value in {"model": "/theirs", "bootstrap_servers": "theirs:9092", "signature": None}.items():
+        said = json.loads(store.get(key))
+        said[name] = value
+        store.put("runs/copy/run.json", json.dumps({**said, "id": "copy"}).encode())
+        before = store.get(key)
+        store.put(key, json.dumps(said).encode())
+        with pytest.raises(KeysError, match=r"run\.json is (not signed|signed by none)"):
+            runs.find(store, record.id)
+        store.put(key, before)
+    with pytest.raises(KeysError, match=r"copy/run\.json is not signed"):
+        runs.find(store, "copy")
+    store.put("runs/test-9/run.json", store.get(key))  # signed, but for another run
+    with pytest.raises(runs.RunError, match=r"is the record of run test-1, not of test-9"):
+        runs.find(store, "test-9")
+
+
+def test_a_record_of_somebody_else_is_refused(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMRL_SIGNING_KEY", str(keys / "other"))
+    store, record = make(keys)
+    with pytest.raises(KeysError, match="signed by none of the keys in STREAMRL_TRUSTED_KEYS"):
+        runs.find(store, record.id)
+
+
+def test_a_run_that_nobody_would_believe_is_not_made(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STREAMRL_SIGNING_KEY")
+    with pytest.raises(runs.RunError, match="test-1 can't be written down unsigned"):
+        make(keys)
+    assert runs.runs_of(open_store(f"file://{keys}/store")) == []
+
+
+def test_a_signature_is_for_one_kind_of_thing(keys: Path) -> None:
+    ring = ring_from_env()
+    signature = ring.sign(b"the same bytes", "run")
+    ring.verify(b"the same bytes", signature, "it", "run")
+    for kind in ("checkpoint", ""):
+        with pytest.raises(KeysError, match="it is signed by none"):
+            ring.verify(b"the same bytes", signature, "it", kind)
+
+
+def test_a_run_has_an_identity_and_knows_its_store(tmp_path: Path) -> None:
+    store, record = make(tmp_path)
+    other_store, other = make(tmp_path / "other")
+    assert record.id == other.id and record.identity and record.identity != other.identity
+    assert record.store_id == identity_of(store) != identity_of(other_store)
+
+
+def test_a_run_is_not_resumed_in_a_store_that_is_not_its_own(tmp_path: Path) -> None:
+    store, record = make(tmp_path)
+    other = open_store(f"file://{tmp_path}/other")
+    identify(other)
+    other.put(f"runs/{record.id}/run.json", store.get(f"runs/{record.id}/run.json"))
+    with pytest.raises(StoreError, match="is not the one that this run began in"):
+        runs.resume(other, record.id, make_spec(), bootstrap_servers="k")
+
+
+def test_topics_belong_to_the_run_that_claimed_them_first(tmp_path: Path) -> None:
+    _, mine = make(tmp_path)
+    _, theirs = make(tmp_path / "other")
+    bus, topics = MemoryBus(), Topics(mine.id, 2)
+    bus.create_topics(topics.all())
+    check_owner(bus, mine, topics)  # nobody's
+    bus.append(topics.owner, 0, b"x", b"garbage")
+    for _ in range(2):  # a run is resumed
+        claim(bus, mine, topics)
+        check_owner(bus, mine, topics)
+    for refused in (claim, check_owner):
+        with pytest.raises(NotOurTopics, match=rf"topics test-1\.\* .* in the store {mine.store}; this one"):
+            refused(bus, theirs, topics)
+    assert len(bus.log(topics.owner)[0]) == 2

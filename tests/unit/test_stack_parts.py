@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.private import make_private
 from infra.stack import doctor, kafka_install, ports
 from infra.stack.errors import PortTaken, StackBusy, ToolFailed, ToolMissing
 from infra.stack.files import locked, tail, write_whole
@@ -99,12 +100,43 @@ def test_the_home_and_the_cache_come_from_the_environment(
     paths = StackPaths.locate()
     assert (paths.home, paths.bin) == (tmp_path / "elsewhere", tmp_path / "cache/bin")
     paths.make()
-    assert paths.run.stat().st_mode & 0o777 == 0o700
+    for folder in (paths.home, paths.kafka, paths.s3, paths.prefect, paths.logs, paths.run):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_are_private_and_those_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    with locked(shared / "runs" / "count-1" / ".lock", what="it", deadline_s=0):
+        write_whole(shared / "logs" / "x", "text")
+    assert shared.stat().st_mode & 0o777 == 0o755
+    for made in ("runs", "runs/count-1", "logs"):
+        assert (shared / made).stat().st_mode & 0o777 == 0o700
+    (shared / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        make_private(shared / "file" / "below")
+
+
+def test_doctor_says_who_else_may_look_and_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STREAMRL_LISTEN", raising=False)
+    paths = StackPaths(home=tmp_path / ".streamrl", cache=tmp_path)
+    paths.make()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs").chmod(0o755)
+    found = {check.name: check for check in doctor._privacy(paths)}
+    assert found["privacy of .streamrl"].ok and not found["privacy of runs"].ok
+    assert found["privacy of runs"].fix.startswith("chmod 700 runs")
+    assert found["listeners"].ok and "every user of this machine" in found["listeners"].found
+    monkeypatch.setenv("STREAMRL_LISTEN", "10.0.0.5")
+    assert not {check.name: check for check in doctor._privacy(paths)}["listeners"].ok
 
 
 def test_the_broker_listens_on_the_loopback_address_and_makes_no_topics(tmp_path: Path) -> None:
     text = server_properties(data=tmp_path, port=1234, controller_port=1235)
     settings = dict(line.split("=", 1) for line in text.splitlines())
+    assert settings["listener.security.protocol.map"] == "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
     assert settings["listeners"] == "PLAINTEXT://127.0.0.1:1234,CONTROLLER://127.0.0.1:1235"
     assert settings["auto.create.topics.enable"] == "false"
     assert int(settings["message.max.bytes"]) == LARGEST_BATCH > 8 << 20

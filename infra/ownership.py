@@ -1,0 +1,66 @@
+"""Whose topics they are: two stores may each have a run of one id, and a broker has the topics of one.
+
+`<run>.owner` holds one record: the identity of the run that the topics were made for, and where its store is.
+It is written when the topics are made; of two that write at once the first one counts. Every process of a run
+reads it at its start.
+"""
+
+from __future__ import annotations
+
+import time
+
+from infra.bus import Bus, read_until
+from infra.errors import Explained
+from infra.gate import Gate, passed_over
+from infra.runs import RunRecord
+from schemas.messages import Owner
+from schemas.topics import Topics
+from schemas.wire import encode
+
+_READ_S = 30.0
+_LOOKED_AT = 100  # records: whatever else somebody writes there
+
+
+class NotOurTopics(Explained):
+    """The topics of a run belong to another run of the same id."""
+
+
+def claim(bus: Bus, record: RunRecord, topics: Topics) -> None:
+    """Make the topics this run's if they are nobody's; raise if they are another one's."""
+    if owner_of(bus, topics, record.id) is None and record.identity:
+        mark = Owner(run=record.id, identity=record.identity, store=record.store, made_at=time.time())
+        writer = bus.writer()
+        try:
+            writer.send(
+                topics.owner, encode(mark), key=record.identity
+            )  # a key for each: the first one stays
+            writer.flush(_READ_S)
+        finally:
+            writer.close()
+    check_owner(bus, record, topics)
+
+
+def check_owner(bus: Bus, record: RunRecord, topics: Topics) -> None:
+    """Raise if the topics are those of another run. If nobody has claimed them, nothing is known."""
+    owner = owner_of(bus, topics, record.id)
+    if owner is None or owner.identity == record.identity:
+        return
+    raise NotOurTopics(
+        f"the topics {record.id}.* at Kafka {record.bootstrap_servers} are those of another run {record.id}, "
+        f"in the store {owner.store}; this one is in {record.store}. Use another broker, start a new run "
+        f"(without --resume) or remove that one: streamrl rm {record.id} --store {owner.store}"
+    )
+
+
+def owner_of(bus: Bus, topics: Topics, run: str) -> Owner | None:
+    """The run that has claimed the topics first."""
+    reader = bus.reader(topics.owner)
+    gate = Gate(Owner, run, passed_over)
+    try:
+        found = read_until(reader, reader.end_offsets(), topics.owner, deadline_s=_READ_S)
+        for _, record in zip(range(_LOOKED_AT), found, strict=False):
+            if owner := gate.take_one(record):
+                return owner
+    finally:
+        reader.close()
+    return None

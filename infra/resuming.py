@@ -1,0 +1,129 @@
+"""What a resumed run may change: whatever does not change what is learned from a sample.
+
+Each setting of a run file is in exactly one of these tables; a test asks for those that are in none.
+
+kept      it decides what is learned, or what is on the topics already
+files     a file or folder: it may be elsewhere, if it holds the same
+bits      sums may be rounded otherwise: what is learned is the same, the last bits are not
+free      memory, places, deadlines, reports, who does what
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra.contents import FILES, MODEL
+from schemas.runspec import RunSpec
+
+KEPT = """
+run seed
+task: prompt_field id_field train_split held_out_split limit shuffle
+model: dtype
+model.lora: rank alpha targets
+sampling: temperature max_tokens max_prompt_tokens
+algorithm: mode recorded staleness groups group_size optimizer_steps learning_rate warmup_steps betas
+algorithm: weight_decay max_grad_norm
+loss: kind advantage average clip_low clip_high overlong_tokens overlong_penalty resample discount gae_lambda
+loss: value_clip value_learning_rate reward_temperature replay kl kl_in correction correction_cap
+lengths: classes edges backbone start
+trainer: compose bundle_tokens
+generator: on_update
+evaluation: problems per_problem
+"""
+OF_FILES = """
+task: python jsonl dataset reward held_out_jsonl
+model: path build
+loss: reference
+"""
+BITS = """
+trainer: learner ranks zero_stage threads microbatch_tokens least_microbatches exact_sums
+trainer: gradient_checkpointing logits_chunk
+generator: threads batch_invariant
+"""
+FREE = """
+task: reward_deadline_s reward_workers
+algorithm: iterations
+trainer: checkpoint_every keep_checkpoints keep_weights
+generator: slots kv_cache_mib
+dispatch: policy prefill_tokens_per_s silence_s
+evaluation: every
+placement: store generators sites restarts
+placement.kafka: bootstrap_servers replication retention_hours
+deadlines: start_s progress_s
+report
+"""
+
+
+def settings(table: str) -> list[str]:
+    """The names in a table, as in `task.python`."""
+    found = []
+    for line in table.split("\n"):
+        section, colon, names = line.rpartition(":")
+        found += [f"{section}.{name}" if colon else name for name in names.split()]
+    return found
+
+
+_FREE, _BITS, _FILES = set(settings(FREE)), set(settings(BITS)), set(settings(OF_FILES))
+
+
+def refused(before: RunSpec, after: RunSpec, old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Why a run can't go on with these settings, in words; empty if it can.
+
+    `old`, `new`: what is in the files that they name, as `contents_of` says; nothing of it is known of an
+    old run, whose paths have to stay.
+    """
+    for name, was, now in _changed(before, after):
+        if not _may(name) and name not in _FILES:
+            return f"was started with {name} = {was!r}; the run file now says {now!r}"
+        if name in _FILES and not old:
+            return f"was started with {name} = {was!r}; the run file now says {now!r}"
+    for name in (*sorted(FILES), MODEL) if old else ():
+        if old.get(name) != new.get(name):
+            return _otherwise(name, after, new)
+    for name in sorted(set(settings(OF_FILES))) if old else ():
+        was, now = _of(before, name), _of(after, name)
+        if was != now and not old.get(MODEL if name.startswith("model.") else name):
+            return f"was started with {name} = {was!r}; the run file now says {now!r}"
+    return ""
+
+
+def other_bits(before: RunSpec, after: RunSpec) -> list[str]:
+    """Settings that are changed and by which sums are rounded otherwise."""
+    return [name for name, *_ in _changed(before, after) if name in _BITS]
+
+
+def _otherwise(name: str, spec: RunSpec, new: Mapping[str, str]) -> str:
+    where = _of(spec, name) if name != MODEL else spec.model.path or spec.model.build
+    if name not in new:
+        return f"was started with a file for {name}, and {where} is none here: say where it is"
+    setting = name if name != MODEL else "model.path" if spec.model.path else "model.build"
+    return f"was started with other content of {setting}: {where} has been changed since, or is another one"
+
+
+def _of(spec: RunSpec, name: str) -> Any:
+    section, _, field = name.partition(".")
+    return getattr(getattr(spec, section), field)
+
+
+def _may(name: str) -> bool:
+    """Whether a setting, or what it is a part of, may change."""
+    parts = name.split(".")
+    return any(".".join(parts[:count]) in _FREE | _BITS for count in range(1, len(parts) + 1))
+
+
+def _changed(before: RunSpec, after: RunSpec) -> Iterator[tuple[str, Any, Any]]:
+    """Settings that differ, each with both values. A section may have been left out of either."""
+    old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
+    for name in [*new, *(name for name in old if name not in new)]:
+        if old.get(name) != new.get(name):
+            yield name, old.get(name), new.get(name)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
+    return flat
