@@ -4,6 +4,7 @@ Explained
 ├── BusError          Kafka                    infra.bus
 ├── StoreError        the object store         infra.store
 ├── WeightsError      weights                  infra.weights
+├── KeysError         signatures               infra.keys
 ├── RunError          a run's record           infra.runs
 ├── WaitedTooLong     a deadline               infra.waiting
 ├── TaskError         the user's task          producers.problems

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,6 +42,8 @@ class RunRecord(BaseModel):
     store: str
     model: str  # folder with the starting weights and the tokenizer
     created_at: float
+    identity: str = ""  # drawn when the run was made: two runs of one id in two stores differ; "": an old run
+    store_id: str = ""  # of the store that it was made in; "": an old run, which does not know
 
     def here(self, model: str | None, reward: str | None) -> RunRecord:
         """As it is on a machine that has the model's folder, or the reward, at another place."""
@@ -66,7 +69,7 @@ def create(
     while True:
         record = RunRecord(
             id=run_id or f"{spec.run}-{number}", spec=spec, bootstrap_servers=bootstrap_servers,
-            store=store.url, model=model, created_at=time.time(),
+            store=store.url, model=model, created_at=time.time(), identity=uuid.uuid4().hex,
         )  # fmt: skip
         try:
             store.put_new(_key(record.id), record.model_dump_json(indent=1).encode())
