@@ -13,7 +13,8 @@ from infra.sites.site_store import SiteStore
 from infra.store import Exists, Store
 from infra.weights.codec.chunks import encode
 from infra.weights.copy import Copy
-from infra.weights.manifest import Chunk, Manifest, unpacked
+from infra.weights.limits import unpacked
+from infra.weights.manifest import Chunk, Manifest
 from infra.weights.objects import chunk_of
 from infra.weights.series import KEYFRAME_AFTER
 from infra.weights.versions import WeightStore

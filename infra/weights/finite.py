@@ -9,7 +9,7 @@ integers, F4, F6                      never
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,12 @@ _BYTES: dict[str, tuple[int, ...]] = {
 def all_finite(dtype: str, data: Array) -> bool:
     """Whether no element of a tensor, by safetensors' name of its type, is NaN or infinite."""
     raw = data.view(np.uint8)
-    if (exponents := _EXPONENTS.get(dtype)) is not None:
-        return _none(raw.view(exponents[0]), lambda some, most=exponents[1]: (some & most) == most)
-    return all(_none(raw, lambda some, bad=bad: some == bad) for bad in _BYTES.get(dtype, ()))
+    if dtype in _EXPONENTS:
+        kind, most = _EXPONENTS[dtype]
+        return not any(((some & some.dtype.type(most)) == most).any() for some in _stretches(raw.view(kind)))
+    return not any((some == bad).any() for bad in _BYTES.get(dtype, ()) for some in _stretches(raw))
 
 
-def _none(data: Array, wrong: Callable[[Array], Any]) -> bool:
-    return not any(wrong(data[at : at + _STRETCH]).any() for at in range(0, data.size, _STRETCH))
+def _stretches(data: Array) -> Iterator[Array]:
+    for at in range(0, data.size, _STRETCH):
+        yield data[at : at + _STRETCH]

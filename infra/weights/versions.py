@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from infra.store import Exists, Missing, Store
 from infra.weights.bits import Model, model_of
 from infra.weights.codec.chunks import decode, encode, in_threads
+from infra.weights.codec.covered import Covered
 from infra.weights.codec.decoding import StaleTile
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
@@ -253,10 +254,11 @@ class WeightStore:
         whole = sum(path.size for _, path in route)
         copy.version, done = None, 0
         for _, path in route:
+            covered = Covered()
             fetched = in_threads(self._objects.get, path.chunks, UNDER_WAY)
             for chunk, data in zip(path.chunks, fetched, strict=True):
                 what = f"{self._store.url}/{self.chunk_key(chunk)}"
-                decode(data, copy.model, what, threads=self._threads)
+                decode(data, copy.model, what, threads=self._threads, covered=covered)
                 done += chunk.size
                 progress(done, whole)
         found = model_digests(copy.model)

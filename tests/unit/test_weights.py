@@ -214,6 +214,10 @@ def test_a_damaged_manifest_is_none(tmp_path: Path) -> None:
             store.fetch(1)
     other = whole["tensors"] | {"a": whole["tensors"]["a"] | {"digest": "00"}}
     file.write_text(json.dumps(whole | {"tensors": other}))
+    with pytest.raises(WeightsError, match="its root is not that of its tensors"):
+        store.fetch(1)
+    root = root_digest({name: tensor["digest"] for name, tensor in other.items()})
+    file.write_text(json.dumps(whole | {"tensors": other, "root": root}))
     with pytest.raises(WeightsError, match="its chunks make wrong bits of a"):
         store.fetch(1)
 
