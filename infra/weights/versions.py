@@ -22,8 +22,9 @@ from infra.weights.codec.decoding import StaleTile
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
-from infra.weights.garbage import GRACE_S, Collected, Lease, Progress, collect, manifest_key
+from infra.weights.garbage import GRACE_S, Collected, Progress, collect, manifest_key
 from infra.weights.keyframes import Keyframes
+from infra.weights.leases import Lease
 from infra.weights.manifest import Chunk, Manifest, Path, Tensor, parsed
 from infra.weights.objects import UNDER_WAY, Objects
 from infra.weights.routes import Route, cheapest, cost
@@ -83,8 +84,8 @@ class WeightStore:
         new = Held(version, root_digest(digests), model)
         manifest = self.find(version)
         if manifest is None:
-            with self.lease(version, f"publisher-{trainer_epoch}", puts=True) as lease:
-                manifest = self._put(new, digests, trainer_epoch, base, files or {}, lease.renewing(progress))
+            with self.lease(version, f"publisher-{trainer_epoch}", puts=True):
+                manifest = self._put(new, digests, trainer_epoch, base, files or {}, progress)
         self._same(manifest, new.root, base)
         self._series.published(new)
         return manifest
@@ -104,10 +105,10 @@ class WeightStore:
         manifest = self.complete(self.manifest(version))
         if manifest.path(None) is not None:
             return manifest, False
-        with self.lease(version, puts=True) as lease:
-            _, copy = self._updated(None, manifest, lease.renewing(progress))
+        with self.lease(version, puts=True):
+            _, copy = self._updated(None, manifest, progress)
             chunks = encode(None, copy.model, threads=self._threads)
-            self._keyframes.put(manifest, self._objects.put(chunks, lease.renewing(progress)))
+            self._keyframes.put(manifest, self._objects.put(chunks, progress))
         return self.complete(manifest), True
 
     def complete(self, manifest: Manifest) -> Manifest:
@@ -208,8 +209,8 @@ class WeightStore:
 
         If it fails the copy is of no version, and the next call begins with nothing.
         """
-        with self.lease(version) as lease:
-            return self._updated(copy, self._expected(version, root), lease.renewing(progress))
+        with self.lease(version):
+            return self._updated(copy, self._expected(version, root), progress)
 
     def _expected(self, version: int, root: str | None) -> Manifest:
         manifest = self.manifest(version)

@@ -24,7 +24,7 @@ from consumers.publisher import Publisher
 from infra import runs
 from infra.process import Context, Heart, connect
 from infra.runs import RunRecord
-from infra.sites.followed import announced, reported
+from infra.sites.news import News
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.store import open_store
@@ -78,15 +78,17 @@ class Near:
             Heart(self.record.id, "trainer", 0), threading.Event(), logging.getLogger("wan"),
         )  # fmt: skip
         self.store, self.seen = store, Seen()
+        self._news = News(self.record.id)
         self._publisher = Publisher(context, 1)
         self._tail = Tail(bus.reader(topics.weights), self._hear, threading.Event())
 
     def _hear(self, records: list[Any]) -> list[None]:
         for record in records:
-            if (found := announced(record)) is not None:
-                self.seen.announced[found.version] = found
-            elif (report := reported(record)) is not None:
-                self.seen.reports.append(report)
+            said = self._news.of(record)
+            if isinstance(said, WeightsAnnouncement):
+                self.seen.announced[said.version] = said
+            elif said is not None:
+                self.seen.reports.append(said)
         return []
 
     def publish(self, version: int, model: dict[str, torch.Tensor]) -> WeightsAnnouncement:
