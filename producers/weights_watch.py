@@ -19,6 +19,7 @@ from infra.tail import Tail
 from infra.waiting import Wait
 from infra.weights.copy import Copy
 from infra.weights.errors import WeightsError
+from infra.weights.expected import Expected
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from producers.installing import Newest, Version
@@ -38,7 +39,8 @@ class WeightsWatch:
         news = News(context.run, refusal(context))
         self._followed = Followed(news, context.site.name if context.site else None)
         self._closed, self._news = threading.Event(), threading.Event()
-        self._newest = Newest(context.spec.model, ModelFolder(context.record.model))
+        base = ModelFolder(context.record.model)
+        self._newest, self._expected = Newest(context.spec.model, base), Expected(context.spec.model, base)
         self._have = self._wanted = -1
         self._weights = self._opened()
         self._copy: Copy | None = None  # of the newest version: of the next one only what changed is fetched
@@ -118,9 +120,9 @@ class WeightsWatch:
         """The run's weights; at a site, as they are seen from there."""
         context = self._context
         if context.site is None:
-            return WeightStore(context.store, context.run)
+            return WeightStore(context.store, context.run, check=self._expected.check)
         store = context.site.store(
             context.record, context.store, deadline_s=context.spec.deadlines.progress_s, stop=self._closed,
             may_fetch=lambda key: self._followed.may_fetch(self._wanted),
         )  # fmt: skip
-        return WeightStore(store, context.run, near=store.near)
+        return WeightStore(store, context.run, near=store.near, check=self._expected.check)

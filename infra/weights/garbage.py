@@ -32,12 +32,13 @@ class Collected:
 
 
 def collect(
-    store: Store, prefix: str, manifests_of: Callable[[], Mapping[int, Manifest]], keep: int,
+    store: Store, prefix: str, manifests_of: Callable[[], tuple[Mapping[int, Manifest], Collection[int]]],
+    keep: int,
     *, grace_s: float = GRACE_S,
 ) -> Collected:  # fmt: skip
     """Remove what is not needed by the newest versions, by two keyframes, or by who is reading."""
     reading, putting = leased(store, prefix)
-    manifests = manifests_of()  # only now: what was published since is seen
+    manifests, others = manifests_of()  # only now: what was published since is seen
     versions = sorted(manifests)
     if not versions:
         return Collected()
@@ -57,7 +58,7 @@ def collect(
     kept = [manifests[version] for version in found.kept]
     named = {chunk.hash: chunk.size for manifest in kept for chunk in manifest.chunks}
     found.size = sum(named.values())
-    if not putting:
+    if not putting and not others:  # what a version needs that can't be read here, nobody knows
         found.chunks, found.waiting = _sweep(store, prefix, named, grace_s)
     return found
 

@@ -8,6 +8,7 @@ runs/<run>/weights/leases/<reader>.json         which version somebody is readin
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 8
 
+_log = logging.getLogger("streamrl.weights")
+
 
 class WeightStore:
     """Publishes and fetches versions."""
@@ -43,8 +46,13 @@ class WeightStore:
     def __init__(
         self, store: Store, run: str, *, prefix: str | None = None, keys: Keys | None = None,
         threads: int | None = None, near: Callable[[str], bool] = lambda key: False,
+        check: Callable[[Manifest], None] = lambda manifest: None,
     ) -> None:  # fmt: skip
-        """`near`: which objects cost hardly anything to read. `threads` encode and decode, see `_threads`."""
+        """`near`: which objects cost hardly anything to read. `threads` encode and decode, see `_threads`.
+
+        `check` raises if a version can't be one of the model that its reader knows.
+        """
+        self._check = check
         self._store, self._run, self._threads, self._near = store, run, threads or _threads(), near
         self._prefix = prefix or f"runs/{run}/weights"
         self._keys = keys or Keys.from_env()
@@ -189,6 +197,7 @@ class WeightStore:
                 "expected"
             )
         self._keys.check(manifest, where)
+        self._check(manifest)
         return manifest
 
     def fetch(self, version: int, *, root: str | None = None) -> tuple[Manifest, dict[str, torch.Tensor]]:
@@ -283,13 +292,23 @@ class WeightStore:
 
     def collect(self, keep: int, *, grace_s: float = GRACE_S) -> Collected:
         """Remove all but the newest versions, and what these and those that are being read need."""
-        return collect(self._store, self._prefix, self.manifests, keep, grace_s=grace_s)
+        return collect(self._store, self._prefix, self._readable, keep, grace_s=grace_s)
 
     def manifests(self) -> dict[int, Manifest]:
-        """All published versions, with all ways to each."""
-        listed = self._keyframes.listed()
-        found = ((version, self.find(version)) for version in self.versions())
-        return {version: self._keyframes.added(manifest, listed) for version, manifest in found if manifest}
+        """All published versions, with all ways to each; those that can't be read are passed over."""
+        return self._readable()[0]
+
+    def _readable(self) -> tuple[dict[int, Manifest], list[int]]:
+        """The same, and the versions that were passed over."""
+        listed, found, others = self._keyframes.listed(), dict[int, Manifest](), list[int]()
+        for version in self.versions():
+            try:
+                if (manifest := self.find(version)) is not None:
+                    found[version] = self._keyframes.added(manifest, listed)
+            except WeightsError as error:  # planted, damaged, or signed with a key of before
+                _log.warning("passed over: %s", error)
+                others.append(version)
+        return found, others
 
 
 def _threads() -> int:

@@ -435,6 +435,24 @@ def test_a_renewal_that_fails_is_tried_again(tmp_path: Path, caplog: pytest.LogC
     assert not lease.exists()
 
 
+def test_a_version_that_was_planted_stops_no_collection_and_costs_no_chunk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = weights(tmp_path)
+    for version in range(6):
+        store.publish(version, {"a": torch.full((2,), float(version))}, trainer_epoch=0)
+    planted = tmp_path / store.manifest_key(999)
+    planted.parent.mkdir()
+    planted.write_text("[" * 1000)
+    before = chunk_files(tmp_path)
+    store.collect(1, grace_s=0)
+    assert store.versions() == [4, 5, 999] and chunk_files(tmp_path) == before
+    assert "passed over: " in caplog.text and "v000999" in caplog.text
+    planted.unlink()
+    store.collect(1, grace_s=0)
+    assert len(chunk_files(tmp_path)) < len(before)
+
+
 def test_a_collection_that_is_killed_anywhere_is_made_up_for(tmp_path: Path) -> None:
     models = series(67)
 
