@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.origin import CONFIG, ExportError, Origin
+from flows.weights import beside_of
 from infra.weights.adapter import Merging, check_fits, is_meant, layers_of, lora_of
 from infra.weights.bits import bits_of, type_name
 from infra.weights.copy import Copy
@@ -76,7 +77,7 @@ class Writing:
 
     def _files(self, folder: Path) -> None:
         """What lies beside the tensors."""
-        for name, chunk in self.manifest.files.items():
+        for name, chunk in beside_of(self.manifest).items():
             (folder / name).write_bytes(self.weights.file(chunk))
 
     def _config(self) -> tuple[bytes, str]:

@@ -14,6 +14,7 @@ from infra.bus import Record
 from infra.process import Context
 from infra.sites.followed import Followed
 from infra.sites.news import News, refusal
+from infra.sites.place import owner_of
 from infra.store import Missing, StoreError
 from infra.tail import Tail
 from infra.waiting import Wait
@@ -21,6 +22,8 @@ from infra.weights.copy import Copy
 from infra.weights.errors import WeightsError
 from infra.weights.expected import Expected
 from infra.weights.folder import ModelFolder
+from infra.weights.seen import Seen
+from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
 from producers.installing import Newest, Version
 from schemas.messages import WeightsAnnouncement
@@ -38,6 +41,7 @@ class WeightsWatch:
         self._context, self._bell = context, bell
         news = News(context.run, refusal(context))
         self._followed = Followed(news, context.site.name if context.site else None)
+        self._seen = Seen(owner_of(context.record)) if Keys.from_env().trusts else None
         self._closed, self._news = threading.Event(), threading.Event()
         base = ModelFolder(context.record.model)
         self._newest, self._expected = Newest(context.spec.model, base), Expected(context.spec.model, base)
@@ -93,13 +97,23 @@ class WeightsWatch:
             return None
         self._wanted = wanted.version
         try:
+            self._check_age(wanted.version)
             manifest, self._copy = self._weights.update(self._copy, wanted.version, root=wanted.root)
         except (StoreError, WeightsError) as error:
             if not self._closed.is_set():
                 self._failed(wanted, error)
             return None
         self._have, self._failing = wanted.version, None
+        if self._seen is not None:
+            self._seen.remember(wanted.version)
         return self._newest.version(manifest, self._copy)
+
+    def _check_age(self, version: int) -> None:
+        """Where signatures are asked for: old ones stay good, and must not lead back."""
+        if self._seen is not None:
+            self._seen.check(
+                version, f"run {self._context.run}", f"If that is right, remove {self._seen.file}"
+            )
 
     def _failed(self, wanted: WeightsAnnouncement, error: Exception) -> None:
         """The version before stays in use: for ever if only this one can't be had, else not for ever."""
