@@ -104,7 +104,7 @@ def find(store: Store, run: str) -> RunRecord:
         raise RunError(f"there is no run {run} in {store.url}; the newest there: {known}") from None
     try:
         return RunRecord.model_validate(json.loads(raw))
-    except (ValidationError, ValueError) as error:
+    except (ValidationError, ValueError, RecursionError) as error:
         raise RunError(f"{store.url}/{_key(run)} is not a run record: {error}") from error
 
 

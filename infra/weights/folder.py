@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 MARK = "weights.json"  # in a folder that was pulled: which version it holds
 _BESIDE = 64 << 20  # bytes: larger files beside the tensors are no config and no tokenizer
+_LONGEST = 128  # characters of a file's name
 _INDEX = 64 << 20  # bytes of an index: of a million tensors
 # What travels with a version: whatever else lies in the folder stays there.
 _TRAVELS = re.compile(
@@ -44,7 +45,8 @@ def inside(folder: Path, name: object) -> Path:
 
     A link may lead to another file of the folder, or to where Hugging Face's cache keeps the files of one.
     """
-    if not isinstance(name, str) or not name or name in (".", "..") or set(name) & set("/\\\0"):
+    plain = isinstance(name, str) and 0 < len(name) <= _LONGEST and name not in (".", "..")
+    if not isinstance(name, str) or not plain or set(name) & set("/\\\0"):
         raise WeightsError(f"{folder} names {str(name)[:200]!r}, which is no plain name of a file in it")
     path = folder / name
     if path.is_symlink():
@@ -61,11 +63,20 @@ _said: set[tuple[Path, tuple[str, ...]]] = set()  # what was left out is named o
 def index_of(file: Path) -> set[object]:
     """The files that an index names."""
     try:
-        if file.stat().st_size > _INDEX:
-            raise WeightsError(f"{file} has more than {_INDEX} bytes")
-        return set(json.loads(file.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise WeightsError(f"{file} is damaged: {error!r}"[:1000]) from error
+        with file.open("rb") as opened:
+            return index_in(opened.read(_INDEX + 1), str(file))
+    except OSError as error:
+        raise WeightsError(f"{file} can't be read: {error}") from error
+
+
+def index_in(raw: bytes, where: str) -> set[object]:
+    """The same of its bytes."""
+    if len(raw) > _INDEX:
+        raise WeightsError(f"{where} has more than {_INDEX} bytes")
+    try:
+        return set(json.loads(raw)["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise WeightsError(f"{where} is damaged: {error!r}"[:1000]) from error
 
 
 def opened(path: str | Path) -> ModelFolder:

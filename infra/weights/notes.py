@@ -22,6 +22,7 @@ from typing import Any
 from infra.store import Missing, Store
 
 _CLOCKS = 8  # that are remembered
+_LATEST = 1 << 40  # seconds: no machine runs so long
 
 
 def now() -> float:
@@ -76,6 +77,6 @@ class Notes:
 
 def _is_note(said: object) -> bool:
     return (
-        isinstance(said, list) and len(said) == 2
-        and isinstance(said[0], str) and type(said[1]) in (int, float)
+        isinstance(said, list) and len(said) == 2 and isinstance(said[0], str)
+        and type(said[1]) in (int, float) and 0 <= said[1] < _LATEST
     )  # fmt: skip

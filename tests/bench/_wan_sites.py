@@ -49,6 +49,23 @@ class Seen:
         """The first report by which a site has a version."""
         return next((r for r in self.reports if r.site == site and r.version >= version), None)
 
+    def crossed_for(self, report: SiteReport, version: int) -> int:
+        """Bytes that a relay fetched of a version until a report: since what it told before it began with it.
+
+        A relay that was started again counts from 0: what an earlier one of its number told says nothing.
+        """
+        before = 0
+        for one in self.reports:
+            if (one.site, one.relay) != (report.site, report.relay):
+                continue
+            if one is report:
+                break
+            if one.crossed < before:
+                before = 0
+            if one.version < version != one.target:
+                before = one.crossed
+        return report.crossed - (before if before <= report.crossed else 0)
+
 
 class Near:
     """The trainer's side."""
