@@ -49,13 +49,8 @@ class Mirror:
         `planned`: what is to come from other sites; `told`: its manifest, packed, if that was announced.
         """
         self.done, self.whole, self.trouble = 0, 0, ""
-        if told:
-            key = self._weights.manifest_key(version)
-            raw = unpacked(told, f"{key} as announced")
-            self._weights.manifest_of(version, raw)
-            self._site.keep(key, raw)
-        with self._kept(version):
-            manifest = self._weights.manifest(version)
+        with self._kept(version), self._unless_false(version, told):
+            manifest = self._manifest(version, root, told)
             self._look_back(version)
             route = self._weights.route(manifest, self._copy) or []
             chunks = [chunk for _, path in route for chunk in path.chunks]
@@ -68,6 +63,30 @@ class Mirror:
                 # what has come is decoded while the rest is under way
                 manifest, self._copy = self._weights.update(self._copy, version, root=root)
         return manifest
+
+    def _manifest(self, version: int, root: str, told: bytes) -> Manifest:
+        """A version's manifest, as it was announced or as the origin has it; readers find it in the cache."""
+        key = self._weights.manifest_key(version)
+        if told:
+            raw = unpacked(told, f"{key} as announced")
+            if self._weights.manifest_of(version, raw).root == root:
+                self._site.keep(key, raw)
+        manifest = self._weights.manifest(version)
+        if manifest.root != root:  # of an announcement that was false, perhaps: the origin knows
+            self._site.delete(key)
+            manifest = self._weights.manifest(version)
+        return manifest
+
+    @contextlib.contextmanager
+    def _unless_false(self, version: int, told: bytes) -> Iterator[None]:
+        """What was announced is no longer in the cache if nothing could be made of it."""
+        try:
+            yield
+        except Explained:
+            if told:
+                with contextlib.suppress(Explained):
+                    self._site.delete(self._weights.manifest_key(version))
+            raise
 
     def make_keyframe(self, manifest: Manifest) -> None:
         """Who joins later finds a short way here: a keyframe of what is here is made, not fetched."""

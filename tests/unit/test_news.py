@@ -245,6 +245,28 @@ def test_a_generator_with_keys_takes_signed_announcements_alone(
         assert not come_to(1)()
 
 
+def test_with_keys_the_next_generator_does_not_go_back_either(
+    context: Context,
+    key_files: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An old announcement stays signed: whoever says it again leads nobody back."""
+    monkeypatch.setenv("STREAMRL_TRUSTED_KEYS", key_files["own.pub"])
+    own = Keys(key_files["own"], [key_files["own.pub"]])
+    root = publish(context, 0, own)
+    publish(context, 1, own)
+    with watching(context) as come_to:
+        wait_until(come_to(1), what="the newest version")
+    context.bus.log(context.topics.weights)[0].clear()  # type: ignore[attr-defined]
+    send(context, encode(signed(announcement(0, root), own)))
+    with watching(context) as come_to:
+        wait_until(lambda: "version 1 was verified on this machine" in caplog.text, what="the refusal")
+        publish(context, 2, own)
+        wait_until(come_to(2), what="a newer one")
+        assert not come_to(0)()
+
+
 def in_thread(relay: Relay, context: Context) -> threading.Thread:
     def run() -> None:
         with pytest.raises(Stopped):

@@ -401,6 +401,23 @@ def test_a_manifest_that_was_announced_is_not_fetched(tmp_path: Path) -> None:
             mirror.bring(2, roots[1], told=wrong)
 
 
+def test_a_false_manifest_that_was_announced_spoils_no_cache(tmp_path: Path) -> None:
+    """Without keys anybody can announce one: the true one is taken as soon as it is announced."""
+    place = Place(tmp_path)
+    roots = publish(place.there, range(2))
+    liar = WeightStore(FileStore(f"file://{tmp_path}/liar"), RUN)
+    false = [liar.publish(version, {"w": torch.zeros(4)}, trainer_epoch=1) for version in range(3)][1:]
+    mirror = place.mirror()
+    mirror.bring(0, roots[0])
+    for said in false:
+        with pytest.raises((WeightsError, Missing)):
+            mirror.bring(said.version, said.root, told=said.packed)
+        assert not place.cache.exists(liar.manifest_key(said.version))
+    place.cache.put(liar.manifest_key(1), false[0].raw)
+    assert mirror.bring(1, roots[1]).root == roots[1]
+    assert WeightStore(place.site(), RUN).manifest(1).root == roots[1]
+
+
 def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
     """Eight readers begin before there is anything: not one fetches anything itself."""
     place = Place(tmp_path)
