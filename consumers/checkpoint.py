@@ -102,7 +102,7 @@ class Checkpoints:
     def _manifest(self, key: str) -> CheckpointManifest:
         try:
             return CheckpointManifest.model_validate(json.loads(self._store.get(key)))
-        except (ValidationError, ValueError) as error:
+        except (ValidationError, ValueError, RecursionError) as error:
             raise Damaged(f"{self._store.url}/{key} is not a checkpoint's manifest: {error}") from error
 
     def _load(self, manifest: CheckpointManifest) -> Found:

@@ -18,6 +18,7 @@ import torch
 
 from infra.process import Context
 from infra.waiting import Wait
+from infra.weights.announcing import signed
 from infra.weights.folder import ModelFolder
 from infra.weights.manifest import Manifest
 from infra.weights.versions import WeightStore
@@ -83,7 +84,7 @@ class Publisher:
             trainer_epoch=self._epoch, announced_at=time.time(),
             content=packed if len(packed) <= _LARGE else b"",
         )  # fmt: skip
-        self._context.writer.send(self._context.topics.weights, encode(announcement), key="newest")
+        self._context.writer.send(self._context.topics.weights, encode(signed(announcement)), key="newest")
         self._context.writer.flush(self._context.spec.deadlines.progress_s)
         keep = self._context.spec.trainer.keep_weights
         if manifest.version % keep == 0:  # now and then: it lists the store

@@ -12,11 +12,13 @@ from flows.places import models_folder
 from flows.request import RunFailed
 from flows.weights import newest, pull
 from infra.runs import RunRecord
+from infra.sites.place import owner_of
 from infra.stack.files import locked
 from infra.store import Store
 from infra.waiting import wait_until
 from infra.weights.folder import MARK
 from infra.weights.garbage import Progress
+from infra.weights.seen import Seen
 from infra.weights.versions import WeightStore
 
 _LOOK_S = 1.0
@@ -54,7 +56,7 @@ def model_here(
             f"run {record.id} sends adapters of a model that is not on this machine ({record.model}): bring "
             "its folder here, and say where it is with --model FOLDER (of a flow: the parameter model)"
         )
-    folder = models_folder() / record.id
+    seen, folder = Seen(owner_of(record)), models_folder() / owner_of(record)
     start_s = record.spec.deadlines.start_s
     with locked(folder.with_name(f"{folder.name}.lock"), what=str(folder), deadline_s=start_s):
         if not (folder / MARK).is_file():
@@ -63,5 +65,6 @@ def model_here(
                 there.versions, f"the first weights of {record.id}", unblocked_by="the run's trainer",
                 deadline_s=start_s, every_s=_LOOK_S,
             )  # fmt: skip
-            pull(WeightStore(near, record.id), newest(there, origin.url, None), folder, progress)
+            version = newest(there, origin.url, None, seen)
+            pull(WeightStore(near, record.id), version, folder, progress, seen=seen)
     return str(folder)

@@ -9,7 +9,9 @@ from flows.promote import Promoted, promote
 from flows.weights import newest
 from flows.writing import Progress
 from infra.runs import RunRecord
+from infra.sites.place import owner_of
 from infra.store import Store
+from infra.weights.seen import Seen
 from infra.weights.versions import WeightStore
 
 
@@ -18,7 +20,9 @@ def export(
     adapter: bool = False, replace: bool = False, progress: Progress = lambda share, text: None,
 ) -> Promoted:  # fmt: skip
     """Write a version, by default the newest, into a folder that is empty, not there, or to be replaced."""
-    weights, origin = WeightStore(store, record.id), Origin.of_run(record)
-    number = newest(weights, origin.name, version)
+    weights, origin, seen = WeightStore(store, record.id), Origin.of_run(record), Seen(owner_of(record))
+    number = newest(weights, origin.name, version, seen)
     target = target or Path(f"{record.id}-v{number}{'-adapter' if adapter else ''}")
-    return promote(weights, origin, number, target, adapter=adapter, replace=replace, progress=progress)
+    done = promote(weights, origin, number, target, adapter=adapter, replace=replace, progress=progress)
+    seen.remember(number)
+    return done

@@ -63,7 +63,7 @@ def _here(
     if site is None:
         model = model_here(record, model, origin, origin, progress)
     else:
-        with site.opened(origin, deadline_s=record.spec.deadlines.progress_s) as near:
+        with site.opened(record, origin, deadline_s=record.spec.deadlines.progress_s) as near:
             model = model_here(record, model, near, origin, progress)
     return [*(["--model", model] if model else []), *(["--reward", reward] if reward else [])]
 

@@ -17,7 +17,7 @@ from flows.promote import promote as write
 from flows.promote import where_to_read
 from flows.told import Url, Version, told
 from flows.weights import newest
-from infra.weights.places import weights_at
+from infra.weights.places import seen_at, weights_at
 
 
 @flow(name="promote", description="Write a version of weights as a Hugging Face checkpoint.")
@@ -32,7 +32,9 @@ def promote(
 ) -> dict[str, Any]:
     """Write it; what was written and how long it took."""
     weights, since = weights_at(url), time.monotonic()
-    number = newest(weights, url, version)
+    seen = seen_at(url)
+    number = newest(weights, url, version, seen)
     found = write(weights, Origin.at(url, base), number, Path(folder), adapter=adapter)
+    seen.remember(number)
     row = {"version": number, "folder": str(found.folder), "bytes": found.size}
     return told("promote", f"Version {number} of {url}: `{where_to_read(found)}`", row, since=since)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +15,32 @@ from infra.weights.codec.chunks import check_alike, encode
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
-from infra.weights.folder import ADAPTER, MARK, SINGLE, AdapterFolder, ModelFolder, opened
+from infra.weights.folder import ADAPTER, MARK, SINGLE, AdapterFolder, ModelFolder, is_beside, opened
 from infra.weights.garbage import Progress
-from infra.weights.manifest import Manifest
+from infra.weights.manifest import Chunk, Manifest
+from infra.weights.seen import Seen
 from infra.weights.versions import WeightStore
 
+_log = logging.getLogger("streamrl.weights")
+_GO_BACK = "If that is right, name the version with --version N, or say --allow-older"
 
-def newest(weights: WeightStore, where: str, version: int | None) -> int:
-    """The version that is asked for, by default the newest."""
+
+def newest(
+    weights: WeightStore, where: str, version: int | None, seen: Seen | None = None,
+    *, allow_older: bool = False, held: int = -1,
+) -> int:  # fmt: skip
+    """The version that is asked for, by default the newest: none older than what was seen, or is held."""
     versions = weights.versions()
     if not versions:
         raise WeightsError(f"{where} has no versions of weights")
     if version is None:
+        if not allow_older and seen is not None:
+            seen.check(versions[-1], where, _GO_BACK)
+        if not allow_older and versions[-1] < held:
+            raise WeightsError(
+                f"{where} has version {versions[-1]} as its newest, and the folder holds version {held}. "
+                f"{_GO_BACK}"
+            )
         return versions[-1]
     if version not in versions:
         there = _ranges(versions)
@@ -84,22 +99,47 @@ def _base_of(source: ModelFolder, base: Path | None) -> str | None:
     return ModelFolder(base).root
 
 
+def held_version(folder: Path) -> int:
+    """The version that a folder says it holds; -1 if it says none."""
+    try:
+        return int(json.loads((folder / MARK).read_text())["version"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return -1
+
+
 def pull(
-    weights: WeightStore, version: int, folder: Path, progress: Progress = lambda done, whole: None
-) -> Manifest:
-    """Make a folder a version: of a folder that holds another one, only what changed is fetched."""
+    weights: WeightStore, version: int, folder: Path, progress: Progress = lambda done, whole: None,
+    *, seen: Seen | None = None, lower: bool = False,
+) -> Manifest:  # fmt: skip
+    """Make a folder a version: of a folder that holds another one, only what changed is fetched.
+
+    `seen` remembers it, if it is newer, or in any case (`lower`).
+    """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
         raise WeightsError(f"{folder} is not empty, and nothing that was pulled: name another folder")
     manifest, copy = weights.update(_held(folder), version, progress=progress)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, chunk in manifest.files.items():
+    for name, chunk in beside_of(manifest).items():
         _written(folder / name, weights.file(chunk))
     file, other = (SINGLE, ADAPTER) if manifest.base is None else (ADAPTER, SINGLE)
     _written(folder / file, copy.file)
     mark = {"run": manifest.run, "version": manifest.version, "root": manifest.root}
     _written(folder / MARK, json.dumps(mark).encode())  # last: until then it is of the version before
     (folder / other).unlink(missing_ok=True)
+    if seen is not None:
+        seen.remember(version, lower=lower)
     return manifest
+
+
+def beside_of(manifest: Manifest) -> dict[str, Chunk]:
+    """The files of a version that are config or tokenizer, and nothing that a reader would not want."""
+    found = {name: chunk for name, chunk in manifest.files.items() if is_beside(name)}
+    if others := sorted(set(manifest.files) - set(found)):
+        _log.warning(
+            "version %d of run %s has files that are neither config nor tokenizer; they are left out: %s",
+            manifest.version, manifest.run, ", ".join(others)[:500],
+        )  # fmt: skip
+    return found
 
 
 def _held(folder: Path) -> Copy | None:
@@ -108,7 +148,7 @@ def _held(folder: Path) -> Copy | None:
         said = json.loads((folder / MARK).read_text())
         (file,) = opened(folder).files
         return Copy(bytearray(file.read_bytes()), int(said["version"]), str(said["root"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, WeightsError):
         return None
 
 

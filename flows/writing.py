@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from flows.origin import CONFIG, ExportError, Origin
+from flows.weights import beside_of
 from infra.weights.adapter import Merging, check_fits, is_meant, layers_of, lora_of
-from infra.weights.bits import NAMES, bits_of
+from infra.weights.bits import bits_of, type_name
 from infra.weights.copy import Copy
 from infra.weights.folder import ADAPTER, ModelFolder, is_beside
 from infra.weights.manifest import Manifest
@@ -76,7 +77,7 @@ class Writing:
 
     def _files(self, folder: Path) -> None:
         """What lies beside the tensors."""
-        for name, chunk in self.manifest.files.items():
+        for name, chunk in beside_of(self.manifest).items():
             (folder / name).write_bytes(self.weights.file(chunk))
 
     def _config(self) -> tuple[bytes, str]:
@@ -98,7 +99,8 @@ def _copied(base: ModelFolder, folder: Path) -> None:
 
 def _say_type(folder: Path, shapes: Shapes) -> None:
     """Have the config say of which type the numbers are, if they are of one."""
-    found = {NAMES[dtype][0] for dtype, _ in shapes.values() if "float" in NAMES[dtype][0]}
+    names = {type_name(dtype) for dtype, _ in shapes.values()}
+    found = {name for name in names if "float" in name}
     try:
         config = dict(json.loads((folder / CONFIG).read_text()))
     except (ValueError, TypeError) as error:

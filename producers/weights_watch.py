@@ -13,14 +13,20 @@ import threading
 from infra.bus import Record
 from infra.process import Context
 from infra.sites.followed import Followed
-from infra.store import StoreError
+from infra.sites.news import News, refusal
+from infra.sites.place import owner_of
+from infra.store import Missing, StoreError
 from infra.tail import Tail
 from infra.waiting import Wait
 from infra.weights.copy import Copy
 from infra.weights.errors import WeightsError
+from infra.weights.expected import Expected
 from infra.weights.folder import ModelFolder
+from infra.weights.seen import Seen
+from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
 from producers.installing import Newest, Version
+from schemas.messages import WeightsAnnouncement
 
 _LOOK_S = 0.5
 
@@ -33,9 +39,12 @@ class WeightsWatch:
 
     def __init__(self, context: Context, bell: threading.Event) -> None:
         self._context, self._bell = context, bell
-        self._followed = Followed(context.site.name if context.site else None)
+        news = News(context.run, refusal(context))
+        self._followed = Followed(news, context.site.name if context.site else None)
+        self._seen = Seen(owner_of(context.record)) if Keys.from_env().trusts else None
         self._closed, self._news = threading.Event(), threading.Event()
-        self._newest = Newest(context.spec.model, ModelFolder(context.record.model))
+        base = ModelFolder(context.record.model)
+        self._newest, self._expected = Newest(context.spec.model, base), Expected(context.spec.model, base)
         self._have = self._wanted = -1
         self._weights = self._opened()
         self._copy: Copy | None = None  # of the newest version: of the next one only what changed is fetched
@@ -88,21 +97,35 @@ class WeightsWatch:
             return None
         self._wanted = wanted.version
         try:
+            self._check_age(wanted.version)
             manifest, self._copy = self._weights.update(self._copy, wanted.version, root=wanted.root)
         except (StoreError, WeightsError) as error:
             if not self._closed.is_set():
-                self._failed(error)
+                self._failed(wanted, error)
             return None
         self._have, self._failing = wanted.version, None
+        if self._seen is not None:
+            self._seen.remember(wanted.version)
         return self._newest.version(manifest, self._copy)
 
-    def _failed(self, error: Exception) -> None:
-        """The version before stays in use, but not for ever."""
-        if self._failing is None:
+    def _check_age(self, version: int) -> None:
+        """Where signatures are asked for: old ones stay good, and must not lead back."""
+        if self._seen is not None:
+            self._seen.check(
+                version, f"run {self._context.run}", f"If that is right, remove {self._seen.file}"
+            )
+
+    def _failed(self, wanted: WeightsAnnouncement, error: Exception) -> None:
+        """The version before stays in use: for ever if only this one can't be had, else not for ever."""
+        of_version = isinstance(error, (Missing, WeightsError))
+        if self._followed.set_aside(wanted) == 1 if of_version else self._failing is None:
             kept = f"weights {self._have} stay in use" if self._have >= 0 else "there are none yet"
-            self._context.log.warning("weights %d can't be had, %s: %s", self._wanted, kept, error)
+            self._context.log.warning("weights %d can't be had, %s: %s", wanted.version, kept, error)
+        if of_version and self._have >= 0:
+            return  # anybody may announce what is not there; the trainer waits for samples of what is
+        if self._failing is None:
             self._failing = Wait(
-                f"weights {self._wanted} ({error})", unblocked_by="the object store",
+                f"weights {wanted.version} ({error})", unblocked_by="the object store",
                 deadline_s=self._context.spec.deadlines.progress_s,
             )  # fmt: skip
         self._failing.check()
@@ -111,9 +134,9 @@ class WeightsWatch:
         """The run's weights; at a site, as they are seen from there."""
         context = self._context
         if context.site is None:
-            return WeightStore(context.store, context.run)
+            return WeightStore(context.store, context.run, check=self._expected.check)
         store = context.site.store(
-            context.store, deadline_s=context.spec.deadlines.progress_s, stop=self._closed,
+            context.record, context.store, deadline_s=context.spec.deadlines.progress_s, stop=self._closed,
             may_fetch=lambda key: self._followed.may_fetch(self._wanted),
         )  # fmt: skip
-        return WeightStore(store, context.run, near=store.near)
+        return WeightStore(store, context.run, near=store.near, check=self._expected.check)

@@ -296,6 +296,7 @@ class WeightsAnnouncement(Message, frozen=True, kw_only=True):
     trainer_epoch: Count
     announced_at: float
     content: bytes = b""  # the manifest, packed, unless it is large: a far site need not ask for it
+    signature: str = ""  # of all of this, by the publisher's key, if it has one (`infra.weights.announcing`)
 
 
 class SiteReport(Message, frozen=True, kw_only=True):
@@ -315,6 +316,7 @@ class SiteReport(Message, frozen=True, kw_only=True):
     cache: Line  # where other sites may read what it has; empty: nowhere
     trouble: str  # why nothing comes
     sent_at: float
+    passed_over: Annotated[tuple[Version, ...], Meta(max_length=64)] = ()  # announced, and not to be had
 
     def wrong(self) -> str:
         return all_finite("rates", self.rates.values()) or finite(lag_s=self.lag_s, sent_at=self.sent_at)

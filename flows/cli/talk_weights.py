@@ -22,6 +22,14 @@ Url = Annotated[
 ]
 Version = Annotated[int | None, typer.Option("--version", min=0, help="By default the newest.")]
 
+AllowOlder = Annotated[
+    bool,
+    typer.Option(
+        "--allow-older",
+        help="Take the newest that is there, though a newer one was verified on this machine.",
+    ),
+]
+
 
 def weights_at(url: str) -> WeightStore:
     """The versions at an address, worked on with half of the cores."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.talk import FAILED, INTERRUPTED, fail, out, shares, sigterm_interrupts
-from flows.cli.talk_weights import Url, Version, bar, in_bytes, say, weights_at
+from flows.cli.talk_weights import AllowOlder, Url, Version, bar, in_bytes, say, weights_at
 
 
 def verify(url: Url) -> None:
@@ -77,6 +77,7 @@ def promote(
     shard_gb: Annotated[
         float, typer.Option("--shard", min=0.001, help="GB of a file; what is larger is written in several.")
     ] = 4.0,
+    allow_older: AllowOlder = False,
 ) -> None:
     """Write a version as a complete Hugging Face checkpoint. One that is an adapter is merged into its base.
 
@@ -86,9 +87,10 @@ def promote(
     from flows.promote import promote as write
     from flows.promote import where_to_read
     from flows.weights import newest
+    from infra.weights.places import seen_at
 
-    weights, origin = weights_at(url), Origin.at(url, base)
-    number = newest(weights, url, version)
+    weights, origin, seen = weights_at(url), Origin.at(url, base), seen_at(url)
+    number = newest(weights, url, version, seen, allow_older=allow_older)
     try:
         with sigterm_interrupts(), shares() as progress:
             promoted = write(
@@ -96,6 +98,7 @@ def promote(
             )
     except KeyboardInterrupt:
         fail("stopped; nothing was written", INTERRUPTED)
+    seen.remember(number, lower=allow_older)
     say(
         f"version {number} is in {folder} ({in_bytes(promoted.size)}, every bit verified). Read it with\n"
         f"  {where_to_read(promoted)}"

@@ -9,7 +9,7 @@ import typer
 
 from flows.cli import upkeep
 from flows.cli.talk import fail, out, plain_errors
-from flows.cli.talk_weights import Url, Version, bar, in_bytes, say, weights_at, when
+from flows.cli.talk_weights import AllowOlder, Url, Version, bar, in_bytes, say, weights_at, when
 
 if TYPE_CHECKING:
     from infra.weights.bits import Model
@@ -102,15 +102,17 @@ def pull(
     url: Url,
     folder: Annotated[Path, typer.Argument(help="A new folder, or one that holds another version.")],
     version: Version = None,
+    allow_older: AllowOlder = False,
 ) -> None:
     """Fetch a version into a folder. What the folder holds already is not fetched again."""
-    from flows.weights import newest
+    from flows.weights import held_version, newest
     from flows.weights import pull as get
+    from infra.weights.places import seen_at
 
-    weights = weights_at(url)
-    number = newest(weights, url, version)
+    weights, seen = weights_at(url), seen_at(url)
+    number = newest(weights, url, version, seen, allow_older=allow_older, held=held_version(folder))
     with bar(f"fetching version {number}") as progress:
-        manifest = get(weights, number, folder, progress)
+        manifest = get(weights, number, folder, progress, seen=seen, lower=allow_older)
     say(f"version {manifest.version} is in {folder} ({in_bytes(manifest.size)}, every bit verified)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +14,16 @@ from infra.sites.site_store import SiteStore
 from infra.store import Exists, Store
 from infra.weights.codec.chunks import encode
 from infra.weights.copy import Copy
-from infra.weights.manifest import Chunk, Manifest, unpacked
+from infra.weights.limits import unpacked
+from infra.weights.manifest import Chunk, Manifest
 from infra.weights.objects import chunk_of
 from infra.weights.series import KEYFRAME_AFTER
 from infra.weights.versions import WeightStore
 
 _AT_ONCE = 4  # chunks
 _MANIFESTS = 32  # at once
-_RENEW_S = 20.0
+
+_log = logging.getLogger("streamrl.sites")
 
 Planned = Callable[[int, Sequence[Chunk]], Mapping[Chunk, Way]]
 
@@ -36,6 +39,7 @@ class Mirror:
         self._coming: set[str] = set()  # what threads bring: who decodes waits for it, and lets them do it
         site.may_fetch = lambda key: key not in self._coming
         self.done, self.whole = 0, 0  # bytes of the newest version: here, and that were not here
+        self.trouble = ""  # that its threads had with it
 
     def bring(
         self, version: int, root: str, planned: Planned = lambda since, chunks: {}, told: bytes = b""
@@ -44,14 +48,9 @@ class Mirror:
 
         `planned`: what is to come from other sites; `told`: its manifest, packed, if that was announced.
         """
-        self.done, self.whole = 0, 0
-        if told:
-            key = self._weights.manifest_key(version)
-            raw = unpacked(told, f"{key} as announced")
-            self._weights.manifest_of(version, raw)
-            self._site.keep(key, raw)
-        with _kept(self._origin, version):
-            manifest = self._weights.manifest(version)
+        self.done, self.whole, self.trouble = 0, 0, ""
+        with self._kept(version), self._unless_false(version, told):
+            manifest = self._manifest(version, root, told)
             self._look_back(version)
             route = self._weights.route(manifest, self._copy) or []
             chunks = [chunk for _, path in route for chunk in path.chunks]
@@ -64,6 +63,30 @@ class Mirror:
                 # what has come is decoded while the rest is under way
                 manifest, self._copy = self._weights.update(self._copy, version, root=root)
         return manifest
+
+    def _manifest(self, version: int, root: str, told: bytes) -> Manifest:
+        """A version's manifest, as it was announced or as the origin has it; readers find it in the cache."""
+        key = self._weights.manifest_key(version)
+        if told:
+            raw = unpacked(told, f"{key} as announced")
+            if self._weights.manifest_of(version, raw).root == root:
+                self._site.keep(key, raw)
+        manifest = self._weights.manifest(version)
+        if manifest.root != root:  # of an announcement that was false, perhaps: the origin knows
+            self._site.delete(key)
+            manifest = self._weights.manifest(version)
+        return manifest
+
+    @contextlib.contextmanager
+    def _unless_false(self, version: int, told: bytes) -> Iterator[None]:
+        """What was announced is no longer in the cache if nothing could be made of it."""
+        try:
+            yield
+        except Explained:
+            if told:
+                with contextlib.suppress(Explained):
+                    self._site.delete(self._weights.manifest_key(version))
+            raise
 
     def make_keyframe(self, manifest: Manifest) -> None:
         """Who joins later finds a short way here: a keyframe of what is here is made, not fetched."""
@@ -118,24 +141,35 @@ class Mirror:
 
     def _brought(self, chunk: Chunk) -> None:
         key = self._weights.chunk_key(chunk)
-        with contextlib.suppress(Explained):  # who needs it meets the same
+        try:
             if self._site.bring(key, chunk.size):
                 self.done += chunk.size
-        self._coming.discard(key)
+        except Explained:
+            pass  # who needs it meets the same
+        except Exception as error:
+            self._heard(f"{key} could not be brought", error)
+        finally:
+            self._coming.discard(key)  # who decodes fetches it itself then
 
+    def _heard(self, what: str, error: Exception) -> None:
+        """Something that a thread met, and that nobody has foreseen: it is told, and costs no version."""
+        self.trouble = f"{what}: {type(error).__name__}: {error}"
+        _log.error("%s", self.trouble, exc_info=error)
 
-@contextlib.contextmanager
-def _kept(origin: WeightStore, version: int) -> Iterator[None]:
-    """The origin collects nothing of a version meanwhile. Nobody waits for that to be said."""
-    over = threading.Event()
+    @contextlib.contextmanager
+    def _kept(self, version: int) -> Iterator[None]:
+        """The origin collects nothing of a version meanwhile. Nobody waits for that to be said."""
+        over = threading.Event()
 
-    def keep() -> None:
-        with contextlib.suppress(Explained), origin.lease(version) as lease:
-            while not over.wait(_RENEW_S):
-                lease.renew()
+        def keep() -> None:
+            try:
+                with contextlib.suppress(Explained), self._origin.lease(version):
+                    over.wait()
+            except Exception as error:
+                self._heard(f"the lease on version {version}", error)
 
-    threading.Thread(target=keep, daemon=True, name="lease").start()
-    try:
-        yield
-    finally:
-        over.set()
+        threading.Thread(target=keep, daemon=True, name="lease").start()
+        try:
+            yield
+        finally:
+            over.set()

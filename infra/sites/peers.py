@@ -7,6 +7,7 @@ come in time is fetched from the origin.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -22,6 +23,8 @@ from infra.weights.manifest import Chunk
 from infra.weights.spreading.links import Links
 from infra.weights.spreading.plan import Fetch, spread
 from schemas.messages import SiteReport, WeightsAnnouncement
+
+_log = logging.getLogger("streamrl.sites")
 
 ORIGIN = "origin"
 _RECENT_S = 60.0  # a site that was not heard for so long takes no part
@@ -81,6 +84,7 @@ class Peers:
         self._spool, self._stop = spool, stop
         self._known: dict[str, tuple[str, Origin]] = {}
         self._failed: dict[str, float] = {}
+        self._unopened: dict[str, str] = {}
 
     def ways(self, heard: Heard, site: str, since: int, chunks: Sequence[Chunk]) -> dict[Chunk, Way]:
         """To the chunks of a version, in the order of the plan."""
@@ -89,18 +93,27 @@ class Peers:
         named: dict[str, Chunk] = {chunk.hash: chunk for chunk in chunks}
         return {
             named[fetch.chunk]: Way(
-                self, fetch.source,
-                self._peer(fetch.source, caches[fetch.source]) if fetch.source in caches else None,
+                self, fetch.source, self._peer(fetch.source, caches.get(fetch.source, "")),
                 not_before=now + fetch.not_before,
                 until=now + max(_TIMES * fetch.arrives, fetch.arrives + _LATE_S),
             )
             for fetch in fetches
         }  # fmt: skip
 
-    def _peer(self, site: str, cache: str) -> Origin:
+    def _peer(self, site: str, cache: str) -> Origin | None:
+        """Another site's cache; None for the origin, and where the cache can't be opened."""
+        if not cache:
+            return None
         if site not in self._known or self._known[site][0] != cache:
-            far = Origin(open_store(cache), self._spool, deadline_s=_GIVE_UP_S, stop=self._stop)
-            self._known[site] = cache, far
+            try:
+                store = open_store(cache)
+            except Exception as error:  # what another site says must not stop this one
+                if self._unopened.get(site) != cache:
+                    _log.warning("the cache of site %s can't be opened: %s", site, error)
+                self._unopened[site] = cache
+                self.failed(site)
+                return None
+            self._known[site] = cache, Origin(store, self._spool, deadline_s=_GIVE_UP_S, stop=self._stop)
         return self._known[site][1]
 
     def failed(self, site: str) -> None:
@@ -146,8 +159,9 @@ class Way:
                     alive()
                     time.sleep(_LOOK_S)
                     continue
-            except (StoreError, WaitedTooLong):
-                pass
+            except Exception as error:  # whatever another site's cache does: the origin has the chunk
+                if not isinstance(error, (StoreError, WaitedTooLong)):
+                    _log.warning("%s could not be read from site %s: %r", key, self.site, error)
             self.peers.failed(self.site)
             return None
         return None

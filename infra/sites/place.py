@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from blake3 import blake3
+
+from infra.runs import RunRecord
 from infra.sites.origin import Origin
 from infra.sites.site_store import SiteStore
 from infra.stack.paths import StackPaths
@@ -27,28 +30,42 @@ class Site:
         """How a process is told."""
         return ["--site", self.name, "--cache", self.cache, "--share", "{}/{}".format(*self.share)]
 
-    @property
-    def seen_by_others(self) -> str:
-        """The cache's URL, if other sites can read it; else empty."""
-        return "" if self.cache.startswith(_FILE) else self.cache
+    def cache_of(self, record: RunRecord) -> str:
+        """The URL of what it keeps of a run: another store's run of the same name has its own."""
+        return cache_of(self.cache, record)
+
+    def seen_by_others(self, record: RunRecord) -> str:
+        """The same, if other sites can read it; else empty."""
+        return "" if self.cache.startswith(_FILE) else self.cache_of(record)
 
     def store(
-        self, origin: Store, *, deadline_s: float, stop: threading.Event,
+        self, record: RunRecord, origin: Store, *, deadline_s: float, stop: threading.Event,
         may_fetch: Callable[[str], bool] = lambda key: True,
     ) -> SiteStore:  # fmt: skip
         """The object store, as this site sees it."""
         spool = StackPaths.locate().home / "spool" / self.name
         far = Origin(origin, spool, deadline_s=deadline_s, stop=stop)
-        return SiteStore(open_store(self.cache), far, stop, may_fetch=may_fetch)
+        return SiteStore(open_store(self.cache_of(record)), far, stop, may_fetch=may_fetch)
 
     @contextlib.contextmanager
-    def opened(self, origin: Store, *, deadline_s: float) -> Iterator[SiteStore]:
+    def opened(self, record: RunRecord, origin: Store, *, deadline_s: float) -> Iterator[SiteStore]:
         """The same for a while."""
-        store = self.store(origin, deadline_s=deadline_s, stop=threading.Event())
+        store = self.store(record, origin, deadline_s=deadline_s, stop=threading.Event())
         try:
             yield store
         finally:
             store.origin.close()
+
+
+def cache_of(cache: str, record: RunRecord) -> str:
+    """Where a cache keeps what is of a run."""
+    return f"{cache.rstrip('/')}/{owner_of(record)}"
+
+
+def owner_of(record: RunRecord) -> str:
+    """A name for a run that no other one has, of this or of another store."""
+    drawn = record.identity or f"{record.store} {record.created_at!r}"
+    return f"{record.id}-{blake3(f'{record.store_id} {record.id} {drawn}'.encode()).hexdigest(8)}"
 
 
 def site_of(name: str | None, cache: str, share: str = "0/1") -> Site | None:

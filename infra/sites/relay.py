@@ -10,26 +10,32 @@ chunks               the origin, or another relay of the site that is at them
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 from functools import partial
 
-from infra.bus import BusError, Record
+from infra.bus import Record
 from infra.errors import Explained
 from infra.process import Context, run_role
-from infra.sites.followed import announced, relay_key, reported
+from infra.sites.caches import Caches
+from infra.sites.candidates import Candidates
 from infra.sites.mirror import Mirror
+from infra.sites.news import News, refusal, relay_key
 from infra.sites.peers import ORIGIN, Heard, Peers, warm_up
 from infra.sites.place import Site
+from infra.sites.reporting import Reporting
+from infra.store import Missing
 from infra.tail import Tail
-from schemas.messages import SiteReport
+from infra.weights.errors import WeightsError
+from schemas.messages import SiteReport, WeightsAnnouncement
 from schemas.wire import encode
 
 _BUSY_S, _IDLE_S = 1.0, 20.0  # between reports
 _LOOK_S = 0.2
-_PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # after a version that could not be had
+_PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # while the origin can't be read, or before a version is tried again
+_MOST_REPORTS = 1024  # relays that are remembered
+_NAMED = 64  # versions that were passed over, in a report
 
 
 class Relay:
@@ -38,27 +44,30 @@ class Relay:
     def __init__(self, context: Context, site: Site) -> None:
         self._context, self._site = context, site
         deadline_s = context.spec.deadlines.progress_s
-        store = site.store(context.store, deadline_s=deadline_s, stop=context.stop)
+        store = site.store(context.record, context.store, deadline_s=deadline_s, stop=context.stop)
         self._store, self._origin = store, store.origin
         self._peers = Peers(store.origin.spool, context.stop)
+        self._news = News(context.run, refusal(context))
+        self._caches = Caches(context.record, context.log)
         self._reports: dict[tuple[str, int], SiteReport] = {}  # newest, by site and relay
         self._mirror = Mirror(context.run, context.store, store, share=site.share)
         self._version, self._target = -1, -1
         self._lag_s, self._trouble = 0.0, ""
-        self._bell, self._news, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._candidates = Candidates[Heard](_PAUSES_S)
+        self._bell = threading.Event()
 
     def run(self) -> None:
         """Until told to stop."""
         tail = Tail(self._context.bus.reader(self._context.topics.weights), self._hear, self._bell)
-        reports = threading.Thread(target=self._report_on, daemon=True, name="reports")
-        reports.start()
-        newest: Heard | None = None
+        self._reporting = Reporting(self._send, self._every_s, self._context.log)
         failures = 0
         try:
             while True:
                 self._context.check_stop()
-                newest = max([*tail.take(), *filter(None, [newest])], key=_version, default=None)
-                if newest is None or newest.announced.version <= self._version:
+                for heard in tail.take():
+                    self._candidates.add(heard.announced.version, heard.announced.root, heard)
+                newest = self._candidates.newest(self._version)
+                if newest is None:
                     self._context.heart.waiting("the next weights", unblocked_by="trainer")
                     self._bell.wait(_LOOK_S)
                     self._bell.clear()
@@ -68,9 +77,7 @@ class Relay:
                     self._context.stop.wait(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
                     failures += 1
         finally:
-            self._ended.set()
-            self._news.set()
-            reports.join()
+            self._reporting.close()
             tail.close()
             self._origin.close()
             self._peers.close()
@@ -79,32 +86,33 @@ class Relay:
         """Announcements, each with what was reported before it: every relay reads the same."""
         found = []
         for record in records:
-            if (report := reported(record)) is not None:
-                self._reports[report.site, report.relay] = report
-            elif (one := announced(record)) is not None:
-                found.append(Heard(one, tuple(self._reports.values())))
+            said = self._news.of(record)
+            if isinstance(said, SiteReport):
+                if (report := self._caches.allowed(said)) is not None:
+                    self._reports[report.site, report.relay] = report
+                    for oldest in list(self._reports)[:-_MOST_REPORTS]:
+                        del self._reports[oldest]
+            elif said is not None:
+                found.append(Heard(said, tuple(self._reports.values())))
         return found
 
     def _bring(self, heard: Heard) -> bool:
-        """Whether a version is here now. If not, the site goes on with the one before."""
+        """Whether it can go on: a version is here now, or passed over. If not, the origin can't be read."""
         context, wanted = self._context, heard.announced
         version = wanted.version
         context.heart.working(f"fetching weights {version}")
         self._target, began, before = version, time.monotonic(), self._crossed
-        self._news.set()
+        self._reporting.soon()
         try:
             manifest = self._mirror.bring(
                 version, wanted.root, partial(self._peers.ways, heard, self._site.name), wanted.content
             )
         except Explained as error:
             context.check_stop()
-            self._trouble = str(error)
-            self._news.set()
-            context.log.warning("weights %d are not here: %s", version, error)
-            return False
-        self._version, self._target, self._trouble = version, -1, ""
+            return self._failed(wanted, error)
+        self._version, self._target, self._trouble = version, -1, self._mirror.trouble
         self._lag_s = max(0.0, time.time() - wanted.announced_at)
-        self._news.set()
+        self._reporting.soon()
         context.log.info(
             "weights %d are here after %.1f s (%.2f MB), %.1f s after they were announced",
             version, time.monotonic() - began, (self._crossed - before) / 1e6, self._lag_s,
@@ -115,15 +123,26 @@ class Relay:
             self._mirror.collect(keep)
         return True
 
-    def _report_on(self) -> None:
-        with contextlib.suppress(BusError):  # the main loop meets the same error and says so
-            while not self._ended.is_set():
-                self._context.writer.send(
-                    self._context.topics.weights, encode(self._report()),
-                    key=relay_key(self._site.name, self._context.instance),
-                )  # fmt: skip
-                self._news.wait(_IDLE_S if self._target < 0 else _BUSY_S)
-                self._news.clear()
+    def _failed(self, wanted: WeightsAnnouncement, error: Explained) -> bool:
+        """A version that is not there, or not what was announced, holds up no other one."""
+        self._trouble = str(error)
+        of_version = isinstance(error, (Missing, WeightsError))
+        times = self._candidates.failed(wanted.version, wanted.root) if of_version else 1
+        if of_version:
+            self._target = -1
+        self._reporting.soon()
+        if times == 1:
+            self._context.log.warning("weights %d are not here: %s", wanted.version, error)
+        return of_version
+
+    def _send(self) -> None:
+        self._context.writer.send(
+            self._context.topics.weights, encode(self._report()),
+            key=relay_key(self._site.name, self._context.instance),
+        )  # fmt: skip
+
+    def _every_s(self) -> float:
+        return _IDLE_S if self._target < 0 else _BUSY_S
 
     @property
     def _crossed(self) -> int:
@@ -137,7 +156,8 @@ class Relay:
             run=self._context.run, site=self._site.name, relay=self._context.instance, version=self._version,
             target=self._target, done=self._mirror.done, whole=self._mirror.whole, lag_s=self._lag_s,
             crossed=self._crossed, rates=rates,
-            cache=self._site.seen_by_others, trouble=self._trouble_now(), sent_at=time.time(),
+            cache=self._site.seen_by_others(self._context.record), trouble=self._trouble_now(),
+            sent_at=time.time(), passed_over=tuple(self._candidates.aside(self._version)[-_NAMED:]),
         )  # fmt: skip
 
     def _trouble_now(self) -> str:
@@ -146,18 +166,21 @@ class Relay:
         return f"the cache does not work: {self._store.broken}" if self._store.broken else ""
 
 
-def _version(heard: Heard) -> int:
-    return heard.announced.version
-
-
 def body(context: Context) -> None:
     """What a relay does."""
     if context.site is None:
         raise Explained("a relay is of a site: start it with --site NAME and --cache URL")
     if len(context.spec.placement.sites) > 1:
-        threading.Thread(target=warm_up, daemon=True, name="planner").start()
+        threading.Thread(target=_warm_up, args=(context,), daemon=True, name="planner").start()
     context.loaded()
     Relay(context, context.site).run()
+
+
+def _warm_up(context: Context) -> None:
+    try:
+        warm_up()
+    except Exception as error:  # the first plan meets the same
+        context.log.warning("the planner could not be compiled: %s", error)
 
 
 if __name__ == "__main__":

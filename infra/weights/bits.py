@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infra.weights.errors import WeightsError
+from infra.weights.finite import all_finite
+
 if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+LARGEST_HEADER = 100 << 20  # bytes: as safetensors itself has it
+LARGEST_SIDE = 1 << 48  # of a tensor: no machine holds more
+MOST_SIDES = 16
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,13 @@ _BYTES = Kind(8)
 # safetensors' names of types, torch's, and bytes of each
 NAMES = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "I64": ("int64", 8), "I32": ("int32", 4),
-    "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1), "BOOL": ("bool", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1), "F8_E8M0": ("float8_e8m0fnu", 1), "C64": ("complex64", 8),
+    "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "BOOL": ("bool", 1),
+    "U64": ("uint64", 8), "U32": ("uint32", 4), "U16": ("uint16", 2), "U8": ("uint8", 1),
 }  # fmt: skip
+# Those of which several share a byte, and their bits: files may have them; torch can't hold single ones.
+NARROW = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _OF_TORCH = {f"torch.{name}": short for short, (name, _) in NAMES.items()}
 
 
@@ -75,12 +86,8 @@ class Bits:
         return self.data.view(np.uint8).data
 
     def finite(self) -> bool:
-        """Whether no element is NaN or infinite: then its exponent would be the largest there is."""
-        kind = self.kind
-        if not kind.exponent:
-            return True
-        most = self.data.dtype.type((kind.exponents - 1) << kind.fraction)
-        return not bool(((self.data & most) == most).any())
+        """Whether no element is NaN or infinite."""
+        return all_finite(self.dtype, self.data)
 
 
 Model = Mapping[str, Bits]
@@ -91,7 +98,9 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     import torch
 
     plain = tensor.detach().to("cpu").contiguous()
-    dtype = _OF_TORCH[str(plain.dtype)]
+    dtype = _OF_TORCH.get(str(plain.dtype))
+    if dtype is None:
+        raise WeightsError(f"tensors of {plain.dtype} can't be sent: safetensors has no such type")
     raw = plain.view(-1).view(torch.uint8).numpy()
     return Bits(dtype, tuple(plain.shape), raw.view(kind_of(dtype).unsigned))
 
@@ -102,8 +111,23 @@ def model_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Bits]:
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of a tensor."""
-    return math.prod(shape) * NAMES[dtype][1]
+    """Bytes of a tensor. ValueError if it has no whole number of them."""
+    if dtype not in NARROW:
+        return math.prod(shape) * NAMES[dtype][1]
+    size, left = divmod(math.prod(shape) * NARROW[dtype], 8)
+    if left:
+        raise ValueError(f"{dtype} {list(shape)} is no whole number of bytes")
+    return size
+
+
+def is_type(dtype: str) -> bool:
+    """Whether safetensors has a type of this name."""
+    return dtype in NAMES or dtype in NARROW
+
+
+def type_name(dtype: str) -> str:
+    """What torch calls a type; its own name if torch has none."""
+    return NAMES[dtype][0] if dtype in NAMES else dtype.lower()
 
 
 def empty(dtype: str, shape: tuple[int, ...]) -> Bits:
@@ -113,28 +137,55 @@ def empty(dtype: str, shape: tuple[int, ...]) -> Bits:
 
 def file_model(data: bytes | bytearray | mmap | memoryview) -> dict[str, Bits]:
     """The tensors in a safetensors file, where they lie. ValueError if it is none."""
+    header, at = file_header(data)
+    body = memoryview(data)[at:]
+    found, ends = {}, 0
+    for name, (dtype, shape, begin, end) in sorted(header.items(), key=lambda item: item[1][2:]):
+        if begin != ends or end > len(body) or end - begin != size_of(dtype, shape):
+            raise ValueError(f"{name} does not lie in the file as its header says")
+        ends = end
+        raw = np.frombuffer(body[begin:end], np.uint8)
+        found[name] = Bits(dtype, shape, raw.view(kind_of(dtype).unsigned))
+    if ends != len(body):
+        raise ValueError(f"it has {len(body)} bytes of tensors, and its header tells of {ends}")
+    return {name: found[name] for name in header}
+
+
+Entry = tuple[str, tuple[int, ...], int, int]  # type, shape, and where it lies behind the header
+
+
+def file_header(data: bytes | bytearray | mmap | memoryview) -> tuple[dict[str, Entry], int]:
+    """What a safetensors file says of its tensors, and where they begin. ValueError if it is none."""
     size = int.from_bytes(data[:8], "little")
-    body = memoryview(data)[8 + size :]
-    found = {}
+    if len(data) < 8 or size > min(LARGEST_HEADER, len(data) - 8):
+        raise ValueError(f"it is no safetensors file: a header of {size} bytes can't be in {len(data)}")
     try:
-        header = json.loads(bytes(data[8 : 8 + size]))
-        header.pop("__metadata__", None)
-        for name, said in header.items():
-            begin, end = said["data_offsets"]
-            shape, dtype = tuple(said["shape"]), said["dtype"]
-            if not 0 <= begin <= end <= len(body) or end - begin != size_of(dtype, shape):
-                raise ValueError(f"{name} does not lie in the file as its header says")
-            raw = np.frombuffer(body[begin:end], np.uint8)
-            found[name] = Bits(dtype, shape, raw.view(kind_of(dtype).unsigned))
-    except (KeyError, TypeError, AttributeError) as error:
+        return entries(bytes(data[8 : 8 + size])), 8 + size
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its header is damaged: {error!r}") from error
-    return found
+
+
+def entries(header: bytes) -> dict[str, Entry]:
+    """The tensors that a safetensors file's header names."""
+    said = json.loads(header)
+    said.pop("__metadata__", None)
+    return {name: _entry(name, one) for name, one in said.items()}
+
+
+def _entry(name: str, said: Mapping[str, Any]) -> Entry:
+    begin, end = said["data_offsets"]
+    shape, dtype = tuple(said["shape"]), said["dtype"]
+    if any(type(number) is not int or not 0 <= number < LARGEST_SIDE for number in (begin, end, *shape)):
+        raise ValueError(f"{name} has a shape or a place that can't be")
+    if not is_type(dtype) or len(shape) > MOST_SIDES:
+        raise ValueError(f"{name} has type {str(dtype)[:64]} and {len(shape)} dimensions: it can't be read")
+    return dtype, shape, begin, end
 
 
 def file_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[str]]:
     """How a safetensors file of such types and shapes begins, and the order in which its tensors follow."""
     # The widest types first: whatever is behind them lies where its type may lie.
-    names = sorted(tensors, key=lambda name: (-NAMES[tensors[name][0]][1], name))
+    names = sorted(tensors, key=lambda name: (-_alignment(tensors[name][0]), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     end = 0
     for name in names:
@@ -144,6 +195,10 @@ def file_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     return len(head).to_bytes(8, "little") + head, names
+
+
+def _alignment(dtype: str) -> int:
+    return NAMES[dtype][1] if dtype in NAMES else 1
 
 
 def blank_file(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytearray:

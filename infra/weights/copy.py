@@ -23,7 +23,11 @@ class Copy:
     @classmethod
     def blank(cls, tensors: Mapping[str, Tensor]) -> Copy:
         """Zeros, in the shape of a version."""
-        return cls(blank_file({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}))
+        try:
+            return cls(blank_file({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}))
+        except (MemoryError, OverflowError) as error:
+            size = sum(tensor.size for tensor in tensors.values())
+            raise WeightsError(f"there is no memory for a model of {size} bytes here") from error
 
     def fits(self, manifest: Manifest) -> bool:
         """Whether it has the tensors of a version."""
@@ -38,5 +42,5 @@ class Copy:
 
         try:
             return load(bytes(self.file))
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:  # a type that torch has not
             raise WeightsError(f"version {self.version} is no safetensors file: {error}") from error

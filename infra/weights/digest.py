@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from infra.weights.bits import NAMES, Bits, Model, bits_of, file_model
+from infra.weights.bits import Bits, Model, bits_of, file_model, type_name
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def digest_of(bits: Bits) -> str:
     """Hash of dtype, shape and bits."""
-    head = f"{NAMES[bits.dtype][0]}{list(bits.shape)}".encode()
+    head = f"{type_name(bits.dtype)}{list(bits.shape)}".encode()
     return blake3(head + b"\0").update(bits.raw).hexdigest(16)
 
 

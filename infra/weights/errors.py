@@ -1,7 +1,28 @@
 """What can be wrong with weights. By itself: who only names the error need not import torch."""
 
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from infra.errors import Explained
 
 
 class WeightsError(Explained):
     """Weights that can't be used; the message names version, object and reason."""
+
+
+_OF_BYTES = (
+    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError,
+    BufferError, SystemError, struct.error,
+)  # fmt: skip
+
+
+@contextmanager
+def damaged(what: str) -> Iterator[None]:
+    """Whatever bad bytes make Python and its libraries raise becomes an error that names the object."""
+    try:
+        yield
+    except _OF_BYTES as error:
+        raise WeightsError(f"{what} is damaged: {type(error).__name__}: {str(error)[:500]}") from error

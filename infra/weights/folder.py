@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import mmap
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.weights.bits import Bits, file_model
+from infra.weights.bits import Bits, Entry, file_header, file_model
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
 
@@ -18,12 +20,63 @@ if TYPE_CHECKING:
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 MARK = "weights.json"  # in a folder that was pulled: which version it holds
 _BESIDE = 64 << 20  # bytes: larger files beside the tensors are no config and no tokenizer
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+_LONGEST = 128  # characters of a file's name
+_INDEX = 64 << 20  # bytes of an index: of a million tensors
+# What travels with a version: whatever else lies in the folder stays there.
+_TRAVELS = re.compile(
+    r"""(config|generation_config|adapter_config|(quantize?|hf_quant)_config|quantization_config
+      |preprocessor_config|processor_config|(image|video|audio)_(pre)?processor_config|feature_extractor_config
+      |special_tokens_map|added_tokens|chat_template|vocab|tokenizer(_config)?)\.json
+    |[A-Za-z0-9_-]*\.tiktoken|tokenizer\.model(\.v\d+)?|(tokenizer|spiece|sentencepiece(\.bpe)?)\.model|tekken\.json
+    |vocab\.txt|merges\.txt|chat_template\.jinja|(README|LICENSE|LICENCE|NOTICE)(\.(md|txt))?""",
+    re.VERBOSE | re.ASCII,
+)
+
+_log = logging.getLogger("streamrl.weights")
 
 
 def is_beside(name: str) -> bool:
-    """Whether a file of a model's folder is no weights, but what they need: config, tokenizer."""
-    return not name.endswith(_WEIGHTS) and not name.startswith(".") and name != MARK
+    """Whether a file of a model's folder is what its weights need to be used: config, tokenizer, licence."""
+    return _TRAVELS.fullmatch(name) is not None
+
+
+def inside(folder: Path, name: object) -> Path:
+    """A file of a folder, by its plain name. Raises WeightsError if it would be somewhere else.
+
+    A link may lead to another file of the folder, or to where Hugging Face's cache keeps the files of one.
+    """
+    plain = isinstance(name, str) and 0 < len(name) <= _LONGEST and name not in (".", "..")
+    if not isinstance(name, str) or not plain or set(name) & set("/\\\0"):
+        raise WeightsError(f"{folder} names {str(name)[:200]!r}, which is no plain name of a file in it")
+    path = folder / name
+    if path.is_symlink():
+        home, there = folder.resolve(), path.resolve()
+        blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+        if there.parent not in (home, blobs):
+            raise WeightsError(f"{path} leads out of the folder, to {there}: put the file itself there")
+    return path
+
+
+_said: set[tuple[Path, tuple[str, ...]]] = set()  # what was left out is named once
+
+
+def index_of(file: Path) -> set[object]:
+    """The files that an index names."""
+    try:
+        with file.open("rb") as opened:
+            return index_in(opened.read(_INDEX + 1), str(file))
+    except OSError as error:
+        raise WeightsError(f"{file} can't be read: {error}") from error
+
+
+def index_in(raw: bytes, where: str) -> set[object]:
+    """The same of its bytes."""
+    if len(raw) > _INDEX:
+        raise WeightsError(f"{where} has more than {_INDEX} bytes")
+    try:
+        return set(json.loads(raw)["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise WeightsError(f"{where} is damaged: {error!r}"[:1000]) from error
 
 
 def opened(path: str | Path) -> ModelFolder:
@@ -42,26 +95,37 @@ class ModelFolder:
     def files(self) -> list[Path]:
         """Its files of tensors; none if it keeps them in another format."""
         if (self.path / INDEX).is_file():
-            try:
-                names = set(json.loads((self.path / INDEX).read_text())["weight_map"].values())
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise WeightsError(f"{self.path / INDEX} is damaged: {error!r}") from error
-            return sorted(self.path / name for name in names)
-        return [self.path / SINGLE] if (self.path / SINGLE).is_file() else []
+            return sorted(inside(self.path, name) for name in index_of(inside(self.path, INDEX)))
+        return [inside(self.path, SINGLE)] if (self.path / SINGLE).is_file() else []
 
     @property
     def beside(self) -> dict[str, bytes]:
-        """What lies beside the tensors, by name."""
-        return {
-            path.name: path.read_bytes()
-            for path in sorted(self.path.glob("*"))
-            if path.is_file() and is_beside(path.name) and path.stat().st_size <= _BESIDE
-        }
+        """What lies beside the tensors, by name: what is on the list of what travels."""
+        tensors = {file.name for file in self.files} | {INDEX, MARK}
+        found: dict[str, bytes] = {}
+        others = []
+        for path in sorted(self.path.glob("*")):
+            if not path.is_file() or path.name in tensors:
+                continue
+            if is_beside(path.name) and path.stat().st_size <= _BESIDE:
+                found[path.name] = inside(self.path, path.name).read_bytes()
+            else:
+                others.append(path.name)
+        self._say_left_out(tuple(others))
+        return found
+
+    def _say_left_out(self, names: tuple[str, ...]) -> None:
+        if names and (self.path, names) not in _said:
+            _said.add((self.path, names))
+            _log.warning(
+                "of %s only tensors, config and tokenizer are sent; left out: %s",
+                self.path, ", ".join(names)[:1000],
+            )  # fmt: skip
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
         """Of each tensor."""
-        return {name: header["shape"] for name, (_, header) in self._headers.items()}
+        return {name: list(header[1]) for name, (_, header) in self._headers.items()}
 
     @cached_property
     def root(self) -> str:
@@ -101,15 +165,16 @@ class ModelFolder:
         return {}
 
     @cached_property
-    def _headers(self) -> dict[str, tuple[Path, dict[str, Any]]]:
-        found: dict[str, tuple[Path, dict[str, Any]]] = {}
+    def _headers(self) -> dict[str, tuple[Path, Entry]]:
+        found: dict[str, tuple[Path, Entry]] = {}
         for file in self.files:
             try:
-                with file.open("rb") as opened:
-                    header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-                header.pop("__metadata__", None)
-                found |= {name: (file, tensor) for name, tensor in header.items()}
-            except (OSError, ValueError, AttributeError, MemoryError, OverflowError) as error:
+                with (
+                    file.open("rb") as opened,
+                    mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                ):
+                    found |= {name: (file, entry) for name, entry in file_header(data)[0].items()}
+            except (OSError, ValueError) as error:
                 raise WeightsError(f"{file} can't be read: {error}") from error
         return found
 
@@ -125,7 +190,7 @@ class AdapterFolder(ModelFolder):
     @cached_property
     def files(self) -> list[Path]:
         """The one that has its tensors, if it is there."""
-        return [self.path / ADAPTER] if (self.path / ADAPTER).is_file() else []
+        return [inside(self.path, ADAPTER)] if (self.path / ADAPTER).is_file() else []
 
     @property
     def base(self) -> Path | None:
@@ -133,5 +198,5 @@ class AdapterFolder(ModelFolder):
         try:
             said = json.loads((self.path / "adapter_config.json").read_text())["base_model_name_or_path"]
             return Path(str(said)) if said else None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None

@@ -7,60 +7,17 @@ holds a lease on it, and loses nothing under its hands: no chunk goes while some
 
 from __future__ import annotations
 
-import json
-import math
-import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 
-from infra.store import Missing, Store
+from infra.store import Store
+from infra.weights.leases import leased
 from infra.weights.manifest import Manifest
+from infra.weights.notes import Notes
 
 GRACE_S = 120.0  # that a chunk stays when no version names it
-_LEASE_S = 600.0  # since it was renewed, by another machine's clock
-_RENEW_S = 60.0
 
 Progress = Callable[[int, int], None]  # bytes so far, and in all
-
-
-class Lease:
-    """Keeps a version, and what leads to it, while it is being read or published."""
-
-    def __init__(
-        self, store: Store, prefix: str, version: int, holder: str = "", *, puts: bool = False
-    ) -> None:
-        """`puts`: what is put meanwhile, no version names yet."""
-        self._store, self._version, self._puts = store, version, puts
-        self._key = f"{prefix}/leases/{holder or uuid.uuid4().hex}.json"
-        self._renewed = -math.inf
-
-    def __enter__(self) -> Lease:
-        self.renew()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._store.delete(self._key)
-
-    def renewing(self, progress: Progress) -> Progress:
-        """The same progress, by which the lease is renewed."""
-
-        def renew(done: int, whole: int) -> None:
-            self.renew()
-            progress(done, whole)
-
-        return renew
-
-    def renew(self) -> None:
-        """Say that somebody is still at it."""
-        if time.monotonic() - self._renewed < _RENEW_S:
-            return
-        self._renewed = time.monotonic()
-        said = {"version": self._version, "at": time.time(), "puts": self._puts}
-        self._store.put(self._key, json.dumps(said).encode())
 
 
 @dataclass
@@ -75,17 +32,18 @@ class Collected:
 
 
 def collect(
-    store: Store, prefix: str, manifests_of: Callable[[], Mapping[int, Manifest]], keep: int,
+    store: Store, prefix: str, manifests_of: Callable[[], tuple[Mapping[int, Manifest], Collection[int]]],
+    keep: int,
     *, grace_s: float = GRACE_S,
 ) -> Collected:  # fmt: skip
     """Remove what is not needed by the newest versions, by two keyframes, or by who is reading."""
-    leased, putting = _leased(store, prefix)
-    manifests = manifests_of()  # only now: what was published since is seen
+    reading, putting = leased(store, prefix)
+    manifests, others = manifests_of()  # only now: what was published since is seen
     versions = sorted(manifests)
     if not versions:
         return Collected()
     keyframes = [version for version in versions if manifests[version].path(None) is not None]
-    wanted = [versions[-keep:][0], *leased]
+    wanted = [versions[-keep:][0], *reading]
     needed = [max((key for key in keyframes if key <= version), default=0) for version in wanted]
     oldest = min([*needed, *keyframes[-2:]])
     found = Collected(
@@ -100,7 +58,7 @@ def collect(
     kept = [manifests[version] for version in found.kept]
     named = {chunk.hash: chunk.size for manifest in kept for chunk in manifest.chunks}
     found.size = sum(named.values())
-    if not putting:
+    if not putting and not others:  # what a version needs that can't be read here, nobody knows
         found.chunks, found.waiting = _sweep(store, prefix, named, grace_s)
     return found
 
@@ -115,42 +73,19 @@ def keyframe_key(prefix: str, version: int) -> str:
     return f"{prefix}/keyframes/v{version:06d}.json"
 
 
-def _leased(store: Store, prefix: str) -> tuple[list[int], bool]:
-    """The versions that somebody reads, and whether anybody puts chunks."""
-    found, putting = [], False
-    for key in store.list(f"{prefix}/leases"):
-        try:
-            said = json.loads(store.get(key))
-            version, at, puts = int(said["version"]), float(said["at"]), bool(said["puts"])
-        except Missing:
-            continue  # given back since it was listed
-        except (ValueError, KeyError, TypeError):
-            version, at, puts = 0, 0.0, False
-        if abs(time.time() - at) < _LEASE_S:
-            found.append(version)
-            putting |= puts
-        else:
-            store.delete(key)  # of a reader that died
-    return found, putting
-
-
 def _sweep(store: Store, prefix: str, named: Collection[str], grace_s: float) -> tuple[int, int]:
     """Chunks that no version names are noted, and go when they have been noted for a while."""
-    notes, now = f"{prefix}/garbage.json", time.time()
-    try:
-        since = {str(name): float(when) for name, when in json.loads(store.get(notes)).items()}
-    except (Missing, ValueError, AttributeError, TypeError):
-        since = {}
-    left, gone = {}, 0
+    notes = Notes(store, f"{prefix}/garbage.json")
+    left, gone = [], 0
     for key in store.list(f"{prefix}/chunks"):
         name = key.rpartition("/")[2]
         if name in named:
             continue
-        when = min(since.get(name, now), now)
-        if now - when >= grace_s and not _leased(store, prefix)[1]:  # who puts may count on it from now on
+        # who puts may count on it from now on
+        if notes.age_s(name) >= grace_s and not leased(store, prefix)[1]:
             store.delete(key)
             gone += 1
         else:
-            left[name] = when
-    store.put(notes, json.dumps(left).encode())
+            left.append(name)
+    notes.save(left)
     return gone, len(left)

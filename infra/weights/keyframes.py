@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from infra.store import Exists, Missing, Store
-from infra.weights.errors import WeightsError
+from infra.weights.errors import WeightsError, damaged
 from infra.weights.garbage import keyframe_key
 from infra.weights.manifest import Chunk, Keyframe, Manifest, Path, read
 from infra.weights.signing import Keys
@@ -33,7 +33,8 @@ class Keyframes:
             return manifest
         where = f"{self._store.url}/{key}"
         try:
-            found = read(self._store.get(key), Keyframe, where)
+            with damaged(where):
+                found = read(self._store.get(key), Keyframe, where)
         except Missing:
             return manifest  # collected since it was listed
         of = (found.run, found.version, found.root)

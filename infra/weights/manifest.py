@@ -7,18 +7,25 @@ nothing may be put beside it later.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import zstandard
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from infra.weights.bits import NAMES, size_of
-from infra.weights.errors import WeightsError
+from infra.weights import limits
+from infra.weights.bits import LARGEST_SIDE, MOST_SIDES, is_type, size_of
+from infra.weights.digest import root_digest
+from infra.weights.errors import WeightsError, damaged
 
 # One beside the others: it is written into a reader's folder.
-FileName = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]
+FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]*$", max_length=255)]
+TensorName = Annotated[str, Field(min_length=1, max_length=1024)]
+Side = Annotated[int, Field(ge=0, lt=LARGEST_SIDE)]
+Version = Annotated[int, Field(ge=0, lt=1 << 31)]
+Digest = Annotated[str, Field(max_length=128)]
 Of = TypeVar("Of", bound="Signed")
+_METADATA = "__metadata__"  # of a safetensors file: no tensor has this name
 
 
 class Part(BaseModel):
@@ -30,9 +37,9 @@ class Part(BaseModel):
 class Tensor(Part):
     """One tensor of a version."""
 
-    dtype: str
-    shape: tuple[NonNegativeInt, ...]
-    digest: str
+    dtype: Annotated[str, Field(max_length=16)]
+    shape: Annotated[tuple[Side, ...], Field(max_length=MOST_SIDES)]
+    digest: Digest
 
     @property
     def size(self) -> int:
@@ -43,15 +50,16 @@ class Tensor(Part):
 class Chunk(Part):
     """An object that holds some of what changes; its name is a hash of it."""
 
-    hash: str = Field(pattern=r"^[0-9a-z]*$")  # it becomes part of a key: nothing that leads outside
-    size: NonNegativeInt
+    # it becomes part of a key: nothing that leads outside
+    hash: str = Field(pattern=r"^[0-9a-z]*$", max_length=128)
+    size: int = Field(ge=0, le=limits.CHUNK)
 
 
 class Path(Part):
     """One way to get the version."""
 
-    since: int | None  # the version that it begins with; None: it needs nothing
-    root: str | None = None  # of that version
+    since: Version | None  # the version that it begins with; None: it needs nothing
+    root: Digest | None = None  # of that version
     chunks: tuple[Chunk, ...]
 
     @property
@@ -64,11 +72,11 @@ class Signed(Part):
     """What says of which version of what it is, and may be signed."""
 
     format: Literal[2] = 2
-    run: str
-    version: int
-    root: str
-    created_at: float
-    signature: str | None = None
+    run: Annotated[str, Field(max_length=512)]
+    version: Version
+    root: Digest
+    created_at: Annotated[float, Field(allow_inf_nan=False)]
+    signature: Annotated[str, Field(max_length=1024)] | None = None
 
     def content(self) -> bytes:
         """What is signed: everything but the signature."""
@@ -86,11 +94,12 @@ class Keyframe(Signed):
 class Manifest(Signed):
     """A version."""
 
-    tensors: dict[str, Tensor]
-    paths: tuple[Path, ...] = Field(min_length=1)
-    files: dict[FileName, Chunk] = {}  # what lies beside the tensors: config and tokenizer
-    base: str | None = None  # of an adapter: root of the model that it belongs to
-    previous: str | None = None  # hash of the manifest before this one, if there was one
+    tensors: dict[TensorName, Tensor]
+    paths: tuple[Path, ...] = Field(min_length=1, max_length=64)
+    # what lies beside the tensors: config and tokenizer
+    files: Annotated[dict[FileName, Chunk], Field(max_length=256)] = {}
+    base: Digest | None = None  # of an adapter: root of the model that it belongs to
+    previous: Digest | None = None  # hash of the manifest before this one, if there was one
     trainer_epoch: int
 
     @property
@@ -127,30 +136,40 @@ class Manifest(Signed):
         return blake3(self.content()).hexdigest(16)
 
 
-def unpacked(data: bytes, where: str) -> bytes:
-    """A manifest that was packed, as it lies in the store."""
-    try:
-        return zstandard.decompress(data)
-    except zstandard.ZstdError as error:
-        raise WeightsError(f"{where} was packed wrongly: {error}") from error
-
-
 def parsed(raw: bytes, where: str) -> Manifest:
     """A manifest. Raises WeightsError with what is wrong with it."""
-    manifest = read(raw, Manifest, where)
-    if unknown := [name for name, tensor in manifest.tensors.items() if tensor.dtype not in NAMES]:
-        raise WeightsError(f"{where}: {unknown[0]} has an unknown type, {manifest.tensors[unknown[0]].dtype}")
+    with damaged(where):
+        return _checked(read(raw, Manifest, where), where)
+
+
+def _checked(manifest: Manifest, where: str) -> Manifest:
+    for name, tensor in manifest.tensors.items():
+        if not is_type(tensor.dtype) or name == _METADATA:
+            raise WeightsError(f"{where}: {name} has an unknown type, {tensor.dtype}")
+    try:
+        size = manifest.size
+    except ValueError as error:
+        raise WeightsError(f"{where} is not a weights manifest: {error}") from error
+    if size > (most := limits.largest_model()):
+        raise WeightsError(
+            f"{where} is of a model of {size} bytes, and {most} are the most that is read here: set "
+            f"{limits.VARIABLE} if this machine can hold more"
+        )
+    if manifest.root != root_digest(manifest.digests):
+        raise WeightsError(f"{where} is damaged: its root is not that of its tensors")
     return manifest
 
 
 def read(raw: bytes, kind: type[Of], where: str) -> Of:
     """A manifest or a keyframe, of the format that is understood here."""
+    said = limits.json_in(raw, where)
     try:
-        said: Any = json.loads(raw)
         if isinstance(said, dict) and said.get("format") != 2:
             raise WeightsError(
-                f"{where} has format {said.get('format')!r}; this version of StreamRL reads format 2"
+                f"{where} has format {str(said.get('format'))[:64]}; this version of StreamRL reads format 2"
             )
-        return kind.model_validate_json(raw)
-    except (ValidationError, ValueError) as error:
-        raise WeightsError(f"{where} is not a weights {kind.__name__.lower()}: {error}") from error
+        return kind.model_validate(said)
+    except ValidationError as error:
+        raise WeightsError(
+            f"{where} is not a weights {kind.__name__.lower()}: {str(error)[:2000]}"
+        ) from error

@@ -8,7 +8,6 @@ speed, and need not be small.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import struct
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from infra.weights.bits import NAMES, Array, Bits, Model, kind_of
+from infra.weights.bits import Array, Bits, Model, kind_of, size_of
 from infra.weights.errors import WeightsError
 
 _SPARSE = 8  # where more than one of so many elements differ, the whole tensor is as cheap
@@ -115,7 +114,7 @@ def read_patch(path: Path) -> Patch:
 
 def _part(entry: _Entry, body: memoryview) -> Part:
     kind = kind_of(entry.dtype)
-    elements = math.prod(entry.shape) * NAMES[entry.dtype][1] * 8 // kind.bits
+    elements = size_of(entry.dtype, entry.shape) * 8 // kind.bits
     if entry.changed is None:
         return Part(entry.dtype, entry.shape, None, np.frombuffer(body, kind.unsigned, elements, entry.at))
     positions = np.frombuffer(body, _positions(elements), entry.changed, entry.at)

@@ -6,10 +6,14 @@ s3://bucket/models/mine                     of nobody else: named after its fold
 
 from __future__ import annotations
 
+import contextlib
 import re
 
+from infra.runs import RunError, find
+from infra.sites.place import owner_of
 from infra.store import open_store
 from infra.weights.errors import WeightsError
+from infra.weights.seen import Seen
 from infra.weights.versions import WeightStore
 
 
@@ -17,6 +21,14 @@ def run_at(url: str) -> tuple[str, str] | None:
     """The store and the id of the run that the weights at an address are of, if they are of one."""
     found = re.fullmatch(r"(.+://.+)/runs/([^/]+)/weights", url.rstrip("/"))
     return (found[1], found[2]) if found else None
+
+
+def seen_at(url: str) -> Seen:
+    """What was verified of these versions on this machine. A run is known by identity, not by name."""
+    if of_run := run_at(url):
+        with contextlib.suppress(RunError):  # they were copied without it
+            return Seen(owner_of(find(open_store(of_run[0]), of_run[1])))
+    return Seen(url.rstrip("/"))
 
 
 def weights_at(url: str, *, threads: int = 1) -> WeightStore:

@@ -8,6 +8,7 @@ runs/<run>/weights/leases/<reader>.json         which version somebody is readin
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING
 from infra.store import Exists, Missing, Store
 from infra.weights.bits import Model, model_of
 from infra.weights.codec.chunks import decode, encode, in_threads
+from infra.weights.codec.covered import Covered
 from infra.weights.codec.decoding import StaleTile
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
-from infra.weights.garbage import GRACE_S, Collected, Lease, Progress, collect, manifest_key
+from infra.weights.garbage import GRACE_S, Collected, Progress, collect, manifest_key
 from infra.weights.keyframes import Keyframes
+from infra.weights.leases import Lease
 from infra.weights.manifest import Chunk, Manifest, Path, Tensor, parsed
 from infra.weights.objects import UNDER_WAY, Objects
 from infra.weights.routes import Route, cheapest, cost
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 8
 
+_log = logging.getLogger("streamrl.weights")
+
 
 class WeightStore:
     """Publishes and fetches versions."""
@@ -41,8 +46,13 @@ class WeightStore:
     def __init__(
         self, store: Store, run: str, *, prefix: str | None = None, keys: Keys | None = None,
         threads: int | None = None, near: Callable[[str], bool] = lambda key: False,
+        check: Callable[[Manifest], None] = lambda manifest: None,
     ) -> None:  # fmt: skip
-        """`near`: which objects cost hardly anything to read. `threads` encode and decode, see `_threads`."""
+        """`near`: which objects cost hardly anything to read. `threads` encode and decode, see `_threads`.
+
+        `check` raises if a version can't be one of the model that its reader knows.
+        """
+        self._check = check
         self._store, self._run, self._threads, self._near = store, run, threads or _threads(), near
         self._prefix = prefix or f"runs/{run}/weights"
         self._keys = keys or Keys.from_env()
@@ -82,8 +92,8 @@ class WeightStore:
         new = Held(version, root_digest(digests), model)
         manifest = self.find(version)
         if manifest is None:
-            with self.lease(version, f"publisher-{trainer_epoch}", puts=True) as lease:
-                manifest = self._put(new, digests, trainer_epoch, base, files or {}, lease.renewing(progress))
+            with self.lease(version, f"publisher-{trainer_epoch}", puts=True):
+                manifest = self._put(new, digests, trainer_epoch, base, files or {}, progress)
         self._same(manifest, new.root, base)
         self._series.published(new)
         return manifest
@@ -103,10 +113,10 @@ class WeightStore:
         manifest = self.complete(self.manifest(version))
         if manifest.path(None) is not None:
             return manifest, False
-        with self.lease(version, puts=True) as lease:
-            _, copy = self._updated(None, manifest, lease.renewing(progress))
+        with self.lease(version, puts=True):
+            _, copy = self._updated(None, manifest, progress)
             chunks = encode(None, copy.model, threads=self._threads)
-            self._keyframes.put(manifest, self._objects.put(chunks, lease.renewing(progress)))
+            self._keyframes.put(manifest, self._objects.put(chunks, progress))
         return self.complete(manifest), True
 
     def complete(self, manifest: Manifest) -> Manifest:
@@ -187,6 +197,7 @@ class WeightStore:
                 "expected"
             )
         self._keys.check(manifest, where)
+        self._check(manifest)
         return manifest
 
     def fetch(self, version: int, *, root: str | None = None) -> tuple[Manifest, dict[str, torch.Tensor]]:
@@ -207,8 +218,8 @@ class WeightStore:
 
         If it fails the copy is of no version, and the next call begins with nothing.
         """
-        with self.lease(version) as lease:
-            return self._updated(copy, self._expected(version, root), lease.renewing(progress))
+        with self.lease(version):
+            return self._updated(copy, self._expected(version, root), progress)
 
     def _expected(self, version: int, root: str | None) -> Manifest:
         manifest = self.manifest(version)
@@ -253,10 +264,11 @@ class WeightStore:
         whole = sum(path.size for _, path in route)
         copy.version, done = None, 0
         for _, path in route:
+            covered = Covered()
             fetched = in_threads(self._objects.get, path.chunks, UNDER_WAY)
             for chunk, data in zip(path.chunks, fetched, strict=True):
                 what = f"{self._store.url}/{self.chunk_key(chunk)}"
-                decode(data, copy.model, what, threads=self._threads)
+                decode(data, copy.model, what, threads=self._threads, covered=covered)
                 done += chunk.size
                 progress(done, whole)
         found = model_digests(copy.model)
@@ -280,13 +292,23 @@ class WeightStore:
 
     def collect(self, keep: int, *, grace_s: float = GRACE_S) -> Collected:
         """Remove all but the newest versions, and what these and those that are being read need."""
-        return collect(self._store, self._prefix, self.manifests, keep, grace_s=grace_s)
+        return collect(self._store, self._prefix, self._readable, keep, grace_s=grace_s)
 
     def manifests(self) -> dict[int, Manifest]:
-        """All published versions, with all ways to each."""
-        listed = self._keyframes.listed()
-        found = ((version, self.find(version)) for version in self.versions())
-        return {version: self._keyframes.added(manifest, listed) for version, manifest in found if manifest}
+        """All published versions, with all ways to each; those that can't be read are passed over."""
+        return self._readable()[0]
+
+    def _readable(self) -> tuple[dict[int, Manifest], list[int]]:
+        """The same, and the versions that were passed over."""
+        listed, found, others = self._keyframes.listed(), dict[int, Manifest](), list[int]()
+        for version in self.versions():
+            try:
+                if (manifest := self.find(version)) is not None:
+                    found[version] = self._keyframes.added(manifest, listed)
+            except WeightsError as error:  # planted, damaged, or signed with a key of before
+                _log.warning("passed over: %s", error)
+                others.append(version)
+        return found, others
 
 
 def _threads() -> int:

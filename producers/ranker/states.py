@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from typing import Any
 
+from blake3 import blake3
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from infra.errors import Explained
+from infra.keys import ring_from_env
 from infra.store import Exists, Missing, Store, open_store
 from producers.ranker.ranker import SCHEMA, Backbone, Ranker, StateError
 
+_ABOUT, _SIGNATURE, _KIND = "streamrl_ranker", "streamrl_signature", "ranker"
+_LARGEST, _LARGEST_HEADER = 1 << 30, 1 << 20  # bytes
 _AGAIN = "make another with `streamrl ranker`"
 _NAME = re.compile(r".*/v(\d+)\.safetensors")
 
@@ -90,9 +95,11 @@ def _read(where: str, store: Store) -> bytes:
 
 
 def packed(ranker: Ranker) -> bytes:
-    """The bytes of a file."""
-    about = {"schema": SCHEMA, "backbone": ranker.backbone.name, "version": ranker.version}
-    return save(ranker.arrays(), metadata={"streamrl_ranker": json.dumps(about)})
+    """The bytes of a file, signed if there is a key."""
+    about = json.dumps({"schema": SCHEMA, "backbone": ranker.backbone.name, "version": ranker.version})
+    plain = save(ranker.arrays(), metadata={_ABOUT: about})
+    signature = ring_from_env().sign(_signed(plain, "a ranker"), _KIND)
+    return save(ranker.arrays(), metadata={_ABOUT: about, _SIGNATURE: signature}) if signature else plain
 
 
 def unpacked(data: bytes, backbone: Backbone, where: str) -> Ranker:
@@ -100,16 +107,18 @@ def unpacked(data: bytes, backbone: Backbone, where: str) -> Ranker:
     _check(data, backbone.name, where)
     try:
         return Ranker.restored(load(data), backbone)
-    except (SafetensorError, StateError) as error:
+    except (SafetensorError, StateError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise RankerError(f"{where} can't be read: {error}; {_AGAIN}") from error
 
 
 def _check(data: bytes, backbone: str, where: str) -> None:
+    """Whether a file is what it should be, before anything of it is used."""
+    about, signature = _about(data, where)
+    ring = ring_from_env()
+    ring.verify(_signed(data, where) if ring.trusts else b"", signature, where, _KIND)
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header["__metadata__"]["streamrl_ranker"])
         schema, name = int(about["schema"]), str(about["backbone"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise RankerError(f"{where} is not a stored ranker: {error}; {_AGAIN}") from error
     if schema != SCHEMA:
         raise RankerError(f"{where} has schema {schema}; this version of StreamRL reads {SCHEMA}: {_AGAIN}")
@@ -118,3 +127,33 @@ def _check(data: bytes, backbone: str, where: str) -> None:
             f"{where} was trained with backbone {name!r}, and lengths.backbone is {backbone!r}: "
             f"use that one, or {_AGAIN}"
         )
+
+
+def _about(data: bytes, where: str) -> tuple[dict[str, Any], str | None]:
+    """What a file says of itself, and its signature."""
+    try:
+        said = _header(data)[0]["__metadata__"]
+        about = json.loads(said[_ABOUT])
+        if not isinstance(about, dict):
+            raise TypeError(f"it says {str(about)[:64]} of itself")
+        return about, said.get(_SIGNATURE)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RankerError(f"{where} is not a stored ranker: {error}; {_AGAIN}") from error
+
+
+def _signed(data: bytes, where: str) -> bytes:
+    """What a signature is of: all of the file but the signature itself."""
+    try:
+        header, body = _header(data)
+        header["__metadata__"].pop(_SIGNATURE, None)
+        said = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RankerError(f"{where} is not a stored ranker: {error}; {_AGAIN}") from error
+    return said.encode() + b"\0" + blake3(body).digest()
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    size = int.from_bytes(data[:8], "little")
+    if len(data) > _LARGEST or size > min(_LARGEST_HEADER, len(data)):
+        raise ValueError(f"it has {len(data)} bytes, and a header of {size}")
+    return json.loads(data[8 : 8 + size]), memoryview(data)[8 + size :]

@@ -24,7 +24,7 @@ from consumers.publisher import Publisher
 from infra import runs
 from infra.process import Context, Heart, connect
 from infra.runs import RunRecord
-from infra.sites.followed import announced, reported
+from infra.sites.news import News
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.store import open_store
@@ -48,6 +48,23 @@ class Seen:
     def at_site(self, site: str, version: int) -> SiteReport | None:
         """The first report by which a site has a version."""
         return next((r for r in self.reports if r.site == site and r.version >= version), None)
+
+    def crossed_for(self, report: SiteReport, version: int) -> int:
+        """Bytes that a relay fetched of a version until a report: since what it told before it began with it.
+
+        A relay that was started again counts from 0: what an earlier one of its number told says nothing.
+        """
+        before = 0
+        for one in self.reports:
+            if (one.site, one.relay) != (report.site, report.relay):
+                continue
+            if one is report:
+                break
+            if one.crossed < before:
+                before = 0
+            if one.version < version != one.target:
+                before = one.crossed
+        return report.crossed - (before if before <= report.crossed else 0)
 
 
 class Near:
@@ -78,15 +95,17 @@ class Near:
             Heart(self.record.id, "trainer", 0), threading.Event(), logging.getLogger("wan"),
         )  # fmt: skip
         self.store, self.seen = store, Seen()
+        self._news = News(self.record.id)
         self._publisher = Publisher(context, 1)
         self._tail = Tail(bus.reader(topics.weights), self._hear, threading.Event())
 
     def _hear(self, records: list[Any]) -> list[None]:
         for record in records:
-            if (found := announced(record)) is not None:
-                self.seen.announced[found.version] = found
-            elif (report := reported(record)) is not None:
-                self.seen.reports.append(report)
+            said = self._news.of(record)
+            if isinstance(said, WeightsAnnouncement):
+                self.seen.announced[said.version] = said
+            elif said is not None:
+                self.seen.reports.append(said)
         return []
 
     def publish(self, version: int, model: dict[str, torch.Tensor]) -> WeightsAnnouncement:

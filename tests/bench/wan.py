@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from infra.weights.folder import ModelFolder
+from schemas.messages import SiteReport
 from tests.bench._link import RATE, Link, two_sites
 from tests.bench._sized import SIZES, make_model
 from tests.bench._wan_sites import Far, Near, near_and_far
@@ -85,7 +86,7 @@ class _Bench:
         found["engine"] = self._engine(far)
         found["joiner"] = self._joiner()
         found["alone"] = self._alone(far)
-        far.relay()
+        self._relay_again(far)
         found["whole"] = self._whole(far)  # behind the others: for a while nobody tries to tell what changed
         found["cut"] = self._cut(far)
         found["killed"] = self._killed(far)
@@ -102,19 +103,36 @@ class _Bench:
         self.near.publish(self._version, self.model.tensors)
         return self._version
 
-    def _arrived(self, far: Far, version: int, deadline_s: float = 300.0) -> dict[str, float]:
-        """How a version came to a site."""
-        near = self.near
-        near.until(
-            lambda: near.seen.at_site(far.site, version), f"version {version} at {far.site}", deadline_s
+    def _come(self, far: Far, version: int, deadline_s: float = 300.0) -> SiteReport:
+        """The first report by which a version is at a site."""
+        seen = self.near.seen
+        self.near.until(
+            lambda: seen.at_site(far.site, version), f"version {version} at {far.site}", deadline_s
         )
-        report = near.seen.at_site(far.site, version)
+        report = seen.at_site(far.site, version)
         assert report is not None
-        own = [r for r in near.seen.reports if (r.site, r.relay) == (report.site, report.relay)]
-        older = [r for r in own if r.version < version != r.target]
-        before = max((r.crossed for r in older), default=0)
-        size = report.crossed - before
+        return report
+
+    def _arrived(self, far: Far, version: int) -> dict[str, float]:
+        """How a version came to a site."""
+        report = self._come(far, version)
+        size = self.near.seen.crossed_for(report, version)
+        if size <= 0:
+            raise RuntimeError(
+                f"version {version} came to {far.site}, and the relay has fetched nothing of it"
+            )
         return {"seconds": report.lag_s, "bytes": size, "over_ideal": report.lag_s / (size / RATE)}
+
+    def _relay_again(self, far: Far) -> None:
+        """A relay is started where there was none; until it has told so, and readers know it."""
+        heard = len(self.near.seen.reports)
+        far.relay()
+
+        def back() -> bool:
+            new = self.near.seen.reports[heard:]
+            return any(r.site == far.site and r.version >= self._version for r in new)
+
+        self.near.until(back, f"a relay at {far.site} to be back")
 
     def _mean(self, far: Far, share: float, times: int) -> dict[str, float]:
         rows = [self._arrived(far, self._publish(share)) for _ in range(times)]
@@ -195,7 +213,7 @@ class _Bench:
         time.sleep(_CUT_S)
         self.link.mend()
         mended = time.time()
-        self._arrived(far, version)
+        self._come(far, version)
         row = {"seconds_after": round(time.time() - mended, 1)}
         return self._say(f"the link was cut for {_CUT_S:.0f} s", row)
 
@@ -206,7 +224,7 @@ class _Bench:
         begun = self.link.crossed()
         far.kill("relay")
         far.relay()
-        self._arrived(far, version)
+        self._come(far, version)
         left = self.link.crossed() - begun
         row = {"of_a_version_fetched_again": round(left / (self.model.size * 0.68), 3)}
         return self._say("the relay was killed half way: what the next one fetched", row)
@@ -227,6 +245,7 @@ class _Bench:
         version = self._publish(_CHANGED)
         announced = time.time()
         self._read(far, "left", 4, version)
+        far.kill("left")  # they would fetch the next versions for themselves, until they hear a relay
         size = self.near.sizes(version)
         row = {"seconds": round(time.time() - announced, 1),
                "bytes_over_version": round((self.link.crossed() - begun) / size, 2)}  # fmt: skip

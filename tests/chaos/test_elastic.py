@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.bus import read_all
-from infra.sites.followed import reported
-from schemas.messages import InstanceReport, Part
+from infra.sites.news import News
+from schemas.messages import InstanceReport, Part, SiteReport
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
 from tests.waiting import wait_until
@@ -50,8 +50,8 @@ def wait_for_samples_of(run: Run, generator: str) -> None:
 
 def reached(run: Run, version: int) -> bool:
     """Whether a relay has brought a version to its site."""
-    records = read_all(run.bus, run.topics.weights, deadline_s=30)
-    return any(report.version >= version for report in map(reported, records) if report is not None)
+    records, news = read_all(run.bus, run.topics.weights, deadline_s=30), News(run.record.id)
+    return any(said.version >= version for said in map(news.of, records) if isinstance(said, SiteReport))
 
 
 @pytest.mark.timeout(600)

@@ -23,6 +23,7 @@ from infra.weights.adapter import Merging, layers_of, names_of
 from infra.weights.bits import Bits
 from infra.weights.digest import digests_of, model_digests, root_digest
 from infra.weights.errors import WeightsError
+from infra.weights.expected import Expected
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from producers.installing import Newest, Version
@@ -356,3 +357,38 @@ def test_peft_gives_the_names_that_we_publish(model: str, tmp_path: Path) -> Non
     theirs = load_file(str(tmp_path / "adapter_model.safetensors"))
     ours = TorchLearner(model, lora_spec()).weights()
     assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
+
+
+def test_a_version_of_another_model_is_refused_before_it_is_fetched(model: str, tmp_path: Path) -> None:
+    base = ModelFolder(model)
+    url, bits = f"file://{tmp_path}", base.bits()
+    published = WeightStore(open_store(url), "r-1")
+    name = next(name for name in bits if name.endswith("q_proj.weight"))
+    wide = Bits(bits[name].dtype, (1, *bits[name].shape), bits[name].data)
+    large = {f"{n}.{name}": bits[name] for n in range(200)}
+    tied = {**bits, "lm_head.weight": bits["model.embed_tokens.weight"]}
+    for version, some in enumerate((bits, tied, {**bits, name: wide}, {**bits, **large})):
+        published.publish_model(version, some)
+    reader = WeightStore(open_store(url), "r-1", check=Expected(make_spec().model, base).check)
+    assert reader.manifest(0) and reader.manifest(1)
+    with pytest.raises(WeightsError, match=rf"version 2 of run r-1 is of another model: {name} is \[1, 64"):
+        reader.manifest(2)
+    with pytest.raises(
+        WeightsError, match=r"version 3 of run r-1 says that it has .* bytes; of the model in"
+    ):
+        reader.manifest(3)
+
+
+def test_an_adapter_of_another_model_is_refused_before_it_is_fetched(model: str, tmp_path: Path) -> None:
+    base, spec = ModelFolder(model), lora_spec()
+    store = open_store(f"file://{tmp_path}")
+    layer = next(name for name in base.names if name.endswith("q_proj.weight")).removesuffix(".weight")
+    a, b = names_of(layer)
+    whole = base.shapes[f"{layer}.weight"]
+    for version, rank in enumerate((4, 5)):
+        tensors = {a: torch.zeros(rank, whole[1]), b: torch.zeros(whole[0], rank)}
+        WeightStore(store, "r-1").publish(version, tensors, trainer_epoch=0, base=base.root)
+    reader = WeightStore(store, "r-1", check=Expected(spec.model, base).check)
+    assert reader.manifest(0)
+    with pytest.raises(WeightsError, match="version 1 of run r-1 is of another model"):
+        reader.manifest(1)

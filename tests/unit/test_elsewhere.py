@@ -44,6 +44,18 @@ def test_a_model_that_is_not_here_is_fetched_once(tmp_path: Path, store: Store) 
     assert model_here(run, None, nothing, nothing, lambda done, whole: None) == found
 
 
+def test_two_runs_of_one_id_have_their_own_models(tmp_path: Path, store: Store) -> None:
+    """Another store's run of that name was served, or the site was stuck for ever."""
+    other, roots = open_store(f"file://{tmp_path}/other"), []
+    for number, there in enumerate((store, other)):
+        model = ModelFolder(make_tiny_model(tmp_path / f"there-{number}", seed=number))
+        WeightStore(there, "count-1").publish_model(0, model.bits(), files=model.beside)
+        found = model_here(record(there, tmp_path / "nowhere"), None, there, there, lambda done, whole: None)
+        assert found is not None and ModelFolder(found).root == model.root
+        roots.append(model.root)
+    assert len(set(roots)) == 2
+
+
 def test_a_model_that_is_here_is_not_fetched(tmp_path: Path, store: Store) -> None:
     folder = make_tiny_model(tmp_path / "model")
     run = record(store, folder)

@@ -17,9 +17,9 @@ from flows.audit import Audit
 from flows.cli import app
 from infra.process import Heart
 from infra.store import FileStore, open_store
-from infra.weights import garbage
+from infra.weights import leases
 from infra.weights.errors import WeightsError
-from infra.weights.garbage import Lease
+from infra.weights.leases import Lease
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
 from tests.fakes.crashing import Crash, CrashingStore, Killed, Life, crashes_of
@@ -180,7 +180,7 @@ def test_killed_at_any_write_all_is_made_up_for(
         readers = itertools.count()
         life = Life(crash or Crash(), threading.Event(), Heart("r-1", "trainer", 0))
         names = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"reader-{next(readers)}"))
-        monkeypatch.setattr(garbage, "uuid", names)
+        monkeypatch.setattr(leases, "uuid", names)
         store = WeightStore(CrashingStore(f"file://{folder}", life), "r-1")
         with suppress(Killed):
             for version, model in enumerate(models):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.errors import Explained
 from infra.store import open_store
 from producers.ranker.network import Network, text_of
 from producers.ranker.ranker import (
@@ -217,6 +218,55 @@ def test_a_start_is_looked_at_before_the_run_begins(tmp_path: Path) -> None:
 def test_a_file_that_can_not_be_used_is_named_with_what_to_do(data: bytes, reason: str) -> None:
     with pytest.raises(RankerError, match=f"v7.safetensors.*{reason}.*make another with `streamrl ranker`"):
         unpacked(data, NoBackbone(), "v7.safetensors")
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None, str | None], None]:
+    """Sign with one of two keys, and trust one."""
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    for name in ("own", "other"):
+        key = ed25519.Ed25519PrivateKey.generate()
+        raw = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        (tmp_path / f"{name}.pem").write_bytes(raw)
+        public = key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / f"{name}.pub").write_bytes(public)
+
+    def use(signing: str | None, trusted: str | None) -> None:
+        monkeypatch.setenv("STREAMRL_SIGNING_KEY", str(tmp_path / f"{signing}.pem") if signing else "")
+        monkeypatch.setenv("STREAMRL_TRUSTED_KEYS", str(tmp_path / f"{trusted}.pub") if trusted else "")
+
+    return use
+
+
+def test_with_keys_a_ranker_is_signed_and_checked_before_it_is_read(
+    keys: Callable[[str | None, str | None], None],
+) -> None:
+    keys("own", None)
+    ranker = fresh()
+    data = packed(ranker)
+    keys(None, "own")
+    assert unpacked(data, NoBackbone(), "it").version == ranker.version
+    body = 8 + int.from_bytes(data[:8], "little")
+    changed = [
+        data[:-1] + bytes([data[-1] ^ 1]), data[:body] + bytes(len(data) - body),
+        data.replace(b'version\\": 0', b'version\\": 9'),
+        data.replace(b"network.hidden_bias", b"network.hidden_biaz"),
+    ]  # fmt: skip
+    for wrong in changed:
+        assert wrong != data
+        with pytest.raises(Explained, match="it is signed by none of the keys"):
+            unpacked(wrong, NoBackbone(), "it")
+    keys(None, "other")
+    with pytest.raises(Explained, match="it is signed by none of the keys"):
+        unpacked(data, NoBackbone(), "it")
+    keys(None, None)
+    assert unpacked(data, NoBackbone(), "it").version == ranker.version
+    plain = packed(fresh())
+    keys(None, "own")
+    with pytest.raises(Explained, match="it is not signed"):
+        unpacked(plain, NoBackbone(), "it")
 
 
 def test_the_header_names_schema_and_version() -> None:

@@ -18,10 +18,12 @@ from msgspec import structs
 from infra.bus import Record
 from infra.sites import origin as origins
 from infra.sites.claims import Claim
-from infra.sites.followed import Followed, relay_key
+from infra.sites.followed import Followed
 from infra.sites.mirror import Mirror
+from infra.sites.news import News, relay_key
 from infra.sites.origin import Origin
 from infra.sites.peers import Heard, Peers, planned
+from infra.sites.place import cache_of
 from infra.sites.relay import Relay
 from infra.sites.site_store import SiteStore
 from infra.store import FileStore, Missing, Store, StoreError
@@ -340,7 +342,8 @@ def report(version: int, site: str = "far", target: int = -1) -> bytes:
 def test_at_a_site_one_takes_what_its_relay_is_at(tmp_path: Path) -> None:
     context = make_context(make_spec(), tmp_path)
     topic, reader = context.topics.weights, context.bus.reader(context.topics.weights)
-    near, far, alone = Followed(), Followed("far"), Followed("far", silence_s=0.0)
+    news = News(RUN)
+    near, far, alone = Followed(news), Followed(news, "far"), Followed(news, "far", silence_s=0.0)
 
     def hear(value: bytes, key: str) -> None:
         context.writer.send(topic, value, key=key)
@@ -371,7 +374,7 @@ def test_a_relay_that_died_is_not_waited_for_because_there_is_ever_more(
 ) -> None:
     clock = 100.0
     monkeypatch.setattr("infra.sites.followed.time.monotonic", lambda: clock)
-    followed = Followed("far")
+    followed = Followed(News(RUN), "far")
 
     def hear(value: bytes, key: bytes = b"newest") -> None:
         followed.hear(Record("weights", 0, 0, key, value))
@@ -396,6 +399,23 @@ def test_a_manifest_that_was_announced_is_not_fetched(tmp_path: Path) -> None:
     for wrong, why in ((told, "version 1"), (b"nonsense", "packed wrongly")):
         with pytest.raises(WeightsError, match=why):
             mirror.bring(2, roots[1], told=wrong)
+
+
+def test_a_false_manifest_that_was_announced_spoils_no_cache(tmp_path: Path) -> None:
+    """Without keys anybody can announce one: the true one is taken as soon as it is announced."""
+    place = Place(tmp_path)
+    roots = publish(place.there, range(2))
+    liar = WeightStore(FileStore(f"file://{tmp_path}/liar"), RUN)
+    false = [liar.publish(version, {"w": torch.zeros(4)}, trainer_epoch=1) for version in range(3)][1:]
+    mirror = place.mirror()
+    mirror.bring(0, roots[0])
+    for said in false:
+        with pytest.raises((WeightsError, Missing)):
+            mirror.bring(said.version, said.root, told=said.packed)
+        assert not place.cache.exists(liar.manifest_key(said.version))
+    place.cache.put(liar.manifest_key(1), false[0].raw)
+    assert mirror.bring(1, roots[1]).root == roots[1]
+    assert WeightStore(place.site(), RUN).manifest(1).root == roots[1]
 
 
 def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
@@ -478,5 +498,6 @@ def test_a_relay_says_what_its_site_has(tmp_path: Path, monkeypatch: pytest.Monk
         assert max(each.version for each in seen) == 0
         announce(2, roots[2])
         wait_until(said(lambda r: r.version == 2 and not r.trouble), what="version 2 at the site")
-    assert WeightStore(FileStore(f"file://{tmp_path}/cache"), RUN).fetch(2, root=roots[2])
+    cache = FileStore(cache_of(f"file://{tmp_path}/cache", context.record))
+    assert WeightStore(cache, RUN).fetch(2, root=roots[2])
     assert seen[-1].rates["origin"] > 0

@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,15 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from infra.store import FileStore, Missing, open_store
+from infra.store import FileStore, Missing, StoreError, open_store
+from infra.weights import leases, notes
 from infra.weights.digest import digests_of, file_digests, root_digest
 from infra.weights.errors import WeightsError
-from infra.weights.garbage import Lease
+from infra.weights.leases import Lease
 from infra.weights.manifest import Chunk, Manifest
 from infra.weights.manifest import Path as ChunkPath
 from infra.weights.routes import cheapest
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
+from tests.waiting import wait_until
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -214,6 +218,10 @@ def test_a_damaged_manifest_is_none(tmp_path: Path) -> None:
             store.fetch(1)
     other = whole["tensors"] | {"a": whole["tensors"]["a"] | {"digest": "00"}}
     file.write_text(json.dumps(whole | {"tensors": other}))
+    with pytest.raises(WeightsError, match="its root is not that of its tensors"):
+        store.fetch(1)
+    root = root_digest({name: tensor["digest"] for name, tensor in other.items()})
+    file.write_text(json.dumps(whole | {"tensors": other, "root": root}))
     with pytest.raises(WeightsError, match="its chunks make wrong bits of a"):
         store.fetch(1)
 
@@ -317,7 +325,17 @@ def test_collect_keeps_the_newest_keyframes(tmp_path: Path) -> None:
     assert len(chunk_files(tmp_path)) == 4
 
 
-def test_what_no_version_names_goes_when_it_has_been_so_for_a_while(tmp_path: Path) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """What collectors go by, in seconds; it stands still unless a test moves it."""
+    at = [notes.now()]
+    monkeypatch.setattr(notes, "now", lambda: at[0])
+    yield at
+
+
+def test_what_no_version_names_goes_when_it_has_been_so_for_a_while(
+    tmp_path: Path, clock: list[float]
+) -> None:
     store = weights(tmp_path)
     store.publish(0, TENSORS, trainer_epoch=0)
     left = chunk_files(tmp_path)[0].with_name("ff")
@@ -325,13 +343,33 @@ def test_what_no_version_names_goes_when_it_has_been_so_for_a_while(tmp_path: Pa
     for _ in range(2):
         store.collect(1, grace_s=60)
     assert left.exists()
-    notes = tmp_path / "runs/r-1/weights/garbage.json"
-    notes.write_text(json.dumps({"ff": time.time() - 61}))
+    clock[0] += 61
     store.collect(1, grace_s=60)
     assert not left.exists() and len(chunk_files(tmp_path)) == 1
 
 
-def test_what_is_being_read_or_published_stays(tmp_path: Path) -> None:
+def test_of_what_another_machine_has_noted_nothing_goes(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock may be wrong by hours; and a note that can't be read is none."""
+    store = weights(tmp_path)
+    store.publish(0, TENSORS, trainer_epoch=0)
+    left = chunk_files(tmp_path)[0].with_name("ff")
+    left.write_bytes(b"of a publisher that died")
+    monkeypatch.setattr(notes, "clock", lambda: "another machine")
+    store.collect(1, grace_s=60)
+    clock[0] += 3600
+    monkeypatch.undo()
+    store.collect(1, grace_s=60)
+    assert left.exists()
+    file = tmp_path / "runs/r-1/weights/garbage.json"
+    for raw in ("[" * 100_000, "[]", json.dumps({notes.clock(): {"ff": [1, "x"]}}), "{"):
+        file.write_text(raw)
+        store.collect(1, grace_s=60)
+        assert left.exists()
+
+
+def test_what_is_being_read_or_published_stays(tmp_path: Path, clock: list[float]) -> None:
     store = weights(tmp_path)
     for version in range(6):
         store.publish(version, {"a": torch.full((2,), float(version))}, trainer_epoch=0)
@@ -346,10 +384,73 @@ def test_what_is_being_read_or_published_stays(tmp_path: Path) -> None:
             store.collect(1, grace_s=0)
             assert left.exists()
     dead = tmp_path / prefix / "leases/dead.json"
-    dead.write_text(json.dumps({"version": 1, "at": time.time() - 3600}))
+    dead.write_text(json.dumps({"version": 1, "at": time.time(), "puts": False}))
+    store.collect(1, grace_s=0)
+    assert dead.exists() and store.versions()[0] == 1
+    clock[0] += leases.LEASE_S
     store.collect(1, grace_s=0)
     assert store.versions() == [4, 5]
     assert not left.exists() and not dead.exists()
+
+
+@pytest.mark.parametrize("wrong_s", [0.0, -3 * 3600.0, 3 * 3600.0])
+def test_who_is_far_behind_keeps_its_version_as_long_as_it_lives(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch, wrong_s: float
+) -> None:
+    """Whatever its clock says, and without a chunk for eleven minutes: its renewals are seen."""
+    store, prefix = weights(tmp_path), "runs/r-1/weights"
+    for version in range(6):
+        store.publish(version, {"a": torch.full((2,), float(version))}, trainer_epoch=0)
+    true = time.time
+    monkeypatch.setattr(leases.time, "time", lambda: true() + wrong_s)
+    with Lease(open_store(f"file://{tmp_path}"), prefix, 1, renew_s=0.01):
+        (lease,) = (tmp_path / prefix / "leases").iterdir()
+        for _ in range(4):
+            before = lease.read_bytes()
+            wait_until(lambda said=before: lease.read_bytes() != said, what="a renewal")
+            store.collect(1, grace_s=0)
+            clock[0] += 660.0
+        assert store.versions()[0] == 1
+    store.collect(1, grace_s=0)
+    assert store.versions() == [4, 5]
+
+
+def test_a_renewal_that_fails_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Away(FileStore):
+        errors: ClassVar[list[Exception]] = []
+
+        def put(self, key: str, data: bytes) -> None:
+            if self.errors:
+                raise self.errors.pop(0)
+            super().put(key, data)
+
+    store = Away(f"file://{tmp_path}")
+    with Lease(store, "w", 1, renew_s=0.01):
+        (lease,) = (tmp_path / "w/leases").iterdir()
+        before = lease.read_bytes()
+        store.errors += [StoreError("no space"), ValueError("nobody has foreseen")]
+        wait_until(lambda: lease.read_bytes() != before and not store.errors, what="the next renewal")
+    assert "can't be renewed: StoreError: no space" in caplog.text
+    assert "nobody has foreseen" in caplog.text
+    assert not lease.exists()
+
+
+def test_a_version_that_was_planted_stops_no_collection_and_costs_no_chunk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = weights(tmp_path)
+    for version in range(6):
+        store.publish(version, {"a": torch.full((2,), float(version))}, trainer_epoch=0)
+    planted = tmp_path / store.manifest_key(999)
+    planted.parent.mkdir()
+    planted.write_text("[" * 1000)
+    before = chunk_files(tmp_path)
+    store.collect(1, grace_s=0)
+    assert store.versions() == [4, 5, 999] and chunk_files(tmp_path) == before
+    assert "passed over: " in caplog.text and "v000999" in caplog.text
+    planted.unlink()
+    store.collect(1, grace_s=0)
+    assert len(chunk_files(tmp_path)) < len(before)
 
 
 def test_a_collection_that_is_killed_anywhere_is_made_up_for(tmp_path: Path) -> None:

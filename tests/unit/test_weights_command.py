@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from flows.cli import app
+from infra.weights.digest import root_digest
 from infra.weights.folder import ModelFolder
 from infra.weights.places import weights_at
 from tests.factories import make_tiny_model
@@ -101,4 +102,9 @@ def test_what_is_wrong_is_said(steps: list[Path], tmp_path: Path) -> None:
     file.write_text(json.dumps(said | {"previous": "00"}))
     assert "follows another version 0 than the one that is here" in run("verify", url, code=1)
     file.write_text(json.dumps(said | {"root": "00"}))
+    assert "its root is not that of its tensors" in run("verify", url, code=1)
+    name = min(said["tensors"])
+    others = said["tensors"] | {name: said["tensors"][name] | {"digest": "00"}}
+    root = root_digest({name: tensor["digest"] for name, tensor in others.items()})
+    file.write_text(json.dumps(said | {"tensors": others, "root": root}))
     assert "from version 0: it makes other bits than the version has" in run("verify", url, code=1)

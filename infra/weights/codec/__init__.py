@@ -17,6 +17,7 @@ the exponent of the old one. In each band is coded how many weights stay as they
     whole        tiles as they are
     groups       tiles that share streams: banded, or whole
     encoding     tiles to groups
+    covered      which elements a way has named: each once
     decoding     groups to tiles, each verified
     chunks       groups that are one object of the store
 """

@@ -15,11 +15,12 @@ from typing import TypeVar
 import msgspec
 
 from infra.weights.bits import Bits, Model
+from infra.weights.codec.covered import Covered, check_heads
 from infra.weights.codec.decoding import decode_group
 from infra.weights.codec.encoding import encode_run
 from infra.weights.codec.groups import Group, Head
 from infra.weights.codec.tiles import TILE, Tile, runs_of
-from infra.weights.errors import WeightsError
+from infra.weights.errors import WeightsError, damaged
 
 CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it as large
 _MAGIC = b"SRWC"
@@ -84,7 +85,7 @@ def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryvie
             raise WeightsError(f"{what} is no chunk of weights: it begins with {bytes(magic)!r}")
         at = _START.size + size
         head = msgspec.msgpack.decode(view[_START.size : at], type=_Head)
-    except (struct.error, ValueError) as error:  # what msgspec raises are such
+    except (struct.error, ValueError, RecursionError, MemoryError) as error:  # what msgspec raises are such
         raise WeightsError(f"{what} is damaged: {error}") from error
     if (head.format, head.tile) != (1, TILE):
         raise WeightsError(
@@ -100,9 +101,12 @@ def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryvie
     return found
 
 
-def decode(chunk: bytes | memoryview, model: Model, what: str, *, threads: int = 1) -> list[Tile]:
+def decode(
+    chunk: bytes | memoryview, model: Model, what: str, *, threads: int = 1, covered: Covered | None = None
+) -> list[Tile]:
     """Make a model a newer one, in place, as far as a chunk says how; the tiles that changed.
 
+    `covered`: what chunks before it on the same way have named.
     Raises StaleTile if the model is not the one that it is for. What was done until then stays done: with the
     right model, or after a crash, decoding goes on where it ended.
     """
@@ -110,7 +114,10 @@ def decode(chunk: bytes | memoryview, model: Model, what: str, *, threads: int =
     def apply(group: tuple[Head, memoryview]) -> list[Tile]:
         return list(decode_group(*group, model, what))
 
-    return [tile for tiles in in_threads(apply, heads_of(chunk, what), threads) for tile in tiles]
+    with damaged(what):
+        heads = heads_of(chunk, what)
+        check_heads(heads, model, what, Covered() if covered is None else covered)
+        return [tile for tiles in in_threads(apply, heads, threads) for tile in tiles]
 
 
 def in_threads(do: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:

@@ -24,15 +24,13 @@ class StaleTile(WeightsError):
 def decode_group(
     head: Head, body: memoryview, model: Model, what: str, *, scan: Scan | None = None
 ) -> Iterator[Tile]:
-    """Make old tiles new ones, in place; yields those that were changed.
+    """Make old tiles new ones, in place; yields those that were changed. The head was checked before.
 
     A tile that does not become what it should is left as it was. One that is new already stays: after a crash
     the same groups are simply decoded again.
     """
-    tiles, kind = head.tiles(model, what), kind_of(head.dtype)
+    tiles, kind = head.tiles(), kind_of(head.dtype)
     told = 8 * len(tiles) * (1 if head.mode == WHOLE else 2)
-    if len(body) < told:
-        raise WeightsError(f"{what} ends too soon")
     hashes = np.frombuffer(body[:told], np.uint64).reshape(-1, len(tiles))
     if head.mode == WHOLE:
         yield from _replaced(tiles, model, hashes[0], whole.Tiles(body[told:], len(tiles), kind, what), what)

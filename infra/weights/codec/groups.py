@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from infra.weights.bits import Model
-from infra.weights.codec.tiles import PARTS, TILE, Tile
-from infra.weights.errors import WeightsError
+from infra.weights.codec.tiles import TILE, Tile
 
 SAME, BANDED, WHOLE = range(3)
 
@@ -39,17 +37,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     spans: list[Span]
     size: int  # bytes of its body
 
-    def tiles(self, model: Model, what: str) -> list[Tile]:
-        """Its tiles, in order, all of which the model has."""
-        if self.mode not in (SAME, BANDED, WHOLE) or self.parts not in (1, PARTS) or not self.spans:
-            raise WeightsError(f"{what} is damaged: it holds a group that can't be")
-        for span in self.spans:
-            bits, end = model.get(span.tensor), span.start + span.count
-            if bits is None or bits.dtype != self.dtype or not 0 <= span.start < end <= bits.data.size:
-                raise WeightsError(
-                    f"{what} is for another model: this one has no {self.dtype} "
-                    f"{span.tensor}[{span.start}:{end}]"
-                )
+    def tiles(self) -> list[Tile]:
+        """Its tiles, in order. `covered.check_heads` says whether a model has them."""
         whole = (Tile(span.tensor, span.start, span.count) for span in self.spans)
         return [tile for span in whole for tile in span.cut(TILE // self.parts)]
 

@@ -102,7 +102,9 @@ class Reader:
         found = np.empty(count, dtype)
         try:
             done = library.standalone.simple_decompress_into(bytes(data), found)
-        except Exception as error:  # it has several, without a common base
+        except BaseException as error:  # it has several without a common base; a panic is no Exception even
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise WeightsError(f"{self._what} is damaged: {error}") from error
         if not done.finished or done.n_processed != count:
             raise WeightsError(f"{self._what} is damaged: a stream does not have {count} numbers")

@@ -1,0 +1,47 @@
+"""What `<run>.weights` tells: versions that the trainer announces, and reports of sites' relays.
+
+All its readers take their records through here. What can't be read, is of another run or not signed by
+anybody who is trusted is refused; the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from infra.bus import Record
+from infra.gate import Gate, Refuse, passed_over
+from infra.process import Context
+from infra.weights.announcing import untrusted
+from infra.weights.signing import Keys
+from schemas.messages import SiteReport, WeightsAnnouncement
+
+_RELAYS = b"site/"
+
+
+def relay_key(site: str, relay: int) -> str:
+    """The key of a relay's reports."""
+    return f"{_RELAYS.decode()}{site}/{relay}"
+
+
+def refusal(context: Context) -> Refuse:
+    """What a process does with records that can't be used. The first generator reports them for all."""
+    if (context.role, context.instance) == ("generator", 0):
+        return context.dead_letter
+    return lambda record, reason: context.log.warning("%s is passed over: %s", record.place, reason)
+
+
+class News:
+    """Takes announcements and reports out of records."""
+
+    def __init__(self, run: str, refuse: Refuse = passed_over, keys: Keys | None = None) -> None:
+        believed = keys or Keys.from_env()
+        unfit: Callable[[WeightsAnnouncement], str] = lambda said: untrusted(said, believed)  # noqa: E731
+        self._announcements = Gate(WeightsAnnouncement, run, refuse, unfit=unfit)
+        self._reports = Gate(
+            SiteReport, run, passed_over
+        )  # one of a newer relay: then the origin is followed
+
+    def of(self, record: Record) -> WeightsAnnouncement | SiteReport | None:
+        """What a record tells; None if it was refused."""
+        gate = self._reports if record.key.startswith(_RELAYS) else self._announcements
+        return gate.take_one(record)

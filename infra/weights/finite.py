@@ -1,0 +1,42 @@
+"""Whether numbers are numbers: which bits of each type are NaN or infinite.
+
+F64, F32, F16, BF16, C64, F8_E5M2     all bits of the exponent are set: NaN or infinite
+F8_E4M3                               all bits but the sign are set: NaN; it has no infinity
+F8_E4M3FNUZ, F8_E5M2FNUZ              what would be -0 is NaN
+F8_E8M0                               all bits are set
+integers, F4, F6                      never
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_STRETCH = 1 << 20  # elements that are looked at at once: what is made of them stays in the cache
+# of each type with an exponent: the integers that hold its bits, and all bits of the exponent
+_EXPONENTS: dict[str, tuple[str, int]] = {
+    "F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "C64": ("<u4", 0xFF << 23),
+    "F16": ("<u2", 0x1F << 10), "BF16": ("<u2", 0xFF << 7), "F8_E5M2": ("<u1", 0x1F << 2),
+}  # fmt: skip
+# of the others: which bytes are no numbers
+_BYTES: dict[str, tuple[int, ...]] = {
+    "F8_E4M3": (0x7F, 0xFF), "F8_E4M3FNUZ": (0x80,), "F8_E5M2FNUZ": (0x80,), "F8_E8M0": (0xFF,),
+}  # fmt: skip
+
+
+def all_finite(dtype: str, data: Array) -> bool:
+    """Whether no element of a tensor, by safetensors' name of its type, is NaN or infinite."""
+    raw = data.view(np.uint8)
+    if dtype in _EXPONENTS:
+        kind, most = _EXPONENTS[dtype]
+        return not any(((some & some.dtype.type(most)) == most).any() for some in _stretches(raw.view(kind)))
+    return not any((some == bad).any() for bad in _BYTES.get(dtype, ()) for some in _stretches(raw))
+
+
+def _stretches(data: Array) -> Iterator[Array]:
+    for at in range(0, data.size, _STRETCH):
+        yield data[at : at + _STRETCH]

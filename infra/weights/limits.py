@@ -1,0 +1,57 @@
+"""How large things of the weights may be that come from outside: known before memory is taken for them.
+
+STREAMRL_LARGEST_MODEL   bytes of a model that is read into memory, such as 80e9; by default this machine's
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import zstandard
+
+from infra.weights.errors import WeightsError
+
+VARIABLE = "STREAMRL_LARGEST_MODEL"
+MANIFEST = 32 << 20  # bytes of one: a model of 100,000 tensors and a terabyte needs half of it
+CHUNK = 512 << 20  # bytes of one: publishers end them at 8 MiB and a group; files beside a model have 64 MiB
+_VALUES = 2 << 20  # of a manifest
+
+
+def largest_model() -> int:
+    """Bytes of all tensors of a model."""
+    said = os.environ.get(VARIABLE)
+    try:
+        found = int(float(said)) if said else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OverflowError):
+        found = 0
+    if found <= 0:
+        raise WeightsError(f"{VARIABLE}={said}: a number of bytes is expected, such as 80e9")
+    return found
+
+
+def json_in(raw: bytes, where: str) -> Any:
+    """The JSON in some bytes. Raises WeightsError if it is too much, too deep or none."""
+    if len(raw) > MANIFEST:
+        raise WeightsError(f"{where} has {len(raw)} bytes; {MANIFEST} are the most")
+    if (values := raw.count(b",") + raw.count(b"[")) > _VALUES:
+        raise WeightsError(f"{where} has {values} values; {_VALUES} are the most")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{where} can't be read: {str(error)[:500]}") from None
+
+
+def unpacked(data: bytes, where: str, most: int = MANIFEST) -> bytes:
+    """What zstd has packed, if it is no more than so many bytes: they are counted as they come."""
+    found = bytearray()
+    try:
+        stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data)
+        while part := stream.read(min(1 << 20, most + 1 - len(found))):
+            found += part
+            if len(found) > most:
+                raise WeightsError(f"{where} is damaged: unpacked it has more than {most} bytes")
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise WeightsError(f"{where} was packed wrongly: {error}") from error
+    return bytes(found)

@@ -1,0 +1,82 @@
+"""For how long things in a store have been as they are, as this machine has seen it.
+
+<prefix>/garbage.json     chunks that no version names
+<prefix>/readers.json     leases, and how each was the last time
+
+    {clock: {name: [how it was, when that was first seen]}}
+
+Nobody else's clock is believed: a machine notes what it sees by a clock that runs from its own start on, and
+of what others have noted it uses nothing. Two collectors on two machines delay each other, and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from infra.store import Missing, Store
+
+_CLOCKS = 8  # that are remembered
+_LATEST = 1 << 40  # seconds: no machine runs so long
+
+
+def now() -> float:
+    """Seconds since this machine was started; they go on while it sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+@cache
+def clock() -> str:
+    """Names what `now` counts from: this start of this machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex  # then each process begins anew
+
+
+class Notes:
+    """Those of one kind of thing."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._all = self._read()
+        found = self._all.pop(clock(), {})
+        self._mine: dict[str, tuple[str, float]] = {
+            str(name): (str(said[0]), float(said[1]))
+            for name, said in (found.items() if isinstance(found, dict) else ())
+            if _is_note(said)
+        }
+
+    def age_s(self, name: str, said: str = "") -> float:
+        """For how long something has been as it is now."""
+        before, since = self._mine.get(name, ("", now()))
+        if before != said or since > now():
+            since = now()
+        self._mine[name] = said, since
+        return now() - since
+
+    def save(self, names: Iterable[str]) -> None:
+        """Keep what is known of these things, and of no others."""
+        kept = {name: self._mine[name] for name in names if name in self._mine}
+        others = dict(list(self._all.items())[-_CLOCKS + 1 :])
+        if kept or self._mine or others:
+            self._store.put(self._key, json.dumps({**others, clock(): kept}).encode())
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            said = json.loads(self._store.get(self._key))
+        except (Missing, ValueError, RecursionError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+
+def _is_note(said: object) -> bool:
+    return (
+        isinstance(said, list) and len(said) == 2 and isinstance(said[0], str)
+        and type(said[1]) in (int, float) and 0 <= said[1] < _LATEST
+    )  # fmt: skip

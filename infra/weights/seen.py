@@ -1,0 +1,63 @@
+"""The newest version of a series that was verified on this machine: older ones are taken only if asked for.
+
+<home>/verified/<name of the series, hashed>.json
+
+Whoever can delete the newest manifests of a store could otherwise lead everybody back to a version of before,
+signatures or not: old ones stay good.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from pathlib import Path
+
+from blake3 import blake3
+
+from infra.stack.paths import StackPaths
+from infra.weights.errors import WeightsError
+
+_LARGEST = 1 << 12  # bytes
+
+_log = logging.getLogger("streamrl.weights")
+
+
+class Seen:
+    """What is remembered of one series: of a run, or of versions at an address."""
+
+    def __init__(self, series: str) -> None:
+        self._series = series
+        name = blake3(series.encode()).hexdigest(16)
+        self.file: Path = StackPaths.locate().home / "verified" / f"{name}.json"
+
+    @property
+    def version(self) -> int:
+        """-1: none yet."""
+        try:
+            with self.file.open("rb") as opened:
+                said = json.loads(opened.read(_LARGEST))
+            return int(said["version"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return -1
+
+    def remember(self, version: int, *, lower: bool = False) -> None:
+        """One was verified. Only who asks for it (`lower`) has an older one count from now on."""
+        if version == self.version or (version < self.version and not lower):
+            return
+        work = self.file.with_name(f".{uuid.uuid4().hex}.tmp")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            work.write_text(json.dumps({"of": self._series, "version": version}))
+            work.replace(self.file)
+        except OSError as error:  # the version is there and verified all the same
+            work.unlink(missing_ok=True)
+            _log.warning("that version %d was verified can't be remembered: %s", version, error)
+
+    def check(self, version: int, where: str, what_to_do: str) -> None:
+        """Raise if a version is older than the one that is remembered."""
+        if version < (before := self.version):
+            raise WeightsError(
+                f"{where} has version {version} as its newest, and version {before} was verified on this "
+                f"machine: newer ones are missing there, or it is another store. {what_to_do}"
+            )

@@ -1,0 +1,282 @@
+"""Every reader of foreign bytes: good inputs to begin with, and how they are read.
+
+A reader may refuse with an error that explains itself, and with nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+import zstandard
+
+from consumers.checkpoint import Checkpoints
+from infra import runs
+from infra.bus import Record
+from infra.errors import Explained
+from infra.gate import Gate
+from infra.store import Exists, Missing
+from infra.weights import limits
+from infra.weights.bits import Bits, blank_file, file_model, model_of
+from infra.weights.codec.chunks import decode as decode_chunk
+from infra.weights.codec.chunks import encode as encode_chunk
+from infra.weights.digest import model_digests, root_digest
+from infra.weights.folder import index_in, inside
+from infra.weights.leases import leased
+from infra.weights.manifest import Chunk, Keyframe, Manifest, Path, Tensor, parsed, read
+from infra.weights.notes import Notes
+from producers.ranker import states
+from producers.ranker.ranker import NoBackbone, Ranker
+from schemas import messages
+from schemas.wire import Message, Unreadable, decode, encode
+from tests.factories import make_sample, make_spec
+from tests.fakes.fill import fill
+
+RUN, WHERE = "r-1", "it"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader. `explained`: what it may raise."""
+
+    name: str
+    make_valid: Callable[[], Sequence[bytes]]
+    read: Callable[[bytes], object]
+    explained: tuple[type[Exception], ...] = (Explained,)
+
+
+class Held:
+    """A store of one object, or of several, in memory."""
+
+    url = "memory://fuzz"
+
+    def __init__(self, objects: dict[str, bytes] | None = None) -> None:
+        self.objects = objects if objects is not None else {}
+
+    def get(self, key: str, size: int | None = None) -> bytes:
+        if key not in self.objects:
+            raise Missing(f"{self.url}/{key} is not there")
+        return self.objects[key]
+
+    def get_part(self, key: str, at: int, size: int) -> bytes:
+        return self.get(key)[at : at + size]
+
+    def put(self, key: str, data: bytes) -> None:
+        self.objects[key] = bytes(data)
+
+    def put_new(self, key: str, data: bytes) -> None:
+        if key in self.objects:
+            raise Exists(f"{self.url}/{key} is there already")
+        self.put(key, data)
+
+    def exists(self, key: str) -> bool:
+        return key in self.objects
+
+    def list(self, prefix: str) -> list[str]:
+        return sorted(key for key in self.objects if key.startswith(f"{prefix}/"))
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
+
+
+@cache
+def _models() -> tuple[dict[str, Bits], dict[str, Bits]]:
+    draw = torch.Generator().manual_seed(0)
+    old = {
+        "a": torch.randn(700, generator=draw).bfloat16(), "b": torch.randn(9, 7, generator=draw),
+        "c": torch.arange(40),
+    }  # fmt: skip
+    new = {name: tensor.clone() for name, tensor in old.items()}
+    new["a"].view(torch.int16)[::9] += 1
+    return model_of(old), model_of(new)
+
+
+def _manifest() -> Manifest:
+    model = _models()[1]
+    digests, chunk = model_digests(model), Chunk(hash="0" * 64, size=1000)
+    tensors = {
+        name: Tensor(dtype=bits.dtype, shape=bits.shape, digest=digests[name]) for name, bits in model.items()
+    }
+    return Manifest(
+        run=RUN, version=3, root=root_digest(digests), created_at=1.5, tensors=tensors, trainer_epoch=1,
+        paths=(Path(since=2, root="00", chunks=(chunk,)), Path(since=None, chunks=(chunk, chunk))),
+        files={"config.json": chunk}, previous="00", signature="c2lnbmVk",
+    )  # fmt: skip
+
+
+def _keyframe() -> bytes:
+    chunk = Chunk(hash="0" * 64, size=1000)
+    return Keyframe(run=RUN, version=3, root="00", created_at=1.0, chunks=(chunk,)).model_dump_json().encode()
+
+
+def _unpack(raw: bytes) -> object:
+    return parsed(limits.unpacked(raw, WHERE), WHERE)
+
+
+def _packed() -> list[bytes]:
+    plain = zstandard.ZstdCompressor(write_content_size=False)
+    return [_manifest().packed, plain.compress(_manifest().raw), zstandard.compress(bytes(1 << 20))]
+
+
+def _chunks() -> list[bytes]:
+    old, new = _models()
+    return [data for before in (old, None) for data in encode_chunk(before, new)]
+
+
+def _chunk(raw: bytes) -> object:
+    held = {name: Bits(bits.dtype, bits.shape, bits.data.copy()) for name, bits in _models()[0].items()}
+    return decode_chunk(raw, held, WHERE)
+
+
+def _file() -> list[bytes]:
+    return [bytes(blank_file({name: (bits.dtype, bits.shape) for name, bits in _models()[0].items()}))]
+
+
+def _index() -> list[bytes]:
+    files = {f"layer.{number}": f"model-{number % 3}.safetensors" for number in range(9)}
+    return [json.dumps({"metadata": {"total_size": 99}, "weight_map": files}).encode()]
+
+
+def _named(raw: bytes) -> object:
+    from pathlib import Path as Folder
+
+    return [inside(Folder("/nowhere"), name) for name in index_in(raw, WHERE)]
+
+
+def _ranker() -> list[bytes]:
+    return [states.packed(Ranker.fresh(1, NoBackbone(), typical=20.0))]
+
+
+def _record() -> list[bytes]:
+    store = Held()
+    runs.create(store, make_spec(), bootstrap_servers="b:9092", model="/models/m", run_id=RUN)
+    return [store.objects[f"runs/{RUN}/run.json"]]
+
+
+def _run(raw: bytes) -> object:
+    return runs.find(Held({f"runs/{RUN}/run.json": raw}), RUN)
+
+
+@cache
+def _checkpoint() -> tuple[str, dict[str, bytes]]:
+    store = Held()
+    Checkpoints(store, RUN).save(
+        {"w": torch.ones(3)}, keep=2, iteration=4, trainer_epoch=1, step=4, root="00", positions={0: 5, 1: 6},
+        ledger=4,
+    )  # fmt: skip
+    (key,) = (key for key in store.objects if key.endswith("/manifest.json"))
+    return key, store.objects
+
+
+def _checkpoint_manifest(raw: bytes) -> object:
+    key, objects = _checkpoint()
+    return Checkpoints(Held({**objects, key: raw}), RUN).latest(lambda text: None)
+
+
+def _checkpoint_state(raw: bytes) -> object:
+    key, objects = _checkpoint()
+    (state,) = (other for other in objects if other != key)
+    return Checkpoints(Held({**objects, state: raw}), RUN).latest(lambda text: None)
+
+
+def _checkpoint_of(manifest: bool) -> list[bytes]:
+    key, objects = _checkpoint()
+    return [data for name, data in objects.items() if (name == key) == manifest]
+
+
+def _lease() -> list[bytes]:
+    return [json.dumps({"version": 3, "at": time.time(), "puts": False, "beats": 7}).encode()]
+
+
+def _leased(raw: bytes) -> object:
+    return leased(Held({"w/leases/x.json": raw}), "w")
+
+
+def _notes() -> list[bytes]:
+    store = Held()
+    notes = Notes(store, "notes")
+    notes.age_s("x", "y")
+    notes.save(["x"])
+    return [store.objects["notes"]]
+
+
+def _noted(raw: bytes) -> object:
+    store = Held({"notes": raw})
+    notes = Notes(store, "notes")
+    notes.age_s("x", "y")
+    notes.save(["x"])
+    return Notes(store, "notes").age_s("x", "y")
+
+
+_FIELDS: dict[str, dict[str, Any]] = {
+    "prompt": {"purpose": messages.TRAIN, "size": 2, "bundle_groups": 1, "edges": [1.0, 2.0]},
+    "part": {"versions": np.zeros(1), "version_starts": np.zeros(1), "roots": ["r"]},
+    "report": {"slots": 4, "groups": np.arange(3), "indexes": np.arange(3), "tokens": np.arange(3)},
+    "site": {"rates": {"origin": 1.0}, "passed_over": (4, 5)},
+    "weights": {"content": b"packed"},
+    "step": {
+        "microbatches": np.array([2, 1]), "problem_ids": ["a", "b", "c"], "predicted": np.ones(3),
+        **{name: np.arange(3) for name in ("partitions", "offsets", "groups", "indexes", "lengths", "rewards",
+                                           "versions", "seeds")},
+    },
+    "evaluation": {
+        "problem_ids": ["a"], **{name: np.ones(1) for name in ("rewards", "lengths", "predicted")},
+    },
+    "heartbeat": {"counters": {"idle_s": 1.0}},
+}  # fmt: skip
+
+
+def _message(kind: type[Message]) -> list[bytes]:
+    if kind.KIND == "sample":
+        return [encode(make_sample(make_spec(), group, 0, run=RUN)) for group in range(3)]
+    return [encode(fill(kind, **{"run": RUN, **_FIELDS.get(kind.KIND, {})}))]
+
+
+def _through_the_gate(kind: type[Message], raw: bytes) -> None:
+    """Nothing passes but messages; what is refused would have been refused by `decode` or by its run."""
+    refused: list[str] = []
+    found = Gate(kind, RUN, lambda record, reason: refused.append(reason)).take_one(
+        Record("t", 0, 0, b"", raw)
+    )
+    if (found is None) != bool(refused):
+        raise AssertionError("neither a message nor a reason")
+    decode(raw, kind)
+
+
+def _kinds() -> Iterator[type[Message]]:
+    for kind in vars(messages).values():
+        if isinstance(kind, type) and issubclass(kind, Message) and kind.KIND:
+            yield kind
+
+
+def targets() -> list[Target]:
+    """All of them."""
+    return [
+        Target("manifest", lambda: [_manifest().raw], lambda raw: parsed(raw, WHERE)),
+        Target("packed manifest", _packed, _unpack),
+        Target("keyframe", lambda: [_keyframe()], lambda raw: read(raw, Keyframe, WHERE)),
+        Target("chunk", _chunks, _chunk),
+        Target("safetensors", _file, file_model, (ValueError,)),
+        Target("safetensors index", _index, _named),
+        Target("lease", _lease, _leased),
+        Target("notes", _notes, _noted),
+        Target("ranker state", _ranker, lambda raw: states.unpacked(raw, NoBackbone(), WHERE)),
+        Target("run record", _record, _run),
+        Target("checkpoint manifest", partial(_checkpoint_of, True), _checkpoint_manifest),
+        Target("checkpoint state", partial(_checkpoint_of, False), _checkpoint_state),
+        *(
+            Target(
+                f"{kind.KIND} record",
+                partial(_message, kind),
+                partial(_through_the_gate, kind),
+                (Unreadable,),
+            )
+            for kind in _kinds()
+        ),
+    ]
