@@ -28,7 +28,9 @@ def test_the_newest_start_fences_the_others(store: Store) -> None:
 
 def test_starts_at_once_get_numbers_of_their_own(store: Store) -> None:
     found: list[Epoch] = []
-    threads = [threading.Thread(target=lambda: found.append(begin(store, "r-1", "trainer"))) for _ in range(6)]
+    threads = [
+        threading.Thread(target=lambda: found.append(begin(store, "r-1", "trainer"))) for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
