@@ -134,6 +134,15 @@ def clamp(reader: Reader) -> dict[int, int]:
     return gone
 
 
+def begins_of(bus: Bus, topic: Topic) -> dict[int, int]:
+    """Where the oldest records of a topic stand that are kept."""
+    reader = bus.reader(topic)
+    try:
+        return reader.begin_offsets()
+    finally:
+        reader.close()
+
+
 def ends_of(bus: Bus, topic: Topic, *, only: int | None = None) -> dict[int, int]:
     """Where a topic ends now: who reads on from there sees only what comes."""
     reader = bus.reader(topic, only=only)

@@ -47,8 +47,9 @@ class Epoch:
             )
         if newest < self.number:
             raise Replaced(
-                f"{self.store.url}/{_key(self.folder, self.number)} is gone: the store is another one than at "
-                f"start {self.number} of the {self.role}, or it was emptied. Look at placement.store and mounts"
+                f"{self.store.url}/{_key(self.folder, self.number)} is gone: the store is another one than "
+                f"at start {self.number} of the {self.role}, or it was emptied: look at placement.store, and "
+                "at what is mounted"
             )
 
     def _about(self, number: int) -> str:
