@@ -60,6 +60,7 @@ class Life:
     heart: Heart
     writes: list[str] = field(default_factory=list)
     dead: bool = False
+    most: int = 1 << 30  # writes; it dies before the next one
     before: Callable[[int], None] = lambda number: None  # called before each write: stands still for a while
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -71,11 +72,11 @@ class Life:
                 raise Killed
             self.writes.append(what)
             name = f"{what} {self.writes.count(what)}"
-            if name != self.crash.write:
+            if name != self.crash.write and len(self.writes) <= self.most:
                 return effect()
-            if self.crash.when == TORN and half is not None:
+            if name == self.crash.write and self.crash.when == TORN and half is not None:
                 half()
-            if self.crash.when == AFTER:
+            if name == self.crash.write and self.crash.when == AFTER:
                 with suppress(Exception):
                     effect()
             self.dead = True
@@ -173,11 +174,12 @@ class World:
 
     def live(
         self, crash: Crash | None = None, tamper: Callable[[Any], None] | None = None,
-        before: Callable[[int], None] = lambda number: None,
+        before: Callable[[int], None] = lambda number: None, most: int = 1 << 30,
     ) -> Life:  # fmt: skip
         """A trainer starts, and works until the end or its death."""
         stop = threading.Event()
-        life = Life(crash or Crash(), stop, Heart(self.context.run, "trainer", 0), before=before)
+        heart = Heart(self.context.run, "trainer", 0)
+        life = Life(crash or Crash(), stop, heart, most=most, before=before)
         store = CrashingStore(self.context.store.url, life)
         context = replace(
             self.context, store=store, writer=CrashingWriter(self, life), stop=stop,

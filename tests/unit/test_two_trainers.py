@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import threading
 import time
@@ -47,11 +48,22 @@ def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.setattr("infra.store.os.fsync", lambda number: None)
 
 
-class Twins:
-    """Two lives; each stands still at some of its writes until the other one has done so many."""
+class Said(logging.Handler):
+    """What trainers warn of."""
 
-    def __init__(self, world: World, pauses: list[dict[int, int]]) -> None:
-        self._world, self._pauses, self._done = world, pauses, [0, 0]
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+class Twins:
+    """Two lives; each stands still at some of its writes until the other one has done so many, and dies."""
+
+    def __init__(self, world: World, pauses: list[dict[int, int]], most: list[int]) -> None:
+        self._world, self._pauses, self._most, self._done = world, pauses, most, [0, 0]
         self._changed = threading.Condition()
         self.ended: list[str] = ["", ""]
 
@@ -68,7 +80,7 @@ class Twins:
 
     def live(self, which: int) -> None:
         try:
-            self._world.live(before=self._before(which))
+            self._world.live(before=self._before(which), most=self._most[which])
             self.ended[which] = "done"
         except Explained as error:
             self.ended[which] = str(error)
@@ -91,6 +103,7 @@ def letters(world: World) -> list[DeadLetter]:
     return [decode(record.value, DeadLetter) for record in records]
 
 
+MOST = st.integers(5, 90)  # writes that each of them lives for
 PAUSES = st.dictionaries(st.integers(0, 50), st.integers(1, 30), max_size=5)
 
 
@@ -100,24 +113,27 @@ PAUSES = st.dictionaries(st.integers(0, 50), st.integers(1, 30), max_size=5)
     ids=["sync", "several steps", "async"],
 )
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
-@given(pauses=st.tuples(PAUSES, PAUSES), seed=st.integers(0, 99))
+@given(pauses=st.tuples(PAUSES, PAUSES), most=st.tuples(MOST, MOST), seed=st.integers(0, 99))
 def test_whatever_they_do_the_next_one_goes_on(
     tmp_path_factory: pytest.TempPathFactory, model: str, algorithm: dict[str, Any],
-    pauses: tuple[dict[int, int], dict[int, int]], seed: int,
+    pauses: tuple[dict[int, int], dict[int, int]], most: tuple[int, int], seed: int,
 ) -> None:  # fmt: skip
     spec = make_spec(
         algorithm={"iterations": 4, "groups": 2, "group_size": 2, "learning_rate": 1e-2} | algorithm,
         trainer={"checkpoint_every": 1, "keep_checkpoints": 2, "keep_weights": 4},
     )
     world = World(make_context(spec, tmp_path_factory.mktemp("world")), model, seed)
-    twins = Twins(world, list(pauses))
+    twins, said = Twins(world, list(pauses), list(most)), Said()
+    world.context.log.addHandler(said)
     twins.run()
     for ended in twins.ended:
         assert ended == "done" or "replaced" in ended or "another trainer" in ended or "newer start" in ended
     world.live()
+    world.context.log.removeHandler(said)
     world.outcome(twins=True)
+    assert not [text for text in said.texts if "can't be taken again" in text]  # no step was given up
     assert [letter.reason for letter in letters(world) if CAME_BEFORE not in letter.reason] == []
 
 
