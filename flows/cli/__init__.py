@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from flows.cli import demo, doctor, down, export, join, logs, ranker, replay, run, schema, status, up, weights
+from flows.cli import (  # fmt: skip
+    demo,
+    doctor,
+    down,
+    export,
+    join,
+    logs,
+    ranker,
+    replay,
+    run,
+    schema,
+    skip,
+    status,
+    up,
+    weights,
+)
 
 app = typer.Typer(
     name="streamrl",
@@ -17,7 +32,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for command in (up, run, join, status, logs, replay, export, weights, ranker, demo, down, doctor, schema):
+_COMMANDS = up, run, join, status, logs, replay, skip, export, weights, ranker, demo, down, doctor, schema
+for command in _COMMANDS:
     command.add_to(app)
 
 
