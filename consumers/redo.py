@@ -53,10 +53,10 @@ def plans_again(
 def version_trained(spec: RunSpec, step: int) -> int:
     """The version whose samples need no correction; -1: there is none.
 
-    It is that of the iteration's first weights: in later steps of the iteration only decoupled knows those.
+    It is that of the iteration's first weights: in its later steps only a correction that keeps them knows.
     """
     iteration, mini = divmod(step, spec.algorithm.optimizer_steps)
-    if spec.algorithm.mode == "offline" or (mini and spec.loss.correction != "decoupled"):
+    if spec.algorithm.mode == "offline" or (mini and not spec.loss.anchors_at_start):
         return -1
     return iteration
 
