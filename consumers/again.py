@@ -21,11 +21,13 @@ from consumers.recorded import samples_topic
 from consumers.redo import Taken, plans_again, take_again, version_trained
 from consumers.rows import Row
 from consumers.scoring import Scoring
+from infra.bus import ends_of
 from infra.process import Context
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 
 Progress = Callable[[int, int], None]  # steps taken, of how many
+_TAIL = 64  # records of the ledger that are looked at first for its newest step
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,14 @@ class Again:
 
     def step(self, number: int | None) -> Replayed:
         """A step of the ledger; by default the newest."""
-        steps = {step.step: step for step in steps_of(self._context)}
-        if not steps:
-            raise TrainingFailed(f"run {self._context.run} has no step in its ledger yet")
-        number = max(steps) if number is None else number
-        if number not in steps:
+        newest = self._newest()
+        number = newest if number is None else number
+        if number > newest:
             raise TrainingFailed(
-                f"the ledger of {self._context.run} has steps {min(steps)} to {max(steps)}, and no {number}"
+                f"the ledger of {self._context.run} goes to step {newest}, and has no {number}"
             )
-        record = steps[number]
-        start, others = self._up_to(number, steps)
+        start, others, record = self._up_to(number, wanted=True)
+        assert record is not None
         self._begin(number)
         taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
         return Replayed(record, start, taken, others, record.recipe == recipe_of(self._context.spec))
@@ -87,7 +87,7 @@ class Again:
     def failed(self, number: int | None) -> Spoilt:
         """A step that could not be taken; by default the newest."""
         record = FailedSteps(self._context.store, self._context.run).find(number)
-        start, _ = self._up_to(record.step, {step.step: step for step in steps_of(self._context)})
+        start, *_ = self._up_to(record.step, wanted=False)
         self._begin(record.step)
         rows, plans = plans_again(self._context, self._samples, self._learner, self._scoring, record)
         batches = [batch for together in plans for batch in together]
@@ -110,29 +110,55 @@ class Again:
         """Let go of the learner."""
         self._learner.close()
 
-    def _up_to(self, number: int, steps: dict[int, StepRecord]) -> tuple[str, list[int]]:
-        """Bring the learner to where a step began; says from where, and which steps had other bits."""
+    def _newest(self) -> int:
+        """The newest step of the ledger."""
+        end = ends_of(self._context.bus, self._context.topics.ledger)[0]
+        back = _TAIL
+        while True:
+            found = [step.step for step in steps_of(self._context, max(0, end - back))]
+            if found or back >= end:
+                break
+            back *= 8
+        if not found:
+            raise TrainingFailed(f"run {self._context.run} has no step in its ledger")
+        return found[-1]
+
+    def _up_to(self, number: int, *, wanted: bool) -> tuple[str, list[int], StepRecord | None]:
+        """Bring the learner to where a step began: from where, and which steps before it had other bits.
+
+        `wanted`: the ledger must have that step too; its record is the third thing returned.
+        """
         found = Checkpoints(self._context.store, self._context.run).before(number, self._context.log.warning)
-        first, start = 0, "the model that the run began with"
+        first, position, start = 0, 0, "the model that the run began with"
         if found is not None:
             manifest, state = found
             self._learner.restore(state)
-            first, start = manifest.step, f"the checkpoint of iteration {manifest.iteration}"
-        others = []
-        for place in range(first, number):
-            if place not in steps:
-                raise TrainingFailed(
-                    f"step {number} can't be reached from {start}: step {place} is gone from the ledger "
-                    "(placement.kafka.retention_hours says how long it is kept, trainer.keep_checkpoints how "
-                    "far back one can begin)"
-                )
+            first, position = manifest.step, manifest.ledger
+            start = f"the checkpoint of iteration {manifest.iteration}"
+        others: list[int] = []
+        place, record = first, None
+        for step in steps_of(self._context, position) if wanted or first < number else ():
+            if step.step < first:
+                continue
+            if step.step != place or place == number:
+                record = step if step.step == number == place else None
+                break
             self._progress(place - first, number - first)
             self._begin(place)
-            taken = take_again(self._context, self._samples, self._learner, self._scoring, steps[place])
-            if taken.root != steps[place].root_out:
+            taken = take_again(self._context, self._samples, self._learner, self._scoring, step)
+            if taken.root != step.root_out:
                 others.append(place)
+            place += 1
+            if place == number and not wanted:
+                break
+        if place < number or (wanted and record is None):
+            raise TrainingFailed(
+                f"step {number} can't be reached from {start}: step {place} is gone from the ledger "
+                "(placement.kafka.retention_hours says how long it is kept, trainer.keep_checkpoints how "
+                "far back one can begin)"
+            )
         self._progress(number - first, number - first)
-        return start, others
+        return start, others, record
 
     def _begin(self, number: int) -> None:
         self._scoring.begin()

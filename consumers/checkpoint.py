@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
-from infra.store import Exists, Store, StoreError
+from infra.store import Store, StoreError
 
 
 class Damaged(StoreError):
@@ -37,6 +37,8 @@ class CheckpointManifest(BaseModel):
     root: str  # of the weights
     positions: dict[int, int]  # by partition of `<run>.samples`: what lies before is trained
     ledger: int  # position in `<run>.ledger`: the steps behind it are run again from their records
+    letters: int | None = None  # position in `<run>.dead`: letters before it are of no interest any more
+    roots: dict[int, str] = {}  # of versions whose samples may still come
     trainer_epoch: int
     state: str  # key of the state's object
     digest: str
@@ -54,13 +56,15 @@ class Checkpoints:
         self._prefix = f"runs/{run}/checkpoints"
 
     def save(self, state: Mapping[str, torch.Tensor], *, keep: int, iteration: int, trainer_epoch: int,
-             step: int, root: str, positions: Mapping[int, int], ledger: int) -> None:  # fmt: skip
+             step: int, root: str, positions: Mapping[int, int], ledger: int, letters: int | None = None,
+             roots: Mapping[int, str] | None = None) -> None:  # fmt: skip
         """Write a checkpoint, then remove the oldest ones."""
         folder = f"{self._prefix}/i{iteration:06d}-e{trainer_epoch:02d}"
         data = save_safetensors(dict(state))
         manifest = CheckpointManifest(
             run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions),
-            ledger=ledger, trainer_epoch=trainer_epoch, state=f"{folder}/state.safetensors",
+            ledger=ledger, letters=letters, roots=dict(roots or {}), trainer_epoch=trainer_epoch,
+            state=f"{folder}/state.safetensors",
             digest=blake3(data).hexdigest(), created_at=time.time(),
         )  # fmt: skip
         self._store.put(manifest.state, data)
@@ -128,14 +132,3 @@ def _order(key: str) -> tuple[int, int]:
     """Iteration and start of the trainer, of a key of a checkpoint."""
     iteration, _, epoch = _folder(key).rpartition("/")[2].removeprefix("i").partition("-e")
     return int(iteration), int(epoch)
-
-
-def next_trainer_epoch(store: Store, run: str) -> int:
-    """A number for this start of a trainer; of two that start at once each gets its own."""
-    epoch = len(store.list(f"runs/{run}/trainers"))
-    while True:
-        try:
-            store.put_new(f"runs/{run}/trainers/e{epoch:02d}.json", json.dumps({"at": time.time()}).encode())
-            return epoch
-        except Exists:
-            epoch += 1

@@ -9,7 +9,12 @@ from infra.bus import Bus, BusError, Record
 from infra.waiting import Wait
 from schemas.messages import Sample
 from schemas.topics import Topic
-from schemas.wire import decode
+from schemas.wire import Unreadable, decode
+
+
+class Gone(BusError):
+    """Samples that are not kept any more, or not readable: what was made of them can't be made again."""
+
 
 Place = tuple[int, int]  # partition and offset
 _NEAR = 200  # records that are read in vain cost less than another request
@@ -24,10 +29,11 @@ def fetch(bus: Bus, topic: Topic, places: Sequence[Place], *, what: str, deadlin
     try:
         begins, ends = reader.begin_offsets(), reader.end_offsets()
         for partition, offset in sorted(wanted):
-            if not begins[partition] <= offset < ends[partition]:
-                raise BusError(
+            begin, end = begins.get(partition, 0), ends.get(partition, 0)
+            if not begin <= offset < end:
+                raise Gone(
                     f"{topic.name}[{partition}]@{offset} is gone, and {what} need it: the log goes from "
-                    f"{begins[partition]} to {ends[partition] - 1} (placement.kafka.retention_hours)"
+                    f"{begin} to {end - 1} (placement.kafka.retention_hours)"
                 )
         reader.seek(ends)
         reader.seek({partition: runs[-1][0] for partition, runs in left.items()})
@@ -38,7 +44,7 @@ def fetch(bus: Bus, topic: Topic, places: Sequence[Place], *, what: str, deadlin
                 if place in wanted:
                     found[place] = record
                 runs = left.get(record.partition)
-                if runs and record.offset >= runs[-1][1] and place in wanted:
+                if runs and record.offset >= runs[-1][1]:
                     runs.pop()
                     if not runs:
                         del left[record.partition]
@@ -46,7 +52,17 @@ def fetch(bus: Bus, topic: Topic, places: Sequence[Place], *, what: str, deadlin
             wait.progress() if batch else wait.check()
     finally:
         reader.close()
-    return [Row(decode(found[place].value, Sample), *place) for place in places]
+    return [Row(_sample(topic, found.get(place), place, what), *place) for place in places]
+
+
+def _sample(topic: Topic, record: Record | None, place: Place, what: str) -> Sample:
+    """A sample that was fit once: if it can't be read any more, it is another record."""
+    try:
+        return decode(record.value if record is not None else b"", Sample)
+    except Unreadable as error:
+        raise Gone(
+            f"{topic.name}[{place[0]}]@{place[1]} is no sample any more, and {what} need it: {error}"
+        ) from None
 
 
 def _by_partition(places: Iterable[Place]) -> dict[int, list[int]]:

@@ -7,24 +7,35 @@ Trajectory balance trains some of its own run's again (`loss.replay`); an offlin
 
 from __future__ import annotations
 
+import bisect
 import filecmp
 import json
+import math
 import random
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from consumers.places import Place, fetch
+import numpy as np
+
+from consumers.ledger import steps_in_log, steps_of
+from consumers.places import Gone, Place, fetch
 from consumers.rows import Row
 from consumers.stream import Bundle, Key
-from infra.bus import read_all
+from infra.bus import begins_of, clamp, ends_of
 from infra.errors import Explained
+from infra.gate import Gate, passed_over
 from infra.process import Context
 from infra.runs import RunRecord, find
 from infra.store import Exists
-from schemas.identity import derive_seed
+from schemas.identity import ROUND, derive_seed
 from schemas.messages import Evaluation, StepRecord
 from schemas.topics import Topic, Topics
-from schemas.wire import decode
+
+_REPLAYED = 1000  # iterations from which groups are trained again: what is older is hardly of this policy
+_EVALUATIONS = 64  # newest ones that are read at a start: those of the weights in work are among them
 
 
 class RecordedError(Explained):
@@ -32,44 +43,88 @@ class RecordedError(Explained):
 
 
 class Recorded:
-    """The groups of a ledger's steps, in the order in which they were trained."""
+    """Where the groups of a ledger's steps stand, in the order in which they were trained first.
 
-    def __init__(self, steps: Iterable[StepRecord] = ()) -> None:
-        self._places: list[list[Place]] = []
-        self._known: set[int] = set()
-        self._steps = 0
+    A group is trained first in the iteration that it is of: where it comes again, it was replayed. Of each
+    step as little is kept as there can be, and `kept`: of how many of the newest iterations.
+    """
+
+    def __init__(self, groups: int, steps: Iterable[StepRecord] = (), *, kept: float = math.inf) -> None:
+        """`groups`: of an iteration."""
+        self._groups, self._kept, self._newest = groups, kept, -1
+        self._steps: deque[_Step] = deque()
+        self._before = 0  # groups that are not kept
+        self._ends: list[int] = []  # how many groups there were up to and with each step
         for step in steps:
             self.add(step)
 
     def add(self, step: StepRecord) -> None:
         """A step of the ledger."""
-        if step.step < self._steps:
+        if step.step <= self._newest:
             return  # of a trainer that was thought dead: the first record of a step counts
-        self._steps += 1
-        fresh: dict[int, list[tuple[int, Place]]] = {}
-        places = zip(step.partitions.tolist(), step.offsets.tolist(), strict=True)
-        for group, index, place in zip(step.groups.tolist(), step.indexes.tolist(), places, strict=True):
-            if group not in self._known:
-                fresh.setdefault(group, []).append((index, place))
-        self._known.update(fresh)
-        self._places += [[place for _, place in sorted(fresh[group])] for group in sorted(fresh)]
+        self._newest = step.step
+        windows = step.groups % ROUND // self._groups
+        order = np.flatnonzero(windows == step.iteration)
+        order = order[np.lexsort((step.indexes[order], step.groups[order]))]
+        _, starts = np.unique(step.groups[order], return_index=True)
+        self._append(
+            _Step(step.iteration, step.partitions[order].astype(np.int16), step.offsets[order].copy(), starts)
+        )
+        while self._steps[0].iteration <= step.iteration - self._kept:
+            self._steps.popleft()
+            self._before = self._ends.pop(0)
+
+    def _append(self, step: _Step) -> None:
+        self._steps.append(step)
+        self._ends.append((self._ends[-1] if self._ends else self._before) + step.starts.size)
+
+    def drop(self, begins: Mapping[int, int]) -> None:
+        """Let go of steps of whose samples some are before these positions: they are gone."""
+        least = np.array([begins.get(number, 0) for number in range(max(begins, default=0) + 1)])
+        steps, self._steps, self._ends, self._before = self._steps, deque(), [], 0
+        for step in steps:
+            if (step.partitions < least.size).all() and (step.offsets >= least[step.partitions]).all():
+                self._append(step)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._ends[-1] - self._before if self._ends else 0
 
     def places(self, numbers: Iterable[int]) -> list[Place]:
         """Where the samples of groups stand; groups are counted from 0."""
-        return [place for number in numbers for place in self._places[number]]
+        found: list[Place] = []
+        for number in numbers:
+            at = bisect.bisect_right(self._ends, number + self._before)
+            found += self._steps[at].places(
+                number + self._before - (self._ends[at - 1] if at else self._before)
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class _Step:
+    iteration: int
+    partitions: np.ndarray  # of each sample, group by group, by index
+    offsets: np.ndarray
+    starts: np.ndarray  # of each group, among those
+
+    def places(self, group: int) -> list[Place]:
+        """Where a group's samples stand."""
+        last = group + 1 == self.starts.size
+        part = slice(int(self.starts[group]), None if last else int(self.starts[group + 1]))
+        return list(zip(self.partitions[part].tolist(), self.offsets[part].tolist(), strict=True))
 
 
 class Replay:
     """Groups of this run that a step trains once more; which ones, the seed says."""
 
-    def __init__(self, context: Context, steps: Iterable[StepRecord]) -> None:
+    def __init__(self, context: Context, step: int) -> None:
+        """`step`: the next one."""
         self._context = context
         algorithm = context.spec.algorithm
         self._count = round((context.spec.loss.replay or 0.0) * algorithm.groups / algorithm.optimizer_steps)
-        self._recorded = Recorded(steps)
+        start = max(0, step - _REPLAYED * algorithm.optimizer_steps)  # each step has a record at the least
+        earlier = (one for one in steps_of(context, start) if one.step < step)
+        self._recorded = Recorded(algorithm.groups, earlier, kept=_REPLAYED)
 
     def add(self, step: StepRecord) -> None:
         """A step was trained."""
@@ -77,6 +132,15 @@ class Replay:
 
     def rows(self, step: int) -> list[Row]:
         """For an optimizer step, by its number in the run."""
+        try:
+            return self._drawn(step)
+        except Gone as error:
+            self._context.log.warning("earlier samples are gone, and are not trained again: %s", error)
+        samples = self._context.topics.samples
+        self._recorded.drop(begins_of(self._context.bus, samples))
+        return self._drawn(step)
+
+    def _drawn(self, step: int) -> list[Row]:
         count = min(self._count, len(self._recorded))
         if not count:
             return []
@@ -100,13 +164,17 @@ class RecordedStream:
         self._samples = Topics(source.id, source.spec.lengths.classes).samples
         self._size = algorithm.groups // algorithm.optimizer_steps
         self._minis = algorithm.optimizer_steps
-        self._recorded = Recorded(_steps(context, source))
+        self._recorded = Recorded(source.spec.algorithm.groups, _steps(context, source))
         if len(self._recorded) < self._size:
             raise RecordedError(
                 f"run {source.id} has trained {len(self._recorded)} groups; a step here takes {self._size} "
                 "(algorithm.groups, over algorithm.optimizer_steps)"
             )
-        self._evaluations = context.bus.reader(context.topics.evals)
+        ends = ends_of(context.bus, context.topics.evals)
+        start = {partition: max(0, end - _EVALUATIONS) for partition, end in ends.items()}
+        self._evaluations = context.bus.reader(context.topics.evals, start)
+        clamp(self._evaluations)
+        self._gate = Gate(Evaluation, context.run, passed_over)
         self._evaluated: set[int] = set()
         self._held: tuple[Key, Bundle] | None = None
         self._order: tuple[int, list[int]] = (-1, [])
@@ -115,7 +183,7 @@ class RecordedStream:
     def pump(self, wait_s: float) -> int:
         """All samples are here; how many evaluations have come."""
         records = self._evaluations.poll(wait_s)
-        self._evaluated.update(decode(record.value, Evaluation).version for record in records)
+        self._evaluated.update(one.version for one in self._gate.messages(records))
         return len(records)
 
     def _is_measured(self, version: int) -> bool:
@@ -165,10 +233,15 @@ class RecordedStream:
     def trained(self, key: Key) -> None:
         """An optimizer step is done."""
         self._held = None
+        self._evaluated = {version for version in self._evaluated if version >= key[0]}
 
     def low_watermarks(self) -> dict[int, int]:
         """The step's number says all."""
         return {}
+
+    def letters(self, marks: Mapping[int, int]) -> int | None:
+        """It writes none."""
+        return None
 
     def close(self) -> None:
         """Let go of the reader."""
@@ -206,20 +279,39 @@ def _source(context: Context, run: str) -> RunRecord:
     return source
 
 
-def _steps(context: Context, source: RunRecord) -> list[StepRecord]:
+def _steps(context: Context, source: RunRecord) -> Iterator[StepRecord]:
     """The source's ledger as it was when this run began: what it trains must not grow."""
     ledger = Topics(source.id, source.spec.lengths.classes).ledger
-    records = read_all(context.bus, ledger, deadline_s=context.spec.deadlines.progress_s)
-    found = {"run": source.id, "first": records[0].offset, "end": records[-1].offset + 1} if records else {}
+    begins, ends = begins_of(context.bus, ledger), ends_of(context.bus, ledger)
+    found: dict[str, Any] = (
+        {"run": source.id, "first": begins[0], "end": ends[0]} if ends[0] > begins[0] else {}
+    )
     key = f"runs/{context.run}/recorded.json"
     try:
         context.store.put_new(key, json.dumps(found).encode())
     except Exists:
-        began = json.loads(context.store.get(key))
+        began = _began(context, key)
         if found.get("first") != began.get("first"):
             raise RecordedError(
                 f"steps that run {source.id} had when {context.run} began are gone from {ledger.name} "
                 "(placement.kafka.retention_hours of that run): other groups would be drawn. Start a new run"
             ) from None
-        records = [record for record in records if record.offset < began["end"]]
-    return [decode(record.value, StepRecord) for record in records]
+        found = began
+    if not found:
+        return
+    for record, step in steps_in_log(context, source.id, ledger, {0: int(found["first"])}):
+        if record.offset >= int(found["end"]):
+            return
+        yield step
+
+
+def _began(context: Context, key: str) -> dict[str, Any]:
+    """What the run began with."""
+    try:
+        began = json.loads(context.store.get(key))
+        return {name: began[name] for name in ("run", "first", "end")} if began else {}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RecordedError(
+            f"{context.store.url}/{key} does not say which steps the run began with ({error!r}): start a "
+            "new run"
+        ) from None

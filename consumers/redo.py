@@ -9,11 +9,12 @@ from consumers.batching import MicroBatch, planned_as
 from consumers.failing import TrainingFailed, named
 from consumers.learner import Learner
 from consumers.losses.objective import LossStats
-from consumers.places import fetch
+from consumers.places import Gone, fetch
 from consumers.rows import Row
 from consumers.scoring import Scoring
 from infra.process import Context
 from infra.weights.digest import digests_of, root_digest
+from schemas.identity import sample_id
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topic
@@ -52,10 +53,10 @@ def plans_again(
 def version_trained(spec: RunSpec, step: int) -> int:
     """The version whose samples need no correction; -1: there is none.
 
-    It is that of the iteration's first weights: in later steps of the iteration only decoupled knows those.
+    It is that of the iteration's first weights: in its later steps only a correction that keeps them knows.
     """
     iteration, mini = divmod(step, spec.algorithm.optimizer_steps)
-    if spec.algorithm.mode == "offline" or (mini and spec.loss.correction != "decoupled"):
+    if spec.algorithm.mode == "offline" or (mini and not spec.loss.anchors_at_start):
         return -1
     return iteration
 
@@ -80,7 +81,14 @@ def update(learner: Learner, rows: Sequence[Row], step: int, *, any_gradient: bo
 def fetch_rows(context: Context, samples: Topic, step: StepRecord) -> list[Row]:
     """The samples of a step, in the order of its record."""
     places = list(zip(step.partitions.tolist(), step.offsets.tolist(), strict=True))
-    return fetch(
+    rows = fetch(
         context.bus, samples, places, what=f"the samples of step {step.step}",
         deadline_s=context.spec.deadlines.progress_s,
     )  # fmt: skip
+    for row, group, index in zip(rows, step.groups.tolist(), step.indexes.tolist(), strict=True):
+        if (row.sample.group, row.sample.index) != (group, index):
+            raise Gone(
+                f"{samples.name}[{row.partition}]@{row.offset} is sample {row.sample.id}; step {step.step} "
+                f"was made of sample {sample_id(group, index)} there: the topic is another one than it was"
+            )
+    return rows

@@ -8,6 +8,7 @@ Positions are the trainer's own: `low_watermarks` is where a trainer must start 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,19 +16,23 @@ from typing import Protocol
 
 import numpy as np
 
+from consumers.admitted import Admitted
 from consumers.rows import Row, says_nothing
-from consumers.unfit import Unfit, admitted
-from infra.bus import Record
+from consumers.unfit import Unfit
+from infra.bus import Record, clamp
+from infra.gate import Gate
 from infra.process import Context
 from infra.tail import Tail
 from schemas.fitness import contradiction, fault, weights_fault
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, Prompt, Sample
-from schemas.wire import Unreadable, decode, encode
+from schemas.wire import encode
 
 Key = tuple[int, int]  # iteration and optimizer step in it
 CAME_BEFORE = "came before, and the first one counts"
 RootOf = Callable[[int], str | None]  # of a version; None if it is not known
+Place = tuple[int, int]  # partition and position
+_LONGEST = 1 << 10  # iterations that generation may run ahead
 
 
 @dataclass
@@ -80,6 +85,9 @@ class Stream(Protocol):
     def low_watermarks(self) -> dict[int, int]:
         """By partition the position from which on nothing is trained that is not known to be."""
 
+    def letters(self, marks: Mapping[int, int]) -> int | None:
+        """Samples before `marks` are not read again: from where on dead letters are about later ones."""
+
     def close(self) -> None:
         """Let go of the reader."""
 
@@ -88,19 +96,32 @@ class SampleStream:
     """Reads `<run>.samples` and keeps what is not trained yet."""
 
     def __init__(
-        self, context: Context, vocabulary: int, start: Mapping[int, int], trained: Key,
-        root_of: RootOf = lambda version: None,
+        self, context: Context, vocabulary: int, start: Mapping[int, int], trained: Key, root_of: RootOf, *,
+        fence: Callable[[], None] = lambda: None, letters: int | None = 0,
     ) -> None:  # fmt: skip
-        self._context, self._vocabulary, self._root_of = context, vocabulary, root_of
+        """`fence` raises if a newer trainer is at work; `letters`: see Unfit."""
+        self._context, self._vocabulary, self._root_of, self._fence = context, vocabulary, root_of, fence
         self._trained = trained  # everything before this key is trained
-        self._unfit = Unfit(context, self._is_missing)
+        self._open = math.ceil(min(context.spec.algorithm.lookahead, _LONGEST)) + 1  # iterations in work
         reader = context.bus.reader(context.topics.samples, start)
+        if gone := clamp(reader):
+            context.log.warning(
+                "%d records of %s that were not read yet are gone (placement.kafka.retention_hours): what "
+                "is needed of them is to be made again", sum(gone.values()), context.topics.samples.name,
+            )  # fmt: skip
         self._next = reader.positions()
+        self._unfit = Unfit(context, self._is_missing, self._next, letters)
+        self._admitted = Admitted(context)
+        self._gate = Gate(
+            Sample, context.run, self._unfit.put, unfit=self._wrong,
+            foreign=lambda record, reason: self._unfit.put(record, reason, ours=False),
+        )  # fmt: skip
         self._bell = threading.Event()
         self._tail = Tail(reader, lambda records: records, self._bell)
         self._bundles: dict[Key, dict[int, Bundle]] = {}
         self._rows: dict[int, dict[int, Row]] = {}  # the same by group
         self._finished: set[int] = set()  # groups of the iteration in work that are trained
+        self._early: dict[Place, tuple[Record, Sample]] = {}  # of weights that another trainer came to
         self._resample = context.spec.loss.resample or 0
         self.duplicates = 0
         self.received = 0
@@ -113,27 +134,26 @@ class SampleStream:
             self._bell.clear()
         for record in self._tail.take():
             self._next[record.partition] = record.offset + 1
-            try:
-                sample = decode(record.value, Sample)
-            except Unreadable as error:
-                self._unfit.put(record, str(error))
-                continue
-            if sample.run != self._context.run:
-                self._unfit.put(record, f"it is of run {sample.run}", ours=False)
-            elif sample.purpose == TRAIN:
+            sample = self._gate.take_one(record)
+            if sample is not None and sample.purpose == TRAIN:
                 self._take(sample, record)
-            elif sample.purpose != EVAL:
-                self._unfit.put(record, f"its purpose is {sample.purpose!r}")
         return self.received - before
 
+    def _wrong(self, sample: Sample) -> str:
+        if sample.purpose == TRAIN:
+            return fault(sample, self._context.spec, self._vocabulary)
+        return "" if sample.purpose == EVAL else f"its purpose is {sample.purpose[:64]!r}"
+
     def _take(self, sample: Sample, record: Record) -> None:
-        spec, key = self._context.spec, (sample.window, sample.mini)
-        reason = fault(sample, spec, self._vocabulary)
-        if not reason and key < self._trained:
-            self._finished.add(sample.group)
+        key = sample.window, sample.mini
+        if key < self._trained:
+            if sample.window == self._trained[0]:
+                self._finished.add(sample.group)
             self.duplicates += 1
             return
-        reason = reason or weights_fault(sample, spec, self._trained[0], self._root_of)
+        if self._is_early(sample, record):
+            return
+        reason = weights_fault(sample, self._context.spec, self._trained[0], self._root_of)
         if reason := reason or self._contradiction(sample):
             self._unfit.put(record, reason)
             return
@@ -153,6 +173,22 @@ class SampleStream:
             why = "a generator died behind its last write"
             self._unfit.put(record, f"sample {sample.id} {CAME_BEFORE}: {why}")
 
+    def _is_early(self, sample: Sample, record: Record) -> bool:
+        """Whether weights made it that this trainer has not come to, and that are this run's all the same.
+
+        Then another trainer has gone on: a newer one, and this one must end; or an older one, whose steps
+        the ledger has. Until they are taken the sample waits.
+        """
+        last = int(sample.versions[-1])
+        if last <= self._trained[0] or weights_fault(sample, self._context.spec, last, self._root_of):
+            return False
+        self._fence()
+        algorithm = self._context.spec.algorithm
+        if len(self._early) >= algorithm.groups * algorithm.group_size * 2 * (self._open + 1):
+            return False
+        self._early[record.partition, record.offset] = record, sample
+        return True
+
     def _contradiction(self, sample: Sample) -> str:
         """Why a sample does not go with those that are here. What was admitted says which are right."""
         rows = self._rows.get(sample.group)
@@ -162,7 +198,7 @@ class SampleStream:
             suspects |= set(self._bundles[sample.window, sample.mini][sample.bundle].rows)
         if not reason:
             return ""
-        prompts = admitted(self._context, suspects)
+        prompts = self._admitted.groups(suspects, self._trained[0])
         for group in suspects & set(prompts) & set(self._rows):
             self._evict(group, prompts[group])
         if left := self._of_bundle(sample):
@@ -203,7 +239,7 @@ class SampleStream:
     def _is_missing(self, group: int, index: int, window: int) -> bool:
         """Whether a sample is not here, and still needed."""
         there = group in self._finished or index in self._rows.get(group, {})
-        return window >= self._trained[0] and not there
+        return self._trained[0] <= window <= self._trained[0] + self._open and not there
 
     @property
     def positions(self) -> dict[int, int]:
@@ -233,16 +269,21 @@ class SampleStream:
         return wanted
 
     def trained(self, key: Key) -> None:
-        """An optimizer step is done: let go of its samples."""
-        for bundle in self._bundles.pop(key, {}).values():
-            for group in bundle.rows:
-                del self._rows[group]
-                self._finished.add(group)
+        """An optimizer step, and all before it, is done: let go of their samples."""
+        for done in [one for one in self._bundles if one <= key]:
+            for bundle in self._bundles.pop(done).values():
+                for group in bundle.rows:
+                    del self._rows[group]
+                    self._finished.add(group)
         window, mini = key
         last = mini + 1 == self._context.spec.algorithm.optimizer_steps
         self._trained = (window + 1, 0) if last else (window, mini + 1)
         if last:
             self._finished.clear()
+            self._unfit.trained()
+            early, self._early = self._early, {}
+            for record, sample in early.values():
+                self._take(sample, record)
 
     def low_watermarks(self) -> dict[int, int]:
         """By partition the position from which on nothing is trained that is not known to be."""
@@ -252,8 +293,16 @@ class SampleStream:
                 for rows in bundle.rows.values():
                     for row in rows.values():
                         marks[row.partition] = min(marks[row.partition], row.offset)
+        for partition, offset in self._early:
+            marks[partition] = min(marks[partition], offset)
         return marks
 
+    def letters(self, marks: Mapping[int, int]) -> int | None:
+        """Samples before `marks` are not read again: from where on dead letters are about later ones."""
+        return self._unfit.settled(marks)
+
     def close(self) -> None:
-        """Let go of the reader."""
+        """Let go of the readers."""
         self._tail.close()
+        self._unfit.close()
+        self._admitted.close()

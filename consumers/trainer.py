@@ -18,19 +18,23 @@ import time
 from collections.abc import Sequence
 
 from consumers.batching import plan
-from consumers.checkpoint import Checkpoints, next_trainer_epoch
+from consumers.checkpoint import CheckpointManifest, Checkpoints
 from consumers.failing import FailedSteps, TrainingFailed, named, not_finite
 from consumers.learner import Learner
 from consumers.learners import learner_of
-from consumers.ledger import Ledger, steps_of
+from consumers.ledger import Ledger
 from consumers.optimizing import NotFinite
+from consumers.places import Gone
 from consumers.publisher import Publisher
 from consumers.record import Step, recipe_of, step_record
 from consumers.recorded import RecordedStream, Replay, samples_topic
 from consumers.redo import take_again, update, version_trained
+from consumers.roots import Roots
 from consumers.rows import Row
 from consumers.scoring import Scoring
-from consumers.stream import Bundle, SampleStream, Stream
+from consumers.stream import Bundle, Key, SampleStream, Stream
+from consumers.telling import tell
+from infra import epochs
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.store import StoreError
@@ -40,8 +44,7 @@ from schemas.messages import StepRecord
 from schemas.runspec import AlgorithmSection
 
 _POLL_S = 0.1
-# Larger differences between trainer and generator on the same weights mean that one of them computes wrongly.
-_GAP_LIMIT = {"float32": 0.01, "bfloat16": 0.5}
+_FENCE_S = 5.0  # between looks for a newer trainer, while there is nothing to do
 
 
 class Trainer:
@@ -55,90 +58,153 @@ class Trainer:
         self._samples = samples_topic(context)
         self._replay: Replay | None = None
         self._recipe = recipe_of(context.spec)
-        self._epoch = next_trainer_epoch(context.store, context.run)
+        self._start = epochs.begin(context.store, context.run, "trainer")
+        self._epoch, self._looked = self._start.number, time.monotonic()
         self._scoring = Scoring(learner, learner.loss.needs, at_once=self._spec.trainer.ranks)
         self._checkpoints = Checkpoints(context.store, context.run)
         self._publisher = Publisher(context, self._epoch, learner.base)
-        self._ledger = Ledger(context, self._epoch)
+        self._ledger = Ledger(context, self._epoch, self._start.check)
+        self._roots = Roots(context.spec, self._published_root)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
         self._root = ""
 
     def run(self) -> None:
         """From the newest checkpoint, over the steps that the ledger has behind it, to the end."""
         try:
-            positions, ledger = self._restore()
-            redone = self._redo(ledger)
-            with contextlib.closing(self._open(positions)) as stream:
+            manifest = self._restore()
+            redone = self._redo(manifest.ledger if manifest else 0)
+            with contextlib.closing(self._open(manifest)) as stream:
                 if redone and not self._mini:
                     self._checkpoint(stream)  # another crash shall not cost these steps once more
                 while self._iteration < self._algorithm.iterations:
-                    self._train_step(stream)
+                    if (record := self._ledger.standing(self._number)) is not None:
+                        self._follow(stream, record)
+                    else:
+                        self._train_step(stream)
                 self._publisher.drain()
             self._context.log.info("%d iterations are trained", self._iteration)
         finally:
             self._publisher.close()
             self._ledger.close()
 
-    def _open(self, positions: dict[int, int]) -> Stream:
+    def _open(self, manifest: CheckpointManifest | None) -> Stream:
         if self._offline:
             return RecordedStream(self._context, self._learner.vocabulary)
         if self._spec.loss.replay:
-            self._replay = Replay(self._context, steps_of(self._context))
-        key, vocabulary = (self._iteration, self._mini), self._learner.vocabulary
-        return SampleStream(self._context, vocabulary, positions, key, self._publisher.root)
+            self._replay = Replay(self._context, self._number)
+        return SampleStream(
+            self._context, self._learner.vocabulary, manifest.positions if manifest else {},
+            (self._iteration, self._mini), self._roots.of, fence=self._start.check,
+            letters=manifest.letters if manifest else 0,
+        )  # fmt: skip
 
-    def _restore(self) -> tuple[dict[int, int], int]:
-        """From the newest checkpoint, or the beginning: positions of samples, and of the ledger."""
+    def _published_root(self, version: int) -> str | None:
+        found = self._publisher.find(version)
+        return None if found is None else found.root
+
+    def _restore(self) -> CheckpointManifest | None:
+        """From the newest checkpoint, or the beginning."""
         found = self._checkpoints.latest(self._context.log.warning)
         if found is None:
-            self._root = root_digest(digests_of(self._learner.weights()))
-            return {}, 0
+            self._came_to(root_digest(digests_of(self._learner.weights())))
+            return None
         manifest, state = found
         self._learner.restore(state)
-        self._iteration, self._number, self._root = manifest.iteration, manifest.step, manifest.root
+        self._iteration, self._number = manifest.iteration, manifest.step
+        self._roots.keep_all(manifest.roots)
+        self._came_to(manifest.root)
         self._context.log.info("resumed at iteration %d from its checkpoint", manifest.iteration)
-        return manifest.positions, manifest.ledger
+        return manifest
+
+    def _came_to(self, root: str) -> None:
+        """The weights have this root now; between two iterations they are a version."""
+        self._root = root
+        if not self._mini:
+            self._roots.keep(self._iteration, root)
 
     def _redo(self, position: int) -> int:
         """Take the ledger's steps behind a position again, exactly as recorded; how many those were."""
-        records = [record for record in self._ledger.rest(position) if record.step >= self._number]
-        if not any(record.last_of_iteration for record in records):
+        first, records = self._number, self._ledger.rest(position, self._number)
+        newest = self._publisher.newest()
+        if newest <= self._iteration and not any(record.last_of_iteration for record in records):
             self._publish()
-        published = self._publisher.newest()
-        for record in records:
-            self._context.check_stop()
-            if record.step > self._number:
-                raise TrainingFailed(
-                    f"the ledger has step {record.step} and no step {self._number}: records are gone, and "
-                    "the newest checkpoint is older (placement.kafka.retention_hours)"
-                )
-            at_step(record.step)
-            self._begin()
-            try:
-                taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
-            except NotFinite as error:
-                raise TrainingFailed(
-                    f"step {record.step} can't be taken again: {error}; samples {named(error.rows)}"
-                ) from error
-            self._root = taken.root
-            if self._root != record.root_out:
-                self._adopt(record)
-            self._advance(record.last_of_iteration)
-            if record.last_of_iteration and record.version_out >= published:
-                self._publish()  # the newest too: it may not have been announced
-            self._context.log.info("step %d taken again from the ledger", record.step)
-        return len(records)
+        while records:
+            for record in records:
+                self._take_again(record, newest)
+            newest = self._publisher.newest()
+            records = self._ledger.read_on(self._number)  # what a trainer wrote that was thought dead
+        if newest > self._iteration:
+            self._go_past(f"the ledger has no step {self._number}", self._number)
+            self._publish()
+        return self._number - first
 
-    def _adopt(self, record: StepRecord) -> None:
+    def _take_again(self, record: StepRecord, published: int) -> None:
+        """A step as it is recorded; `published`: the newest version."""
+        self._context.check_stop()
+        if record.step > self._number:
+            self._go_past(f"the ledger has step {record.step} and no step {self._number}", record.step)
+        if record.step < self._number:
+            return  # the weights that were published have it
+        at_step(record.step)
+        self._begin()
+        try:
+            taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
+        except Gone as error:
+            self._go_past(str(error), record.step + 1)
+            return
+        except NotFinite as error:
+            raise TrainingFailed(
+                f"step {record.step} can't be taken again: {error}; samples {named(error.rows)}"
+            ) from error
+        root = taken.root if taken.root == record.root_out else self._adopted(record, taken.root)
+        self._advance(record.last_of_iteration)
+        self._came_to(root)
+        if record.last_of_iteration and record.version_out >= published:
+            self._publish()  # the newest too: it may not have been announced
+        self._context.log.info("step %d taken again from the ledger", record.step)
+
+    def _adopted(self, record: StepRecord, root: str) -> str:
         """This machine computes other bits than the one before: what was published is what counts."""
         published = self._publisher.find(record.version_out) if record.last_of_iteration else None
         self._context.log.warning(
             "step %d has other bits than the ledger says (another kind of machine, or number of ranks?)%s",
             record.step, "; its published weights are used" if published else "",
         )  # fmt: skip
-        if published is not None:
-            self._learner.adopt(self._publisher.fetch(record.version_out))
-            self._root = published.root
+        if published is None:
+            return root
+        self._learner.adopt(self._publisher.fetch(record.version_out))
+        return published.root
+
+    def _go_past(self, why: str, until: int) -> None:
+        """Steps before `until` can't be taken again: the newest published weights count if they have them."""
+        first, newest = self._number, self._publisher.newest()
+        if newest > self._iteration and (found := self._publisher.find(newest)) is not None:
+            self._learner.adopt(self._publisher.fetch(newest))
+            self._iteration, self._mini = newest, 0
+            self._number = newest * self._algorithm.optimizer_steps
+            self._came_to(found.root)
+            kept = f"weights {newest}, which are published, are used; the optimizer's moments"
+        else:
+            while self._number < until:
+                self._advance((self._number + 1) % self._algorithm.optimizer_steps == 0)
+                self._came_to(self._root)
+                if not self._mini:
+                    self._publish()
+            kept = "no weights of them are published, so what they learned is lost; weights and moments"
+        self._context.log.warning(
+            "steps %d to %d can't be taken again (%s): %s are as they were before step %d",
+            first, self._number - 1, why, kept, first,
+        )  # fmt: skip
+
+    def _follow(self, stream: Stream, record: StepRecord) -> None:
+        """Another trainer, which was thought dead, has taken the next step: it counts."""
+        self._take_again(record, self._publisher.newest())
+        iteration, mini = divmod(self._number - 1, self._algorithm.optimizer_steps)
+        if self._replay is not None:
+            self._replay.add(record)
+        stream.trained((iteration, mini))
+        if not self._mini:
+            self._checkpoint(stream)
 
     def _advance(self, last_of_iteration: bool) -> None:
         self._number += 1
@@ -158,7 +224,7 @@ class Trainer:
     def _train_step(self, stream: Stream) -> None:
         """One optimizer step: whatever is complete is accumulated, until all is."""
         at_step(self._number)
-        key = (self._iteration, self._mini)
+        key: Key = (self._iteration, self._mini)
         self._begin()
         step = self._collect(stream, key)
         began = time.monotonic()
@@ -170,15 +236,16 @@ class Trainer:
         except NotFinite as error:
             raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
-        self._root = root_digest(digests_of(weights))
-        record = self._record(step, self._root, norm)
+        root = root_digest(digests_of(weights))
+        record = self._record(step, root, norm)
         self._ledger.append(record)
         last = record.last_of_iteration
         if self._replay is not None:
             self._replay.add(record)
-        stream.trained(key)
         self._advance(last)
-        self._report(record, stream)
+        self._came_to(root)
+        stream.trained(key)
+        tell(self._context, record, duplicates=stream.duplicates)
         if last:
             self._publisher.publish(self._iteration, weights)
             every = self._spec.trainer.checkpoint_every
@@ -215,9 +282,16 @@ class Trainer:
             self._context.heart.waiting(
                 f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators"
             )
+            self._look_for_a_newer_one()
             wait.progress() if stream.pump(_POLL_S) else wait.check()
             step.waited_s += time.monotonic() - since
         return step
+
+    def _look_for_a_newer_one(self) -> None:
+        """A trainer that was thought dead would wait in vain for what a newer one has had made."""
+        if time.monotonic() > self._looked + _FENCE_S:
+            self._start.check()
+            self._looked = time.monotonic()
 
     def _chosen(self, ready: Sequence[Bundle], *, missing: int) -> Sequence[Bundle]:
         """What to train next: a bundle as it was decided at admission, or all that is there if it pays."""
@@ -259,39 +333,15 @@ class Trainer:
             f"streamrl replay {run} --failed --store {store.url}"
         )
 
-    def _report(self, record: StepRecord, stream: Stream) -> None:
-        metrics = record.metrics
-        counters = self._context.heart.counters
-        counters.update(
-            step=record.step, iteration=record.iteration, version=record.version_out,
-            trained=counters.get("trained", 0) + len(record.rewards),
-            trained_tokens=counters.get("trained_tokens", 0) + metrics["tokens"],
-            duplicates=stream.duplicates,
-        )  # fmt: skip
-        if metrics["gap_tokens"] and metrics["logprob_gap"] > _GAP_LIMIT[self._spec.model.dtype]:
-            self._context.log.warning(
-                "the generators' logprobs differ by %.3g from the trainer's on the same weights: one of them "
-                "computes wrongly (stale weights, another temperature, another model?)",
-                metrics["logprob_gap"],
-            )  # fmt: skip
-        if metrics["skipped"]:
-            counters["skipped_steps"] = counters.get("skipped_steps", 0) + 1
-            self._context.log.warning(
-                "in no group do rewards differ: there is no gradient, and the weights stay as they are"
-            )
-        self._context.log.info(
-            "iteration %d reward %.3f, length %.1f, staleness %.2f, waited %.2f s, computed %.2f s",
-            record.iteration, metrics["reward"], metrics["length"], metrics["staleness"],
-            metrics["waited_s"], metrics["compute_s"],
-        )  # fmt: skip
-
     def _checkpoint(self, stream: Stream) -> None:
         state, positions = self._learner.state(), stream.low_watermarks()
-        iteration, number, root, ledger = self._iteration, self._number, self._root, self._ledger.end
+        letters, roots = stream.letters(positions), self._roots.known()
+        iteration, number, root = self._iteration, self._number, self._root
+        ledger = self._ledger.position(number)
         self._publisher.submit(
             lambda: self._checkpoints.save(
                 state, keep=self._spec.trainer.keep_checkpoints, iteration=iteration, step=number, root=root,
-                positions=positions, ledger=ledger, trainer_epoch=self._epoch,
+                positions=positions, ledger=ledger, trainer_epoch=self._epoch, letters=letters, roots=roots,
             )
         )  # fmt: skip
 

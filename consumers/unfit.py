@@ -8,17 +8,19 @@ says what was wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import hashlib
+from collections.abc import Callable, Mapping
 
-from infra.bus import Record, read_all
+from infra.bus import Record, clamp, read_until
 from infra.errors import Explained
+from infra.gate import Gate, passed_over
 from infra.process import Context
 from schemas.admission import window_of
 from schemas.identity import sample_id, sample_key
-from schemas.messages import DeadLetter, Prompt
-from schemas.wire import Unreadable, decode
+from schemas.messages import DeadLetter
 
 _TIMES = 3
+_NEWEST = 10_000  # dead letters that are read again if it is not known from where on
 
 
 class NeverFit(Explained):
@@ -26,25 +28,50 @@ class NeverFit(Explained):
 
 
 class Unfit:
-    """Writes the dead letters of a run's samples."""
+    """Writes the dead letters of a run's samples, and knows those of records that may be met again."""
 
-    def __init__(self, context: Context, is_missing: Callable[[int, int, int], bool]) -> None:
-        """`is_missing`: whether a sample (group, index, iteration) is not there and still needed."""
+    def __init__(
+        self, context: Context, is_missing: Callable[[int, int, int], bool], start: Mapping[int, int],
+        letters: int | None = 0,
+    ) -> None:  # fmt: skip
+        """`is_missing`: whether a sample (group, index, iteration) is not there and still needed.
+
+        `start`: positions from which samples are read. `letters`: position in the dead letters before which
+        none is about a sample from there on; None: not known.
+        """
         self._context, self._is_missing = context, is_missing
-        self._known = _letters(context)  # a trainer that starts again meets the same records again
-        self._seen: dict[str, set[bytes]] = {}  # by sample: what came in its place and was not fit
+        self._reader = context.bus.reader(context.topics.dead, None if letters is None else {0: letters})
+        # by partition and position of the sample: where its letter stands, or a position before that
+        self._known: dict[tuple[int, int], int] = {}
+        self._end = self._read(start, letters)  # of the dead letters, at the least
+        self._seen: dict[str, set[bytes]] = {}  # by sample: hashes of what came in its place and was not fit
+
+    def _read(self, start: Mapping[int, int], letters: int | None) -> int:
+        """What a trainer before this one wrote: it meets the same records again."""
+        topic, reader = self._context.topics.dead, self._reader
+        ends = reader.end_offsets()
+        if letters is None:
+            reader.seek({0: max(reader.begin_offsets()[0], ends[0] - _NEWEST)})
+        clamp(reader)
+        gate = Gate(DeadLetter, self._context.run, passed_over)  # the worst of it is a second letter
+        found = read_until(reader, ends, topic, deadline_s=self._context.spec.deadlines.progress_s)
+        for record, letter in gate.take(found):
+            place = letter.partition, letter.offset
+            if letter.topic == self._context.topics.samples.name and place[1] >= start.get(place[0], 0):
+                self._known.setdefault(place, record.offset)
+        return ends[0]
 
     def put(self, record: Record, reason: str, *, ours: bool = True) -> None:
         """A record can't be used; `ours`: it may be what came of a sample that this run has had made."""
         if (record.partition, record.offset) in self._known:
             return
-        self._known.add((record.partition, record.offset))
+        self._known[record.partition, record.offset] = self._end
         wanted = self._missing(record.key) if ours else ""
         self._context.dead_letter(record, reason, wanted=wanted)
         if not wanted:
             return
         seen = self._seen.setdefault(wanted, set())
-        seen.add(record.value)
+        seen.add(hashlib.blake2b(record.value, digest_size=16).digest())
         if len(seen) >= _TIMES:
             self._context.writer.flush(self._context.spec.deadlines.progress_s)
             raise NeverFit(
@@ -52,6 +79,16 @@ class Unfit:
                 f"{reason}. All that came of it is in {self._context.topics.dead.name}; its generators' logs "
                 "may say more"
             )
+
+    def trained(self) -> None:
+        """An iteration is done: what could not stand for its samples is of no interest any more."""
+        self._seen = {name: seen for name, seen in self._seen.items() if self._missing(name.encode())}
+
+    def settled(self, marks: Mapping[int, int]) -> int:
+        """Samples before `marks` are not read again; from where on dead letters are about later ones."""
+        self._known = {place: at for place, at in self._known.items() if place[1] >= marks.get(place[0], 0)}
+        self._end = max(self._end, self._reader.end_offsets()[0])
+        return min(self._known.values(), default=self._end)
 
     def _missing(self, key: bytes) -> str:
         """The id of the sample that a record stands for by its key, if it is needed; else empty."""
@@ -70,30 +107,6 @@ class Unfit:
             return ""
         return name
 
-
-def _letters(context: Context) -> set[tuple[int, int]]:
-    """Partition and position of each sample that is a dead letter already."""
-    found = set()
-    deadline_s = context.spec.deadlines.progress_s
-    for record in read_all(context.bus, context.topics.dead, deadline_s=deadline_s):
-        try:
-            letter = decode(record.value, DeadLetter)
-        except Unreadable:
-            continue  # the worst that can come of it is a second letter
-        if letter.topic == context.topics.samples.name:
-            found.add((letter.partition, letter.offset))
-    return found
-
-
-def admitted(context: Context, groups: Collection[int]) -> dict[int, Prompt]:
-    """What was admitted as these groups. Reads the whole topic: for when samples contradict each other."""
-    found = {}
-    deadline_s = context.spec.deadlines.progress_s
-    for record in read_all(context.bus, context.topics.prompts, deadline_s=deadline_s):
-        try:
-            prompt = decode(record.value, Prompt)
-        except Unreadable:
-            continue
-        if prompt.group in groups and prompt.run == context.run:
-            found[prompt.group] = prompt
-    return found
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._reader.close()

@@ -123,6 +123,29 @@ def read_until(
         wait.progress() if batch else wait.check()
 
 
+def clamp(reader: Reader) -> dict[int, int]:
+    """Where a reader's position is gone by retention, go on at the oldest record that is kept.
+
+    By partition, how many records that passes over: nothing if none are gone.
+    """
+    begins, positions = reader.begin_offsets(), reader.positions()
+    gone = {
+        number: begin - positions[number] for number, begin in begins.items() if positions[number] < begin
+    }
+    if gone:
+        reader.seek({number: begins[number] for number in gone})
+    return gone
+
+
+def begins_of(bus: Bus, topic: Topic) -> dict[int, int]:
+    """Where the oldest records of a topic stand that are kept."""
+    reader = bus.reader(topic)
+    try:
+        return reader.begin_offsets()
+    finally:
+        reader.close()
+
+
 def ends_of(bus: Bus, topic: Topic, *, only: int | None = None) -> dict[int, int]:
     """Where a topic ends now: who reads on from there sees only what comes."""
     reader = bus.reader(topic, only=only)

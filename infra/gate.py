@@ -29,10 +29,14 @@ class Gate(Generic[MessageT]):
 
     def __init__(
         self, kind: type[MessageT], run: str, refuse: Refuse, *,
-        unfit: Callable[[MessageT], str] = lambda message: "",
+        unfit: Callable[[MessageT], str] = lambda message: "", foreign: Refuse | None = None,
     ) -> None:  # fmt: skip
-        """`unfit`: why a message is of no use to this reader; empty if it is."""
+        """`unfit`: why a message is of no use to this reader; empty if it is.
+
+        `foreign`: who decides about messages of another run, if that is not `refuse`.
+        """
         self._kind, self._run, self._refuse, self._unfit = kind, run, refuse, unfit
+        self._foreign = foreign or refuse
 
     def take(self, records: Iterable[Record]) -> Iterator[tuple[Record, MessageT]]:
         """Those that may pass, in order."""
@@ -46,15 +50,19 @@ class Gate(Generic[MessageT]):
 
     def take_one(self, record: Record) -> MessageT | None:
         """A record's message; None if it was refused."""
+        refuse = self._refuse
         try:
             message = decode(record.value, self._kind)
-            reason = self._of_another(message) or self._unfit(message)
+            if reason := self._of_another(message):
+                refuse = self._foreign
+            else:
+                reason = self._unfit(message)
         except Unreadable as error:
             message, reason = None, str(error)
         except Exception as error:  # nothing that a record holds ends a process
             message, reason = None, f"it can't be understood: {type(error).__name__}: {error}"
         if reason:
-            self._refuse(record, reason)
+            refuse(record, reason)
             return None
         return message
 

@@ -15,6 +15,7 @@ class MemoryBus:
 
     def __init__(self) -> None:
         self._topics: dict[str, list[list[Record]]] = {}
+        self._begins: dict[tuple[str, int], int] = {}  # of partitions that retention has cut
         self._changed = threading.Condition()
 
     def create_topics(self, topics: Sequence[Topic]) -> None:
@@ -35,7 +36,10 @@ class MemoryBus:
         self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
     ) -> MemoryReader:
         numbers = range(topic.partitions) if only is None else [only]
-        return MemoryReader(self, topic, {number: (start or {}).get(number, 0) for number in numbers})
+        begins = {number: self.begin(topic, number) for number in numbers}
+        return MemoryReader(
+            self, topic, {number: (start or {}).get(number, begins[number]) for number in numbers}
+        )
 
     def close(self) -> None:
         pass
@@ -52,6 +56,14 @@ class MemoryBus:
         if topic.name not in self._topics:
             raise BusError(f"topic {topic.name} does not exist: create_topics makes it")
         return self._topics[topic.name]
+
+    def truncate(self, topic: Topic, partition: int, before: int) -> None:
+        """What retention does: records before a position are gone."""
+        self._begins[topic.name, partition] = max(before, self.begin(topic, partition))
+
+    def begin(self, topic: Topic, partition: int) -> int:
+        """The position of the oldest record that is kept."""
+        return self._begins.get((topic.name, partition), 0)
 
     def wait(self, seconds: float) -> None:
         """Until something is appended."""
@@ -87,6 +99,10 @@ class MemoryReader:
             found: list[Record] = []
             for partition, position in self._positions.items():
                 log = self._bus.log(self._topic)[partition]
+                if position < (begin := self._bus.begin(self._topic, partition)):
+                    raise BusError(
+                        f"{self._topic.name}[{partition}]@{position} is gone: it begins at {begin}"
+                    )
                 batch = log[position : position + most - len(found)]
                 self._positions[partition] += len(batch)
                 found += batch
@@ -96,7 +112,7 @@ class MemoryReader:
             self._bus.wait(left)
 
     def begin_offsets(self) -> dict[int, int]:
-        return dict.fromkeys(self._positions, 0)
+        return {partition: self._bus.begin(self._topic, partition) for partition in self._positions}
 
     def end_offsets(self) -> dict[int, int]:
         return {partition: len(self._bus.log(self._topic)[partition]) for partition in self._positions}

@@ -58,7 +58,10 @@ def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
 
 
 def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable[[int], str | None]) -> str:
-    """Whether the weights that made it are this run's, and may make it; `trained`: the newest version."""
+    """Whether the weights that made it are this run's, and may make it; `trained`: the newest version.
+
+    `root_of`: a version's root; None if it is not known, and then a sample of it can't be trained.
+    """
     algorithm = spec.algorithm
     oldest = oldest_version(sample.group, algorithm.groups, algorithm.lookahead)
     first, last = int(sample.versions[0]), int(sample.versions[-1])
@@ -70,7 +73,9 @@ def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable
         return f"weights {last} made it; the run's newest are {trained}"
     for version, root in zip(sample.versions.tolist(), sample.roots, strict=True):
         known = root_of(version)
-        if known is not None and known != root:
+        if known is None:
+            return f"weights {version} made it, and nobody knows the root of that version any more"
+        if known != root:
             return f"it was made by other weights than version {version} of this run"
     return ""
 

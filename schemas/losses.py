@@ -25,14 +25,16 @@ OWN: dict[str, dict[str, Any]] = {
     "reinforce_pp": {"advantage": "plain", "average": "token", "clip_low": 0.2, "clip_high": 0.2},
     "ppo": {
         "average": "token", "clip_low": 0.2, "clip_high": 0.2, "discount": 1.0, "gae_lambda": 0.95,
-        "value_clip": 0.2, "value_learning_rate": 1e-5,
+        "value_clip": 0.2, "value_learning_rate": 1e-5, "whiten": True,
     },
     "cispo": {"advantage": "std", "average": "token", "clip_high": 4.0},
     "gspo": {"advantage": "std", "average": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     "tb": {"average": "sample", "reward_temperature": 0.05, "replay": 0.0},
 }  # fmt: skip
 SAMPLES = "samples"  # as reference: the weights that drew each token
-_OF_ALL = {"kind", "kl", "kl_in", "reference", "correction", "correction_cap"}
+_OF_ALL = {
+    "kind", "kl", "kl_in", "kl_estimator", "reference", "correction", "correction_cap", "correct_fresh",
+}  # fmt: skip
 
 
 class LossSection(Section):
@@ -80,6 +82,12 @@ class LossSection(Section):
         None, gt=0, le=1e6, description="ppo: the critic moves by at most so much in a step."
     )
     value_learning_rate: float | None = Field(None, gt=0, le=10, description="ppo: of the critic.")
+    whiten: bool | None = Field(
+        None,
+        description="ppo: advantages have mean 0 and deviation 1 over all tokens of a step, so that its size "
+        "does not follow the rewards' scale. Then a step is computed when its last sample is there; "
+        "false: advantages are as the critic leaves them, and samples are trained as they come.",
+    )
     reward_temperature: float | None = Field(
         None, gt=0, le=1e6, description="tb: the reference's share of the policy that is sought, "
         "reference * exp(reward / reward_temperature)."
@@ -94,6 +102,13 @@ class LossSection(Section):
     kl_in: Literal["loss", "reward"] = Field(
         "loss", description="Where it counts: in the loss of each token, or in the rewards."
     )
+    kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
+        None,
+        description="How it is estimated from a token's r = log policy - log reference; k3 in the loss and "
+        "k1 in rewards, if nothing is said. k1: r, exact on average; in the loss its gradient is 0 on "
+        "average, so it is for rewards. k2: r^2 / 2, whose gradient is that of the divergence of what the "
+        "policy draws. k3: exp(-r) - 1 + r, exact on average and never negative.",
+    )
     reference: FilePath | None = Field(
         None,
         description="Folder of the reference policy; by default the model that the run begins with. "
@@ -101,11 +116,24 @@ class LossSection(Section):
     )
     correction: Literal["none", "truncated", "decoupled"] = Field(
         "none",
-        description="What is done about samples of older weights. none: ratios are taken to the weights that "
-        "drew a token. truncated: a token's gradient is weighted by how much likelier it is now. decoupled: "
-        "it is weighted by how much likelier it was at the iteration's start, and ratios are taken to that.",
+        description="What is done about samples that other weights drew than those that the iteration began "
+        "with. none: ratios are taken to the weights that drew a token, as the generator said them. "
+        "truncated (truncated importance sampling) and decoupled: ratios, and what clips them, are taken to "
+        "the weights that the iteration began with, as the trainer computes them, and a token is weighted by "
+        "how much likelier those make it than what drew it. rloo has no ratio: truncated weights a token by "
+        "how much likelier it is now.",
     )
-    correction_cap: float = Field(2.0, gt=0, le=1e6, description="The largest such weight.")
+    correction_cap: float = Field(
+        2.0,
+        gt=0,
+        le=1e6,
+        description="The largest such weight, a factor; a lower one is nearer to the data, and biased.",
+    )
+    correct_fresh: bool = Field(
+        False,
+        description="Weight also tokens that the iteration's first weights drew: what differs there is only "
+        "how generator and trainer compute, up to .13 a logprob in bfloat16. false: such tokens weigh 1.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -131,6 +159,10 @@ class LossSection(Section):
             raise ValueError("tb holds for samples of any weights: its correction is none")
         if self.advantage == ("std" if self.kind == "reinforce_pp" else "plain"):
             raise ValueError(f"{self.kind} has no advantage {self.advantage}")
+        if self.correct_fresh and self.correction == "none":
+            raise ValueError("correct_fresh needs a correction: truncated or decoupled")
+        if self.kl_estimator is not None and not self.kl:
+            raise ValueError("a kl_estimator is of no use while kl is 0")
         if self.reference is not None and not (self.kl or self.kind == "tb"):
             raise ValueError("a reference is of no use while kl is 0")
         if self.kind == "tb" and self.kl and self.kl_in == "reward":
@@ -140,6 +172,11 @@ class LossSection(Section):
         if self.reference == SAMPLES and (self.kind == "tb" or self.kl_in == "reward"):
             raise ValueError("the reference `samples` is for divergence in the loss (kl_in: loss)")
         return self
+
+    @property
+    def anchors_at_start(self) -> bool:
+        """Whether ratios are taken to the weights that an iteration begins with."""
+        return self.correction == "decoupled" or (self.correction == "truncated" and self.kind != "rloo")
 
     @property
     def needs_reference(self) -> bool:

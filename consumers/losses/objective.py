@@ -36,7 +36,8 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
     if settings.correction != "none":
         anchor = now if batch.before is None else batch.before
         correction = (anchor - batch.behaviour).exp()
-        correction = torch.where(batch.fresh, 1.0, correction)  # others may be of an old KV cache
+        if not settings.correct_fresh:
+            correction = torch.where(batch.fresh, 1.0, correction)  # others may be of an old KV cache
     lengths = torch.bincount(batch.owner, minlength=batch.packing.sequences)
     tokens = Tokens(logprobs, anchor, batch.advantage, batch.owner, lengths)
     each = loss.of_tokens(tokens)
@@ -47,7 +48,8 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
         less = batch.reference - logprobs
         farther = less.exp() - less - 1  # never negative, and its mean is the divergence (k3)
         if settings.kl and settings.kl_in == "loss":
-            each = each + settings.kl * farther
+            paid = {"k1": -less, "k2": less**2 / 2}.get(settings.kl_estimator or "k3", farther)
+            each = each + settings.kl * paid
     total = (batch.weight * each).sum()
     with torch.no_grad():
         exact = ((now if batch.before is None else batch.before) - batch.behaviour).abs()[batch.fresh]

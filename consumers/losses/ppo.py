@@ -3,6 +3,7 @@
 delta_t = r_t + discount * V_{t+1} - V_t          r: the reward at the last token; with `kl_in: reward`
 A_t = delta_t + discount * lambda * A_{t+1}          each token pays for its divergence
 the critic learns A_t + V_t
+the policy is trained with A_t over all tokens of the step: less their mean, over their deviation (`whiten`)
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from consumers.losses.base import Loss, Tokens, divergence
-from consumers.rows import Row
+from consumers.losses.base import Loss, Tokens, divergence, whitened
+from consumers.rows import Row, groups_of
 
 
 class Ppo(Loss):
@@ -21,15 +22,29 @@ class Ppo(Loss):
 
     critic = True
 
+    @property
+    def whole_step(self) -> bool:
+        return bool(self.settings.whiten)
+
     def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        return [np.zeros(1) if row.sample.reward_error else self._of_tokens(row) for row in rows]
+        found = [np.zeros(1) if row.sample.reward_error else self._of_tokens(row) for row in rows]
+        if not self.settings.whiten:
+            return found
+        # by group and index: a sum's bits depend on the order
+        known = [n for group in groups_of(rows) for n in group if not rows[n].sample.reward_error]
+        if known:
+            ends = np.cumsum([found[number].size for number in known])[:-1]
+            parts = np.split(whitened(np.concatenate([found[number] for number in known])), ends)
+            for number, part in zip(known, parts, strict=True):
+                found[number] = part
+        return found
 
     def _of_tokens(self, row: Row) -> np.ndarray:
         values = row.scores.values
         assert values is not None, "the critic was not asked"
         rewards = np.zeros(row.sample.true_length)
         if self.settings.kl and self.settings.kl_in == "reward":
-            rewards -= self.settings.kl * divergence(row)
+            rewards -= self.settings.kl * divergence(row, self.settings.kl_estimator or "k1")
         rewards[-1] += row.sample.reward
         discount, keep = float(self.settings.discount or 1.0), float(self.settings.gae_lambda or 0.0)
         found = np.zeros(rewards.size)
@@ -42,7 +57,8 @@ class Ppo(Loss):
 
     def returns(self, row: Row, advantage: np.ndarray) -> np.ndarray:
         assert row.scores.values is not None
-        found: np.ndarray = advantage + row.scores.values
+        own = self._of_tokens(row) if self.settings.whiten else advantage
+        found: np.ndarray = own + row.scores.values
         return found
 
     def of_tokens(self, tokens: Tokens) -> torch.Tensor:

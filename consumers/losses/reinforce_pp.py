@@ -11,14 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from consumers.losses.base import Loss, Tokens, divergence
+from consumers.losses.base import Loss, Tokens, divergence, whitened
 from consumers.rows import Row, groups_of
 
 
 class ReinforcePlusPlus(Loss):
     """REINFORCE++, 2025; `advantage: mean` is its variant with the group's mean as baseline."""
 
-    whole_step = True
+    @property
+    def whole_step(self) -> bool:
+        return True
 
     def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
         rewards = np.array([np.nan if r.sample.reward_error else r.sample.reward for r in rows], dtype=float)
@@ -33,13 +35,14 @@ class ReinforcePlusPlus(Loss):
             return result
         every = np.concatenate(parts)
         if every.std() > 1e-9:
-            for number, part in zip(ordered, parts, strict=True):
-                result[number] = (part - every.mean()) / (every.std() + 1e-8)
+            ends = np.cumsum([part.size for part in parts])[:-1]
+            for number, part in zip(ordered, np.split(whitened(every), ends), strict=True):
+                result[number] = part
         return result
 
     def _of_tokens(self, row: Row, reward: float) -> np.ndarray:
         if self.settings.kl and self.settings.kl_in == "reward":
-            paid = self.settings.kl * divergence(row)
+            paid = self.settings.kl * divergence(row, self.settings.kl_estimator or "k1")
             found: np.ndarray = reward - np.cumsum(paid[::-1])[::-1]
             return found
         return np.full(row.sample.true_length, reward)

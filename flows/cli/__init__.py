@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flows.cli import (
+from flows.cli import (  # fmt: skip
     demo,
     doctor,
     down,
@@ -16,6 +16,7 @@ from flows.cli import (
     rm,
     run,
     schema,
+    skip,
     status,
     up,
     weights,
@@ -32,7 +33,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for command in (up, run, join, status, logs, replay, export, weights, ranker, rm, demo, down, doctor, schema):
+_COMMANDS = up, run, join, status, logs, replay, skip, export, weights, ranker, rm, demo, down, doctor, schema
+for command in _COMMANDS:
     command.add_to(app)
 
 

@@ -60,20 +60,23 @@ class Life:
     heart: Heart
     writes: list[str] = field(default_factory=list)
     dead: bool = False
+    most: int = 1 << 30  # writes; it dies before the next one
+    before: Callable[[int], None] = lambda number: None  # called before each write: stands still for a while
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def write(self, what: str, effect: Callable[[], None], half: Callable[[], None] | None = None) -> None:
         """Do what a write does, unless the trainer dies of it."""
+        self.before(len(self.writes))
         with self._lock:
             if self.dead:
                 raise Killed
             self.writes.append(what)
             name = f"{what} {self.writes.count(what)}"
-            if name != self.crash.write:
+            if name != self.crash.write and len(self.writes) <= self.most:
                 return effect()
-            if self.crash.when == TORN and half is not None:
+            if name == self.crash.write and self.crash.when == TORN and half is not None:
                 half()
-            if self.crash.when == AFTER:
+            if name == self.crash.write and self.crash.when == AFTER:
                 with suppress(Exception):
                     effect()
             self.dead = True
@@ -133,6 +136,7 @@ class World:
     def __init__(self, context: Context, model: str, seed: int = 0) -> None:
         self.context, self._model, self._seed = context, model, seed
         self.edit: Callable[[Sample], Sample] = lambda sample: sample  # as it is made
+        self._lock = threading.Lock()
         made = read_all(context.bus, context.topics.samples, deadline_s=5)
         self._admitted = max((decode(record.value, Sample).group + 1 for record in made), default=0)
 
@@ -148,8 +152,9 @@ class World:
         )
         versions = np.array([announced.version], dtype=np.int32)
         made_by = {"run": self.context.run, "roots": [announced.root], "versions": versions}
-        samples = [sample for group in range(self._admitted, until) for sample in self._group(group, made_by)]
-        self._admitted = max(until, self._admitted)
+        with self._lock:
+            first, self._admitted = self._admitted, max(until, self._admitted)
+        samples = [sample for group in range(first, until) for sample in self._group(group, made_by)]
         draw = random.Random(self._seed + announced.version)
         samples += draw.sample(samples, len(samples) // 4)  # delivered twice
         draw.shuffle(samples)
@@ -167,10 +172,14 @@ class World:
             return made + self._group(group + ROUND, made_by)
         return made
 
-    def live(self, crash: Crash | None = None, tamper: Callable[[Any], None] | None = None) -> Life:
+    def live(
+        self, crash: Crash | None = None, tamper: Callable[[Any], None] | None = None,
+        before: Callable[[int], None] = lambda number: None, most: int = 1 << 30,
+    ) -> Life:  # fmt: skip
         """A trainer starts, and works until the end or its death."""
         stop = threading.Event()
-        life = Life(crash or Crash(), stop, Heart(self.context.run, "trainer", 0))
+        heart = Heart(self.context.run, "trainer", 0)
+        life = Life(crash or Crash(), stop, heart, most=most, before=before)
         store = CrashingStore(self.context.store.url, life)
         context = replace(
             self.context, store=store, writer=CrashingWriter(self, life), stop=stop,
@@ -189,10 +198,18 @@ class World:
         records = read_all(context.bus, context.topics.ledger, deadline_s=5)
         return [decode(record.value, StepRecord) for record in records]
 
-    def outcome(self) -> list[tuple[int, frozenset[tuple[int, int]], str]]:
-        """Of each step its number, its samples and its root; checks all that must hold of any run."""
+    def outcome(self, *, twins: bool = False) -> list[tuple[int, frozenset[tuple[int, int]], str]]:
+        """Of each step its number, its samples and its root; checks all that must hold of any run.
+
+        `twins`: there were two trainers at once, and of each step the first record counts.
+        """
         context, algorithm = self.context, self.context.spec.algorithm
         steps = self.ledger()
+        if twins:
+            first: dict[int, StepRecord] = {}
+            for step in steps:
+                first.setdefault(step.step, step)
+            steps = list(first.values())
         assert [step.step for step in steps] == list(range(algorithm.iterations * algorithm.optimizer_steps))
         found = []
         for step in steps:

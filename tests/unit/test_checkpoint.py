@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.checkpoint import Checkpoints, next_trainer_epoch
+from consumers.checkpoint import Checkpoints
 from infra.store import FileStore, StoreError, open_store
 
 warn = print
@@ -90,8 +90,3 @@ def test_an_older_one_stands_in_for_a_damaged_one(tmp_path: Path) -> None:
     assert found is not None
     assert found[0].iteration == 1
     assert "i000002-e00/state.safetensors has other bits" in told[0]
-
-
-def test_every_start_of_a_trainer_has_its_number(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}")
-    assert [next_trainer_epoch(store, "r-1") for _ in range(3)] == [0, 1, 2]

@@ -13,7 +13,7 @@ from flows.cli import app
 from infra.stack import doctor
 from infra.stack.doctor import Check
 
-COMMANDS = ("up", "down", "status", "run", "join", "doctor", "schema", "demo", "logs", "export", "rm")
+COMMANDS = ("up", "down", "status", "run", "join", "doctor", "schema", "demo", "logs", "export", "rm", "skip")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from consumers.ledger import AnotherTrainer, Ledger
@@ -14,7 +15,10 @@ from tests.fakes.fill import fill
 
 
 def step(context: Context, number: int, root: str, epoch: int) -> StepRecord:
-    return fill(StepRecord, run=context.run, step=number, root_out=root, trainer_epoch=epoch)
+    return fill(
+        StepRecord, run=context.run, step=number, root_out=root, trainer_epoch=epoch, iteration=number,
+        last_of_iteration=True, version_in=number, version_out=number + 1, predicted=np.zeros(0),
+    )  # fmt: skip
 
 
 def started(context: Context, epoch: int) -> tuple[Ledger, list[str]]:

@@ -101,7 +101,7 @@ def grpo(groups: list[Group]) -> torch.Tensor:
     for group in groups:
         rewards = rewards_of(group)
         for (row, now), reward in zip(group, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-6)
+            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-4)
             losses.append(clip((now - behaviour(row)).exp(), advantage, 0.2, 0.2).mean())
     return torch.stack(losses).mean()
 
@@ -142,7 +142,7 @@ def dapo(groups: list[Group]) -> torch.Tensor:
         punished = np.where(lengths <= 10, 0.0, np.where(lengths <= 16, (10 - lengths) / 6, -1.0))
         rewards = rewards_of(group) + 0.5 * punished
         for (row, now), reward in zip(group, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-6)
+            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-4)
             losses.append(clip((now - behaviour(row)).exp(), advantage, 0.2, 0.28))
     return torch.cat(losses).mean()
 
@@ -173,17 +173,67 @@ def reinforce_pp(groups: list[Group]) -> torch.Tensor:
     return torch.cat(losses).mean()
 
 
-def ppo(groups: list[Group]) -> torch.Tensor:
-    """GAE written as its sum: A_t = sum over l of (discount * lambda)^l * delta_{t+l}."""
-    losses = []
-    for row, now in itertools.chain(*groups):
+def gae(groups: list[Group]) -> list[np.ndarray]:
+    """Written as its sum: A_t = sum over l of (discount * lambda)^l * delta_{t+l}."""
+    found = []
+    for row, _ in itertools.chain(*groups):
         values = np.append(row.scores.values, 0.0)  # type: ignore[arg-type]
         count = len(values) - 1
         rewards = np.append(np.zeros(count - 1), row.sample.reward)
         delta = [rewards[t] + 0.9 * values[t + 1] - values[t] for t in range(count)]
         advantage = [sum((0.9 * 0.8) ** (s - t) * delta[s] for s in range(t, count)) for t in range(count)]
+        found.append(np.array(advantage))
+    return found
+
+
+def ppo(groups: list[Group]) -> torch.Tensor:
+    """PPO's clip."""
+    losses = []
+    for (row, now), advantage in zip(itertools.chain(*groups), gae(groups), strict=True):
         losses.append(clip((now - behaviour(row)).exp(), torch.tensor(advantage), 0.2, 0.2))
     return torch.cat(losses).mean()
+
+
+def ppo_whitened(groups: list[Group]) -> torch.Tensor:
+    """Advantages less their mean over the step's tokens, over their deviation."""
+    every = np.concatenate(gae(groups))
+    losses = []
+    for (row, now), advantage in zip(itertools.chain(*groups), gae(groups), strict=True):
+        worth = torch.tensor((advantage - every.mean()) / every.std())
+        losses.append(clip((now - behaviour(row)).exp(), worth, 0.2, 0.2))
+    return torch.cat(losses).mean()
+
+
+def grpo_k1(groups: list[Group]) -> torch.Tensor:
+    """The divergence as it is on average: its gradient here is that of the logprobs."""
+    extra = [
+        0.1 * (now - torch.from_numpy(row.scores.reference)).mean()  # type: ignore[arg-type]
+        for row, now in itertools.chain(*groups)
+    ]
+    return grpo(groups) + torch.stack(extra).mean()
+
+
+def grpo_k2(groups: list[Group]) -> torch.Tensor:
+    """Half the square."""
+    extra = [
+        0.1 * 0.5 * ((now - torch.from_numpy(row.scores.reference)) ** 2).mean()  # type: ignore[arg-type]
+        for row, now in itertools.chain(*groups)
+    ]
+    return grpo(groups) + torch.stack(extra).mean()
+
+
+def rloo_k3(groups: list[Group]) -> torch.Tensor:
+    """The divergence off the reward, by an estimator that is never negative."""
+    losses = []
+    for group in groups:
+        paid = []
+        for row, _ in group:
+            apart = row.sample.logprobs.astype(np.float64) - row.scores.reference
+            paid.append(0.1 * (np.exp(-apart) - 1 + apart).sum())
+        rewards = rewards_of(group) - np.array(paid)
+        for place, (_, now) in enumerate(group):
+            losses.append(-(rewards[place] - np.delete(rewards, place).mean()) * now.sum())
+    return torch.stack(losses).mean()
 
 
 def cispo(groups: list[Group]) -> torch.Tensor:
@@ -192,7 +242,7 @@ def cispo(groups: list[Group]) -> torch.Tensor:
     for group in groups:
         rewards = rewards_of(group)
         for (row, now), reward in zip(group, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-6)
+            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-4)
             weight = torch.tensor(np.minimum((now.detach() - behaviour(row)).exp().numpy(), 1.5))
             losses.append(-weight * advantage * now)
     return torch.cat(losses).mean()
@@ -204,7 +254,7 @@ def gspo(groups: list[Group]) -> torch.Tensor:
     for group in groups:
         rewards = rewards_of(group)
         for (row, now), reward in zip(group, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-6)
+            advantage = (reward - rewards.mean()) / (rewards.std() + 1e-4)
             ratio = ((now.sum() - behaviour(row).sum()) / len(now)).exp()
             losses.append(clip(ratio, advantage, 0.3, 0.4))
     return torch.stack(losses).mean()
@@ -228,7 +278,11 @@ FORMULAS: dict[str, tuple[dict[str, Any], Callable[[list[Group]], torch.Tensor]]
     "dapo": ({"kind": "dapo", "overlong_tokens": 6, "overlong_penalty": 0.5}, dapo),
     "rloo": ({"kind": "rloo", "kl": 0.1, "kl_in": "reward"}, rloo),
     "reinforce_pp": ({"kind": "reinforce_pp", "kl": 0.1, "kl_in": "reward"}, reinforce_pp),
-    "ppo": ({"kind": "ppo", "discount": 0.9, "gae_lambda": 0.8}, ppo),
+    "grpo with k1": ({"kind": "grpo", "kl": 0.1, "kl_estimator": "k1"}, grpo_k1),
+    "grpo with k2": ({"kind": "grpo", "kl": 0.1, "kl_estimator": "k2"}, grpo_k2),
+    "rloo with k3": ({"kind": "rloo", "kl": 0.1, "kl_in": "reward", "kl_estimator": "k3"}, rloo_k3),
+    "ppo": ({"kind": "ppo", "discount": 0.9, "gae_lambda": 0.8, "whiten": False}, ppo),
+    "ppo whitened": ({"kind": "ppo", "discount": 0.9, "gae_lambda": 0.8}, ppo_whitened),
     "cispo": ({"kind": "cispo", "clip_high": 0.5}, cispo),
     "gspo": ({"kind": "gspo", "clip_low": 0.3, "clip_high": 0.4}, gspo),
     "tb": ({"kind": "tb", "reward_temperature": 0.5}, trajectory_balance),
@@ -262,33 +316,100 @@ def test_groups_that_told_nothing_are_left_out() -> None:
     assert plan([row for row in rows if row.sample.group == 1], loss_of(spec), 64, 0).batches == []
 
 
+@pytest.mark.parametrize("fresh", [False, True], ids=["", "fresh too"])
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("correction", ["truncated", "decoupled"])
-def test_corrections_weigh_tokens_of_older_weights(correction: str, step: int) -> None:
-    """The weights that drew a sample are older from an iteration's second step on, too."""
-    spec = spec_of({"kind": "grpo", "average": "token", "correction": correction, "correction_cap": 1.3})
-    spec = spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update={"optimizer_steps": 2})})
-    rows = rows_of(spec)
-    # the last of each group is of the trained weights; the others are of older ones, to the half at least
-    rows = [
-        replace(row, sample=_of_old(row.sample), scores=_only_before(row.scores, correction)) for row in rows
-    ]
+def test_corrections_weigh_tokens_of_older_weights(correction: str, step: int, fresh: bool) -> None:
+    """min(first / behaviour, cap) times the clipped term, whose ratio is to the iteration's first weights."""
+    loss = {"kind": "grpo", "average": "token", "correction": correction, "correction_cap": 1.3}
+    spec = several_steps(loss | {"correct_fresh": fresh})
+    rows = [replace(row, sample=_of_old(row.sample)) for row in rows_of(spec)]
+    assert loss_of(spec).needs.before == "iteration"
 
     def formula(groups: list[Group]) -> torch.Tensor:
         losses = []
         for group in groups:
             rewards = rewards_of(group)
             for (row, now), reward in zip(group, rewards, strict=True):
-                advantage = (reward - rewards.mean()) / (rewards.std() + 1e-6)
-                before = now.detach() if correction == "truncated" else torch.from_numpy(row.scores.before)
-                weight = torch.minimum((before - behaviour(row)).exp(), torch.tensor(1.3))
-                if row.sample.index == SIZE - 1 and (correction == "decoupled" or step == 0):
-                    weight = torch.ones(len(now))
-                losses.append(weight * clip((now - before).exp(), advantage, 0.2, 0.2))
+                advantage = (reward - rewards.mean()) / (rewards.std() + 1e-4)
+                first = torch.from_numpy(row.scores.before)
+                weight = torch.minimum((first - behaviour(row)).exp(), torch.tensor(1.3))
+                if row.sample.index == SIZE - 1 and not fresh:
+                    weight = torch.ones(len(now))  # those weights drew it
+                losses.append(weight * clip((now - first).exp(), advantage, 0.2, 0.2))
         return torch.cat(losses).mean()
 
     found = ours(spec, rows, version=version_trained(spec, step))
     torch.testing.assert_close(found, written_down(rows, formula), rtol=1e-5, atol=1e-7)
+
+
+def several_steps(loss: dict[str, Any]) -> RunSpec:
+    spec = spec_of(loss)
+    return spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update={"optimizer_steps": 3})})
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo", "gspo", "ppo"])
+def test_the_clip_holds_tokens_back_under_a_correction(kind: str) -> None:
+    """Tokens that have gone far from the iteration's first weights have no gradient, with any correction."""
+
+    def gradient(clip: float, correction: str) -> torch.Tensor:
+        spec = several_steps({"kind": kind, "correction": correction, "clip_low": clip, "clip_high": clip})
+        rows = [replace(row, sample=_of_old(row.sample)) for row in rows_of(spec)]
+        near = [now.detach().numpy() for now in logprobs_of(rows, table_of())]
+        rows = [
+            replace(row, scores=replace(row.scores, before=now + row.scores.values / 10))
+            for row, now in zip(rows, near, strict=True)
+        ]
+        return ours(spec, rows, version=version_trained(spec, 1))
+
+    wide, narrow = gradient(0.9, "truncated"), gradient(1e-4, "truncated")
+    assert not torch.allclose(wide, narrow)
+    torch.testing.assert_close(narrow, gradient(1e-4, "decoupled"))
+    assert not torch.allclose(gradient(0.2, "truncated"), gradient(0.2, "none"))
+
+
+def test_without_a_ratio_a_token_is_weighted_by_how_much_likelier_it_is_now() -> None:
+    spec = several_steps({"kind": "rloo", "correction": "truncated", "correction_cap": 1.3})
+    rows = [replace(row, scores=Scores()) for row in rows_of(spec)]
+    assert loss_of(spec).needs.before == "no"
+
+    def formula(groups: list[Group]) -> torch.Tensor:
+        losses = []
+        for group in groups:
+            rewards = rewards_of(group)
+            for place, (row, now) in enumerate(group):
+                weight = torch.minimum((now.detach() - behaviour(row)).exp(), torch.tensor(1.3))
+                losses.append(-(weight * (rewards[place] - np.delete(rewards, place).mean()) * now).sum())
+        return torch.stack(losses).mean()
+
+    found = ours(spec, rows, version=version_trained(spec, 1))
+    torch.testing.assert_close(found, written_down(rows, formula), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "cispo", "gspo", "reinforce_pp"])
+def test_rewards_that_hardly_differ_are_hardly_told_apart(kind: str) -> None:
+    spec = spec_of({"kind": kind})
+
+    def largest(low: float, high: float) -> float:
+        rows = [
+            replace(row, sample=structs.replace(row.sample, reward=high if row.sample.index == 0 else low))
+            for row in rows_of(spec)
+        ]
+        return max(float(np.abs(one).max()) for one in loss_of(spec).advantages(rows))
+
+    assert largest(1.0, 1.0001) < 0.8
+    assert largest(0.0, 1.0) > 1.6
+
+
+def test_the_critic_learns_returns_that_are_not_whitened() -> None:
+    plain, white = (loss_of(spec_of({"kind": "ppo", "whiten": whiten})) for whiten in (False, True))
+    rows = rows_of(spec_of({"kind": "ppo"}))
+    assert white.whole_step and not plain.whole_step
+    every = np.concatenate(white.advantages(rows))
+    assert abs(every.mean()) < 1e-9 and abs(every.std() - 1) < 1e-3
+    for row, one, other in zip(rows, plain.advantages(rows), white.advantages(rows), strict=True):
+        assert one.tolist() != other.tolist()
+        np.testing.assert_array_equal(plain.returns(row, one), white.returns(row, other))
 
 
 def _of_old(sample: Any) -> Any:
@@ -299,10 +420,6 @@ def _of_old(sample: Any) -> Any:
     return structs.replace(
         sample, versions=np.array(versions, np.int32), version_starts=np.array(starts, np.int32)
     )
-
-
-def _only_before(scores: Scores, correction: str) -> Scores:
-    return Scores(before=scores.before) if correction == "decoupled" else Scores()
 
 
 @given(
@@ -320,7 +437,7 @@ def test_order_and_micro_batches_change_nothing(
 
 
 @given(
-    st.sampled_from(sorted(set(FORMULAS) - {"reinforce_pp"})), st.permutations(range(GROUPS)),
+    st.sampled_from(sorted(set(FORMULAS) - {"reinforce_pp", "ppo whitened"})), st.permutations(range(GROUPS)),
     st.integers(16, 200), st.sampled_from([None, "token", "sqrt", "sequence", "longest", "sample"]),
     st.sampled_from(["none", "truncated", "decoupled"]),
 )  # fmt: skip
@@ -329,7 +446,7 @@ def test_groups_may_come_one_by_one(
     name: str, order: list[int], budget: int, average: str | None, correction: str
 ) -> None:
     """What the trainer does while it streams: each group is planned by itself, in any order."""
-    allowed = {"tb": ["none"], "rloo": ["none", "truncated"]}.get(name, [correction])
+    allowed = {"tb": ["none"], "rloo": ["none", "truncated"]}.get(name.split()[0], [correction])
     assume(correction in allowed)
     spec = spec_of(FORMULAS[name][0] | {"average": average, "correction": correction})
     loss, table, rows = loss_of(spec), table_of(), rows_of(spec)
@@ -352,7 +469,7 @@ def test_advantages_are_centred_in_their_group(rewards: list[float], kind: str) 
         assert not found.any()
         return
     if kind == "std":
-        expected = expected / (np.std(rewards) + 1e-6)
+        expected = expected / (np.std(rewards) + 1e-4)
     np.testing.assert_allclose(found, expected)
 
 
@@ -396,6 +513,12 @@ def test_a_loss_says_what_it_has() -> None:
         make_spec(loss={"kind": "tb", "kl": 0.1, "kl_in": "reward"})
     with pytest.raises(ValueError, match="rloo has no ratio"):
         make_spec(loss={"kind": "rloo", "correction": "decoupled"})
+    with pytest.raises(ValueError, match="correct_fresh needs a correction"):
+        make_spec(loss={"correct_fresh": True})
+    with pytest.raises(ValueError, match="a kl_estimator is of no use while kl is 0"):
+        make_spec(loss={"kl_estimator": "k2"})
+    with pytest.raises(ValueError, match="grpo has no whiten"):
+        make_spec(loss={"whiten": True})
     assert make_spec(loss="gspo").loss.clip_high == 4e-4
     assert make_spec(loss={"kind": "dapo", "clip_high": 0.3}).loss.clip_high == 0.3
 

@@ -25,7 +25,9 @@ def setup(folder: Path, samples: list[Sample], **options: Any) -> tuple[Any, Sam
         context.writer.send(
             context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class
         )
-    stream = SampleStream(context, 24, options.get("start", {}), options.get("trained", (0, 0)))
+    stream = SampleStream(
+        context, 24, options.get("start", {}), options.get("trained", (0, 0)), lambda version: "r"
+    )
     take(stream, len(samples))
     return context, stream
 
@@ -126,7 +128,7 @@ def test_too_old_weights_are_refused_in_async(tmp_path: Path) -> None:
 def test_rubbish_is_a_dead_letter_with_its_bytes(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     context.writer.send(context.topics.samples, b"rubbish", key="x")
-    stream = SampleStream(context, 24, {}, (0, 0))
+    stream = SampleStream(context, 24, {}, (0, 0), lambda version: "r")
     take(stream, 1)
     letter = decode(read_all(context.bus, context.topics.dead, deadline_s=5)[0].value, DeadLetter)
     assert letter.raw == b"rubbish"

@@ -42,7 +42,7 @@ def put(context: Context, sample: Sample | bytes, *, key: str | None = None, par
 def taken(context: Context, **options: Any) -> SampleStream:
     """A stream that has read all there is."""
     stream = SampleStream(
-        context, 24, {}, options.get("trained", (0, 0)), options.get("root_of", lambda _: None)
+        context, 24, {}, options.get("trained", (0, 0)), options.get("root_of", lambda _: "r")
     )
     ends = sum(len(part) for part in context.bus.log(context.topics.samples))  # type: ignore[attr-defined]
     try:
@@ -111,7 +111,7 @@ def test_weights_that_do_not_exist_yet(tmp_path: Path) -> None:
     context = make_context(spec, tmp_path)
     for version in (0, 1):
         put(context, make_sample(spec, 4, version, versions=np.array([version], np.int32)))
-    assert taken(context).received == 1
+    assert taken(context, root_of={0: "r"}.get).received == 1
     assert letters(context)[0].reason == "weights 1 made it; the run's newest are 0"
 
 

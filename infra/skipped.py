@@ -1,0 +1,105 @@
+"""Records that a run goes on past although they can't be used, because somebody said so: `streamrl skip`.
+
+runs/<run>/skipped.json    the list, written whole
+
+Most records that can't be used are passed over and reported. Where to pass one over would change what is
+trained (a step of the run's own ledger), the run stops and names it; this list is how it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.bus import Record
+from infra.errors import Explained
+from infra.store import Missing, Store
+
+_MOST = 10_000
+_PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})")
+
+Place = tuple[str, int, int]  # topic, partition, offset
+
+
+class SkipError(Explained):
+    """A place that can't be skipped, or a list that can't be read."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    topic: str = Field(max_length=249)
+    partition: int = Field(ge=0)
+    offset: int = Field(ge=0)
+    why: str = Field(max_length=1000)  # it could not be used
+    at: float
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = Field(1, ge=1, le=1)
+    records: list[_Entry] = Field([], max_length=_MOST)
+
+
+def skipped(store: Store, run: str) -> frozenset[Place]:
+    """The places that a run goes on past."""
+    return frozenset((one.topic, one.partition, one.offset) for one in _read(store, run).records)
+
+
+def skip(store: Store, run: str, place: Place, why: str) -> None:
+    """Add a place to the list; one that is there already stays."""
+    found = _read(store, run)
+    if place in {(one.topic, one.partition, one.offset) for one in found.records}:
+        return
+    if len(found.records) >= _MOST:
+        raise SkipError(
+            f"{store.url}/{_key(run)} names {_MOST} records already: that is no run any more. Start a new "
+            "one from its newest weights"
+        )
+    topic, partition, offset = place
+    entry = _Entry(topic=topic, partition=partition, offset=offset, why=why[:1000], at=time.time())
+    found = found.model_copy(update={"records": [*found.records, entry]})
+    store.put(_key(run), found.model_dump_json(indent=1).encode())
+
+
+def place_of(record: Record) -> Place:
+    """Where a record stands."""
+    return record.topic, record.partition, record.offset
+
+
+def parsed_place(text: str) -> Place:
+    """TOPIC[PARTITION]@OFFSET, as messages name a record."""
+    if (found := _PLACE.fullmatch(text.strip())) is None:
+        raise SkipError(
+            f"{text[:300]!r} is no place of a record: TOPIC[PARTITION]@OFFSET is expected, as the message "
+            "says that names it, such as count-1.ledger[0]@17"
+        )
+    return found["topic"], int(found["partition"]), int(found["offset"])
+
+
+def unskipped(records: Collection[Record], places: Collection[Place]) -> list[Record]:
+    """Records but those that are skipped."""
+    return [one for one in records if not places or place_of(one) not in places]
+
+
+def _read(store: Store, run: str) -> _File:
+    try:
+        raw = store.get(_key(run))
+    except Missing:
+        return _File()
+    try:
+        return _File.model_validate(json.loads(raw))
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise SkipError(
+            f"{store.url}/{_key(run)} is no list of records to skip: {str(error)[:500]}. Remove it, and say "
+            "`streamrl skip` again for what the run stops at"
+        ) from error
+
+
+def _key(run: str) -> str:
+    return f"runs/{run}/skipped.json"
