@@ -57,7 +57,8 @@ class FsspecStore:
 
     def get(self, key: str, size: int | None = None) -> bytes:
         with self._asking(key, "read"):
-            return bytes(self._fs.cat_file(self._path(key), **self._reading))
+            part = {"start": 0, "end": size + 1} if size else {}  # an empty object has no parts
+            return bytes(self._fs.cat_file(self._path(key), **self._reading, **part))
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
         with self._asking(key, "read"):

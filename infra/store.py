@@ -45,7 +45,8 @@ class Store(Protocol):
     url: str
 
     def get(self, key: str, size: int | None = None) -> bytes:
-        """An object; raises Missing. `size`: what it has, if that is known; a far store is read in parts."""
+        """An object; raises Missing. `size`: what it has, if that is known: of one that has more no more than
+        a byte is read beyond that; a far store is read in parts."""
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
         """So many bytes of an object, which it must have; raises Missing."""
@@ -111,8 +112,8 @@ class FileStore:
         self._check()
 
     def get(self, key: str, size: int | None = None) -> bytes:
-        with self._reading(key):
-            return (self._root / key).read_bytes()
+        with self._reading(key), (self._root / key).open("rb") as file:
+            return file.read() if size is None else file.read(size + 1)
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
         with self._reading(key), (self._root / key).open("rb") as file:

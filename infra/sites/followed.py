@@ -56,7 +56,8 @@ class Followed:
             if not self._is_gone() and under_way > self._at_site:
                 # what comes behind it, the relay does not know yet
                 return self._announced.newest(have, lambda version: version <= under_way)
-            return self._announced.newest(have, self._may)
+            # what a relay passes over comes last: reports are not signed, and must not hold back all there is
+            return self._announced.newest(have, self._may) or self._announced.newest(have)
 
     def set_aside(self, announced: WeightsAnnouncement) -> int:
         """A version can't be had: others are taken, and it later. How often it was so by now."""
@@ -69,7 +70,7 @@ class Followed:
             return version <= self._at_site or self._is_gone() or not self._may(version)
 
     def _may(self, version: int) -> bool:
-        """Whether no relay of the site has passed a version over; who finds none other follows the origin."""
+        """Whether no relay of the site has passed a version over."""
         return self._gone or not any(version in passed for passed in self._passed_over.values())
 
     @property

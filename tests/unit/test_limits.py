@@ -204,3 +204,16 @@ def test_good_chunks_are_still_taken() -> None:
     for data in encode(None, new):
         decode(data, held, "it")
     assert (held["w"].data == new["w"].data).all()
+
+
+def test_of_an_object_that_is_larger_than_its_manifest_says_no_more_is_read(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    store = WeightStore(open_store(url), "r-1")
+    manifest = store.publish(0, TENSORS, trainer_epoch=0)
+    (path,) = manifest.paths
+    key = store.chunk_key(path.chunks[0])
+    with (tmp_path / key).open("ab") as file:
+        file.truncate(1 << 40)  # a hole: it takes no disk
+    with pytest.raises(WeightsError, match="is damaged: it has other bytes than its name says"):
+        store.fetch(0)
+    assert len(open_store(url).get(key, 10)) == 11

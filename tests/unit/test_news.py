@@ -183,6 +183,12 @@ def test_what_a_relay_passes_over_is_not_waited_for() -> None:
     assert followed.may_fetch(ABSURD), "whoever waits for it finds out by itself"
     hear(report(version=2, target=ABSURD - 5, passed_over=(ABSURD,)), key)
     assert followed.choose(2) is not None, "a target that nobody has announced stalls nobody"
+    hear(report(version=2, passed_over=(3, ABSURD)), key)
+    found = followed.choose(2)
+    assert found is not None and followed.may_fetch(found.version), "a false report holds nothing back"
+    followed.set_aside(found)
+    found = followed.choose(2)
+    assert found is not None and found.version == 3
 
 
 @pytest.fixture
