@@ -38,7 +38,6 @@ class Publisher:
         # a version is complete: other machines need not have the folder of the starting model
         self._files = ModelFolder(context.record.model).beside if base is None else {}
         self._weights = WeightStore(context.store, context.run)
-        self._roots: dict[int, str | None] = {}
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
@@ -62,21 +61,11 @@ class Publisher:
         """The newest published version; -1 if there is none."""
         return max(self._weights.versions(), default=-1)
 
-    def root(self, version: int) -> str | None:
-        """A version's root; None if it is not published, or not kept any more."""
-        if version not in self._roots:
-            found = self.find(version)
-            if found is None and version > max(self._roots, default=-1):
-                return None  # it may come yet
-            self._roots[version] = found.root if found else None
-        return self._roots[version]
-
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
         """A published version's tensors."""
         return self._weights.fetch(version)[1]
 
     def _announce(self, manifest: Manifest) -> None:
-        self._roots[manifest.version] = manifest.root
         packed = manifest.packed
         announcement = WeightsAnnouncement(
             run=self._context.run, version=manifest.version, root=manifest.root,

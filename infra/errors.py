@@ -12,6 +12,9 @@ Explained
 ├── EngineError       the engine               producers.engines
 ├── TrainingFailed    a step                   consumers.failing
 ├── AnotherTrainer    two trainers of one run  consumers.ledger
+├── BadStep           a record of the ledger   consumers.ledger
+├── Replaced          a newer start            infra.epochs
+├── SkipError         a record to go past      infra.skipped
 ├── NeverFit          a sample               consumers.unfit
 ├── RanksError        a trainer's ranks        consumers.collective
 ├── StackError        the local services       infra.stack
