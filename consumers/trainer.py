@@ -210,6 +210,8 @@ class Trainer:
                 stream.pump(0.0)
                 wait.progress()
                 continue
+            here = sum(len(rows) for rows in stream.groups(key))
+            self._context.heart.counters["held"] = max(0, here - len(step.rows))
             self._context.heart.waiting(
                 f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators"
             )
