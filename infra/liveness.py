@@ -188,7 +188,8 @@ class Pulsing:
             self._failure = error
 
     def _hear(self) -> None:
-        while records := self._reader.poll(0.05):
+        until = time.monotonic() + self._every_s  # with many processes there is always one more beat
+        while time.monotonic() < until and (records := self._reader.poll(0.05)):
             with self._lock:
                 for beat in self._gate.messages(records):
                     self._evidence.heard(beat)

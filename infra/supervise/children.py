@@ -29,13 +29,16 @@ def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 def cpu_s() -> float:
     """Processor seconds that the children started here have used, and what they waited for themselves."""
-    total = 0.0
-    for process in list(_started):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in brackets may hold blanks and brackets: what we need is behind the last bracket.
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            total += sum(int(ticks) for ticks in fields[11:15]) / _TICKS
-    return total
+    return sum(used_s(process) for process in list(_started))
+
+
+def used_s(process: subprocess.Popen[bytes]) -> float:
+    """Processor seconds that one has used, with what it waited for; 0 when it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The name in brackets may hold blanks and brackets: what we need is behind the last bracket.
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(int(ticks) for ticks in fields[11:15]) / _TICKS
+    return 0.0
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

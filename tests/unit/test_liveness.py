@@ -196,6 +196,21 @@ def pulsing(tmp_path: Path) -> Iterator[tuple[Context, Pulsing]]:
     heard.close()
 
 
+def test_pulses_come_though_there_is_always_one_more_heartbeat(tmp_path: Path) -> None:
+    context, heart = short(tmp_path), Heart("test-1", "generator", 0)
+
+    class Endless:
+        def poll(self, wait_s: float) -> list[Any]:
+            heart.beat(context.writer, context.topics)
+            return context.bus.log(context.topics.status)[0][-1:]  # type: ignore[attr-defined,no-any-return]
+
+    heard = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=SHORT_S)
+    heard._reader = Endless()  # type: ignore[assignment]
+    log = context.bus.log(context.topics.pulse)[0]  # type: ignore[attr-defined]
+    wait_until(lambda: len(log) > 2, what="three pulses", deadline_s=20)
+    heard.close()
+
+
 class Moving:
     """A process beside the one under test, that moves until it is told to stop."""
 
