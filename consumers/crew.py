@@ -29,11 +29,12 @@ from consumers.optimizing import NotFinite
 from consumers.rank_wire import Command, Done, Failed, Reply, Setup, read_frame, write_frame
 from infra.errors import Explained
 from infra.supervise import children
-from infra.waiting import WaitedTooLong
+from infra.waiting import Wait, WaitedTooLong
 from schemas.runspec import RunSpec
 
 _ROOT = Path(__file__).resolve().parents[1]
 _GRACE_S = 5.0  # for the trainer to find out by itself, and for ranks to end
+_BUSY_S = 0.1  # of a processor in a second: more than a connection that is open costs
 _TAIL = 15  # lines of a rank's log in an error
 
 
@@ -79,14 +80,15 @@ class _Member:
         write_frame(self.process.stdin, data)  # type: ignore[arg-type]
 
     def reply(self, deadline_s: float) -> Done:
-        """Its answer to what it was sent last."""
+        """Its answer to what it was sent last. While it computes it may take as long as it likes."""
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], deadline_s)
-        if not readable:
-            raise WaitedTooLong(
-                f"waited {deadline_s:.0f} s for rank {self.number} (process {self.process.pid}); the end of "
-                "its work would unblock it"
-            )
+        what = f"rank {self.number} (process {self.process.pid})"
+        wait, used = Wait(what, unblocked_by="the end of its work", deadline_s=deadline_s), 0.0
+        while not select.select([self.process.stdout], [], [], min(1.0, deadline_s))[0]:
+            if not deadline_s:
+                raise WaitedTooLong(f"{what} has not answered yet")
+            before, used = used, children.used_s(self.process)
+            wait.progress() if used - before > _BUSY_S else wait.check()
         frame = read_frame(self.process.stdout)  # type: ignore[arg-type]
         if frame is None:
             raise EOFError

@@ -38,7 +38,6 @@ from infra import epochs
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.store import StoreError
-from infra.waiting import Wait
 from infra.weights.digest import digests_of, root_digest
 from schemas.messages import StepRecord
 from schemas.runspec import AlgorithmSection
@@ -257,8 +256,7 @@ class Trainer:
         if self._replay is not None and (rows := self._replay.rows(self._number)):
             self._train(step, rows)
         groups = self._algorithm.groups // self._algorithm.optimizer_steps
-        wait = Wait(f"samples of iteration {key[0]}", unblocked_by="the generators",
-                    deadline_s=self._spec.deadlines.progress_s)  # fmt: skip
+        wait = self._context.wait(f"samples of iteration {key[0]}", unblocked_by="the generators")
         while step.groups < groups:
             self._context.check_stop()
             self._publisher.check()
@@ -279,6 +277,8 @@ class Trainer:
                 stream.pump(0.0)
                 wait.progress()
                 continue
+            here = sum(len(rows) for rows in stream.groups(key))
+            self._context.heart.counters["held"] = max(0, here - len(step.rows))
             self._context.heart.waiting(
                 f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators"
             )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.rows import Row
+from flows.kept import lines_of
+from flows.rows import Row, Thinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +68,16 @@ def _draw_idle(axes: Any, rows: Sequence[Row], processes: Path) -> None:
     axes.set_title("share of time spent waiting")
     axes.set_xlabel("optimizer step")
     axes.set_ylim(-0.02, 1.02)
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    found: dict[str, Thinned[tuple[float, float]]] = {"trainer": Thinned()}
     # The trainer says it step by step; of the others we have what their heartbeats said.
-    found["trainer"] = [(row["step"] or 0, row["idle"] or 0) for row in rows if row.get("idle") is not None]
-    if processes.is_file():
-        for line in processes.read_text().splitlines():
-            note = json.loads(line)
-            if note["idle"] is not None and note["step"] is not None and note["process"] != "trainer-0":
-                found[note["process"]].append((note["step"], note["idle"]))
+    for row in rows:
+        if row.get("idle") is not None:
+            found["trainer"].add((row["step"] or 0, row["idle"] or 0))
+    if processes.is_file():  # they are many: of a long run some tell enough
+        for note in lines_of(processes):
+            name, step, idle = note.get("process"), note.get("step"), note.get("idle")
+            if isinstance(step, int) and isinstance(idle, int | float) and name != "trainer-0":
+                found.setdefault(str(name), Thinned()).add((step, idle))
     for name, points in sorted(found.items()):
-        if not points:
-            continue
-        axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2)
+        if points.kept:
+            axes.plot(*zip(*points.kept, strict=True), label=name, linewidth=1.2)

@@ -11,7 +11,8 @@ from flows.elsewhere import model_here, reward_here
 from flows.places import Places, logs_folder, store_url
 from flows.request import RunFailed
 from flows.workers import GENERATOR, Worker, at_site, worker
-from infra.bus import Record, read_all
+from infra.bus import near_ends, read_all
+from infra.gate import Gate, passed_over
 from infra.process import connect
 from infra.runs import RunRecord, find
 from infra.sites.place import Site, site_of
@@ -21,9 +22,9 @@ from infra.supervise.team import Team
 from infra.weights.garbage import Progress
 from schemas.messages import Heartbeat
 from schemas.topics import Topics
-from schemas.wire import decode
 
 _READ_S = 30.0
+_NEWEST = 2000  # heartbeats: of each process that is alive at least one
 
 
 def joining(
@@ -77,8 +78,9 @@ def take_part(
     if not logs.is_dir():  # another machine than the run's: its report folder is not here
         logs = StackPaths.locate().logs / record.id
     bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
-    said = read_all(bus, topic, deadline_s=_READ_S)
-    if _over(said):
+    gate = Gate(Heartbeat, record.id, passed_over)
+    said = read_all(bus, topic, near_ends(bus, topic, _NEWEST), deadline_s=_READ_S)
+    if _over(gate.messages(said)):
         raise RunFailed(
             f"run {record.id} has ended or was stopped; `streamrl run RUNFILE --resume {record.id}` goes on "
             "with it"
@@ -89,15 +91,14 @@ def take_part(
         crew.start()
         for name, process in team.running.items():
             say(f"{name} is process {process}; log: {team.log(name)}")
-        while not crew.all_done and not _over(status.poll(0.2)):
-            for ended in team.poll(0.5):
-                crew.heard(ended)
+        while not crew.all_done and not _over(gate.messages(status.poll(0.2))):
+            crew.poll(0.5)
             crew.start_again()
+            crew.check()
             tick()
 
 
-def _over(records: list[Record]) -> bool:
+def _over(beats: list[Heartbeat]) -> bool:
     """Whether the feeder's newest heartbeat says that it has ended: then nobody is given work any more."""
-    beats = [decode(record.value, Heartbeat) for record in records]
     states = [beat.state for beat in beats if beat.role == "feeder"]
     return bool(states) and states[-1] == "ended"

@@ -50,7 +50,7 @@ class PlainScreen:
             return
         line = one_line(view)
         waits = [f"{name} {process.doing}" for name, process in _alive(view) if process.beat.waits_for]
-        text = f"{line} | {'; '.join(waits)}" if waits else line
+        text = " | ".join(filter(None, [line, "; ".join(waits), view.trouble]))
         if text != self._shown:
             self._shown = text
             self._write(text)
@@ -100,8 +100,10 @@ def one_line(view: RunView) -> str:
         f"length {number(row['length'], 1)}",
         f"samples/s {number(view.generated_per_s, 0)} generated {number(view.trained_per_s, 0)} trained",
         f"staleness {number(row['staleness'], 2)}",
-        f"queued {view.to_generate} to generate {view.to_train} to train",
+        f"queued {_count(view.to_generate)} to generate {_count(view.to_train)} to train",
     ]
+    if view.left_out:
+        parts.append(f"left out: {', '.join(sorted(view.left_out))}")
     return ", ".join(parts) + _dead(view)
 
 
@@ -119,13 +121,18 @@ def picture(view: RunView) -> Group:
         "length", f"{number(row.get('length'), 1)}, longest {row.get('length_max', '–')}",
         "logprob gap", tiny(view.logprob_gap), f"dead letters {view.dead_letters}",
     )  # fmt: skip
-    facts.add_row("ranked", f"{share(row.get('ranker_recall'))} of the longest fifth were expected")
+    facts.add_row(
+        "ranked", f"{share(row.get('ranker_recall'))} of the longest fifth were expected",
+        "queued", f"{_count(view.to_generate)} to generate, {_count(view.to_train)} to train", "",
+    )  # fmt: skip
     title = Text.assemble((f"run {view.run}", "bold"), "  ", (_spark(view), "green"))
     parts: list[Any] = [title, facts, _queues(view), _processes(view)]
     if view.sites:
         parts.append(sites_table(view.sites.values()))
     if view.dead_letters:
         parts.append(Text(f"last dead letter: {view.last_dead}", style="yellow"))
+    for name, why in sorted(view.left_out.items()):
+        parts.append(Text(f"{name} is left out: {why.splitlines()[0]}", style="yellow"))
     if view.trouble:
         parts.append(Text(view.trouble, style="yellow"))
     return Group(*parts)
@@ -134,8 +141,7 @@ def picture(view: RunView) -> Group:
 def _queues(view: RunView) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row("length class", *_classes(view), style="dim")
-    table.add_row("to generate", *map(str, view.to_generate))
-    table.add_row("to train", *map(str, view.to_train))
+    table.add_row("generated", *map(str, view.generated))
     return table
 
 
@@ -143,7 +149,7 @@ def _classes(view: RunView) -> list[str]:
     """Each class by the predicted lengths that it has."""
     edges = [edge for edge in view.edges if edge != float("inf")]
     if not edges:
-        return [str(number) for number in range(len(view.to_generate))]
+        return [str(number) for number in range(len(view.generated))]
     return [*(f"< {edge:.0f}" for edge in edges), f"≥ {edges[-1]:.0f}"]
 
 
@@ -196,6 +202,10 @@ def _dead(view: RunView) -> str:
     return f", {view.dead_letters} dead letters ({view.last_dead})" if view.dead_letters else ""
 
 
+def _count(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
 def number(value: Any, digits: int) -> str:
     """A number for people; a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
@@ -213,7 +223,8 @@ def share(value: float | None) -> str:
 
 def _spark(view: RunView, width: int = 40) -> str:
     """The rewards of the newest steps as bars."""
-    rewards: Sequence[float] = [row["reward"] for row in view.rows[-width:] if row["reward"] is not None]
+    newest = list(view.rows)[-width:]
+    rewards: Sequence[float] = [row["reward"] for row in newest if row["reward"] is not None]
     if not rewards:
         return ""
     low, high = min(rewards), max(rewards)

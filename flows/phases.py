@@ -12,7 +12,7 @@ from flows.make_report import make_report
 from flows.model import prepare_model
 from flows.places import Places, start_stack
 from flows.request import Request, Result, RunCancelled, RunFailed
-from flows.screen import Screen
+from flows.screen import Screen, Screens
 from flows.watch import train
 from infra import runs
 from infra.errors import Explained
@@ -42,6 +42,7 @@ def conduct(
 
     `call_site` has a site that is elsewhere take part; False if it can't.
     """
+    screen = Screens([screen])
     spec: RunSpec = as_phase(check)(request)
     places: Places = as_phase(start_stack)(spec, screen.say)
     model: Path = as_phase(prepare_model)(spec, screen.progress)
@@ -49,7 +50,7 @@ def conduct(
     record: RunRecord = as_phase(create_run)(request, spec, places, model, screen.say)
     screen.say(f"run {record.id}: its logs are in {place.logs_folder(record)}")
     for site, planned in spec.placement.sites.items():
-        if planned.elsewhere and not call_site(record, site):
+        if planned.elsewhere and not _called(call_site, record, site, screen):
             screen.say(f"site {site}: it takes part with `streamrl join {record.id} --store {record.store} "
                        f"--site {site}` there")  # fmt: skip
     try:
@@ -62,6 +63,16 @@ def conduct(
         raise
     result: Result = as_phase(make_report)(record, places)
     return result
+
+
+def _called(
+    call_site: Callable[[RunRecord, str], bool], record: RunRecord, site: str, screen: Screen
+) -> bool:
+    try:
+        return call_site(record, site)
+    except Exception as error:  # of a Prefect server, say: the site can take part without
+        screen.say(f"site {site} can't be called: {type(error).__name__}: {error}")
+        return False
 
 
 def create_run(

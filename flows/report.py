@@ -4,8 +4,9 @@
     curves.png      reward, length, staleness and so on    model/     the trained model, for transformers
     summary.json    the result, before and after           logs/      of the run's processes
 
-It is a process of its own because it needs matplotlib, which the flow has no other use for. All
-it needs is the store and the log: it can be made again at any time.
+It is a process of its own because it needs matplotlib, which the flow has no other use for. All it needs is
+the store and the log: it can be made again at any time. `metrics.jsonl` has grown while the run went on: of
+the ledger only the rest is read, unless lines are missing. It holds as much for a run of any length.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ import yaml
 
 from flows.curves import draw
 from flows.export import export
+from flows.kept import METRICS_FILE, MetricsFile, complete, lines_of
+from flows.notes import LEFT_OUT_FILE, PROCESSES_FILE
 from flows.results import comparison
-from flows.rows import Row, evaluation_row, first_of_each_step, step_row, with_rates
-from flows.watch import PROCESSES_FILE
-from infra.bus import Bus, BusError, read_all
+from flows.rows import Row, Thinned, evaluation_row
+from flows.totals import Totals
+from infra.bus import Bus, BusError, ends_of, near_ends, read_all
+from infra.gate import Gate, passed_over
 from infra.logs import set_up
 from infra.private import make_private
 from infra.process import connect
 from infra.runs import RunError, RunRecord, find
 from infra.store import Missing, StoreError, open_store
 from infra.weights.versions import WeightStore
-from schemas.messages import DeadLetter, Evaluation, StepRecord
-from schemas.topics import Topic, Topics
-from schemas.wire import MessageT, Unreadable, decode
+from schemas.messages import DeadLetter, Evaluation
+from schemas.topics import Topics
 
 READ_DEADLINE_S = 60.0
+_NEWEST_LETTERS = 200
 
 
 def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
@@ -43,24 +47,27 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
     make_private(folder)
     (folder / "run.yaml").write_text(yaml.safe_dump(record.spec.model_dump(mode="json"), sort_keys=False))
     bus, topics = connect(record, "streamrl-report"), Topics(record.id, record.spec.lengths.classes)
-    steps = first_of_each_step(_messages(bus, topics.ledger, StepRecord))
-    evaluations = _messages(bus, topics.evals, Evaluation)
-    dead = _messages(bus, topics.dead, DeadLetter)
-    rows = with_rates([step_row(step) for step in steps])
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluated = [evaluation_row(record) for record in evaluations]
-    draw(rows, evaluated, folder / PROCESSES_FILE, folder / "curves.png")
+    complete(MetricsFile(folder / METRICS_FILE), bus, topics, record.id)
+    totals, shown = Totals(), Thinned[Row]()
+    for row in lines_of(folder / METRICS_FILE):
+        totals.add(row)
+        shown.add(row)
+    evaluated, ends = _evaluations(bus, topics, record.id)
+    letters, reasons = _dead_letters(bus, topics, record.id)
+    notes = folder / PROCESSES_FILE
+    draw(shown.kept, evaluated, notes, folder / "curves.png")
     version = export_model(record, folder / "model")
     summary = {
         "run": record.id,
-        "result": comparison(evaluations, _held_out(record)),
+        "result": comparison(ends, _held_out(record)),
         "evaluations": evaluated,
-        **_totals(rows),
+        **totals.summary(),
         "version": version,
-        "dead_letters": len(dead),
-        "dead_letter_reasons": sorted({letter.reason for letter in dead})[:5],
-        "generator_idle": _generators_idle(folder / PROCESSES_FILE),
-        "processes": _last_counters(folder / PROCESSES_FILE),
+        "dead_letters": letters,
+        "dead_letter_reasons": reasons,
+        "left_out": _left_out(folder / LEFT_OUT_FILE),
+        "generator_idle": _generators_idle(notes),
+        "processes": _last_counters(notes),
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
@@ -74,14 +81,25 @@ def export_model(record: RunRecord, target: Path) -> int | None:
     return export(record, store, target, replace=True).version
 
 
-def _messages(bus: Bus, topic: Topic, kind: type[MessageT]) -> list[MessageT]:
-    found = []
-    for entry in read_all(bus, topic, deadline_s=READ_DEADLINE_S):
-        try:
-            found.append(decode(entry.value, kind))
-        except Unreadable:
-            continue  # it is on the dead-letter topic if it mattered to anyone
-    return found
+def _evaluations(bus: Bus, topics: Topics, run: str) -> tuple[list[Row], list[Evaluation]]:
+    """A row of each, and those of the first and of the last version whole."""
+    gate = Gate(Evaluation, run, passed_over)
+    rows: list[Row] = []
+    first: Evaluation | None = None
+    last: Evaluation | None = None
+    for one in gate.messages(read_all(bus, topics.evals, deadline_s=READ_DEADLINE_S)):
+        rows.append(evaluation_row(one))
+        first = one if first is None or one.version <= first.version else first
+        last = one if last is None or one.version >= last.version else last
+    return rows, [one for one in (first, last) if one is not None]
+
+
+def _dead_letters(bus: Bus, topics: Topics, run: str) -> tuple[int, list[str]]:
+    """How many there have been, and some of the newest reasons."""
+    gate = Gate(DeadLetter, run, passed_over)
+    start = near_ends(bus, topics.dead, _NEWEST_LETTERS)
+    letters = gate.messages(read_all(bus, topics.dead, start, deadline_s=READ_DEADLINE_S))
+    return sum(ends_of(bus, topics.dead).values()), sorted({letter.reason for letter in letters})[:5]
 
 
 def _held_out(record: RunRecord) -> Sequence[dict[str, Any]]:
@@ -98,46 +116,24 @@ def _held_out(record: RunRecord) -> Sequence[dict[str, Any]]:
     return problems
 
 
-def _totals(rows: Sequence[Row]) -> dict[str, Any]:
-    """Sums over the run. Rates leave out the time in which no trainer ran."""
-    timed = [row for row in rows if row["samples_per_s"]]
-    seconds = sum((row["samples"] or 0) / (row["samples_per_s"] or 1) for row in timed)
-    samples, tokens = sum(row["samples"] or 0 for row in rows), sum(row["tokens"] or 0 for row in rows)
-    gaps = [row["logprob_gap"] or 0 for row in rows if row.get("gap_tokens", row.get("logprob_gap"))]
-    waited = sum((row["idle"] or 0) * (row["samples"] or 0) / (row["samples_per_s"] or 1) for row in timed)
-    return {
-        "iterations": len({row["iteration"] for row in rows}),
-        "steps": len(rows),
-        "samples": samples,
-        "tokens": tokens,
-        "rewards_failed": sum(row["rewards_failed"] or 0 for row in rows),
-        "training_s": seconds,
-        "samples_per_s": sum(row["samples"] or 0 for row in timed) / seconds if seconds else None,
-        "tokens_per_s": sum(row["tokens"] or 0 for row in timed) / seconds if seconds else None,
-        "staleness": sum((row["staleness"] or 0) * (row["samples"] or 0) for row in rows) / max(1, samples),
-        "staleness_max": max((row["staleness_max"] or 0 for row in rows), default=0),
-        "logprob_gap": max(gaps, default=None),
-        "trainer_idle": waited / seconds if seconds else None,
-        "reward_first": rows[0]["reward"] if rows else None,
-        "reward_last": rows[-1]["reward"] if rows else None,
-    }
-
-
 def _generators_idle(path: Path) -> float | None:
     """Share of the time in training in which the generators waited, as their heartbeats said."""
-    if not path.is_file():
-        return None
-    notes = [json.loads(line) for line in path.read_text().splitlines()]
-    of_generators = [note for note in notes if note["process"].startswith("generator") and note["step"]]
-    found = [note["idle"] for note in of_generators if note["idle"] is not None]
-    return sum(found) / len(found) if found else None
+    total, count = 0.0, 0
+    for note in lines_of(path):
+        of_generator = str(note.get("process")).startswith("generator") and note.get("step")
+        if of_generator and isinstance(idle := note.get("idle"), int | float):
+            total, count = total + idle, count + 1
+    return total / count if count else None
 
 
 def _last_counters(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    notes = (json.loads(line) for line in path.read_text().splitlines())
-    return {note["process"]: note["counters"] for note in notes}
+    return {str(note.get("process")): note.get("counters") for note in lines_of(path)}
+
+
+def _left_out(path: Path) -> dict[str, str]:
+    """Processes that could not be kept alive, with the reason."""
+    found = {str(note.get("process")): str(note.get("why")) for note in lines_of(path)}
+    return {name: why for name, why in found.items() if why}
 
 
 def main() -> int:

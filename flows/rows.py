@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -10,6 +11,24 @@ from producers.ranker.ranker import recall_of_longest
 from schemas.messages import Evaluation, StepRecord
 
 Row = dict[str, float | int | None]
+T = TypeVar("T")
+
+
+class Thinned(Generic[T]):
+    """Of any number of things at most so many, evenly: every one, then every second, every fourth, ..."""
+
+    def __init__(self, most: int = 4000) -> None:
+        self.kept: list[T] = []
+        self._most, self._every, self._count = most, 1, 0
+
+    def add(self, thing: T) -> None:
+        """The next one."""
+        if self._count % self._every == 0:
+            if len(self.kept) >= self._most:
+                self.kept, self._every = self.kept[::2], 2 * self._every
+            if self._count % self._every == 0:
+                self.kept.append(thing)
+        self._count += 1
 
 
 def step_row(record: StepRecord) -> Row:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flows.view import RunView
+
+_log = logging.getLogger("streamrl.screen")
 
 
 class Screen(Protocol):
@@ -32,19 +35,26 @@ class Nobody:
 
 
 class Screens:
-    """Several at once."""
+    """Several at once. One that fails is said once in the log, and ends nothing."""
 
     def __init__(self, screens: Sequence[Screen]) -> None:
-        self._screens = screens
+        self._screens, self._failed = screens, set[str]()
 
     def say(self, text: str) -> None:
-        for screen in self._screens:
-            screen.say(text)
+        self._all(lambda screen: screen.say(text))
 
     def progress(self, fraction: float, text: str) -> None:
-        for screen in self._screens:
-            screen.progress(fraction, text)
+        self._all(lambda screen: screen.progress(fraction, text))
 
     def show(self, view: RunView) -> None:
+        self._all(lambda screen: screen.show(view))
+
+    def _all(self, tell: Callable[[Screen], None]) -> None:
         for screen in self._screens:
-            screen.show(view)
+            try:
+                tell(screen)
+            except Exception as error:  # whatever it is: a view never ends a run
+                name = f"{type(screen).__name__}: {type(error).__name__}"
+                if name not in self._failed:
+                    self._failed.add(name)
+                    _log.warning("a view of the run failed, and the run goes on: %s: %s", name, error)

@@ -17,5 +17,8 @@ def told(key: str, text: str, row: dict[str, Any], *, since: float) -> dict[str,
     """A row with its seconds, to the log and as an artifact. `since`: when it began, as monotonic() says."""
     row = {**row, "seconds": round(time.monotonic() - since, 2)}
     get_run_logger().info("%s: %s", text, row)
-    create_table_artifact([row], key=key, description=text)
+    try:
+        create_table_artifact([row], key=key, description=text)
+    except Exception as error:  # it is done: an artifact that can't be made does not undo it
+        get_run_logger().warning("the artifact %s can't be made: %s", key, error)
     return row

@@ -145,9 +145,8 @@ def _call_site(record: RunRecord, site: str) -> bool:
 
 def _publish(result: Result) -> None:
     """The result as artifacts."""
-    rows = result.summary["result"]
     with suppress(Exception):  # the run is done and its report is written: that counts
-        if rows:
+        if rows := result.summary["result"]:
             create_table_artifact(
                 rows, key=f"{result.run}-result", description=f"Held-out reward of {result.run}"
             )

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flows.rows import Row, evaluation_row, step_row
+from infra.liveness import Evidence
 from schemas.messages import (
-    EVAL,
     DeadLetter,
     Evaluation,
     Heartbeat,
-    Prompt,
+    RankerAnnouncement,
     SiteReport,
     StepRecord,
     WeightsAnnouncement,
@@ -25,6 +25,8 @@ from schemas.wire import Message
 
 RATE_WINDOW_S = 15.0
 QUIET_S = 10.0  # a process whose heartbeat is older is not shown as alive
+ROWS = 400  # newest steps, and evaluations, that a view holds
+_MOST, _MOST_POINTS = 2000, 400  # processes or relays that are held, and points of a rate
 
 
 class Rate:
@@ -40,6 +42,8 @@ class Rate:
             self._points.clear()  # a process started again and counts from zero
         self._points.append((at, total))
         while len(self._points) > 2 and self._points[1][0] < at - self._window_s:
+            self._points.popleft()
+        if len(self._points) > _MOST_POINTS:
             self._points.popleft()
 
     @property
@@ -58,9 +62,11 @@ class Process:
     beat: Heartbeat
     idle: Rate = field(default_factory=Rate)
     cpu: Rate = field(default_factory=Rate)
+    heard_at: float | None = None  # monotonic; None: it was said before anybody listened
 
-    def hear(self, beat: Heartbeat) -> None:
-        """The next heartbeat."""
+    def hear(self, beat: Heartbeat, *, live: bool = False) -> None:
+        """The next heartbeat. `live`: it has just been sent, whatever the clock of its machine says."""
+        self.heard_at = time.monotonic() if live else None
         if beat.pid != self.beat.pid:
             self.idle, self.cpu = Rate(), Rate()
         self.beat = beat
@@ -71,7 +77,14 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether it says so itself, lately."""
-        return self.beat.state != "ended" and time.time() - self.beat.sent_at < QUIET_S
+        return self.beat.state != "ended" and self.silent_s < QUIET_S
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing was heard of it."""
+        if self.heard_at is not None:
+            return time.monotonic() - self.heard_at
+        return time.time() - self.beat.sent_at
 
     @property
     def idle_share(self) -> float | None:
@@ -85,8 +98,7 @@ class Process:
         beat = self.beat
         if beat.state == "ended":
             return "ended"
-        silent = time.time() - beat.sent_at
-        if silent > QUIET_S:
+        if (silent := self.silent_s) > QUIET_S:
             return f"silent for {silent:.0f} s (was: {beat.waits_for or beat.state})"
         if not beat.waits_for:
             return beat.state
@@ -94,24 +106,27 @@ class Process:
 
 
 class RunView:
-    """The state of one run. Not thread-safe: `flows.follow` guards it."""
+    """The state of one run. Not thread-safe: `flows.follow` guards it.
+
+    It holds the newest of everything, and of a run of any age as much.
+    """
 
     def __init__(self, run: str, spec: RunSpec) -> None:
         classes = spec.lengths.classes
         self.run, self.spec = run, spec
         self.processes: dict[str, Process] = {}
-        self.rows: list[Row] = []
-        self.evaluations: list[Row] = []
+        self.left_out: dict[str, str] = {}  # processes that can't be kept alive, and why
+        self.rows: deque[Row] = deque(maxlen=ROWS)
+        self.evaluations: deque[Row] = deque(maxlen=ROWS)
         self.version: int | None = None
         self.sites: dict[tuple[str, int], SiteReport] = {}  # by site and relay
-        self.dead_letters = 0
+        self.dead_letters = 0  # on the topic, ever
         self.last_dead = ""
         self.trouble = ""  # why the view itself is not up to date
         self.generated = np.zeros(classes, np.int64)  # samples on the topic, by class
         self.edges: list[float] = []  # of length classes, in force for the newest prompt
-        self._asked = np.zeros(classes, np.int64)
-        self._trained = np.zeros(classes, np.int64)
-        self._evaluated: dict[int, np.ndarray] = {}
+        self.evidence = Evidence()
+        self.live = False  # whether what comes now has just been sent
         self._generated_rate, self._trained_rate = Rate(), Rate()
         self._trained_total = 0
 
@@ -119,27 +134,39 @@ class RunView:
         """One message of any topic."""
         match message:
             case Heartbeat():
-                name = f"{message.role}-{message.instance}"
-                self.processes.setdefault(name, Process(message)).hear(message)
+                self._take_beat(message)
             case StepRecord():
                 self._take_step(message)
             case Evaluation():
                 self.evaluations.append(evaluation_row(message))
             case WeightsAnnouncement():
-                self.version = message.version
+                self.version = max(message.version, self.version or 0)
             case SiteReport():
-                self.sites[message.site, message.relay] = message
+                if len(self.sites) < _MOST or (message.site, message.relay) in self.sites:
+                    self.sites[message.site, message.relay] = message
             case DeadLetter():
-                self.dead_letters += 1
                 self.last_dead = f"{message.topic}[{message.partition}]@{message.offset}: {message.reason}"
-            case Prompt():
-                self._take_prompt(message)
+            case RankerAnnouncement():
+                self.edges = message.edges
 
-    def take_all(self, messages: Iterable[Message], sample_ends: dict[int, int]) -> None:
-        """What was read in one go, and where the partitions of the samples topic end now."""
+    def take_all(self, messages: Iterable[Message], sample_ends: dict[int, int], dead: int = 0) -> None:
+        """What was read in one go, where the partitions of the samples end, and the dead letters ever."""
         for message in messages:
             self.take(message)
+        self.dead_letters = max(self.dead_letters, dead)
+        self.evidence.tick()
         self._count_samples(sample_ends, time.time())
+
+    def leave_out(self, found: dict[str, str]) -> None:
+        """Processes that the flow no longer starts again, for people to see."""
+        self.left_out = found
+
+    def _take_beat(self, beat: Heartbeat) -> None:
+        name = f"{beat.role}-{beat.instance}"
+        if name not in self.processes and len(self.processes) >= _MOST:
+            del self.processes[max(self.processes, key=lambda known: self.processes[known].silent_s)]
+        self.processes.setdefault(name, Process(beat)).hear(beat, live=self.live)
+        self.evidence.heard(beat)
 
     def _count_samples(self, ends: dict[int, int], at: float) -> None:
         for partition, end in ends.items():
@@ -149,19 +176,14 @@ class RunView:
     def _take_step(self, record: StepRecord) -> None:
         if self.rows and (self.rows[-1]["step"] or 0) >= record.step:
             return  # of a trainer that was thought dead: the first record of a step counts
-        classes = self._trained.size
-        self._trained += np.bincount(record.partitions, minlength=classes)[:classes]
         self.rows.append(step_row(record))
+        self.version = max(record.version_out, self.version or 0)
         self._trained_total += int(record.groups.size)
         self._trained_rate.add(record.finished_at, float(self._trained_total))
 
-    def _take_prompt(self, prompt: Prompt) -> None:
-        place = min(prompt.length_class, self._asked.size - 1)
-        self._asked[place] += prompt.size
-        self.edges = prompt.edges
-        if prompt.purpose == EVAL:
-            counted = self._evaluated.setdefault(prompt.window, np.zeros_like(self._asked))
-            counted[place] += prompt.size
+    def makes_samples(self) -> bool:
+        """Whether any generator is heard, wherever it is."""
+        return any(process.alive for process in self.processes.values() if process.beat.role == "generator")
 
     @property
     def last(self) -> Row | None:
@@ -184,31 +206,21 @@ class RunView:
         return self._trained_rate.per_s
 
     @property
-    def to_generate(self) -> list[int]:
-        """Samples that are admitted and not finished, by class."""
-        return [int(n) for n in np.maximum(self._asked - self.generated, 0)]
+    def to_generate(self) -> int | None:
+        """Samples that are admitted and not finished, as the feeder counts them."""
+        counters = self._counters("feeder-0")
+        if "undispatched" not in counters:
+            return None
+        return int(counters["undispatched"] + counters.get("dispatched", 0.0))
 
     @property
-    def to_train(self) -> list[int]:
-        """Samples that are finished and not trained, by class."""
-        done = {int(row["version"] or 0) for row in self.evaluations}
-        evaluated = sum(
-            (n for window, n in self._evaluated.items() if window in done), np.zeros_like(self._asked)
-        )
-        return [int(n) for n in np.maximum(self.generated - self._trained - evaluated, 0)]
+    def to_train(self) -> int | None:
+        """Samples that are finished and not trained, as the trainer counts them."""
+        held = self._counters("trainer-0").get("held")
+        return None if held is None else int(held)
 
-    @property
-    def pulse(self) -> tuple[object, ...]:
-        """Changes whenever the run gets on."""
-        starting = tuple(sorted((n, p.beat.pid, p.beat.state) for n, p in self.processes.items()))
-        return (
-            len(self.rows),
-            self._trained_total,
-            int(self.generated.sum()),
-            len(self.evaluations),
-            self.version,
-            starting,
-        )
+    def _counters(self, name: str) -> dict[str, float]:
+        return self.processes[name].beat.counters if name in self.processes else {}
 
     def waits(self) -> str:
         """What each process does, one a line: for the message when nothing gets on."""

@@ -1,19 +1,19 @@
 """The phase in which a run is trained: start the processes, watch them, end when all is done.
 
 crew ◄── who died ── team ◄── guard ◄── feeder, trainer, generators
-follower ◄── topics           three times a second: show, note, and check that something gets on
+follower ◄── topics           three times a second: show, note, and check that something moves
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 from flows.crew import Crew
 from flows.follow import Follower
+from flows.kept import METRICS_FILE, MetricsFile
+from flows.notes import Notes
 from flows.places import LOCAL, Places, logs_folder, report_folder
 from flows.request import RunCancelled, RunFailed
 from flows.screen import Screen
@@ -27,8 +27,6 @@ from infra.waiting import WaitedTooLong
 
 GRACE_S = 10.0
 TICK_S = 0.3
-NOTE_EVERY_S = 2.0
-PROCESSES_FILE = "processes.jsonl"
 
 
 def train(record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Callable[[], bool]) -> None:
@@ -40,21 +38,23 @@ def train(record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Ca
             locked(folder / ".lock", what=f"run {record.id}", deadline_s=GRACE_S + 15.0)
         )
         team = stack_.enter_context(Team(logs_folder(record), grace_s=GRACE_S, holds=(lock,)))
-        follower = stack_.enter_context(Follower(record))
+        follower = stack_.enter_context(Follower(record, metrics=MetricsFile(folder / METRICS_FILE)))
         crew = Crew(
             team, workers(record, places), restarts=record.spec.placement.restarts, say=screen.say
         )  # fmt: skip
         broker = _Broker(record, screen.say)
-        pulse, notes = _Pulse(record), _Notes(folder / PROCESSES_FILE)
+        stillness, notes = Stillness(record), Notes(folder, record.created_at, screen.say)
         crew.start()
         while not crew.done:
-            for ended in team.poll(TICK_S):
-                crew.heard(ended, excused=broker.was_away(check_now=True))
+            crew.poll(TICK_S, excused=lambda: broker.was_away(check_now=True))
             broker.check()
             crew.start_again()
+            crew.check(others=lambda: follower.see(RunView.makes_samples))
+            notes.left_out(crew.left_out)
+            follower.see(lambda view: view.leave_out(crew.left_out))
             follower.see(screen.show)
             follower.see(notes.note)
-            follower.see(pulse.check)
+            follower.see(stillness.check)
             if told_to_stop():
                 raise RunCancelled(f"run {record.id} was cancelled")
         crew.dismiss(GRACE_S)
@@ -102,51 +102,17 @@ class _Broker:
             )
 
 
-class _Pulse:
-    """A run in which nothing happens is ended, with what everyone waits for."""
+class Stillness:
+    """A run in which nothing moves is ended, with what everyone waits for."""
 
     def __init__(self, record: RunRecord) -> None:
         deadlines = record.spec.deadlines
         # The processes have deadlines of their own and say more: this is for when they themselves hang.
         self._patience_s = deadlines.start_s + deadlines.progress_s + 30.0
-        self._last: tuple[object, ...] = ()
-        self._since = time.monotonic()
 
     def check(self, view: RunView) -> None:
-        """Raise WaitedTooLong when nothing has changed for too long."""
-        if view.pulse != self._last:
-            self._last, self._since = view.pulse, time.monotonic()
-        elif time.monotonic() - self._since > self._patience_s:
-            trouble = f"\n  {view.trouble}" if view.trouble else ""
+        """Raise WaitedTooLong when nothing has moved for too long. A view in trouble counts no time."""
+        if view.evidence.still_s > self._patience_s:
             raise WaitedTooLong(
-                f"run {view.run}: nothing got on for {self._patience_s:.0f} s. Its processes:\n"
-                f"{view.waits()}{trouble}"
+                f"run {view.run}: nothing moved for {self._patience_s:.0f} s. Its processes:\n{view.waits()}"
             )
-
-
-class _Notes:
-    """What the processes did over time: heartbeats are compacted away, the report needs them."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._next = path, 0.0
-
-    def note(self, view: RunView) -> None:
-        """One line for each process, every few seconds."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + NOTE_EVERY_S
-            self._write(view, [name for name, process in view.processes.items() if process.alive])
-
-    def note_all(self, view: RunView) -> None:
-        """What all of them said last."""
-        self._write(view, list(view.processes))
-
-    def _write(self, view: RunView, names: list[str]) -> None:
-        step = view.last["step"] if view.last else None
-        notes = []
-        for name in sorted(names):
-            process = view.processes[name]
-            note = {"at": process.beat.sent_at, "process": name, "step": step, "idle": process.idle_share}
-            notes.append(note | {"cpu": process.cpu.per_s, "counters": process.beat.counters})
-        if notes:
-            with self._path.open("a") as file:
-                file.writelines(json.dumps(note) + "\n" for note in notes)

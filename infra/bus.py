@@ -153,3 +153,13 @@ def ends_of(bus: Bus, topic: Topic, *, only: int | None = None) -> dict[int, int
         return reader.end_offsets()
     finally:
         reader.close()
+
+
+def near_ends(bus: Bus, topic: Topic, newest: int) -> dict[int, int]:
+    """Where the newest so many records of each partition begin."""
+    reader = bus.reader(topic)
+    try:
+        begins = reader.begin_offsets()
+        return {part: max(begins[part], end - newest) for part, end in reader.end_offsets().items()}
+    finally:
+        reader.close()

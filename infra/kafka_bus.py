@@ -102,7 +102,10 @@ class KafkaBus:
         if topic.compacted:
             settings["cleanup.policy"] = "compact"
         else:
-            settings["retention.ms"] = str(self._retention_hours * 3_600_000)
+            hours = topic.retention_hours or self._retention_hours
+            settings["retention.ms"] = str(hours * 3_600_000)
+            if topic.retention_hours:  # only whole segments are let go of, and none is full so soon
+                settings["segment.ms"] = str(topic.retention_hours * 900_000)
         if self._replication > 1:
             settings["min.insync.replicas"] = str(self._replication - 1)
         return {

@@ -15,24 +15,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infra.bus import Bus, BusError, Record, Writer
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
+from infra.liveness import Pulses, Pulsing
 from infra.logs import set_up
 from infra.ownership import check_owner
 from infra.runs import RunRecord, find, host_name
 from infra.sites.place import Site, site_of
 from infra.store import Store, open_store
 from infra.store_identity import check_identity
+from infra.supervise import children
+from infra.waiting import NoSigns, Signs, Wait
 from schemas.messages import DeadLetter, Heartbeat
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
 from schemas.wire import encode
 
 DONE, FAILED, STOPPED = 0, 1, 3
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.5  # at most so often: when what a process does has changed
+_STEADY_S = 2.0  # else
 _LONGEST_REASON = 4_000
 _LARGEST_QUOTED = 256 << 10  # bytes of a record that are repeated in its dead letter
 
@@ -42,13 +46,15 @@ class Stopped(Exception):
 
 
 class Heart:
-    """Says on `<run>.status` what this process does, twice a second, from a thread of its own."""
+    """Says on `<run>.status` what this process does, from a thread of its own."""
 
     def __init__(self, run: str, role: str, instance: int) -> None:
         self._run, self._role, self._instance = run, role, instance
         self._state, self._waits_for, self._unblocked_by = "starting", "", ""
         self._since = time.time()
-        self._waited: dict[str, float] = {}
+        self._work_s = 0.0
+        self._said: tuple[str, str] = ("", "")  # state and wait, as they were sent last
+        self._said_at = 0.0
         self.counters: dict[str, float] = {}
 
     def working(self, state: str) -> None:
@@ -72,11 +78,24 @@ class Heart:
         return Heartbeat(
             run=self._run, role=self._role, instance=self._instance, pid=os.getpid(), host=host_name(),
             state=self._state, waits_for=self._waits_for, unblocked_by=self._unblocked_by, since=self._since,
-            counters=dict(self.counters) | {"cpu_s": time.process_time()}, sent_at=time.time(),
+            counters=dict(self.counters) | self._used(), sent_at=time.time(),
         )  # fmt: skip
+
+    def _used(self) -> dict[str, float]:
+        """Processor seconds: its own, and with its children's, which count while it does not wait."""
+        own = time.process_time()
+        if not self._waits_for:
+            self._work_s = own + children.cpu_s()
+        return {"cpu_s": own, "work_s": self._work_s}
+
+    def is_due(self, steady_s: float = _STEADY_S) -> bool:
+        """Whether it is time to beat: soon if what it does has changed, else now and then."""
+        changed = self._said != (self._state, self._waits_for)
+        return changed or time.monotonic() - self._said_at >= steady_s
 
     def beat(self, writer: Writer, topics: Topics) -> None:
         """Send it."""
+        self._said, self._said_at = (self._state, self._waits_for), time.monotonic()
         writer.send(topics.status, encode(self.message()), key=f"{self._role}-{self._instance}")
 
 
@@ -95,6 +114,7 @@ class Context:
     stop: threading.Event
     log: logging.Logger
     site: Site | None = None  # if it is not where the object store is
+    signs: Signs = field(default_factory=NoSigns)  # of life anywhere in the run
 
     @property
     def spec(self) -> RunSpec:
@@ -110,6 +130,12 @@ class Context:
     def name(self) -> str:
         """This process in messages for people."""
         return f"{self.role}-{self.instance}@{host_name()}"
+
+    def wait(self, what: str, *, unblocked_by: str) -> Wait:
+        """A wait that ends when nothing has moved anywhere for `deadlines.progress_s`."""
+        return Wait(
+            what, unblocked_by=unblocked_by, deadline_s=self.spec.deadlines.progress_s, signs=self.signs
+        )
 
     def dead_letter(self, record: Record, reason: str, *, wanted: str = "") -> None:
         """Put a record that can't be used where people find it; the run goes on.
@@ -188,6 +214,7 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
         )
         gc.disable()  # until all is loaded: seconds, when millions of objects come and none goes
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
+        context.signs = _signs(context)
         body(context)
         return DONE
     except Stopped:
@@ -202,16 +229,31 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
     finally:
         ended.set()
         if context is not None:
+            context.signs.close()
             _say_goodbye(context, log)
         sys.stdout.flush()
 
 
+def _signs(context: Context) -> Signs:
+    """The feeder hears everyone and says what moves; who waits for others hears that. A relay does not."""
+    deadline_s = context.spec.deadlines.progress_s
+    if context.role == "feeder":
+        return Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=deadline_s)
+    if context.role in ("generator", "trainer"):
+        return Pulses(context.bus, context.topics, context.run, deadline_s=deadline_s)
+    return NoSigns()
+
+
 def _beats(context: Context, ended: threading.Event) -> None:
+    steady_s = min(_STEADY_S, context.spec.deadlines.progress_s / 10)
     while not ended.wait(HEARTBEAT_S):
         try:
-            context.heart.beat(context.writer, context.topics)
+            if context.heart.is_due(steady_s):
+                context.heart.beat(context.writer, context.topics)
         except BusError:
             return  # the role itself meets the same error and reports it
+        except Exception:  # a beat that can't be made is missing; the next one may be made
+            context.log.exception("a heartbeat can't be sent")
 
 
 def _say_goodbye(context: Context, log: logging.Logger) -> None:

@@ -23,7 +23,6 @@ import numpy as np
 from infra.bus import Reader, ends_of, read_all
 from infra.logs import at_step
 from infra.process import Context, run_role
-from infra.waiting import Wait
 from producers.dispatch.recovery import look_back
 from producers.dispatch.service import Dispatching
 from producers.planner import Planner, Tokenize
@@ -100,9 +99,7 @@ class Feeder:
                     self._send(self._planner.admit(self._ranking.at))
 
     def _next_iteration(self) -> None:
-        wait = Wait(
-            "the next optimizer step in the ledger", unblocked_by="the trainer", deadline_s=self._deadline
-        )
+        wait = self._context.wait("the next optimizer step in the ledger", unblocked_by="the trainer")
         self._context.heart.waiting(f"step of iteration {self._planner.version}", unblocked_by="trainer")
         while True:
             self._context.check_stop()
@@ -192,9 +189,7 @@ class Feeder:
         self, reader: Reader, wanted: set[tuple[int, int]], version: int
     ) -> dict[tuple[int, int], Sample]:
         found: dict[tuple[int, int], Sample] = {}
-        wait = Wait(
-            f"held-out samples of version {version}", unblocked_by="the generators", deadline_s=self._deadline
-        )
+        wait = self._context.wait(f"held-out samples of version {version}", unblocked_by="the generators")
         while len(found) < len(wanted):
             self._context.check_stop()
             self._dispatching.check()

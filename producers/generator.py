@@ -26,9 +26,9 @@ import numpy as np
 from infra.bus import BusError, ends_of
 from infra.process import Context, run_role
 from infra.tail import Tail
-from infra.waiting import Wait
 from producers.decoding import Decoding, Made
 from producers.dispatch import REPORT_S
+from producers.drawing import Drawing
 from producers.engines.base import Engine
 from producers.engines.messages import EngineOptions
 from producers.engines.remote import RemoteEngine
@@ -82,12 +82,12 @@ class Generator:
     ) -> None:  # fmt: skip
         self._context, self._engine, self._rewards, self._text = context, engine, rewards, to_text
         self._spec = context.spec
-        self._deadline = context.spec.deadlines.progress_s
         self._decoding = Decoding(context.spec, engine)
         self._scoring: dict[str, Made] = {}
         self._held: list[Sample] = []  # finished and scored, not sent yet
         self._held_since = 0.0
         self._progress = _Progress()
+        self._drawing = Drawing(context.spec.deadlines.progress_s)
         self._start_id = secrets.token_hex(8)
         self._returned: list[str] = []
         self._moving: list[str] = []  # what others shall go on with
@@ -104,7 +104,7 @@ class Generator:
     def run(self) -> None:
         """Until told to stop."""
         try:
-            wait = Wait("work", unblocked_by="the feeder and the trainer", deadline_s=self._deadline)
+            wait = self._context.wait("work", unblocked_by="the feeder and the trainer")
             since = time.monotonic()
             while True:
                 self._context.check_stop()
@@ -251,6 +251,8 @@ class Generator:
         held = self._decoding.held() + [
             (made.begun.job.key, made.finished.tokens.size) for made in self._scoring.values()
         ]
+        if not leaving:
+            self._drawing.saw(held, running=self._decoding.running)
         report = InstanceReport(
             run=self._context.run, instance=self._context.name, start=self._start_id,
             slots=self._spec.generator.slots, batches=pace.batches, seconds=pace.seconds,
@@ -271,6 +273,7 @@ class Generator:
     def _count(self) -> None:
         self._context.heart.counters.update(
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
+            drawn=self._drawing.tokens,
             running=self._decoding.running + len(self._scoring), busy_s=self._progress.busy_s,
             failed_rewards=self._progress.failed_rewards, version=self._decoding.version,
             installs=self._decoding.installs, pause_s=self._decoding.pause_s,

@@ -403,3 +403,19 @@ class Heartbeat(Message, frozen=True, kw_only=True):
         return all_finite("counters", self.counters.values()) or finite(
             since=self.since, sent_at=self.sent_at
         )
+
+
+class Pulse(Message, frozen=True, kw_only=True):
+    """`<run>.pulse`: the feeder is alive, and says when anything last moved. Every two seconds."""
+
+    KIND: ClassVar[str] = "pulse"
+    run: Name
+    still_s: float  # since anything moved, as far as the feeder has heard
+    moved: Line  # the last thing that moved, for people
+    waits: Line  # each process with what it waits for, for people
+    sent_at: float
+
+    def wrong(self) -> str:
+        if not self.still_s >= 0:
+            return f"{self.still_s} s is no time"
+        return finite(still_s=self.still_s, sent_at=self.sent_at)

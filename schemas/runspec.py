@@ -473,16 +473,25 @@ class PlacementSection(Section):
         {}, max_length=1000, description="Far sites by name, each with generators."
     )
     restarts: int = Field(
-        3, ge=0, le=1_000_000, description="How often a process that dies is started again."
+        3,
+        ge=0,
+        le=1_000_000,
+        description="How often within an hour a process that dies is started again, after pauses that grow. "
+        "If it dies more often, a trainer or feeder ends the run; a generator or relay is left out, and "
+        "tried again every ten minutes, while others make samples.",
     )
 
 
 class DeadlinesSection(Section):
-    """Nothing waits for ever: seconds without progress after which a process says what it waited for."""
+    """Nothing waits for ever: seconds after which a process ends, and says what it waited for."""
 
     start_s: float = Field(300.0, gt=0, le=_MONTH_S, description="For a process to be ready.")
     progress_s: float = Field(
-        600.0, gt=0, le=_MONTH_S, description="Without the next group, record or weights."
+        600.0,
+        gt=0,
+        le=_MONTH_S,
+        description="In which nothing moves anywhere in the run: no token, sample, step or byte, and no "
+        "process that works. A step or an answer may take as long as it likes.",
     )
 
 

@@ -6,6 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 ASSIGNMENT_PARTITIONS = 8  # an instance reads one of them: with many instances not all that all others get
+PULSE_HOURS = 1  # nobody reads a pulse twice
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Topic:
     name: str
     partitions: int
     compacted: bool = False
+    retention_hours: int | None = None  # None: as long as the run file says
 
 
 def assignment_partition(instance: str) -> int:
@@ -38,10 +40,11 @@ class Topics:
         self.dead = Topic(f"{run}.dead", 1)
         self.status = Topic(f"{run}.status", 1, compacted=True)
         self.owner = Topic(f"{run}.owner", 1, compacted=True)
+        self.pulse = Topic(f"{run}.pulse", 1, retention_hours=PULSE_HOURS)
 
     def all(self) -> list[Topic]:
         """Every topic, in the order in which they are created."""
         return [
             self.prompts, self.assignments, self.parts, self.instances, self.samples, self.ledger,
-            self.weights, self.ranker, self.evals, self.dead, self.status, self.owner,
+            self.weights, self.ranker, self.evals, self.dead, self.status, self.owner, self.pulse,
         ]  # fmt: skip

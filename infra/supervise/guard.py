@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -27,7 +28,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 from infra.supervise.lifeline import adopt_orphans, children_of, die_with_parent
 
@@ -79,7 +80,7 @@ class _Guard:
     def _start(self, command: dict[str, Any]) -> None:
         name = command["name"]
         try:
-            with open(command["log"], "ab") as log:  # noqa: PTH123 - nothing but built-ins before an exec
+            with _log(command["log"]) as log:
                 child = subprocess.Popen(
                     command["argv"],
                     env=command["env"],
@@ -144,6 +145,16 @@ def _wake_on_signals() -> int:
     signal.signal(signal.SIGHUP, told)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the flow's to handle
     return reading
+
+
+def _log(path: str) -> BinaryIO:
+    """A worker's log. On a disk that is full it has none, and works all the same."""
+    try:
+        return open(path, "ab")  # noqa: PTH123 - nothing but built-ins before an exec
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        return open(os.devnull, "ab")  # noqa: PTH123
 
 
 def _before_exec(guard: int) -> Any:

@@ -30,14 +30,11 @@ from infra.supervise.lifeline import carrying
 
 MARK = "STREAMRL_TEAM"
 _ROOT = Path(__file__).resolve().parents[2]
+_GONE_S = 10.0  # for processes that were killed to be gone
 
 
 class SuperviseError(Explained):
     """Workers can't be supervised; the message says what happened and what to do."""
-
-
-class GuardDied(SuperviseError):
-    """The guard ended without being asked to. Its workers ended with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,14 @@ class Ended:
         return f"{self.name} (process {self.pid}) {self.how}; its log is {self.log}{lines}"
 
 
+class GuardDied(SuperviseError):
+    """The guard ended without being asked to. Its workers ended with it: they are `lost`."""
+
+    def __init__(self, message: str, lost: Sequence[Ended] = ()) -> None:
+        super().__init__(message)
+        self.lost = tuple(lost)
+
+
 class Team:
     """The workers of one flow."""
 
@@ -80,8 +85,22 @@ class Team:
 
     def __enter__(self) -> Team:
         make_private(self._logs)
+        self._guard = self._new_guard()
+        return self
+
+    def renew(self) -> None:
+        """Another guard in the place of one that died; it holds the same locks, and has no workers yet."""
+        self._alive().wait(_GONE_S)
+        for pipe in (self._alive().stdin, self._alive().stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._rest = b""
+        self._guard = self._new_guard()
+
+    def _new_guard(self) -> subprocess.Popen[bytes]:
         with (self._logs / "guard.log").open("ab") as log:
-            self._guard = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "infra.supervise.guard", "--grace-s", str(self._grace_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -90,7 +109,6 @@ class Team:
                 pass_fds=self._holds,
                 start_new_session=True,  # Ctrl-C in the terminal goes to the flow alone
             )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -215,19 +233,28 @@ class Team:
         code = guard.wait(30)
         self._sweep()
         names = ", ".join(self._pids) or "none"
+        lost = [
+            Ended(name, pid, 0, signal.SIGKILL, name in self._asked, self.log(name), self.tail(name))
+            for name, pid in self._pids.items()
+        ]
         self._pids.clear()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return GuardDied(
             f"the guard (process {guard.pid}) {how}, and with it its workers ({names}); "
-            f"its log is {self._logs / 'guard.log'}"
+            f"its log is {self._logs / 'guard.log'}",
+            lost,
         )
 
     def _sweep(self) -> None:
-        """Without the guard: kill what the workers themselves had started, wherever it is by now."""
-        for _ in range(3):
-            for pid in carrying(self._mark):
+        """Without the guard: kill what the workers themselves had started, until all of it is gone."""
+        until = time.monotonic() + _GONE_S
+        while found := list(carrying(self._mark)):
+            for pid in found:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > until:
+                return
+            time.sleep(0.02)
 
 
 def worker_environment() -> dict[str, str]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from infra.bus import Reader
 from infra.process import Context
 from infra.store import Missing, StoreError
-from infra.waiting import Wait
 from producers.dispatch.recovery import behind
 from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ranker, Score, score_of
 from producers.ranker.states import RankerError, States, start_from
@@ -71,10 +70,10 @@ class Ranking:
 
     def at(self, version: int) -> Ranker:
         """The ranker that has learned from all iterations before `version`."""
-        wait = Wait(
+        wait = self._context.wait(
             f"samples of iteration {version - 1} (the ranker has learned from {self._newest})",
-            unblocked_by="the generators", deadline_s=self._context.spec.deadlines.progress_s,
-        )  # fmt: skip
+            unblocked_by="the generators",
+        )
         with self._changed:
             while version not in self._rankers:
                 self._context.check_stop()

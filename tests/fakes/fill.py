@@ -12,7 +12,9 @@ def fill(kind: Any, **given: Any) -> Any:
     """A message of a kind; what is not given and has no default is empty, or the least that it may be."""
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in given:
-            given[field.name] = 1.0 if field.name == "predicted" else _least(field.type)
+            given[field.name] = (
+                1.0 if field.name == "predicted" and field.type is float else _least(field.type)
+            )
     return kind(**given)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -17,6 +17,7 @@ import yaml
 from flows import workers
 from flows.plain import train_plainly
 from flows.request import RunFailed
+from flows.view import RunView
 from infra.runs import RunError
 from tests.factories import TASK, make_spec
 from tests.stacks import processes_of
@@ -99,6 +100,52 @@ def test_a_trainer_that_is_killed_is_started_again(folder: Path, monkeypatch: py
     train_plainly(str(folder / "run.yaml"))
     assert [row["step"] for row in steps(folder)] == [0, 1, 2, 3, 4]
     assert working(folder) == []
+
+
+def test_a_killed_guard_is_started_again_and_the_run_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_STEP_S", "0.3")
+    killed: list[int] = []
+
+    class Killing:
+        def say(self, text: str) -> None: ...
+
+        def progress(self, fraction: float, text: str) -> None: ...
+
+        def show(self, view: RunView) -> None:
+            if view.last is None or killed:
+                return
+            for process in processes_of(folder / "home"):
+                if "infra.supervise.guard" in process.cmdline():
+                    killed.append(process.pid)
+                    process.kill()
+
+    result = train_plainly(str(folder / "run.yaml"), ["placement.restarts=0"], screen=Killing())
+    assert len(killed) == 1 and result.summary["steps"] == 5
+    assert [row["step"] for row in steps(folder)] == [0, 1, 2, 3, 4]
+    assert working(folder) == []
+
+
+def test_a_generator_that_can_not_be_kept_alive_is_left_out(folder: Path) -> None:
+    class Sabotage:
+        said: ClassVar[list[str]] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+        def progress(self, fraction: float, text: str) -> None: ...
+
+        def show(self, view: RunView) -> None:
+            for process in processes_of(folder / "home"):
+                if process.cmdline()[-2:] == ["--instance", "1"]:
+                    process.kill()
+
+    changes = ["placement.restarts=0", "placement.generators=2", "algorithm.iterations=30"]
+    result = train_plainly(str(folder / "run.yaml"), changes, screen=Sabotage())
+    assert result.summary["steps"] == 30
+    assert "died: generator-1" in result.summary["left_out"]["generator-1"]
+    assert any("generator-1 is left out" in text for text in Sabotage.said)
 
 
 def test_a_process_that_can_not_go_on_is_named_with_its_last_words(

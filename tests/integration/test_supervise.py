@@ -194,6 +194,42 @@ def test_a_dead_guard_is_an_error_that_says_so(tmp_path: Path) -> None:
         wait_until(lambda: gone(below), what="the end of the workers")
 
 
+def test_a_dead_guard_is_replaced_by_one_that_holds_the_same_locks(tmp_path: Path) -> None:
+    import fcntl
+
+    path = tmp_path / "lock"
+    with path.open("w") as held, path.open("w") as other:
+        with Team(tmp_path, grace_s=0.3, holds=[held.fileno()]) as team:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            first = team.start("one", python(WORKER))
+            below = pids_told_by(team.log("one"))
+            os.kill(team.guard_pid, signal.SIGKILL)
+            with pytest.raises(GuardDied) as died:
+                while True:
+                    team.poll(30)
+            assert gone(below), "what it left behind is gone before anyone is started again"
+            (lost,) = died.value.lost
+            assert (lost.name, lost.pid, lost.how) == ("one", first, "was killed by SIGKILL")
+            team.renew()
+            assert team.running == {}
+            second = team.start("one", python(WORKER))
+            assert team.running == {"one": second}
+            held.close()  # as if this process were gone
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert gone([second])
+
+
+def test_a_worker_is_started_though_its_log_can_not_be(tmp_path: Path) -> None:
+    with Team(tmp_path) as team:
+        (tmp_path / "one.log").symlink_to("/dev/full")
+        (tmp_path / "ran").unlink(missing_ok=True)
+        team.start("one", python(f"open({str(tmp_path / 'ran')!r}, 'w').close()"))
+        (ended,) = team.poll(30)
+        assert (ended.code, (tmp_path / "ran").exists()) == (0, True)
+
+
 def test_a_held_lock_is_let_go_of_after_the_workers(tmp_path: Path) -> None:
     import fcntl
 

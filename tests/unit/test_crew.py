@@ -4,20 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from flows import crew as crew_module
 from flows.crew import Crew
 from flows.request import RunFailed
 from flows.workers import FEEDER, GENERATOR, TRAINER, Worker
-from infra.supervise.team import Ended
+from infra.supervise.team import Ended, GuardDied
 
 
 class FakeTeam:
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.running: dict[str, int] = {}
+        self.renewed = 0
 
     def start(self, name: str, argv: list[str], env: dict[str, str]) -> int:
         self.started.append(name)
+        self.running[name] = len(self.started)
         return len(self.started)
+
+    def poll(self, wait_s: float) -> list[Ended]:
+        lost, self.running = [ended(name, signal=9) for name in self.running], {}
+        raise GuardDied("the guard (process 5) was killed by SIGKILL", lost)
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def ended(name: str, code: int = 0, signal: int = 0, last: str = "") -> Ended:
@@ -30,11 +47,20 @@ def team() -> FakeTeam:
 
 
 @pytest.fixture
-def crew(team: FakeTeam, monkeypatch: pytest.MonkeyPatch) -> Crew:
-    monkeypatch.setattr(crew_module, "PAUSES_S", (0.0,))
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def crew(team: FakeTeam, clock: Clock, said: list[str]) -> Crew:
     workers = [Worker("trainer", TRAINER, [], {}), Worker("feeder", FEEDER, [], {}),
-               Worker("generator-0", GENERATOR, [], {})]  # fmt: skip
-    found = Crew(team, workers, restarts=2, say=lambda text: None)  # type: ignore[arg-type]
+               *(Worker(f"generator-{number}", GENERATOR, [], {}) for number in range(2))]  # fmt: skip
+    found = Crew(team, workers, restarts=2, say=said.append, clock=clock)  # type: ignore[arg-type]
     found.start()
     team.started.clear()
     return found
@@ -48,13 +74,114 @@ def test_done_when_trainer_and_feeder_are(crew: Crew) -> None:
     assert crew.done
 
 
-def test_who_dies_is_started_again_until_it_is_too_often(crew: Crew, team: FakeTeam) -> None:
+def dies(crew: Crew, team: FakeTeam, name: str, **how: object) -> None:
+    team.running.pop(name, None)
+    crew.heard(ended(name, **how))  # type: ignore[arg-type]
+
+
+def test_who_dies_is_started_again_until_it_is_too_often(crew: Crew, team: FakeTeam, clock: Clock) -> None:
     for number in (1, 2):
-        crew.heard(ended("generator-0", signal=9))
+        dies(crew, team, "trainer", signal=9)
+        clock.now += 2.0 * (number - 1)
         crew.start_again()
-        assert team.started == ["generator-0"] * number
-    with pytest.raises(RunFailed, match=r"died 3 times, the last time: generator-0 .* SIGKILL; its log is"):
-        crew.heard(ended("generator-0", signal=9))
+        assert team.started == ["trainer"] * number
+    with pytest.raises(RunFailed, match=r"died 3 times within an hour, the last time: trainer .* SIGKILL"):
+        dies(crew, team, "trainer", signal=9)
+
+
+def test_restarts_are_counted_within_an_hour_so_that_weeks_of_a_run_may_have_many(
+    crew: Crew, team: FakeTeam, clock: Clock
+) -> None:
+    for _ in range(50):
+        dies(crew, team, "trainer", code=1, last="10:00:00 the store was away")
+        crew.start_again()
+        clock.now += 2000.0
+    assert team.started == ["trainer"] * 50
+
+
+def test_the_pause_before_a_restart_doubles_and_is_short_again_after_a_healthy_time(
+    clock: Clock, team: FakeTeam, said: list[str]
+) -> None:
+    crew = Crew(team, [Worker("generator-0", GENERATOR, [], {})], restarts=99, say=said.append, clock=clock)  # type: ignore[arg-type]
+    crew.start()
+
+    def pause_s() -> float:
+        began, count = clock.now, len(team.started)
+        dies(crew, team, "generator-0", signal=9)
+        while len(team.started) == count:
+            crew.start_again()
+            clock.now += 1.0
+        return clock.now - began - 1.0
+
+    assert [pause_s() for _ in range(11)] == [0, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    clock.now += 700.0
+    assert pause_s() == 0
+
+
+def test_a_generator_that_dies_too_often_is_left_out_and_the_run_goes_on(
+    crew: Crew, team: FakeTeam, clock: Clock, said: list[str]
+) -> None:
+    for _ in range(3):
+        dies(crew, team, "generator-0", signal=9)
+        clock.now += 20.0
+        crew.start_again()
+        crew.check()
+    assert list(crew.left_out) == ["generator-0"]
+    assert "died 3 times within an hour" in crew.left_out["generator-0"]
+    assert sum("generator-0 is left out" in line for line in said) == 1
+    count = len(team.started)
+    clock.now += 600.0
+    crew.start_again()
+    assert team.started[count:] == ["generator-0"], "it is tried again: machines come back"
+    clock.now += 700.0
+    crew.start_again()
+    assert crew.left_out == {} and said[-1] == "generator-0 is back"
+
+
+def test_one_of_two_generators_with_the_same_error_twice_costs_that_one(crew: Crew, team: FakeTeam) -> None:
+    for _ in range(2):
+        dies(crew, team, "generator-1", code=1, last="10:00:00 no such device")
+        crew.start_again()
+    crew.check()
+    assert list(crew.left_out) == ["generator-1"]
+
+
+def test_the_run_ends_when_nobody_can_make_samples_here_or_elsewhere(crew: Crew, team: FakeTeam) -> None:
+    for name in ("generator-0", "generator-1"):
+        crew.check()
+        for _ in range(2):
+            dies(crew, team, name, code=1, last="10:00:00 no such device")
+            crew.start_again()
+    crew.check(others=lambda: True)
+    with pytest.raises(RunFailed, match=r"nobody can make samples.* 2 generators are left out: twice of the"):
+        crew.check(others=lambda: False)
+
+
+def test_a_killed_guard_costs_its_workers_no_restart(crew: Crew, team: FakeTeam, said: list[str]) -> None:
+    for number in (1, 2):
+        crew.poll(0.0)
+        assert team.running == {} and team.renewed == number
+        crew.start_again()
+        assert sorted(team.running) == ["feeder", "generator-0", "generator-1", "trainer"]
+    assert "the guard (process 5) was killed by SIGKILL; it is started again, and they are" in said
+    with pytest.raises(GuardDied):  # but not for ever
+        crew.poll(0.0)
+
+
+def test_a_guard_that_dies_while_a_worker_is_started_loses_none(
+    crew: Crew, team: FakeTeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies(crew, team, "trainer", signal=9)
+
+    def dead(name: str, argv: list[str], env: dict[str, str]) -> int:
+        return len(team.poll(0.0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(team, "start", dead)
+        crew.start_again()
+    assert team.renewed == 1
+    crew.start_again()
+    assert sorted(team.running) == ["feeder", "generator-0", "generator-1", "trainer"]
 
 
 def test_the_same_error_twice_is_enough(crew: Crew) -> None:

@@ -10,12 +10,11 @@ from rich.console import Console
 from flows.live import LiveScreen, PlainScreen, one_line, picture, terminal
 from flows.view import Rate, RunView
 from schemas.messages import (
-    EVAL,
-    TRAIN,
     DeadLetter,
     Evaluation,
     Heartbeat,
-    Prompt,
+    RankerAnnouncement,
+    SiteReport,
     StepRecord,
     WeightsAnnouncement,
 )
@@ -26,10 +25,6 @@ from tests.fakes.fill import fill
 @pytest.fixture
 def view() -> RunView:
     return RunView("test-1", make_spec(lengths={"classes": 2}))
-
-
-def prompt(length_class: int, size: int, purpose: str = TRAIN, window: int = 0) -> Prompt:
-    return fill(Prompt, length_class=length_class, size=size, purpose=purpose, window=window)
 
 
 def step(number: int, samples: int, **fields: object) -> StepRecord:
@@ -52,13 +47,38 @@ def beat(role: str, waits_for: str = "", **fields: object) -> Heartbeat:
     return fill(Heartbeat, **{**given, "since": now - 3, "sent_at": now, **fields})
 
 
-def test_queues_by_class(view: RunView) -> None:
-    view.take_all([prompt(0, 8), prompt(1, 8), prompt(1, 4, EVAL, window=0)], {0: 5, 1: 6})
-    assert view.to_generate == [3, 6]
-    view.take_all([step(0, 2)], {0: 8, 1: 12})
-    assert (view.to_generate, view.to_train) == ([0, 0], [6, 12])
-    view.take(fill(Evaluation, version=0))
-    assert view.to_train == [6, 8]
+def test_queues_are_as_feeder_and_trainer_count_them(view: RunView) -> None:
+    assert (view.to_generate, view.to_train) == (None, None)
+    view.take(beat("feeder", counters={"undispatched": 3.0, "dispatched": 6.0}))
+    view.take(beat("trainer", counters={"held": 18.0}))
+    assert (view.to_generate, view.to_train) == (9, 18)
+    assert "queued 9 to generate, 18 to train" in " ".join(text_of(picture(view)).split())
+
+
+def test_a_view_holds_as_much_of_a_run_of_any_length(view: RunView) -> None:
+    for number in range(100_000):
+        view.rows.append({"step": number})
+    for number in range(3000):
+        view.take_all([step(100_000 + number, 2), beat("generator", instance=number)], {0: number})
+        view.take(fill(SiteReport, site="far", relay=number))
+        view.take(fill(Evaluation, version=number))
+    assert view.last is not None and view.last["step"] == 102_999
+    assert len(view.rows) == len(view.evaluations) == 400
+    assert len(view.processes) <= 2000 and len(view.sites) <= 2000
+    assert max(len(rate._points) for rate in (view._generated_rate, view._trained_rate)) <= 400
+
+
+def test_a_process_that_is_heard_is_alive_whatever_its_clock_says(view: RunView) -> None:
+    view.live = True
+    view.take(beat("generator", sent_at=time.time() - 7200))
+    assert view.processes["generator-0"].alive and view.makes_samples()
+
+
+def test_who_is_left_out_is_shown(view: RunView) -> None:
+    view.take_all([step(0, 2)], {})
+    view.leave_out({"generator-1": "died 4 times within an hour: no such device\nits log"})
+    assert "generator-1 is left out: died 4 times within an hour: no such device" in text_of(picture(view))
+    assert one_line(view).endswith("left out: generator-1")
 
 
 def test_of_a_step_the_first_record_counts(view: RunView) -> None:
@@ -72,7 +92,7 @@ def test_one_line_says_what_matters(view: RunView) -> None:
     view.take_all([], {0: 3})
     assert one_line(view) == "test-1: 3 samples generated, no step trained yet"
     view.take(step(0, 4))
-    view.take(fill(DeadLetter, topic="test-1.samples", offset=7, reason="not a StreamRL record"))
+    view.take_all([fill(DeadLetter, topic="test-1.samples", offset=7, reason="not a StreamRL record")], {}, 1)
     line = one_line(view)
     assert "iteration 1 of 3, reward 0.500, length 7.0" in line
     assert "1 dead letters (test-1.samples[0]@7: not a StreamRL record)" in line
@@ -109,13 +129,10 @@ def test_a_rate_forgets_what_is_old() -> None:
     assert rate.per_s == pytest.approx(100 * 2 / 11, rel=0.2)  # it grew in two of the last eleven seconds
 
 
-def test_the_pulse_is_still_when_nothing_gets_on(view: RunView) -> None:
-    view.take(beat("trainer", "samples"))
-    before = view.pulse
-    view.take(beat("trainer", "samples"))
-    assert view.pulse == before
-    view.take(fill(WeightsAnnouncement, version=1))
-    assert view.pulse != before
+def test_versions_do_not_go_back(view: RunView) -> None:
+    for version in (1, 3, 2):
+        view.take(fill(WeightsAnnouncement, version=version))
+    assert view.version == 3
 
 
 def text_of(thing: object) -> str:
@@ -126,13 +143,11 @@ def text_of(thing: object) -> str:
 
 def test_the_picture(view: RunView) -> None:
     assert "iteration" in text_of(picture(view))  # before anything is known
-    view.take_all([beat("trainer", "samples"), prompt(1, 8), *(step(n, 4) for n in range(50))], {1: 2})
+    view.take_all([beat("trainer", "samples"), *(step(n, 4) for n in range(50))], {1: 2})
     text = text_of(picture(view))
     assert "run test-1" in text
     assert "waits 3 s for samples ← the feeder" in text
-    assert [line.split() for line in text.splitlines() if "to generate" in line] == [
-        ["to", "generate", "0", "6"]
-    ]
+    assert [line.split() for line in text.splitlines() if "generated  " in line] == [["generated", "0", "2"]]
 
 
 def test_plain_lines_where_there_is_no_terminal(view: RunView) -> None:
@@ -160,9 +175,8 @@ def test_a_live_view_in_a_terminal(view: RunView) -> None:
 
 
 def test_classes_are_shown_by_their_lengths_and_the_ranker_by_its_recall(view: RunView) -> None:
-    view.take(prompt(0, 8))
     assert "length class  0  1" in text_of(picture(view))
-    view.take(fill(Prompt, length_class=1, size=8, edges=[12.4], purpose=TRAIN))
+    view.take(fill(RankerAnnouncement, edges=[12.4]))
     groups = np.repeat(np.arange(10), 2)
     predicted = np.where(groups == 9, 50.0, 10.0 - groups)  # right about the longest, wrong about the others
     record = fill(

@@ -1,0 +1,41 @@
+"""Tells an engine that is slow from one that hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from infra.supervise import children
+from infra.waiting import Wait
+from producers.jobs import Key
+
+_BUSY = 0.1  # of a processor: a prompt may take long before its first token
+
+
+class Drawing:
+    """Counts tokens as they are drawn, of samples that are finished or not."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._wait = Wait("a token", unblocked_by="the engine process", deadline_s=deadline_s)
+        self._had: dict[Key, int] = {}
+        self._cpu = time.monotonic(), children.cpu_s()
+        self.tokens = 0
+
+    def saw(self, held: Iterable[tuple[Key, int]], *, running: int) -> None:
+        """Take what each sample has. Raises WaitedTooLong if some run and none moves for too long."""
+        now = {key: count for key, count in held if count > 0}
+        drawn = sum(max(0, count - self._had.get(key, 0)) for key, count in now.items())
+        ended = self._had.keys() - now.keys()
+        self._had, self.tokens = now, self.tokens + drawn
+        if drawn or ended or not running or self._works():
+            self._wait.progress()
+        else:
+            self._wait.check()
+
+    def _works(self) -> bool:
+        """Whether the engine's process computes."""
+        (at, before), now, used = self._cpu, time.monotonic(), children.cpu_s()
+        if now - at < 1.0:
+            return False
+        self._cpu = now, used
+        return used - before >= _BUSY * (now - at)
