@@ -99,7 +99,7 @@ class Dispatching:
         self._unfit = past.unfit
         self._by_deadline = False
         bus, topics = context.bus, context.topics
-        self.admit([one for one in known if one.prompt.purpose != TRAIN or one.prompt.window >= past.trained])
+        self.admit(known)
         if samples is not None:
             samples.bell = self._bell
         self._samples = samples
@@ -193,7 +193,7 @@ class Dispatching:
 
     def _take_prompts(self, now: float) -> None:
         while not self._prompts.empty():
-            prompts = self._prompts.get()
+            prompts = [one for one in self._prompts.get() if self._is_wanted(one.prompt)]
             self._open |= {one.prompt.group: one for one in prompts}
             jobs = [_job(one, index) for one in prompts for index in range(one.prompt.size)]
             self._dispatcher.admit(jobs, now)
@@ -201,6 +201,9 @@ class Dispatching:
                 if (length := self._past.done.pop(job.key, None)) is not None:
                     self._dispatcher.finished(job.key, length, now)
         self._past.done.clear()  # what is left of it is of groups that are not admitted
+
+    def _is_wanted(self, prompt: Prompt) -> bool:
+        return prompt.purpose != TRAIN or prompt.window >= self._forgotten
 
     def _take_samples(self, now: float) -> None:
         letters = self._letters.take()  # before the samples: these may be of those that come only now
