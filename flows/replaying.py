@@ -11,6 +11,7 @@ from pathlib import Path
 from consumers.again import Again, Progress
 from consumers.learners import learner_of
 from flows.request import RunFailed
+from infra.bus import Sent
 from infra.process import Context, Heart, connect
 from infra.runs import find
 from infra.store import open_store
@@ -20,7 +21,7 @@ from schemas.topics import Topic, Topics
 class _NoWriter:
     """There is nothing to write."""
 
-    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> Sent:
         raise AssertionError(f"a replay writes nothing, and not to {topic.name}")
 
     def flush(self, deadline_s: float) -> None:

@@ -14,6 +14,9 @@ from infra.errors import Explained
 from infra.waiting import Wait
 from schemas.topics import Topic
 
+LARGEST_RECORD = 8 << 20  # bytes: no record is larger, whatever the bus
+SMALL_BATCH = 64 << 10  # bytes of records that others fetch one by one
+
 
 class BusError(Explained):
     """The bus can't do what is asked; the message names broker and topic."""
@@ -40,10 +43,17 @@ class Record:
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
+class Sent(Protocol):
+    """A record on its way."""
+
+    def offset(self) -> int:
+        """Its position in its partition. Known once `flush` has returned, or raises BusError."""
+
+
 class Writer(Protocol):
     """Appends records; a record is durable once `flush` has returned."""
 
-    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> Sent:
         """Append a record. Returns at once; a failure is raised by the next call of any method."""
 
     def flush(self, deadline_s: float) -> None:
@@ -75,6 +85,21 @@ class Reader(Protocol):
         """Let go."""
 
 
+class Fetcher(Protocol):
+    """Reads single records by position, of any topic; it costs nothing while nothing is asked of it."""
+
+    def fetch(
+        self, topic: Topic, wanted: Mapping[int, Collection[int]], *, deadline_s: float
+    ) -> dict[tuple[int, int], Record]:
+        """Records by partition and position, of those `wanted` by partition the ones that are there.
+
+        Others that came along with them are among the result too.
+        """
+
+    def close(self) -> None:
+        """Let go."""
+
+
 class Bus(Protocol):
     """Makes topics, writers and readers."""
 
@@ -87,13 +112,16 @@ class Bus(Protocol):
     def delete_topics(self, names: Collection[str]) -> None:
         """Remove topics with all their records; those that are not there are passed over."""
 
-    def writer(self) -> Writer:
-        """A writer for any topic."""
+    def writer(self, batch: int | None = None) -> Writer:
+        """A writer for any topic. `batch`: bytes that it sends as one; who fetches one record fetches all."""
 
     def reader(
         self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
     ) -> Reader:
         """A reader of a topic's partitions, or of `only` one, from `start` (default: from the beginning)."""
+
+    def fetcher(self) -> Fetcher:
+        """A reader of single records."""
 
     def close(self) -> None:
         """Let go of all connections."""

@@ -13,12 +13,12 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
-from infra.bus import BusError, Record
+from infra.bus import LARGEST_RECORD, SMALL_BATCH, BusError, Record
+from infra.kafka_fetcher import KafkaFetcher
 from infra.kafka_probe import Trouble, trouble
 from infra.kafka_security import checked, security_from_environment
-from schemas.topics import Topic
+from schemas.topics import FOR_EVER, Topic
 
-LARGEST_RECORD = 8 << 20
 _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
 
 
@@ -103,9 +103,9 @@ class KafkaBus:
             settings["cleanup.policy"] = "compact"
         else:
             hours = topic.retention_hours or self._retention_hours
-            settings["retention.ms"] = str(hours * 3_600_000)
-            if topic.retention_hours:  # only whole segments are let go of, and none is full so soon
-                settings["segment.ms"] = str(topic.retention_hours * 900_000)
+            settings["retention.ms"] = "-1" if hours == FOR_EVER else str(hours * 3_600_000)
+            if topic.retention_hours and hours != FOR_EVER:
+                settings["segment.ms"] = str(hours * 900_000)  # only whole segments are let go of
         if self._replication > 1:
             settings["min.insync.replicas"] = str(self._replication - 1)
         return {
@@ -114,13 +114,13 @@ class KafkaBus:
             "configs": settings,
         }
 
-    def writer(self) -> KafkaWriter:
+    def writer(self, batch: int | None = None) -> KafkaWriter:
         producer = self._connect(
             KafkaProducer,
             acks="all",
             enable_idempotence=True,
             linger_ms=8,  # a busy generator finishes several samples in that time: one request for all
-            batch_size=_BATCH,
+            batch_size=batch or _BATCH,
             max_request_size=LARGEST_RECORD,
             delivery_timeout_ms=int(self._delivery_s * 1000),
             request_timeout_ms=int(min(30.0, self._delivery_s / 2) * 1000),
@@ -138,6 +138,16 @@ class KafkaBus:
             max_partition_fetch_bytes=LARGEST_RECORD,
         )
         return KafkaReader(consumer, topic, dict(start or {}), self.bootstrap_servers, only)
+
+    def fetcher(self) -> KafkaFetcher:
+        consumer = self._connect(
+            KafkaConsumer,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_wait_ms=400,
+            max_partition_fetch_bytes=SMALL_BATCH,  # of what is around a record no more than need be
+        )
+        return KafkaFetcher(consumer, self.bootstrap_servers)
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -162,6 +172,21 @@ class KafkaBus:
         return BusError(f"Kafka at {self.bootstrap_servers} can't be {verb}: {found.what}{advice}")
 
 
+class KafkaSent:
+    """A record that the broker has acknowledged, or is about to."""
+
+    def __init__(self, future: Any, topic: Topic, broker: str) -> None:
+        self._future, self._topic, self._broker = future, topic, broker
+
+    def offset(self) -> int:
+        found = self._future.value.offset if self._future.succeeded() else -1
+        if found < 0:
+            raise BusError(
+                f"Kafka at {self._broker} does not say where a record of {self._topic.name} stands"
+            )
+        return int(found)
+
+
 class KafkaWriter:
     """An idempotent producer that waits for all in-sync replicas."""
 
@@ -169,13 +194,14 @@ class KafkaWriter:
         self._producer, self._broker = producer, broker
         self._failed: BaseException | None = None
 
-    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> KafkaSent:
         self._raise_failure()
         try:
             future = self._producer.send(topic.name, value=value, key=key.encode(), partition=partition)
         except KafkaError as error:
             raise BusError(f"Kafka at {self._broker}: {topic.name} can't be written: {error}") from error
         future.add_errback(self._remember)
+        return KafkaSent(future, topic, self._broker)
 
     def flush(self, deadline_s: float) -> None:
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from infra.bus import BusError, Record
+from infra.bus import LARGEST_RECORD, BusError, Record
 from schemas.topics import Topic
 
 
@@ -29,7 +30,7 @@ class MemoryBus:
         for name in names:
             self._topics.pop(name, None)
 
-    def writer(self) -> MemoryWriter:
+    def writer(self, batch: int | None = None) -> MemoryWriter:
         return MemoryWriter(self)
 
     def reader(
@@ -41,15 +42,24 @@ class MemoryBus:
             self, topic, {number: (start or {}).get(number, begins[number]) for number in numbers}
         )
 
+    def fetcher(self) -> MemoryFetcher:
+        return MemoryFetcher(self)
+
     def close(self) -> None:
         pass
 
-    def append(self, topic: Topic, partition: int, key: bytes, value: bytes) -> None:
+    def append(self, topic: Topic, partition: int, key: bytes, value: bytes) -> MemorySent:
         """What a writer does."""
+        if len(key) + len(value) > LARGEST_RECORD:
+            raise BusError(
+                f"{topic.name} can't be written: a record of {len(value)} bytes is larger than "
+                f"{LARGEST_RECORD}, the most that the bus takes"
+            )
         with self._changed:
             log = self.log(topic)[partition]
             log.append(Record(topic.name, partition, len(log), key, value))
             self._changed.notify_all()
+            return MemorySent(len(log) - 1)
 
     def log(self, topic: Topic) -> list[list[Record]]:
         """A topic's records by partition."""
@@ -71,14 +81,24 @@ class MemoryBus:
             self._changed.wait(seconds)
 
 
+@dataclass(frozen=True)
+class MemorySent:
+    """Is there already."""
+
+    at: int
+
+    def offset(self) -> int:
+        return self.at
+
+
 class MemoryWriter:
     """Appends at once."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
 
-    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
-        self._bus.append(topic, partition, key.encode(), value)
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> MemorySent:
+        return self._bus.append(topic, partition, key.encode(), value)
 
     def flush(self, deadline_s: float) -> None:
         pass
@@ -122,6 +142,27 @@ class MemoryReader:
 
     def seek(self, positions: Mapping[int, int]) -> None:
         self._positions.update(positions)
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryFetcher:
+    """Looks records up."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+
+    def fetch(
+        self, topic: Topic, wanted: Mapping[int, Collection[int]], *, deadline_s: float
+    ) -> dict[tuple[int, int], Record]:
+        logs = self._bus.log(topic)
+        return {
+            (partition, offset): logs[partition][offset]
+            for partition, offsets in wanted.items()
+            for offset in offsets
+            if 0 <= partition < len(logs) and 0 <= offset < len(logs[partition])
+        }
 
     def close(self) -> None:
         pass

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from infra.bus import Bus, BusError, Record, Writer
+from infra.bus import SMALL_BATCH, Bus, BusError, Record, Writer
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.liveness import Pulses, Pulsing
@@ -210,7 +210,7 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
         heart = Heart(record.id, role, given.instance)
         site = site_of(given.site, given.cache, given.share)
         context = Context(
-            record, role, given.instance, store, bus, bus.writer(), topics, heart, stop, log, site
+            record, role, given.instance, store, bus, bus.writer(_batch(role)), topics, heart, stop, log, site
         )
         gc.disable()  # until all is loaded: seconds, when millions of objects come and none goes
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
@@ -242,6 +242,11 @@ def _signs(context: Context) -> Signs:
     if context.role in ("generator", "trainer"):
         return Pulses(context.bus, context.topics, context.run, deadline_s=deadline_s)
     return NoSigns()
+
+
+def _batch(role: str) -> int | None:
+    """The feeder's prompts are fetched one by one, each with its batch: samples and the like are streamed."""
+    return SMALL_BATCH if role == "feeder" else None
 
 
 def _beats(context: Context, ended: threading.Event) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Container, Iterator
 
-from producers.jobs import Job, Key
+from producers.jobs import Job, Key, Turn
 
 
 class Backlog:
     """Jobs that wait, by the weights version that they need."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, int, int], Job]] = []
+        self._heap: list[tuple[tuple[Turn, float, int, int], Job]] = []
         self._keys: set[Key] = set()
 
     def add(self, job: Job) -> None:

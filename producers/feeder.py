@@ -25,6 +25,7 @@ from infra.logs import at_step
 from infra.process import Context, run_role
 from producers.dispatch.recovery import look_back
 from producers.dispatch.service import Dispatching
+from producers.jobs import Place, Placed
 from producers.planner import Planner, Tokenize
 from producers.ranker.ranking import Ranking
 from producers.resampling import Resampling
@@ -46,10 +47,11 @@ class Feeder:
         self._spec = context.spec
         self._deadline = context.spec.deadlines.progress_s
         bus, topics = context.bus, context.topics
-        prompts = [
-            decode(record.value, Prompt)
+        placed = [
+            Placed(decode(record.value, Prompt), Place(record.partition, record.offset))
             for record in read_all(bus, topics.prompts, deadline_s=self._deadline)
         ]
+        prompts = [one.prompt for one in placed]
         self._sent = {prompt.group for prompt in prompts}
         evals = read_all(bus, topics.evals, deadline_s=self._deadline)
         self._evaluated = {decode(record.value, Evaluation).version for record in evals}
@@ -59,13 +61,12 @@ class Feeder:
             for record in read_all(bus, topics.ledger, deadline_s=self._deadline)
         ]
         self._planner = Planner(context.run, self._spec, train, tokenize, prompts)
-        lookahead = self._spec.algorithm.lookahead
-        past = look_back(bus, topics, steps, lookahead=lookahead, deadline_s=self._deadline)
+        past = look_back(context, steps)
         wanted = self._planner.first_incomplete(past.trained)
         self._ranking = Ranking(context, self._planner.question, steps, wanted=wanted)
         self._resampling = Resampling(context, steps, past.trained, prompts)
         self._announced: tuple[str, list[float]] = ("", [])
-        self._dispatching = Dispatching(context, prompts, past)
+        self._dispatching = Dispatching(context, placed, past)
 
     def run(self) -> None:
         """Until the last iteration is trained and its weights are evaluated."""
@@ -123,17 +124,21 @@ class Feeder:
         fresh = [prompt for prompt in prompts if prompt.group not in self._sent]
         if fresh and fresh[0].purpose == TRAIN:
             self._announce(fresh[0], min(prompt.group for prompt in fresh))
+        sent = []
         for prompt in fresh:
-            self._context.writer.send(
+            record = self._context.writer.send(
                 self._context.topics.prompts,
                 encode(prompt),
                 key=str(prompt.group),
                 partition=prompt.length_class,
             )
+            sent.append((prompt, record))
             self._sent.add(prompt.group)
         if fresh:
             self._context.writer.flush(self._deadline)
-            self._dispatching.admit(fresh)
+            self._dispatching.admit(
+                [Placed(prompt, Place(prompt.length_class, record.offset())) for prompt, record in sent]
+            )
             self._resampling.admitted(fresh)
             counters = self._context.heart.counters
             counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in fresh)

@@ -2,7 +2,8 @@
 
 <run>.assignments ──► decoding: backlog, engine process ──► reward processes ──► <run>.samples
 <run>.weights ──► watch ──────────┘ prepared beside decode steps, installed between two, verified by hash
-<run>.instances ◄── twice a second: that it is there, what it has, how fast it is
+<run>.prompts, <run>.parts ──┘ by position: an assignment names them
+<run>.instances ◄── every few seconds: that it is there, what it has, how fast it is
 
 waits for                      unblocked by
 first weights                  the trainer
@@ -26,20 +27,20 @@ import numpy as np
 from infra.bus import BusError, ends_of
 from infra.process import Context, run_role
 from infra.tail import Tail
+from producers.assigned import Assigned
 from producers.decoding import Decoding, Made
-from producers.dispatch import REPORT_S
 from producers.drawing import Drawing
 from producers.engines.base import Engine
 from producers.engines.messages import EngineOptions
 from producers.engines.remote import RemoteEngine
-from producers.jobs import Job
+from producers.reporting import Reporting, State
 from producers.rewards import RewardPool, Score
 from producers.tokenizing import load_to_text
 from producers.weights_watch import WeightsWatch
 from schemas.identity import sample_id
-from schemas.messages import Assignment, InstanceReport, Part, Prompt, Sample
+from schemas.messages import Sample
 from schemas.topics import assignment_partition
-from schemas.wire import Unreadable, decode, encode
+from schemas.wire import encode
 
 _SCORES_S = 0.004  # how often the reward processes are asked, when somebody may wait for what they have
 _IDLE_S = 0.2  # how often a generator for which nothing comes looks whether it shall stop
@@ -88,17 +89,15 @@ class Generator:
         self._held_since = 0.0
         self._progress = _Progress()
         self._drawing = Drawing(context.spec.deadlines.progress_s)
-        self._start_id = secrets.token_hex(8)
-        self._returned: list[str] = []
+        start = secrets.token_hex(8)
         self._moving: list[str] = []  # what others shall go on with
-        self._report_at = 0.0
+        self._reporting = Reporting(context, start)
+        self._assigned = Assigned(context, start)
         self._bell = bell
         topic, only = context.topics.assignments, assignment_partition(context.name)
         # what was given to a process of this name before is given again: this one has not reported yet
         ends = ends_of(context.bus, topic, only=only)
-        self._assignments = Tail(
-            context.bus.reader(topic, ends, only=only), lambda records: records, self._bell
-        )
+        self._assignments = Tail(context.bus.reader(topic, ends, only=only), self._assigned.read, self._bell)
         self._weights = WeightsWatch(context, self._bell)
 
     def run(self) -> None:
@@ -132,6 +131,7 @@ class Generator:
             self._say_goodbye()
             self._rewards.close()
             self._assignments.close()
+            self._assigned.close()
             self._weights.close()
             self._engine.close()
 
@@ -149,27 +149,15 @@ class Generator:
 
     def _take_assignments(self) -> int:
         found = 0
-        for record in self._assignments.take():
-            if record.key.decode() != self._context.name:
-                continue  # of another instance that reads the same partition
-            try:
-                assignment = decode(record.value, Assignment)
-                prompts = [decode(raw, Prompt) for raw in assignment.prompts]
-                parts = {(p.group, p.index): p for p in (decode(raw, Part) for raw in assignment.parts)}
-            except Unreadable as error:
-                self._context.dead_letter(record, str(error))
-                continue
-            if assignment.run != self._context.run or assignment.start != self._start_id:
-                continue
-            self._moving += assignment.moving
-            if assignment.withdrawn:
-                self._returned += self._decoding.give_back(assignment.withdrawn)
-                self._report_at = 0.0  # the dispatcher waits to hear of it
-            for prompt, indexes in zip(prompts, assignment.indexes, strict=True):
-                jobs = [Job(prompt, index, parts.get((prompt.group, index))) for index in indexes]
-                found += sum(
-                    self._decoding.take(job) for job in jobs if sample_id(*job.key) not in self._scoring
-                )
+        for work in self._assignments.take():
+            if work.tell:
+                self._reporting.tell()
+            self._moving += work.moving
+            if work.withdrawn:
+                self._reporting.gives_back(self._decoding.give_back(work.withdrawn))
+            found += sum(
+                self._decoding.take(job) for job in work.jobs if sample_id(*job.key) not in self._scoring
+            )
         return found
 
     def _hand_over(self) -> None:
@@ -244,26 +232,14 @@ class Generator:
 
     def _report(self, *, leaving: bool = False) -> None:
         """Say that it is there, what it has, and how it gets on."""
-        if time.monotonic() < self._report_at and not leaving:
-            return
-        self._report_at = time.monotonic() + REPORT_S
-        pace = self._engine.pace()
-        held = self._decoding.held() + [
-            (made.begun.job.key, made.finished.tokens.size) for made in self._scoring.values()
-        ]
+        self._reporting.report(lambda: self._state(leaving), leaving=leaving)
+
+    def _state(self, leaving: bool) -> State:
+        scoring = [(made.begun.job.key, made.finished.tokens.size) for made in self._scoring.values()]
+        held = self._decoding.held() + scoring
         if not leaving:
             self._drawing.saw(held, running=self._decoding.running)
-        report = InstanceReport(
-            run=self._context.run, instance=self._context.name, start=self._start_id,
-            slots=self._spec.generator.slots, batches=pace.batches, seconds=pace.seconds,
-            version=self._decoding.version,
-            groups=np.array([key[0] for key, _ in held], np.int64),
-            indexes=np.array([key[1] for key, _ in held], np.int16),
-            tokens=np.array([count for _, count in held], np.int32),
-            returned=self._returned, leaving=leaving, sent_at=time.time(),
-        )  # fmt: skip
-        self._returned = []
-        self._context.writer.send(self._context.topics.instances, encode(report), key=self._context.name)
+        return State(self._engine.pace(), self._decoding.version, held)
 
     def _say_goodbye(self) -> None:
         """What it has goes to others at once; without this, when it has been silent for long enough."""

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from schemas.messages import Part, Prompt
+from schemas.messages import EVAL, Part, Prompt
 
 Key = tuple[int, int]  # group, index
+Turn = tuple[int, bool]  # whose turn it is: the lowest first
+
+
+class Place(NamedTuple):
+    """Where a record stands in its topic."""
+
+    partition: int
+    offset: int
+
+
+class Placed(NamedTuple):
+    """A prompt, and where it stands on `<run>.prompts`."""
+
+    prompt: Prompt
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +32,8 @@ class Job:
     prompt: Prompt = field(repr=False)
     index: int
     part: Part | None = field(default=None, repr=False, compare=False)  # what another instance made of it
+    place: Place | None = field(default=None, repr=False, compare=False)  # of the prompt
+    part_at: int = field(default=-1, repr=False, compare=False)  # where the part stands; -1: there is none
 
     @property
     def needs(self) -> int:
@@ -29,6 +47,14 @@ class Job:
         return self.prompt.group, self.index
 
     @property
-    def rank(self) -> tuple[int, float, int, int]:
-        """Order of work: the oldest window first, then the longest."""
-        return self.prompt.min_version, -self.prompt.predicted, self.prompt.group, self.index
+    def turn(self) -> Turn:
+        """The oldest window first; an evaluation behind what is trained and needs the same weights.
+
+        What needs newer weights comes behind it, so that it has its turn: nobody could overtake for ever.
+        """
+        return self.prompt.min_version, self.prompt.purpose == EVAL
+
+    @property
+    def rank(self) -> tuple[Turn, float, int, int]:
+        """Order of work: by turn, then the longest."""
+        return self.turn, -self.prompt.predicted, self.prompt.group, self.index

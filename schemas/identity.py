@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 # A group that was drawn in place of group g has the number g + ROUND; one in place of that, g + 2 * ROUND.
 ROUND = 1 << 40
+
+
+_ID = re.compile(r"-?[0-9]{1,13}(\+[0-9]{1,4})?-[0-9]{1,5}")  # of a first attempt
+
+
+def is_sample_id(name: str) -> bool:
+    """Whether it may be the id of a sample's first attempt: `sample_key` understands it."""
+    return bool(_ID.fullmatch(name))
 
 
 def round_of(group: int) -> int:

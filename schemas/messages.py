@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 from msgspec import Meta
 
-from schemas.identity import ROUND, sample_id
+from schemas.identity import ROUND, is_sample_id, sample_id
 from schemas.wire import Float32s, Float64s, Int16s, Int32s, Int64s, Message, UInt64s
+
+EVERYONE = "*"  # in place of an instance's name
 
 TRAIN = "train"
 EVAL = "eval"
@@ -28,6 +30,8 @@ Group = Annotated[int, Meta(ge=-(2**40), le=1025 * ROUND)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
 _ABOVE_ZERO = 1e-3  # a logprob may be so much, by rounding
 Slots = Annotated[int, Meta(ge=1, le=2**20)]  # that an instance has: tables have as many rows
+_Number = TypeVar("_Number", int, float)
+Points = Annotated[list[_Number], Meta(max_length=64)]  # of a curve
 
 
 def alike(**lengths: int) -> str:
@@ -35,6 +39,11 @@ def alike(**lengths: int) -> str:
     if len(set(lengths.values())) == 1:
         return ""
     return "these have to be equally many: " + ", ".join(f"{n} {name}" for name, n in lengths.items())
+
+
+def all_ids(name: str, ids: Iterable[str]) -> str:
+    """Which of these is no id of a sample."""
+    return next((f"{one[:64]!r} in {name} is no sample's id" for one in ids if not is_sample_id(one)), "")
 
 
 def finite(**numbers: float) -> str:
@@ -165,21 +174,38 @@ class Sample(Message, frozen=True, kw_only=True):
 
 
 class Assignment(Message, frozen=True, kw_only=True):
-    """`<run>.assignments`: what an instance shall make next. Keyed by instance."""
+    """`<run>.assignments`: what an instance shall make next. Keyed by instance.
+
+    Prompts and parts are named by where they stand: one row a sample to be made.
+    """
 
     KIND: ClassVar[str] = "assignment"
+    VERSION: ClassVar[int] = 2
     run: Name
-    instance: Name
+    instance: Name  # or EVERYONE
     start: Name  # of the instance's process that is meant: one that was started since does not take it
-    prompts: list[bytes]  # as they stand on `<run>.prompts`
-    indexes: list[list[int]]  # of each prompt: which samples
+    partitions: Int16s  # where the sample's prompt stands on `<run>.prompts` ...
+    offsets: Int64s
+    groups: Int64s  # ... and which sample it is
+    indexes: Int16s
+    parts: Int64s  # where it stands on `<run>.parts` what was made of it elsewhere; -1: nothing was
     withdrawn: list[str]  # ids of samples that another instance shall make, if this one has not begun them
     moving: list[str]  # ids of samples that another instance shall go on with
-    parts: list[bytes]  # of samples among `prompts`: what was made of them elsewhere
     sent_at: float
+    epoch: Count = 0  # of the dispatcher: what an older one says than was heard already does not count
+    tell: bool = False  # say all that you have: the dispatcher does not know
 
     def wrong(self) -> str:
-        return alike(prompts=len(self.prompts), indexes=len(self.indexes)) or finite(sent_at=self.sent_at)
+        rows = alike(
+            partitions=self.partitions.size, offsets=self.offsets.size, groups=self.groups.size,
+            indexes=self.indexes.size, parts=self.parts.size,
+        )  # fmt: skip
+        return (
+            rows
+            or all_ids("withdrawn", self.withdrawn)
+            or all_ids("moving", self.moving)
+            or finite(sent_at=self.sent_at)
+        )
 
 
 class Part(Message, frozen=True, kw_only=True):
@@ -213,27 +239,29 @@ class Part(Message, frozen=True, kw_only=True):
 
 
 class InstanceReport(Message, frozen=True, kw_only=True):
-    """`<run>.instances`: a generator is there, and how far it is. Twice a second."""
+    """`<run>.instances`: a generator is there, and how far it is. It says no more than has changed."""
 
     KIND: ClassVar[str] = "report"
     run: Name
     instance: Name
     start: Name  # drawn when the process started: tells it from the one before of the same name
     slots: Slots
-    batches: list[int]  # measured: a decode step of so many samples ...
-    seconds: list[float]  # ... takes so long
+    batches: Points[int]  # measured: a decode step of so many samples; empty: as was said before ...
+    seconds: Points[float]  # ... takes so long
     version: Version  # weights that it decodes with; -1: none yet
-    groups: Int64s  # of the samples that it has and has not finished
+    groups: Int64s  # if `whole`: of the samples that it has and has not finished
     indexes: Int16s
     tokens: Int32s  # how many tokens each has; -1: not begun
     returned: list[str]  # withdrawn samples that it had not begun
     leaving: bool  # it ends: what it has is to be made by others
     sent_at: float
+    whole: bool = True  # else it only says that it is there, and what is new
 
     def wrong(self) -> str:
         return (
             alike(groups=self.groups.size, indexes=self.indexes.size, tokens=self.tokens.size)
             or alike(batches=len(self.batches), seconds=len(self.seconds))
+            or all_ids("returned", self.returned)
             or finite(sent_at=self.sent_at)
         )
 
@@ -371,6 +399,9 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     found_by: str
     found_at: float
     wanted: str = ""  # id of the sample that it should have been, if it is not there and must be made again
+
+    def wrong(self) -> str:
+        return all_ids("wanted", [self.wanted] if self.wanted else [])
 
 
 class Owner(Message, frozen=True, kw_only=True):

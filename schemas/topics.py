@@ -5,8 +5,9 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+FOR_EVER = -1  # of hours that records are kept
+SHORT_HOURS = 1  # for what nobody reads twice
 ASSIGNMENT_PARTITIONS = 8  # an instance reads one of them: with many instances not all that all others get
-PULSE_HOURS = 1  # nobody reads a pulse twice
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,17 @@ class Topics:
     def __init__(self, run: str, classes: int) -> None:
         self.prompts = Topic(f"{run}.prompts", classes)
         self.samples = Topic(f"{run}.samples", classes)
-        self.assignments = Topic(f"{run}.assignments", ASSIGNMENT_PARTITIONS)
-        self.parts = Topic(f"{run}.parts", 1)
-        self.instances = Topic(f"{run}.instances", 1)
-        self.ledger = Topic(f"{run}.ledger", 1)
+        self.assignments = Topic(f"{run}.assignments", ASSIGNMENT_PARTITIONS, retention_hours=SHORT_HOURS)
+        self.parts = Topic(f"{run}.parts", 1, retention_hours=SHORT_HOURS)
+        self.instances = Topic(f"{run}.instances", 1, retention_hours=SHORT_HOURS)
+        self.ledger = Topic(f"{run}.ledger", 1, retention_hours=FOR_EVER)
         self.weights = Topic(f"{run}.weights", 1, compacted=True)
         self.ranker = Topic(f"{run}.ranker", 1)
         self.evals = Topic(f"{run}.evals", 1)
         self.dead = Topic(f"{run}.dead", 1)
         self.status = Topic(f"{run}.status", 1, compacted=True)
         self.owner = Topic(f"{run}.owner", 1, compacted=True)
-        self.pulse = Topic(f"{run}.pulse", 1, retention_hours=PULSE_HOURS)
+        self.pulse = Topic(f"{run}.pulse", 1, retention_hours=SHORT_HOURS)
 
     def all(self) -> list[Topic]:
         """Every topic, in the order in which they are created."""

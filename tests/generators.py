@@ -12,9 +12,12 @@ import torch
 from infra.bus import read_all
 from infra.process import Context
 from infra.weights.versions import WeightStore
+from producers.dispatch.assigning import assignments, question
 from producers.engines.base import Engine
 from producers.generator import Generator
+from producers.jobs import Job, Place, Placed
 from producers.rewards import Score
+from schemas.identity import sample_key
 from schemas.messages import Assignment, InstanceReport, Prompt, WeightsAnnouncement
 from schemas.topics import assignment_partition
 from schemas.wire import decode, encode
@@ -69,27 +72,54 @@ class Running:
         return [decode(record.value, kind) for record in found]
 
     def assign(self, *prompts: Prompt, start: str | None = None, withdrawn: tuple[str, ...] = ()) -> None:
-        self._send(
-            **({"start": start} if start else {}), prompts=[encode(one) for one in prompts],
-            indexes=[[0, 1] for _ in prompts], withdrawn=list(withdrawn),
-        )  # fmt: skip
+        """Both samples of each prompt, which is put on the log."""
+        jobs = [
+            Job(one.prompt, index, place=one.place) for one in map(self.place, prompts) for index in (0, 1)
+        ]
+        self._send(jobs, start=start, withdrawn=withdrawn)
 
-    def _send(self, **fields: Any) -> None:
+    def place(self, prompt: Prompt) -> Placed:
+        """Put a prompt on the log."""
         context = self.context
-        wait_until(lambda: self.read("instances", InstanceReport), what="its first report")
-        start = self.read("instances", InstanceReport)[0].start
-        values: dict[str, Any] = {"start": start, "prompts": [], "indexes": [], "withdrawn": [], "moving": []}
-        assignment = Assignment(
-            run=context.run, instance=context.name, parts=[], sent_at=0.0, **(values | fields)
+        sent = context.writer.send(context.topics.prompts, encode(prompt), key=str(prompt.group))
+        return Placed(prompt, Place(0, sent.offset()))
+
+    def _send(
+        self, jobs: list[Job], *, start: str | None = None, withdrawn: tuple[str, ...] = (),
+        moving: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        name = self.context.name
+        process = (name, start or self.start)
+        keys = [sample_key(one) for one in withdrawn], [sample_key(one) for one in moving]
+        for message in assignments(self.context.run, process, jobs, *keys):
+            self.send(message)
+
+    def send(self, assignment: Assignment) -> None:
+        """As the dispatcher does."""
+        topic, name = self.context.topics.assignments, self.context.name
+        self.context.writer.send(
+            topic, encode(assignment), key=assignment.instance, partition=assignment_partition(name)
         )
-        context.writer.send(
-            context.topics.assignments, encode(assignment), key=context.name,
-            partition=assignment_partition(context.name),
-        )  # fmt: skip
+
+    @property
+    def start(self) -> str:
+        """Of its process, as it says itself."""
+        wait_until(lambda: self.read("instances", InstanceReport), what="its first report")
+        return str(self.read("instances", InstanceReport)[0].start)
+
+    @property
+    def last_whole(self) -> InstanceReport:
+        """What it said when it last said all."""
+        reports: list[InstanceReport] = self.read("instances", InstanceReport)
+        return [report for report in reports if report.whole][-1]
+
+    def ask(self) -> None:
+        """For all that it has."""
+        self.send(question(self.context.run))
 
     def move(self, *names: str) -> None:
         """Others shall go on with these."""
-        self._send(moving=list(names))
+        self._send([], moving=names)
 
     def announce(self, version: int, tensors: Mapping[str, torch.Tensor] | None = None) -> str:
         weights = WeightStore(self.context.store, self.context.run)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.jobs import Job, Key
+from producers.jobs import Job, Key, Turn
 
 NO_DEADLINE = 1e300  # of a plan: longest first
 
@@ -65,10 +65,10 @@ class Instance:
 
 
 class Waiting:
-    """Jobs that wait, by window and predicted length."""
+    """Jobs that wait, by turn and predicted length."""
 
     def __init__(self) -> None:
-        self._windows: dict[int, list[tuple[float, Key]]] = {}  # ascending predicted length
+        self._windows: dict[Turn, list[tuple[float, Key]]] = {}  # ascending predicted length
         self._jobs: dict[Key, tuple[Job, float]] = {}
 
     def __len__(self) -> int:
@@ -83,15 +83,15 @@ class Waiting:
     def add(self, job: Job, predicted: float) -> None:
         """A job, and how long it is thought to be."""
         self._jobs[job.key] = job, predicted
-        bisect.insort(self._windows.setdefault(job.prompt.min_version, []), (predicted, job.key))
+        bisect.insort(self._windows.setdefault(job.turn, []), (predicted, job.key))
 
     def remove(self, key: Key) -> Job:
         """It waits no more."""
         job, predicted = self._jobs.pop(key)
-        window = self._windows[job.prompt.min_version]
+        window = self._windows[job.turn]
         del window[bisect.bisect_left(window, (predicted, key))]
         if not window:
-            del self._windows[job.prompt.min_version]
+            del self._windows[job.turn]
         return job
 
     def rerank(self, key: Key, predicted: float) -> None:
@@ -99,13 +99,12 @@ class Waiting:
         self.add(self.remove(key), predicted)
 
     def windows(self) -> list[list[tuple[float, Key]]]:
-        """For each window, the oldest first: its jobs, the shortest first."""
+        """For each turn, the first one first: its jobs, the shortest first."""
         return [self._windows[number] for number in sorted(self._windows)]
 
     def longest(self) -> Key | None:
         """The longest of the oldest window."""
-        windows = self.windows()
-        return windows[0][-1][1] if windows else None
+        return self._windows[min(self._windows)][-1][1] if self._windows else None
 
 
 @dataclass(eq=False)
@@ -114,14 +113,17 @@ class Board:
 
     waiting: Waiting = field(default_factory=Waiting)
     instances: dict[str, Instance] = field(default_factory=dict)
+    home: dict[Key, str] = field(default_factory=dict)  # the instance that has a job
     _fastest_first: list[Instance] = field(default_factory=list)
 
     def tokens(self, key: Key) -> float:
         """How many tokens a job has; 0 if it does not run."""
-        for instance in self.instances.values():
-            if key in instance.running:
-                return instance.tokens(key)
-        return 0.0
+        if key in self.waiting:
+            return 0.0
+        known = self.instances.get(self.home.get(key, ""))
+        if known is not None and key in known.running:
+            return known.tokens(key)
+        return next((i.tokens(key) for i in self.instances.values() if key in i.running), 0.0)
 
     @property
     def fastest_first(self) -> Sequence[Instance]:

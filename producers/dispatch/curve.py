@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from infra.errors import Explained
+
+SHORTEST_S, LONGEST_S = 1e-7, 3600.0  # of a step
 
 
 class CurveError(Explained):
@@ -27,10 +28,10 @@ class LatencyCurve:
         sizes = list(self.batches)
         if not sizes or len(sizes) != len(self.seconds):
             raise CurveError(f"a latency curve needs a time for each of its batch sizes: {sizes}")
-        if sizes != sorted(set(sizes)) or sizes[0] < 1:
+        if sizes != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1] <= 1 << 20:
             raise CurveError(f"batch sizes of a latency curve must grow from 1 on: {sizes}")
         for size, time in zip(sizes, self.seconds, strict=True):
-            if not (math.isfinite(time) and time > 0):
+            if not SHORTEST_S <= time <= LONGEST_S:  # nor is NaN
                 raise CurveError(f"a step of {size} samples can't take {time} s")
 
     def table(self, slots: int) -> np.ndarray:

@@ -4,12 +4,18 @@
 
 No deadline at all (longest first) is one of the choices: isolation is used only where it is expected to help.
 While samples finish, more is known; the choice is made again from where things stand.
+
+A choice costs time, which is measured: one that would take too long is not made, and the plan in force stays.
+Compiling is no part of it: that is done beside, before the first choice.
 """
 
 from __future__ import annotations
 
+import enum
+import heapq
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +29,14 @@ from producers.jobs import Job, Key
 QUANTILES = (0.5, 0.9, 0.95, 0.98, 0.999)
 DRAWS = 40  # of all lengths, that a choice is made by
 SPAN = np.linspace(0.78, 1.06, 9)  # deadlines that are tried, in units of longest-first's makespan
-_USUAL_COST_S = 0.5
+_USUAL_COST_S = 0.5  # of a choice about 1,024 samples on 8 instances
+_LONGEST_CHOICE_S = 2.0  # meanwhile nobody is given anything
+_LEAST_COST_S = 0.05
+_HEAP = 50  # a sample costs a plan's run so much as looking through so many instances
+_FADES = (
+    0.9  # what a choice is thought to cost, each time that it is thought too much: it may have changed ...
+)
+_FADED = 1 / 3  # ... by no more than this
 SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # and later, in units of the time that is left to the deadline
 _PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # and of a step between those, around the best
 _PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
@@ -45,6 +58,49 @@ def _next_step(instance: Instance) -> tuple[float, str]:
     return float(instance.seconds[min(len(instance.running) + 1, instance.slots)]), instance.name
 
 
+class Why(enum.IntEnum):
+    """Why the plan in force is in force: with no deadline in it, why it is longest first."""
+
+    NOTHING = 0  # there was nothing to choose yet
+    ALONE = 1  # there is one instance
+    DEAR = 2  # to choose would take longer than is worth it
+    COLD = 3  # what chooses is being compiled
+    CHOSEN = 4  # it is expected to end soonest
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return {
+            Why.NOTHING: "there was nothing to choose yet", Why.ALONE: "there is one generator",
+            Why.DEAR: "to choose would take longer than is worth it", Why.COLD: "what chooses is compiled",
+            Why.CHOSEN: "that is expected to end soonest",
+        }[self]  # fmt: skip
+
+
+class Costs:
+    """What choices take. One that took far longer than others is not believed: the machine was busy."""
+
+    def __init__(self) -> None:
+        self._each_s = deque([_USUAL_COST_S / (1024 * (_HEAP + 8))] * 3, maxlen=3)
+        self._faded = 1.0
+        self.last_s = 0.0
+        self.count = 0
+
+    def of(self, work: float) -> float:
+        """What a choice is thought to take."""
+        return work * sorted(self._each_s)[1] * self._faded
+
+    def add(self, seconds: float, work: float) -> None:
+        """One was made."""
+        self._each_s.append(seconds / work)
+        self._faded, self.last_s = 1.0, seconds
+        self.count += 1
+
+    def fade(self) -> None:
+        """One was not made: what is known of costs becomes old."""
+        self._faded = max(_FADED, self._faded * _FADES)
+
+
 _Window = tuple[np.ndarray, list[Key]]  # declared lengths, ascending, and whose they are
 
 
@@ -52,7 +108,8 @@ class DeadlinePolicy:
     """`replans`: how often the choice is made again, counted over one makespan.
 
     `move_s`: seconds that it costs to move a running sample, for each token that it has; None: none is moved.
-    `thrift`: what a choice may take, as a share of the time that it is made for; else it is longest first.
+    `thrift`: what a choice may take, as a share of the time that it is made for; else it is not made.
+    `warm`: called when there is something to choose; no choice is made before it says yes.
     """
 
     def __init__(
@@ -63,9 +120,12 @@ class DeadlinePolicy:
         replans: int = 0,
         thrift: float = float("inf"),
         move_s: float | None = None,
+        warm: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.ranks, self._replans, self._thrift = ranks, replans, thrift
-        self._cost_s = _USUAL_COST_S  # of a choice
+        self.ranks, self._replans, self._thrift, self._warm = ranks, replans, thrift, warm
+        self.costs = Costs()
+        self._is_cold = False  # a choice waits for what is compiled
+        self.why = Why.NOTHING  # the plan in force is in force
         self._move_s = move_s
         self.moves: list[tuple[Key, str]] = []  # running jobs, and the instances that shall go on with them
         self._rng = np.random.default_rng(seed)
@@ -87,6 +147,12 @@ class DeadlinePolicy:
 
     def regrouped(self, board: Board, now: float) -> None:
         self._regrouped_at = now
+        self._last = {name: last for name, last in self._last.items() if name in board.instances}
+
+    @property
+    def by_deadline(self) -> bool:
+        """Whether a deadline is in force; else it is longest first."""
+        return self.plan is not None and self.plan.deadline < NO_DEADLINE
 
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
         self._told.pop(job.key, None)
@@ -110,6 +176,8 @@ class DeadlinePolicy:
     def tick(self, board: Board, now: float) -> bool:
         """Choose again if it is time; True if that was done."""
         came = self._came
+        if self._is_cold and self._warm():
+            self._is_cold, came = False, True
         if not (came or self._must_regroup(now) or now >= self.wakes_at or self.ranks.doubt > self._doubted):
             return False
         again = not came and self._regrouped_at is None
@@ -127,7 +195,9 @@ class DeadlinePolicy:
         """
         if self._regrouped_at is None:
             return False
-        return self.plan is None or now >= self._chosen_at + self._cost_s / self._thrift
+        return (
+            self.plan is None or now >= self._chosen_at + max(self.costs.last_s, _LEAST_COST_S) / self._thrift
+        )
 
     def take_moves(self) -> list[tuple[Key, str]]:
         moves, self.moves = self.moves, []
@@ -140,14 +210,30 @@ class DeadlinePolicy:
             for instance in board.instances.values():
                 self._look_again(instance)
 
-    def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
+    def fill(self, board: Board, asked: Sequence[Instance], now: float) -> Iterator[tuple[Instance, Key]]:
+        if not self.by_deadline:
+            yield from self._longest_first(board)
+            return
+        while board.waiting and (chosen := self._pick(board, asked, now)) is not None:
+            yield chosen
+
+    def _longest_first(self, board: Board) -> Iterator[tuple[Instance, Key]]:
+        """Each where its step would be the fastest."""
+        heap = [(_next_step(one), one) for one in board.instances.values() if one.free > 0]
+        heapq.heapify(heap)  # names differ, so instances are never compared
+        while heap and (longest := board.waiting.longest()) is not None:
+            instance = heap[0][1]
+            yield instance, longest
+            if instance.free > 0:
+                heapq.heapreplace(heap, (_next_step(instance), instance))
+            else:
+                heapq.heappop(heap)
+
+    def _pick(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
         """As `makespan` does: the longest at once if it can't wait, where it is fastest; else by `pick`."""
         instances, plan = board.fastest_first, self.plan
         assert plan is not None
         fastest = min((i for i in instances if i.free > 0), key=_next_step, default=None)
-        longest = board.waiting.longest()
-        if plan.deadline >= NO_DEADLINE:
-            return None if fastest is None or longest is None else (fastest, longest)
         windows = self._windows(board)
         if fastest is None or not windows:
             return None
@@ -217,43 +303,65 @@ class DeadlinePolicy:
             self._last[instance.name] = max(self._last[instance.name], self._said[key])
 
     def _choose(self, board: Board, now: float, *, again: bool = False) -> None:
-        if not board.instances or not (
-            len(board.waiting) or any(i.running for i in board.instances.values())
-        ):
+        count = len(board.waiting) + sum(len(one.running) for one in board.instances.values())
+        if not board.instances or not count:
             self.wakes_at = float("inf")
             return
+        began = time.monotonic()
         self._kept = None
         self._told.clear()
         self.ranks.look(board)
         self._doubted = self.ranks.doubt
-        self._said.clear()  # what runs is declared anew, by the quantile in force
-        if self._worth_it(board):
-            self.plan = self._best(state_of(board, self.ranks, now), now, again)
-            for instance in board.instances.values():
-                self._look_again(instance)
+        work = count * (_HEAP + len(board.instances))
+        if why := self._why_not(board, work):
+            self._stay(board, now, why)
         else:
-            self.plan = Plan(0.5, NO_DEADLINE, now)
-        if self._replans and self.plan.ends > now:
+            self._choose_now(board, now, again)
+            self.costs.add(time.monotonic() - began, work)
+        plan = self.plan
+        if self._replans and plan is not None and plan.ends > now:
             # of what is left, and not ever more often towards the end
-            step = max(self.plan.ends - now, self._span_s / 2) / self._replans
+            step = max(plan.ends - now, self._span_s / 2) / self._replans
             self.wakes_at = now + step
 
-    def _worth_it(self, board: Board) -> bool:
-        """Whether there is something to choose, and time to."""
+    def _choose_now(self, board: Board, now: float, again: bool) -> None:
+        self._said.clear()  # what runs is declared anew, by the quantile in force
+        self.plan, self.why = self._best(state_of(board, self.ranks, now), now, again), Why.CHOSEN
+        for instance in board.instances.values():
+            self._look_again(instance)
+
+    def _stay(self, board: Board, now: float, why: Why) -> None:
+        """With a deadline that is in force: it is worth no less than it was. Else it is longest first."""
+        if not self.by_deadline or why is Why.ALONE:
+            self.plan, self.why = Plan(0.5, NO_DEADLINE, now), why
+        running = [key for one in board.instances.values() for key in one.running]
+        self._said = {key: self._said[key] for key in running if key in self._said}
+
+    def _why_not(self, board: Board, work: float) -> Why:
+        """Why no choice is made now."""
         if len(board.instances) == 1:
-            return False
+            return Why.ALONE
+        if self._thrift < float("inf") and self.costs.of(work) > min(self._worth_s(board), _LONGEST_CHOICE_S):
+            self.costs.fade()
+            return Why.DEAR
+        if not self._warm():
+            self._is_cold = True
+            return Why.COLD
+        return Why.NOTHING
+
+    def _worth_s(self, board: Board) -> float:
+        """How long a choice may take."""
         tokens = [predicted for _, predicted in board.waiting]
         tokens += [job.prompt.predicted for i in board.instances.values() for job in i.running.values()]
         speed = sum(i.slots / float(i.seconds[-1]) for i in board.instances.values())
         alone = max(tokens) * min(float(i.seconds[1]) for i in board.instances.values())
-        return max(sum(tokens) / speed, alone) * self._thrift >= self._cost_s
+        return max(sum(tokens) / speed, alone) * self._thrift
 
     def _best(self, state: State, now: float, again: bool) -> Plan:
         """Sift all settings with few draws, the better ones with more, the best with all.
 
         Again, once there is a deadline: settings near it, with half the draws, since that is often done.
         """
-        began = time.monotonic()
         stay, exact = self._in_force(now), self.ranks.beliefs.exact
         near_it = again and 0 < stay[1] < NO_DEADLINE
         draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
@@ -280,7 +388,6 @@ class DeadlinePolicy:
             moves, best, ends = find_moves(state, draws[: len(draws) // 2 or 1], best, self._move_s)
             settings[best] = ends
             self.moves = [(state.keys[row], state.names[target]) for row, target in moves]
-        self._cost_s = time.monotonic() - began
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
         return Plan(best[0], deadline, now + settings[best])
 

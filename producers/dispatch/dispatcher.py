@@ -3,11 +3,13 @@
 admit, join, leave, finished, progress ──► board ──► turn(now) ──► (instance, jobs)
                                              ▲
                                            policy
+
+It knows what is admitted and not forgotten: what it holds does not grow with the length of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +17,9 @@ from producers.dispatch.board import Board, Instance
 from producers.dispatch.policies import Policy
 from producers.jobs import Job, Key
 
-EVERYTHING = 1 << 40
+# So many jobs beyond its slots the only instance gets: it waits for nobody, and who joins finds most of the
+# work not given away. It gets more when a quarter of them is begun.
+ALONE = 1024
 
 
 class Dispatcher:
@@ -24,8 +28,8 @@ class Dispatcher:
     def __init__(self, policy: Policy, *, latency_s: float = 0.0) -> None:
         """`latency_s`: how long it takes until an instance can begin what it is given."""
         self._policy, self._board, self._latency_s = policy, Board(), latency_s
-        self._done: set[Key] = set()
-        self._home: dict[Key, str] = {}
+        self._done: dict[int, set[int]] = {}  # by group that is admitted and not forgotten: its indexes
+        self._home = self._board.home
         self._ask: set[str] = set()  # instances with slots that have become free
         self._ask_all = False
         self._asked_back: set[Key] = set()
@@ -51,13 +55,21 @@ class Dispatcher:
         """Who is there."""
         return list(self._board.instances)
 
+    def works(self, name: str) -> bool:
+        """Whether an instance has anything."""
+        return bool(self._board.instances[name].running)
+
+    def is_done(self, group: int, size: int) -> bool:
+        """Whether all samples of a group are done."""
+        return len(self._done.get(group, ())) >= size
+
     def admit(self, jobs: Iterable[Job], now: float) -> None:
         """Jobs to be done, each once however often it is admitted."""
-        fresh = [
-            job
-            for job in jobs
-            if job.key not in self._done and job.key not in self._home and job.key not in self._board.waiting
-        ]
+        fresh = []
+        for job in jobs:
+            done = self._done.setdefault(job.prompt.group, set())
+            if job.index not in done and job.key not in self._home and job.key not in self._board.waiting:
+                fresh.append(job)
         if fresh and self._policy.ranks is not None:
             self._policy.ranks.admitted(fresh)
         for job in fresh:
@@ -70,13 +82,30 @@ class Dispatcher:
         ranks = self._policy.ranks
         self._board.waiting.add(job, job.prompt.predicted if ranks is None else ranks.rank(job))
 
-    def forget(self, useless: Callable[[Job], bool]) -> None:
-        """Jobs that wait and that nobody needs any more."""
-        for job in [job for job, _ in self._board.waiting if useless(job)]:
-            self._done.add(job.key)
+    def forget(self, groups: Collection[int]) -> None:
+        """Nobody needs these any more, whether they wait, run or are done."""
+        for job in [job for job, _ in self._board.waiting if job.prompt.group in groups]:
             self._board.waiting.remove(job.key)
-            if self._policy.ranks is not None:
-                self._policy.ranks.forget(job)
+            self._let_go(job)
+        for key in [key for key in self._home if key[0] in groups]:
+            if (lost := self._take_from_home(key)) is not None:
+                self._let_go(lost)
+            self._ask_all = True
+        for group in groups:
+            self._done.pop(group, None)
+
+    def _let_go(self, job: Job) -> None:
+        if self._policy.ranks is not None:
+            self._policy.ranks.forget(job)
+
+    def _take_from_home(self, key: Key) -> Job | None:
+        """No instance has it any more."""
+        self._asked_back.discard(key)
+        self._on_the_way.discard(key)
+        if (name := self._home.pop(key, None)) is None:
+            return None
+        self._ask.add(name)
+        return self._board.instances[name].end(key)
 
     def join(self, name: str, slots: int, seconds: np.ndarray, now: float) -> None:
         """An instance is there. One that is known is taken to have started anew: it runs nothing."""
@@ -108,21 +137,25 @@ class Dispatcher:
             self._regrouped(now)
         return lost
 
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._board.instances) == 1 and self._latency_s > 0
+
     def _regrouped(self, now: float) -> None:
-        only = len(self._board.instances) == 1
         for instance in self._board.instances.values():
-            instance.ahead = EVERYTHING if only and self._latency_s else 0
+            instance.ahead = ALONE if self._is_alone else 0
         self._policy.regrouped(self._board, now)
         self._ask_all = True
 
     def withdraw(self) -> dict[str, list[Key]]:
         """What instances have beyond what they can begin soon, if others could: the last in order of work."""
         excess: dict[str, list[Key]] = {}
-        if len(self._board.instances) < 2:
+        if len(self._board.instances) < 2 or self._board.waiting:
             return excess
-        idle = any(instance.free > 0 for instance in self._board.instances.values())
+        if not any(instance.free > 0 for instance in self._board.instances.values()):
+            return excess
         for name, instance in self._board.instances.items():
-            if idle and not self._board.waiting and (count := -instance.free) > 0:
+            if (count := -instance.free) > 0:
                 ordered = sorted(instance.running.values(), key=lambda job: job.rank)
                 fresh = [job.key for job in ordered[-count:] if job.key not in self._asked_back]
                 self._asked_back.update(fresh)
@@ -135,10 +168,7 @@ class Dispatcher:
         back = []
         for key in keys:
             self._asked_back.discard(key)
-            if self._home.get(key) == name:
-                del self._home[key]
-                job = self._board.instances[name].end(key)
-                assert job is not None
+            if self._home.get(key) == name and (job := self._take_from_home(key)) is not None:
                 self._wait(job)
                 back.append(job)
         if back:
@@ -159,25 +189,35 @@ class Dispatcher:
         return lost
 
     def finished(self, key: Key, length: int, now: float) -> None:
-        """A sample is done, whoever did it: one that was thought lost may still arrive."""
-        self._done.add(key)
-        self._asked_back.discard(key)
-        self._on_the_way.discard(key)
+        """A sample is done, whoever did it: one that was thought lost may still arrive.
+
+        Of a group that is not admitted, or not any more, it says nothing: anyone could have made it up.
+        """
+        if (done := self._done.get(key[0])) is None:
+            return
+        done.add(key[1])
         if key in self._board.waiting:
             self._learn(self._board.waiting.remove(key), length)
             return
-        name = self._home.pop(key, None)
-        if name is None:
+        if (name := self._home.pop(key, None)) is None:
             return
+        self._asked_back.discard(key)
+        self._on_the_way.discard(key)
         instance = self._board.instances[name]
         instance.advance(now)
         job = instance.end(key)
         assert job is not None
         self._policy.finished(self._board, instance, job, length, now)
         self._learn(job, length)
-        if self._latency_s and instance.ahead != EVERYTHING:
-            instance.ahead = 1 + round(instance.rate(now) * self._latency_s)
-        self._ask.add(name)
+        self._free(instance, now)
+
+    def _free(self, instance: Instance, now: float) -> None:
+        """A slot is free: it is asked for, and so is what it can begin until it hears of more."""
+        if self._latency_s:
+            soon = 1 + round(instance.rate(now) * self._latency_s)
+            instance.ahead = max(ALONE, soon) if self._is_alone else soon
+        if not self._is_alone or instance.free >= ALONE // 4:
+            self._ask.add(instance.name)
 
     def _learn(self, job: Job, length: int) -> None:
         ranks = self._policy.ranks
@@ -186,12 +226,8 @@ class Dispatcher:
 
     def again(self, job: Job, now: float) -> None:
         """What came of a job could not be used: it is to be done once more, even if somebody is at it."""
-        if (name := self._home.pop(job.key, None)) is not None:
-            self._board.instances[name].end(job.key)
-            self._asked_back.discard(job.key)
-            self._on_the_way.discard(job.key)
-            self._ask.add(name)
-        self._done.discard(job.key)
+        self._take_from_home(job.key)
+        self._done.setdefault(job.prompt.group, set()).discard(job.index)
         self.admit([job], now)
 
     def progress(self, name: str, tokens: Mapping[Key, int], now: float) -> None:
@@ -243,8 +279,9 @@ class Dispatcher:
         asked = [instance for instance in asked if instance.free > 0]
         self._ask_all = False
         self._ask.clear()
-        while board.waiting and (chosen := self._policy.choose(board, asked, now)) is not None:
-            instance, key = chosen
+        if not asked and self._is_alone:
+            return given  # it has enough for now
+        for instance, key in self._policy.fill(board, asked, now):
             job = board.waiting.remove(key)
             self._home[key] = instance.name
             instance.start(job)

@@ -35,13 +35,13 @@ class Moves:
         """A sample is to move."""
         self._moves[job.key] = _Move(job, source, target, now)
 
-    def arrived(self, part: Part) -> tuple[Process, Job] | None:
-        """A sample's part is on the log: who goes on with it; None if that is settled already."""
+    def arrived(self, part: Part, at: int = -1) -> tuple[Process, Job] | None:
+        """A sample's part is on the log, there: who goes on with it; None if that is settled already."""
         move = self._moves.get((part.group, part.index))
         if move is None or move.source[0] != part.generator:
             return None
         del self._moves[part.group, part.index]
-        return move.target, replace(move.job, part=part)
+        return move.target, replace(move.job, part=part, part_at=at)
 
     def finished(self, key: Key) -> None:
         """It is made, by whomever."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from producers.dispatch.board import Board, Instance
@@ -43,8 +44,11 @@ class Policy(Protocol):
     def moved(self, board: Board) -> None:
         """They do."""
 
-    def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
-        """The next job to start and where; None leaves the free slots of those that are asked empty."""
+    def fill(self, board: Board, asked: Sequence[Instance], now: float) -> Iterator[tuple[Instance, Key]]:
+        """The jobs to start and where, one by one: each is started before the next one is asked for.
+
+        Its end leaves the free slots of those that are asked empty.
+        """
 
 
 class _Steady:
@@ -65,11 +69,21 @@ class _Steady:
 
     def moved(self, board: Board) -> None: ...
 
-    def choose(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
-        for instance in sorted(asked, key=lambda i: len(i.running) / i.slots):
-            if instance.free > 0 and (key := self.next(board, instance)) is not None:
-                return instance, key
-        return None
+    def fill(self, board: Board, asked: Sequence[Instance], now: float) -> Iterator[tuple[Instance, Key]]:
+        """The emptiest first. With hundreds of instances nobody looks through all of them for each job."""
+        heap = [(len(one.running) / one.slots, place) for place, one in enumerate(asked) if one.free > 0]
+        heapq.heapify(heap)
+        while heap and board.waiting:
+            place = heap[0][1]
+            instance = asked[place]
+            if (key := self.next(board, instance)) is None:
+                heapq.heappop(heap)
+                continue
+            yield instance, key
+            if instance.free > 0:
+                heapq.heapreplace(heap, (len(instance.running) / instance.slots, place))
+            else:
+                heapq.heappop(heap)
 
     def next(self, board: Board, instance: Instance) -> Key | None:
         """What a free slot of this instance takes."""
@@ -100,6 +114,8 @@ class _Dealt(_Steady):
 
     def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
         names = sorted(board.instances)
+        for name, queue in self._queues.items():  # what others did, or nobody needs, is not kept
+            self._queues[name] = [entry for entry in queue if entry[1] in board.waiting]
         if not names or not jobs:
             return
         for name, mine in self.deal(board, jobs, names).items():

@@ -6,45 +6,47 @@ feeder ── admitted prompts ──►┐
 <run>.dead      (to be redone)┤
 <run>.parts     (who moves)   ┘
 
-It keeps no state of its own: started again, it learns from the log what is done and from the instances' next
-reports what they have; only then it gives anything.
+It keeps no state of its own: started again, it learns from the log what is done, and asks who is there for
+what they have; only then it gives anything. What it holds is of prompts that are admitted and not trained.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeVar
 
 from infra.bus import Record, ends_of
+from infra.gate import Gate
 from infra.process import Context
 from infra.tail import Tail
-from producers.dispatch import REPORT_S
 from producers.dispatch.algorithm2 import Algorithm2
+from producers.dispatch.assigning import assignments, question
 from producers.dispatch.beliefs import Beliefs
-from producers.dispatch.curve import CurveError, LatencyCurve, curve_of, flat
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.on_the_way import Moves, Process
+from producers.dispatch.fleet import Fleet
+from producers.dispatch.on_the_way import Moves
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.dispatch.ranks import Ranks
-from producers.dispatch.recovery import Past, Place, unfit_sample
-from producers.jobs import Job, Key
-from schemas.identity import sample_id, sample_key
+from producers.dispatch.recovery import Letters, Past, fit_samples
+from producers.dispatch.warm import WarmUp
+from producers.jobs import Job, Key, Place, Placed
+from schemas.fitness import contradiction
+from schemas.identity import sample_key
 from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt, Sample
 from schemas.runspec import RunSpec
-from schemas.topics import assignment_partition
-from schemas.wire import Unreadable, decode, encode
+from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
+from schemas.wire import Message, encode
 
-OfRun = TypeVar("OfRun", InstanceReport, Part)
+MessageT = TypeVar("MessageT", bound=Message)
+Done = tuple[Key, int, tuple[int, int]]  # which sample, its length, and where it stands
 
 _TICK_S = 0.1
-_LEFT_OUT_S = 20.0
+_ANSWER_S = 1.5  # in which who is there says what it has
 _LATENCY_S = 0.15  # from a finished sample to the next one's start: so much work is given ahead
 
 
@@ -55,7 +57,7 @@ def policy_of(spec: RunSpec) -> Policy:
         ranks = Ranks(Beliefs(spec.sampling.max_tokens))
         speed = spec.dispatch.prefill_tokens_per_s
         move_s = None if speed is None else 1 / speed
-        return DeadlinePolicy(ranks, seed=spec.seed, replans=8, thrift=0.02, move_s=move_s)
+        return DeadlinePolicy(ranks, seed=spec.seed, replans=8, thrift=0.02, move_s=move_s, warm=WarmUp())
     if name == "longest_first":
         return LongestFirst()
     if name == "round_robin":
@@ -63,56 +65,92 @@ def policy_of(spec: RunSpec) -> Policy:
     return Algorithm2() if name == "algorithm2" else RandomFifo(spec.seed)
 
 
-@dataclass
-class _Instance:
-    start: str
-    heard_at: float
-    curve: LatencyCurve
-    silent_s: float = 0.0
-    idle_s: float = 0.0  # while others had work
+class Finished(Protocol):
+    """Where samples come from."""
+
+    bell: threading.Event  # rung when some came
+
+    def take(self) -> list[Done]:
+        """What came since the last call."""
 
 
 class Dispatching:
     """A thread that dispatches until it is closed."""
 
-    def __init__(self, context: Context, known: Sequence[Prompt], past: Past) -> None:
+    def __init__(
+        self, context: Context, known: Sequence[Placed], past: Past, samples: Finished | None = None
+    ) -> None:
+        """`samples`: those that are done and fit, if somebody reads them for all; else they are read here."""
         self._context, self._past = context, past
-        self._dispatcher = Dispatcher(policy_of(context.spec), latency_s=_LATENCY_S)
-        self._silence_s = context.spec.dispatch.silence_s
-        self._instances: dict[str, _Instance] = {}
-        self._moves = Moves(self._silence_s)
-        self._former: set[tuple[str, str]] = set()  # name and start of processes that were replaced
-        self._turned_at = time.monotonic()
-        self._trained = self._forgotten = past.trained
+        self._policy = policy_of(context.spec)
+        self._dispatcher = Dispatcher(self._policy, latency_s=_LATENCY_S)
+        spec, now = context.spec, time.monotonic()
+        self._fleet = Fleet(
+            self._dispatcher, context.log, slots=spec.generator.slots, silence_s=spec.dispatch.silence_s,
+            now=now,
+        )  # fmt: skip
+        self._moves = Moves(spec.dispatch.silence_s)
+        self._trained: tuple[int, Collection[int] | None] = past.trained, None
+        self._forgotten = past.trained
+        self._epoch = int(getattr(context, "feeder_epoch", 0))
         self._bell = threading.Event()
-        self._prompts: queue.SimpleQueue[Sequence[Prompt]] = queue.SimpleQueue()
-        self._open: dict[int, Prompt] = {}  # by group, until it is trained: of any a sample may be unfit
+        self._prompts: queue.SimpleQueue[Sequence[Placed]] = queue.SimpleQueue()
+        self._open: dict[int, Placed] = {}  # by group, until it is trained: of any a sample may be unfit
         self._unfit = past.unfit
+        self._by_deadline = False
         bus, topics = context.bus, context.topics
-        ends = ends_of(bus, topics.instances)
+        self.admit(known)
+        if samples is not None:
+            samples.bell = self._bell
+        self._samples = samples
+        self._read = None if samples is not None else self._read_samples()
+        letters = Letters(context)
+        self._letters = Tail(bus.reader(topics.dead, {0: past.letters}), letters.take, self._bell)
+        self._reports = self._follow(InstanceReport, topics.instances)
+        self._parts = self._follow(Part, topics.parts)
         resumed = any(ends_of(bus, topics.assignments).values())
+        self._ask_everyone()
         # instances that have work from the dispatcher before this one must have the time to say so
-        self._open_at = time.monotonic() + (3 * REPORT_S if resumed else 0.0)
-        self.admit([prompt for prompt in known if prompt.purpose != TRAIN or prompt.window >= past.trained])
-        self._samples = Tail(bus.reader(topics.samples, past.positions), self._finished, self._bell)
-        self._reports = Tail(bus.reader(topics.instances, ends), self._readable(InstanceReport), self._bell)
-        self._letters = Tail(bus.reader(topics.dead, {0: past.letters}), self._unfit_samples, self._bell)
-        parts = bus.reader(topics.parts, ends_of(bus, topics.parts))
-        self._parts = Tail(parts, self._readable(Part), self._bell)
+        self._open_at = now + (_ANSWER_S if resumed else 0.0)
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dispatch")
         self._thread.start()
 
-    def admit(self, prompts: Sequence[Prompt]) -> None:
+    def _follow(self, kind: type[MessageT], topic: Topic) -> Tail[tuple[Record, MessageT]]:
+        """What comes from now on; what can't be read goes to the dead letters."""
+        gate = Gate(kind, self._context.run, self._context.dead_letter)
+        reader = self._context.bus.reader(topic, ends_of(self._context.bus, topic))
+        return Tail(reader, lambda records: list(gate.take(records)), self._bell)
+
+    def _read_samples(self) -> Tail[tuple[Record, Sample]]:
+        gate = fit_samples(self._context)
+        reader = self._context.bus.reader(self._context.topics.samples, self._past.positions)
+        return Tail(reader, lambda records: list(gate.take(records)), self._bell)
+
+    def _done(self) -> list[Done]:
+        """Samples that are done: fit, and of what was admitted."""
+        if self._samples is not None:
+            return self._samples.take()
+        assert self._read is not None
+        return [
+            ((sample.group, sample.index), sample.true_length, Place(record.partition, record.offset))
+            for record, sample in self._read.take()
+            if self._is_of_what_was_admitted(sample)
+        ]
+
+    def admit(self, prompts: Sequence[Placed]) -> None:
         """Prompts that stand on `<run>.prompts`."""
         if prompts:
             self._prompts.put(prompts)
             self._bell.set()
 
-    def trained(self, iterations: int) -> None:
-        """So many iterations are trained: nobody needs what is left of them."""
-        self._trained = iterations
+    def trained(self, iterations: int, evaluating: Collection[int] | None = None) -> None:
+        """So many iterations are trained: nobody needs what is left of them.
+
+        `evaluating`: versions whose evaluations go on. None: those of which something is not done do.
+        """
+        self._trained = iterations, evaluating
 
     def check(self) -> None:
         """Raise what ended the thread."""
@@ -124,10 +162,9 @@ class Dispatching:
         self._closed.set()
         self._bell.set()
         self._thread.join()
-        self._samples.close()
-        self._reports.close()
-        self._letters.close()
-        self._parts.close()
+        for tail in (self._read, self._reports, self._letters, self._parts):
+            if tail is not None:
+                tail.close()
 
     def _run(self) -> None:
         try:
@@ -139,182 +176,141 @@ class Dispatching:
             self._failure = error
 
     def _turn(self, now: float) -> None:
-        while not self._prompts.empty():
-            prompts = self._prompts.get()
-            self._open |= {prompt.group: prompt for prompt in prompts}
-            jobs = [Job(prompt, index) for prompt in prompts for index in range(prompt.size)]
-            self._dispatcher.admit(jobs, now)
-            for job in jobs:  # what was done before this process began tells of what is left of its group
-                if (length := self._past.done.pop(job.key, None)) is not None:
-                    self._dispatcher.finished(job.key, length, now)
-        letters = self._letters.take()  # before the samples: these may be of those that come only now
-        self._unfit |= {place for place, _ in letters}
-        for key, length, place in self._samples.take():  # before the reports: what is done is not given again
-            if place not in self._unfit:
-                self._dispatcher.finished(key, length, now)
-                self._moves.finished(key)
-        for _, name in letters:
-            self._make_again(name, now)
-        for report in self._reports.take():
-            self._heard(report, now)
-        self._bury_the_silent(now)
-        if self._trained > self._forgotten:
-            self._forgotten = trained = self._trained
-            self._open = {group: prompt for group, prompt in self._open.items() if prompt.window >= trained}
-            self._dispatcher.forget(lambda job: job.prompt.purpose == TRAIN and job.prompt.window < trained)
+        self._take_prompts(now)
+        self._take_samples(now)
+        for _, report in self._reports.take():
+            self._fleet.heard(report, now)
+        self._fleet.bury_the_silent(now)
+        self._forget()
         if now >= self._open_at:
             given = self._dispatcher.turn(now)
             withdrawn = self._dispatcher.withdraw()
             moving = self._move(given, now)
             for name in {*given, *withdrawn, *moving}:
-                self._send(name, given.get(name, []), withdrawn.get(name, []), moving.get(name, []))
-        counters = self._context.heart.counters
-        counters["undispatched"], counters["dispatched"] = self._dispatcher.waiting, self._dispatcher.given
-        counters["instances"] = len(self._instances)
+                self._assign(name, given.get(name, []), withdrawn.get(name, []), moving.get(name, []))
+        self._ask_strangers()
+        self._count()
+
+    def _take_prompts(self, now: float) -> None:
+        while not self._prompts.empty():
+            prompts = [one for one in self._prompts.get() if self._is_wanted(one.prompt)]
+            self._open |= {one.prompt.group: one for one in prompts}
+            jobs = [_job(one, index) for one in prompts for index in range(one.prompt.size)]
+            self._dispatcher.admit(jobs, now)
+            for job in jobs:  # what was done before this process began tells of what is left of its group
+                if (length := self._past.done.pop(job.key, None)) is not None:
+                    self._dispatcher.finished(job.key, length, now)
+        self._past.done.clear()  # what is left of it is of groups that are not admitted
+
+    def _is_wanted(self, prompt: Prompt) -> bool:
+        return prompt.purpose != TRAIN or prompt.window >= self._forgotten
+
+    def _take_samples(self, now: float) -> None:
+        letters = self._letters.take()  # before the samples: these may be of those that come only now
+        self._unfit |= {letter.place for letter in letters}
+        seen: dict[int, int] = {}
+        for key, length, place in self._done():  # before the reports: what is done is not given again
+            seen[place[0]] = place[1]
+            if place not in self._unfit:
+                self._dispatcher.finished(key, length, now)
+                self._moves.finished(key)
+        self._unfit = {place for place in self._unfit if place.offset > seen.get(place.partition, -1)}
+        for letter in letters:
+            self._make_again(letter.wanted, now)
+
+    def _is_of_what_was_admitted(self, sample: Sample) -> bool:
+        """Else it is of no use to the trainer, and what was admitted is still to be made."""
+        if (known := self._open.get(sample.group)) is None:
+            return False
+        prompt = known.prompt
+        fits = sample.purpose == prompt.purpose and 0 <= sample.index < prompt.size
+        return fits and not contradiction(sample, prompt)
 
     def _make_again(self, name: str, now: float) -> None:
         if not name:
             return
         group, index = sample_key(name)
-        if (prompt := self._open.get(group)) is not None:
+        known = self._open.get(group)
+        if known is not None and 0 <= index < known.prompt.size:
             self._context.log.warning("sample %s was not fit to be used: it is made again", name)
             counters = self._context.heart.counters
             counters["made_again"] = counters.get("made_again", 0) + 1
-            self._dispatcher.again(Job(prompt, index), now)
+            self._dispatcher.again(_job(known, index), now)
+
+    def _forget(self) -> None:
+        """What is trained nobody needs, nor evaluations that are done."""
+        trained, evaluating = self._trained
+        if trained == self._forgotten:
+            return
+        self._forgotten = trained
+        gone = {
+            group
+            for group, (prompt, _) in self._open.items()
+            if prompt.window < trained
+            and (prompt.purpose == TRAIN or self._is_evaluated(prompt, trained, evaluating))
+        }
+        self._open = {group: one for group, one in self._open.items() if group not in gone}
+        self._dispatcher.forget(gone)
+
+    def _is_evaluated(self, prompt: Prompt, trained: int, evaluating: Collection[int] | None) -> bool:
+        if evaluating is not None:
+            return prompt.window not in evaluating
+        lookahead = self._context.spec.algorithm.lookahead
+        soon = math.ceil(lookahead) if math.isfinite(lookahead) else 0  # until then it may be found unfit
+        return prompt.window < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
 
     def _move(self, given: dict[str, list[Job]], now: float) -> dict[str, list[Key]]:
         """What instances shall hand over; what was handed over is `given` to who goes on with it."""
         moving: dict[str, list[Key]] = {}
         for job, source, target in self._dispatcher.moved(now):
-            self._moves.begin(job, self._process(source), self._process(target), now)
+            self._moves.begin(job, self._fleet.process(source), self._fleet.process(target), now)
             moving.setdefault(source, []).append(job.key)
-        arrived = [found for part in self._parts.take() if (found := self._moves.arrived(part))]
-        for process, job in arrived + self._moves.lost(self._is_there, now):
+        parts = self._parts.take()
+        arrived = [
+            found for record, part in parts if (found := self._moves.arrived(part, record.offset)) is not None
+        ]
+        for process, job in arrived + self._moves.lost(self._fleet.is_there, now):
             self._dispatcher.arrived(job.key)
-            if self._is_there(process):  # else it waits with all that this one had
+            if self._fleet.is_there(process):  # else it waits with all that this one had
                 given.setdefault(process[0], []).append(job)
         return moving
 
-    def _process(self, name: str) -> Process:
-        return name, self._instances[name].start
+    def _assign(
+        self, name: str, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key]
+    ) -> None:
+        process, run = self._fleet.process(name), self._context.run
+        for message in assignments(run, process, jobs, withdrawn, moving, epoch=self._epoch):
+            self._send(message, assignment_partition(name))
 
-    def _is_there(self, process: Process) -> bool:
-        known = self._instances.get(process[0])
-        return known is not None and known.start == process[1]
+    def _ask_everyone(self) -> None:
+        for partition in range(ASSIGNMENT_PARTITIONS):
+            self._send(question(self._context.run, epoch=self._epoch), partition)
 
-    def _bury_the_silent(self, now: float) -> None:
-        """Silence counts while others are heard: else the broker is away, or nobody could take over."""
-        passed, self._turned_at = now - self._turned_at, now
-        for name, instance in list(self._instances.items()):
-            others = [i.heard_at for other, i in self._instances.items() if other != name]
-            if others and now - max(others) < 2 * REPORT_S:
-                instance.silent_s += min(passed, now - instance.heard_at)
-            if instance.silent_s > self._silence_s:
-                self._gone(name, f"was not heard of for {self._silence_s:g} s", now)
-
-    def _heard(self, report: InstanceReport, now: float) -> None:
-        name, known = report.instance, self._instances.get(report.instance)
-        if (name, report.start) in self._former:
-            return
-        if report.leaving:
-            if known is not None and known.start == report.start:
-                self._former.add((name, report.start))
-                self._gone(name, "leaves", now)
-            return
-        held = {
-            (group, index): tokens
-            for group, index, tokens in zip(
-                report.groups.tolist(), report.indexes.tolist(), report.tokens.tolist(), strict=True
+    def _ask_strangers(self) -> None:
+        for process in self._fleet.strangers.items():
+            self._send(
+                question(self._context.run, process, epoch=self._epoch), assignment_partition(process[0])
             )
-        }
-        if known is None or known.start != report.start:
-            if known is not None:
-                self._former.add((name, known.start))
-            curve = self._curve(report, flat())
-            self._instances[name] = _Instance(report.start, now, curve)
-            self._dispatcher.join(name, report.slots, curve.table(report.slots), now)
-            self._dispatcher.adopt(name, held)
-            self._context.log.info(
-                "%s is there: %d slots, it has %d samples to make", name, report.slots, len(held)
-            )
-        else:
-            passed, known.heard_at, known.silent_s = now - known.heard_at, now, 0.0
-            known.idle_s = known.idle_s + passed if self._dispatcher.given and not held else 0.0
-            known.curve = self._curve(report, known.curve)
-            self._dispatcher.measured(name, self._steps(known, report.slots), now)
-        self._dispatcher.progress(name, {key: count for key, count in held.items() if count >= 0}, now)
-        self._dispatcher.returned(name, [sample_key(name_) for name_ in report.returned], now)
+        self._fleet.strangers.clear()
 
-    def _steps(self, instance: _Instance, slots: int) -> np.ndarray:
-        """How long its steps take. One that was left out for long is thought to be as fast as any other:
-
-        its measurements are old, and without work it has no others.
-        """
-        table = instance.curve.table(slots)
-        if instance.idle_s > _LEFT_OUT_S:
-            for other in self._instances.values():
-                table = np.minimum(table, other.curve.table(slots))
-        return table
-
-    def _curve(self, report: InstanceReport, otherwise: LatencyCurve) -> LatencyCurve:
-        if not report.batches:
-            return otherwise
-        try:
-            return curve_of(report.batches, report.seconds)
-        except CurveError as error:
-            self._context.log.warning("%s reports a profile that can't be: %s", report.instance, error)
-            return otherwise
-
-    def _gone(self, name: str, why: str, now: float) -> None:
-        del self._instances[name]
-        lost = self._dispatcher.leave(name, now)
-        self._context.log.info("%s %s: the %d samples that it had are given to others", name, why, lost)
-
-    def _send(self, name: str, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key]) -> None:
-        groups: dict[int, list[Job]] = {}
-        for job in jobs:
-            groups.setdefault(job.prompt.group, []).append(job)
-        assignment = Assignment(
-            run=self._context.run, instance=name, start=self._instances[name].start,
-            prompts=[encode(group[0].prompt) for group in groups.values()],
-            indexes=[[job.index for job in group] for group in groups.values()],
-            withdrawn=[sample_id(*key) for key in withdrawn], moving=[sample_id(*key) for key in moving],
-            parts=[encode(job.part) for job in jobs if job.part is not None], sent_at=time.time(),
-        )  # fmt: skip
+    def _send(self, message: Assignment, partition: int) -> None:
         self._context.writer.send(
-            self._context.topics.assignments, encode(assignment), key=name,
-            partition=assignment_partition(name),
-        )  # fmt: skip
+            self._context.topics.assignments, encode(message), key=message.instance, partition=partition
+        )
 
-    def _unfit_samples(self, records: list[Record]) -> list[tuple[Place, str]]:
-        found = (unfit_sample(record, self._context.topics.samples) for record in records)
-        return [one for one in found if one is not None]
+    def _count(self) -> None:
+        counters = self._context.heart.counters
+        counters["undispatched"], counters["dispatched"] = self._dispatcher.waiting, self._dispatcher.given
+        counters["instances"] = len(self._fleet)
+        policy = self._policy
+        if isinstance(policy, DeadlinePolicy):
+            counters["by_deadline"], counters["why_policy"] = float(policy.by_deadline), float(policy.why)
+            counters["choices"], counters["choice_s"] = policy.costs.count, policy.costs.last_s
+            if policy.by_deadline is not self._by_deadline:
+                self._by_deadline = policy.by_deadline
+                rule = "towards a deadline" if policy.by_deadline else "the longest first"
+                self._context.log.info("samples are dispatched %s: %s", rule, policy.why.words)
 
-    def _finished(self, records: list[Record]) -> list[tuple[Key, int, Place]]:
-        found = []
-        for record in records:
-            try:
-                sample = decode(record.value, Sample)
-            except Unreadable:
-                continue  # the trainer reports it
-            if sample.run == self._context.run:
-                place = record.partition, record.offset
-                found.append(((sample.group, sample.index), sample.true_length, place))
-        return found
 
-    def _readable(self, kind: type[OfRun]) -> Callable[[list[Record]], list[OfRun]]:
-        """Takes this run's messages out of records; what can't be read goes to the dead letters."""
-
-        def read(records: list[Record]) -> list[OfRun]:
-            found = []
-            for record in records:
-                try:
-                    message = decode(record.value, kind)
-                except Unreadable as error:
-                    self._context.dead_letter(record, str(error))
-                    continue
-                if message.run == self._context.run:
-                    found.append(message)
-            return found
-
-        return read
+def _job(placed: Placed, index: int) -> Job:
+    return Job(placed.prompt, index, place=placed.place)

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from infra.bus import Bus, Reader, Record, Writer
+from infra.bus import Bus, Fetcher, Reader, Record, Writer
 from schemas.topics import Topic
 
 
@@ -19,6 +19,7 @@ class SharedBus:
 
     def __init__(self, bus: Bus) -> None:
         self._bus, self._writer = bus, bus.writer()
+        self._fetcher = _OneAtATime(bus.fetcher())
         self._sources: dict[str, _Source] = {}
         self._lock = threading.Lock()
 
@@ -31,8 +32,11 @@ class SharedBus:
     def delete_topics(self, names: Collection[str]) -> None:
         self._bus.delete_topics(names)
 
-    def writer(self) -> Writer:
+    def writer(self, batch: int | None = None) -> Writer:
         return self._writer
+
+    def fetcher(self) -> Fetcher:
+        return self._fetcher
 
     def reader(
         self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
@@ -48,6 +52,22 @@ class SharedBus:
         for source in self._sources.values():
             source.close()
         self._writer.close()
+
+
+class _OneAtATime:
+    """A fetcher for all: each is asked for little."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher, self._lock = fetcher, threading.Lock()
+
+    def fetch(
+        self, topic: Topic, wanted: Mapping[int, Collection[int]], *, deadline_s: float
+    ) -> dict[tuple[int, int], Record]:
+        with self._lock:
+            return self._fetcher.fetch(topic, wanted, deadline_s=deadline_s)
+
+    def close(self) -> None:
+        """It is closed with the process."""
 
 
 class _Source:

@@ -201,7 +201,8 @@ def _measured(
         raise RuntimeError(f"{topics.dead.name} is not empty: what is measured is not a run that works")
     reports = [decode(r.value, InstanceReport) for r in read_all(bus, topics.instances, deadline_s=60)]
     counted = [report for report in reports if begin <= report.sent_at < end]
-    busy = [min(1.0, int((report.tokens >= 0).sum()) / report.slots) for report in counted]
+    whole = [report for report in counted if report.whole]
+    busy = [min(1.0, int((report.tokens >= 0).sum()) / report.slots) for report in whole]
     steps = [decode(r.value, StepRecord) for r in read_all(bus, topics.ledger, deadline_s=60)]
     late = (received - finished) * 1000
     return {

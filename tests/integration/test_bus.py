@@ -173,3 +173,37 @@ def test_topics_have_one_owner(bus: Bus) -> None:
     claim(bus, mine, topics)
     with pytest.raises(NotOurTopics, match="in the store file:///mine; this one is in file:///theirs"):
         claim(bus, theirs, topics)
+
+
+def test_a_writer_says_where_records_stand(bus: Bus, topic: Topic) -> None:
+    writer = bus.writer(batch=4096)
+    sent = [writer.send(topic, b"x" * 500, key=str(n), partition=n % 3) for n in range(300)]
+    writer.flush(20)
+    assert [one.offset() for one in sent] == [n // 3 for n in range(300)]
+    writer.close()
+
+
+def test_single_records_are_fetched_by_position(bus: Bus, topic: Topic) -> None:
+    fill(bus, topic, 3000)
+    fetcher = bus.fetcher()
+    wanted = {0: [7, 3, 999], 1: range(500, 520), 2: [0]}
+    places = {(partition, offset) for partition, offsets in wanted.items() for offset in offsets}
+    for _ in range(2):  # and again, of the same fetcher
+        found = fetcher.fetch(topic, wanted, deadline_s=20)
+        assert places <= set(found)
+        for (partition, offset), record in found.items():
+            assert (record.partition, record.offset) == (partition, offset)
+            assert record.value == f"{3 * offset + partition}".encode() * 100
+    assert len(found) < 3000, "far records are sought, not read over"
+    fetcher.close()
+
+
+def test_what_is_not_there_is_not_among_what_is_fetched(bus: Bus, topic: Topic) -> None:
+    fill(bus, topic, 30)
+    fetcher = bus.fetcher()
+    wanted = {0: [10, 11, 10**15, -1, 5], 1: [10], 7: [0], -1: [0]}
+    found = fetcher.fetch(topic, wanted, deadline_s=20)
+    assert (0, 5) in found and not {place for place in found if place[1] >= 10}
+    assert fetcher.fetch(topic, {}, deadline_s=20) == {}
+    assert (2, 4) in fetcher.fetch(topic, {2: [4]}, deadline_s=20)
+    fetcher.close()

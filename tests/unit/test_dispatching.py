@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ import pytest
 
 from infra.bus import Record
 from infra.process import Context
-from producers.dispatch import service as service_module
+from producers.dispatch import fleet
 from producers.dispatch.board import Board
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.ranks import Ranks
 from producers.dispatch.recovery import Past, look_back
 from producers.dispatch.service import Dispatching
-from producers.jobs import Job
+from producers.jobs import Job, Place, Placed
 from schemas.identity import sample_id
-from schemas.messages import Assignment, InstanceReport, Prompt
+from schemas.messages import EVERYONE, Assignment, InstanceReport, Prompt
 from schemas.topics import assignment_partition
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_sample, make_spec
@@ -31,7 +31,17 @@ from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
 
 SPEC = make_spec(dispatch={"silence_s": 1.0}, algorithm={"groups": 4, "group_size": 2})
-PROMPTS = [prompt(group, min_version=0, window=0) for group in range(4)]
+PROMPTS = [  # those that `make_sample` makes samples of
+    prompt(
+        group, min_version=0, window=0, problem_id=str(group), tokens=np.array([4, 5], dtype=np.int32),
+    )
+    for group in range(4)
+]  # fmt: skip
+
+
+def placed(prompts: Sequence[Prompt]) -> list[Placed]:
+    """As if they stood on the log."""
+    return [Placed(prompt, Place(0, prompt.group)) for prompt in prompts]
 
 
 class Instance:
@@ -42,6 +52,7 @@ class Instance:
         self._reader = context.bus.reader(context.topics.assignments, only=assignment_partition(name))
         self.has: list[str] = []
         self.withdrawn: list[str] = []
+        self.asked = 0  # for all that it has
 
     def report(self, **fields: Any) -> None:
         keys = [(int(name[:-3]), int(name[-2:])) for name in self.has]
@@ -59,11 +70,13 @@ class Instance:
         """What it was given by now."""
         for record in self._reader.poll(0.0):
             assignment = decode(record.value, Assignment)
+            if assignment.tell and assignment.instance in (self.name, EVERYONE):
+                self.asked += 1
             if assignment.instance != self.name or assignment.start != self.start:
                 continue
             self.withdrawn += assignment.withdrawn
-            for raw, indexes in zip(assignment.prompts, assignment.indexes, strict=True):
-                self.has += [sample_id(decode(raw, Prompt).group, index) for index in indexes]
+            for group, index in zip(assignment.groups.tolist(), assignment.indexes.tolist(), strict=True):
+                self.has.append(sample_id(group, index))
         return self.has
 
     def finish(self, name: str) -> None:
@@ -75,8 +88,8 @@ class Instance:
 
 @contextmanager
 def dispatching(context: Context) -> Iterator[Dispatching]:
-    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
-    service = Dispatching(context, PROMPTS, past)
+    past = look_back(context, [])
+    service = Dispatching(context, placed(PROMPTS), past)
     try:
         yield service
         service.check()
@@ -219,11 +232,11 @@ def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
     samples = [make_sample(SPEC, group, index) for group, index in ((0, 0), (0, 1), (1, 1))]
     for sample in samples:
         context.writer.send(context.topics.samples, encode(sample), key="k")
-    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
+    past = look_back(context, [])
     done = {(sample.group, sample.index): sample.true_length for sample in samples}
     assert past == Past(done, 0, {0: 3, 1: 0}, set(), 0)
     reject(context, "0000000-01", 1)
-    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
+    past = look_back(context, [])
     del done[0, 1]
     assert past == Past(done, 0, {0: 3, 1: 0}, {(0, 1)}, 1)
 
@@ -252,10 +265,10 @@ def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(
 def test_one_that_measured_slow_and_was_left_out_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "_LEFT_OUT_S", 0.4)
+    monkeypatch.setattr(fleet, "LEFT_OUT_S", 0.4)
     context = make_context(SPEC, tmp_path)
     slow, fast = Instance(context, "a", "1", slots=64), Instance(context, "b", "1", slots=64)
-    past = look_back(context.bus, context.topics, [], lookahead=0.0, deadline_s=5)
+    past = look_back(context, [])
     service = Dispatching(context, [], past)
 
     def say() -> None:
@@ -268,12 +281,12 @@ def test_one_that_measured_slow_and_was_left_out_is_tried_again(
 
     try:
         wait_until(both, what="both", deadline_s=10)
-        service.admit(PROMPTS[:1])
+        service.admit(placed(PROMPTS[:1]))
         wait_until(lambda: (say(), fast.look())[1], what="work for the fast one", deadline_s=10)
         assert not slow.look()
         began = time.monotonic()
         wait_until(lambda: (say(), time.monotonic() > began + 0.6)[1], what="a while", deadline_s=10)
-        service.admit(PROMPTS[1:2])
+        service.admit(placed(PROMPTS[1:2]))
         wait_until(lambda: (say(), slow.look())[1], what="work for the other one", deadline_s=10)
         service.check()
     finally:

@@ -68,7 +68,8 @@ def test_reports_what_it_has_gives_back_and_leaves(start: Callable[[], Running])
     names = [f"{group:07d}-{index:02d}" for group in (8, 9) for index in (0, 1)]
 
     def held() -> set[int]:
-        return set(running.read("instances", InstanceReport)[-1].groups.tolist())
+        running.ask()
+        return set(running.last_whole.groups.tolist())
 
     wait_until(lambda: held() == {8, 9}, what="a report of both groups")
     running.assign(withdrawn=(names[2], names[3], "0000077-00"))
@@ -108,7 +109,8 @@ def test_an_engine_that_holds_other_weights_is_not_used(start: Callable[..., Run
     running.assign(prompt(7))
 
     def held() -> dict[tuple[int, int], int]:
-        report = running.read("instances", InstanceReport)[-1]
+        running.ask()
+        report = running.last_whole
         keys = zip(report.groups.tolist(), report.indexes.tolist(), strict=True)
         return dict(zip(keys, report.tokens.tolist(), strict=True))
 

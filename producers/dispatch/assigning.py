@@ -1,0 +1,57 @@
+"""Assignments: what an instance is told, cut into records of a bounded size.
+
+A record names prompts and parts by where they stand; the instance fetches what it lacks. So a prompt crosses
+once to who makes its samples, however many others read the same partition, and no prompt is too long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from producers.dispatch.on_the_way import Process
+from producers.jobs import Job, Key
+from schemas.identity import sample_id
+from schemas.messages import EVERYONE, Assignment
+
+MOST = 1000  # samples of each kind that a record names: some 60 KB
+
+
+def assignments(
+    run: str, process: Process, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key], *,
+    epoch: int = 0,
+) -> Iterator[Assignment]:  # fmt: skip
+    """What one instance shall make, give back and hand over."""
+    for begin in itertools.count(0, MOST):
+        part = slice(begin, begin + MOST)
+        if not (jobs[part] or withdrawn[part] or moving[part]):
+            return
+        yield _assignment(run, process, jobs[part], withdrawn[part], moving[part], epoch)
+
+
+def question(run: str, process: Process = (EVERYONE, EVERYONE), *, epoch: int = 0) -> Assignment:
+    """An instance, or everyone, shall say what it has."""
+    return _assignment(run, process, [], [], [], epoch, tell=True)
+
+
+def _assignment(
+    run: str, process: Process, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key],
+    epoch: int, *, tell: bool = False,
+) -> Assignment:  # fmt: skip
+    places = []
+    for job in jobs:
+        assert job.place is not None, "what is given to others stands on the log"
+        places.append(job.place)
+    return Assignment(
+        run=run, instance=process[0], start=process[1],
+        partitions=np.array([place.partition for place in places], np.int16),
+        offsets=np.array([place.offset for place in places], np.int64),
+        groups=np.array([job.prompt.group for job in jobs], np.int64),
+        indexes=np.array([job.index for job in jobs], np.int16),
+        parts=np.array([job.part_at for job in jobs], np.int64),
+        withdrawn=[sample_id(*key) for key in withdrawn], moving=[sample_id(*key) for key in moving],
+        sent_at=time.time(), epoch=epoch, tell=tell,
+    )  # fmt: skip

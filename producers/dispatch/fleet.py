@@ -1,0 +1,174 @@
+"""Who is there, how fast, and who is silent: what instances report.
+
+A report says what has changed since the one before. Who is not known here has to say all that it has before
+it is given anything: it is asked to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from producers.dispatch import beat_s
+from producers.dispatch.curve import CurveError, LatencyCurve, curve_of, flat
+from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.on_the_way import Process
+from schemas.identity import sample_key
+from schemas.messages import InstanceReport
+
+LEFT_OUT_S = 20.0
+_LOOK_S = 0.1  # how often somebody looks who is silent
+_FORMER = 4096
+
+
+@dataclass
+class _Instance:
+    start: str
+    heard_at: float
+    slots: int
+    curve: LatencyCurve
+    table: np.ndarray
+    said: tuple[list[int], list[float]] = field(default_factory=lambda: ([], []))  # of its curve
+    silent_s: float = 0.0
+    idle_s: float = 0.0  # while others had work
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether others have had all the work for long."""
+        return self.idle_s > LEFT_OUT_S
+
+
+class Fleet:
+    """Tells the dispatcher of its instances. `strangers`: who has to say what it has."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, log: logging.Logger, *, slots: int, silence_s: float, now: float
+    ) -> None:
+        """`slots`: what the run's generators have; one that claims more gets no more."""
+        self._dispatcher, self._log, self._slots = dispatcher, log, slots
+        self._silence_s, self._beat_s = silence_s, beat_s(silence_s)
+        self._instances: dict[str, _Instance] = {}
+        self._former: OrderedDict[Process, None] = OrderedDict()  # processes that were replaced, or left
+        self.strangers: dict[str, str] = {}
+        self._looked_at = now
+
+    def __len__(self) -> int:
+        return len(self._instances)
+
+    def process(self, name: str) -> Process:
+        """The one that has this name now."""
+        return name, self._instances[name].start
+
+    def is_there(self, process: Process) -> bool:
+        """Whether it is."""
+        known = self._instances.get(process[0])
+        return known is not None and known.start == process[1]
+
+    def heard(self, report: InstanceReport, now: float) -> None:
+        """An instance says something."""
+        name, known = report.instance, self._instances.get(report.instance)
+        if (name, report.start) in self._former:
+            return
+        if report.leaving:
+            if known is not None and known.start == report.start:
+                self._replaced(name, report.start)
+                self._gone(name, "leaves", now)
+            return
+        if known is None or known.start != report.start:
+            if not report.whole:
+                self.strangers[name] = report.start
+                return
+            self._join(report, now)
+        else:
+            self._goes_on(report, known, now)
+        if report.whole:
+            self._dispatcher.progress(
+                name, {key: count for key, count in _held(report).items() if count >= 0}, now
+            )
+        self._dispatcher.returned(name, [sample_key(one) for one in report.returned], now)
+
+    def _join(self, report: InstanceReport, now: float) -> None:
+        name = report.instance
+        if (known := self._instances.get(name)) is not None:
+            self._replaced(name, known.start)
+        self.strangers.pop(name, None)
+        slots = min(report.slots, self._slots)
+        curve = self._curve(report, flat())
+        fresh = _Instance(report.start, now, slots, curve, curve.table(slots), _said(report))
+        held = _held(report)
+        self._instances[name] = fresh
+        self._dispatcher.join(name, slots, fresh.table, now)
+        self._dispatcher.adopt(name, held)
+        self._log.info("%s is there: %d slots, it has %d samples to make", name, slots, len(held))
+
+    def _goes_on(self, report: InstanceReport, known: _Instance, now: float) -> None:
+        name, was_left_out = report.instance, known.is_left_out
+        passed, known.heard_at, known.silent_s = now - known.heard_at, now, 0.0
+        is_idle = self._dispatcher.given > 0 and not self._dispatcher.works(name)
+        known.idle_s = known.idle_s + passed if is_idle else 0.0
+        is_new = bool(report.batches) and _said(report) != known.said
+        if is_new:
+            known.said = _said(report)
+            known.curve = self._curve(report, known.curve)
+            known.table = known.curve.table(known.slots)
+        if is_new or known.is_left_out != was_left_out:
+            self._dispatcher.measured(name, self._steps(known), now)
+
+    def _steps(self, instance: _Instance) -> np.ndarray:
+        """How long its steps take. One that was left out for long is thought to be as fast as any other:
+
+        its measurements are old, and without work it has no others.
+        """
+        table = instance.table
+        if instance.is_left_out:
+            for other in self._instances.values():
+                both = min(len(table), len(other.table))
+                table = np.concatenate([np.minimum(table[:both], other.table[:both]), table[both:]])
+        return table
+
+    def _curve(self, report: InstanceReport, otherwise: LatencyCurve) -> LatencyCurve:
+        if not report.batches:
+            return otherwise
+        try:
+            return curve_of(report.batches, report.seconds)
+        except CurveError as error:
+            self._log.warning("%s reports a profile that can't be: %s", report.instance, error)
+            return otherwise
+
+    def bury_the_silent(self, now: float) -> None:
+        """Silence counts while others are heard: else the broker is away, or nobody could take over."""
+        passed = now - self._looked_at
+        if passed < _LOOK_S:
+            return
+        self._looked_at = now
+        newest = heapq.nlargest(2, ((one.heard_at, name) for name, one in self._instances.items()))
+        for name, instance in list(self._instances.items()):
+            others = [heard_at for heard_at, other in newest if other != name]
+            if others and now - others[0] < 2.5 * self._beat_s:
+                instance.silent_s += min(passed, now - instance.heard_at)
+            if instance.silent_s > self._silence_s:
+                self._gone(name, f"was not heard of for {self._silence_s:g} s", now)
+
+    def _gone(self, name: str, why: str, now: float) -> None:
+        del self._instances[name]
+        lost = self._dispatcher.leave(name, now)
+        self._log.info("%s %s: the %d samples that it had are given to others", name, why, lost)
+
+    def _replaced(self, name: str, start: str) -> None:
+        self._former[name, start] = None
+        if len(self._former) > _FORMER:
+            self._former.popitem(last=False)
+
+
+def _said(report: InstanceReport) -> tuple[list[int], list[float]]:
+    return report.batches, report.seconds
+
+
+def _held(report: InstanceReport) -> dict[tuple[int, int], int]:
+    """Tokens of what it has."""
+    keys = zip(report.groups.tolist(), report.indexes.tolist(), strict=True)
+    return dict(zip(keys, report.tokens.tolist(), strict=True))

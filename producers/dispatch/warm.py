@@ -1,0 +1,63 @@
+"""Compiles what choices are made by, beside the dispatcher: it takes seconds, and slots wait for nobody."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.curve import LatencyCurve
+from producers.dispatch.deadline import DeadlinePolicy, Plan
+from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.ranks import Ranks
+from producers.jobs import Job
+from schemas.messages import TRAIN, Prompt
+
+_JOBS = 6
+
+
+class WarmUp:
+    """Whether all is compiled; begins to when it is asked for the first time."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._done = threading.Event()
+        self._failure: BaseException | None = None
+
+    def __call__(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="compile")
+            self._thread.start()
+        return self._done.is_set()
+
+    def _run(self) -> None:
+        try:
+            choose_once()
+            self._done.set()
+        except Exception as error:  # whatever it is: the dispatcher's thread raises it
+            self._failure = error
+
+
+def choose_once() -> None:
+    """A small choice, by the same code as large ones."""
+    policy = DeadlinePolicy(Ranks(Beliefs(1000)), move_s=1e-4)
+    dispatcher = Dispatcher(policy)
+    table = LatencyCurve((1, 2), (0.01, 0.02)).table(2)
+    for name in ("a", "b"):
+        dispatcher.join(name, 2, table, 0.0)
+    dispatcher.admit([Job(_prompt(number), 0) for number in range(_JOBS)], 0.0)
+    dispatcher.turn(0.0)
+    policy.plan = Plan(0.5, 100.0, 100.0)
+    dispatcher.finished((0, 0), 50, 1.0)
+    dispatcher.turn(1.0)
+
+
+def _prompt(group: int) -> Prompt:
+    return Prompt(
+        run="warm", purpose=TRAIN, group=group, size=1, problem_id="", problem="", epoch=0,
+        tokens=np.zeros(0, np.int32), window=0, mini=0, bundle=group, bundle_groups=1, min_version=0,
+        predicted=float(100 + 100 * group), predictor="", length_class=0, edges=[], admitted_at=0.0,
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Messages that others name by where they stand: fetched when they are needed, and kept for a while.
+
+At a thousand generators a prompt is needed by the few that make its samples. Each fetches it by itself, with
+the small batch in which the feeder wrote it; to follow the whole topic would bring every prompt to everyone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+from infra.bus import Fetcher, Record
+from infra.gate import Gate
+from producers.jobs import Place
+from schemas.topics import Topic
+from schemas.wire import Message
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Stored(Generic[MessageT]):
+    """Records of one topic. At most `most_bytes` of them are kept."""
+
+    def __init__(
+        self, fetcher: Fetcher, topic: Topic, kind: type[MessageT], run: str, *, most_bytes: int,
+        deadline_s: float,
+    ) -> None:  # fmt: skip
+        self._fetcher, self._topic, self._deadline_s = fetcher, topic, deadline_s
+        self._gate = Gate(kind, run, self._refuse)
+        self._refused: dict[Place, str] = {}
+        self._kept: OrderedDict[Place, bytes] = OrderedDict()  # the newest last
+        self._most_bytes, self.bytes = most_bytes, 0
+
+    def get(self, places: Collection[Place]) -> dict[Place, MessageT | str]:
+        """The message at each place, or why there is none."""
+        self._refused.clear()
+        records = self._records(places)
+        found: dict[Place, MessageT | str] = {}
+        for place in places:
+            if (record := records.get(place)) is None:
+                found[place] = f"nothing stands at {self._topic.name}[{place.partition}]@{place.offset}"
+            elif (message := self._gate.take_one(record)) is None:
+                found[place] = f"{record.place} can't be used: {self._refused[place]}"
+            else:
+                found[place] = message
+        return found
+
+    def _records(self, places: Collection[Place]) -> dict[Place, Record]:
+        found: dict[Place, Record] = {}
+        missing: dict[int, list[int]] = {}
+        for place in places:
+            if (value := self._kept.get(place)) is None:
+                missing.setdefault(place.partition, []).append(place.offset)
+            else:
+                self._kept.move_to_end(place)
+                found[place] = Record(self._topic.name, *place, b"", value)
+        if missing:
+            came = self._fetcher.fetch(self._topic, missing, deadline_s=self._deadline_s)
+            for (partition, offset), record in came.items():
+                found[Place(partition, offset)] = record
+                self._keep(Place(partition, offset), record.value)
+        return found
+
+    def _keep(self, place: Place, value: bytes) -> None:
+        if place in self._kept:
+            return
+        self._kept[place] = value
+        self.bytes += len(value)
+        while self.bytes > self._most_bytes:
+            self.bytes -= len(self._kept.popitem(last=False)[1])
+
+    def _refuse(self, record: Record, reason: str) -> None:
+        self._refused[Place(record.partition, record.offset)] = reason
