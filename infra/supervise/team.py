@@ -192,7 +192,7 @@ class Team:
         try:
             with self.log(name).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
-                text = file.read().decode(errors="replace")
+                text = file.read(16_384).decode(errors="replace")
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])

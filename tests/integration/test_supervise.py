@@ -1,5 +1,7 @@
 """Real processes: however the flow or the guard ends, nothing of a team is left."""
 
+import errno
+import io
 import json
 import os
 import signal
@@ -7,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 import pytest
 
+from infra.supervise import guard
 from infra.supervise.team import GuardDied, SuperviseError, Team
 from tests.waiting import wait_until
 
@@ -221,13 +225,22 @@ def test_a_dead_guard_is_replaced_by_one_that_holds_the_same_locks(tmp_path: Pat
     assert gone([second])
 
 
-def test_a_worker_is_started_though_its_log_can_not_be(tmp_path: Path) -> None:
-    with Team(tmp_path) as team:
-        (tmp_path / "one.log").symlink_to("/dev/full")
-        (tmp_path / "ran").unlink(missing_ok=True)
-        team.start("one", python(f"open({str(tmp_path / 'ran')!r}, 'w').close()"))
-        (ended,) = team.poll(30)
-        assert (ended.code, (tmp_path / "ran").exists()) == (0, True)
+def test_a_worker_without_a_log_works_if_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(number: int) -> None:
+        def refuse(path: str, mode: str) -> BinaryIO:
+            if path == os.devnull:
+                return io.BytesIO()  # type: ignore[return-value]
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(guard, "open", refuse, raising=False)
+
+    refused(errno.ENOSPC)
+    assert guard._log(str(tmp_path / "one.log")).read() == b""
+    refused(errno.ENOENT)
+    with pytest.raises(FileNotFoundError):
+        guard._log(str(tmp_path / "nowhere" / "one.log"))
 
 
 def test_a_held_lock_is_let_go_of_after_the_workers(tmp_path: Path) -> None:
