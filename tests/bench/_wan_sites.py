@@ -121,6 +121,10 @@ class Near:
         assert path is not None
         return path.size
 
+    def least(self, version: int) -> int:
+        """Bytes of the shortest way to a version."""
+        return min(path.size for path in WeightStore(self.store, self.record.id).manifest(version).paths)
+
     def until(self, true: Callable[[], object], what: str, deadline_s: float = 300.0) -> None:
         """Wait, but not for ever."""
         end = time.monotonic() + deadline_s

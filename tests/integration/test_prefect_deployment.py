@@ -196,7 +196,8 @@ def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> 
     run = sorted(os.listdir(deployed.runfile.parent / "runs"))[-1]
     row = deployed.table(f"{run}-sites")
     assert (row["site"], row["version"]) == ("site far", "weights 3")
-    assert (deployed.home / "sites" / "far" / "runs" / run / "weights").is_dir()
+    (cache,) = (deployed.home / "sites" / "far").glob(f"{run}-*")  # of this run, of this store
+    assert (cache / "runs" / run / "weights").is_dir()
 
 
 def test_a_bad_parameter_is_refused_before_there_is_a_run(deployed: Deployed) -> None:

@@ -55,6 +55,8 @@ def scalar(hint: Any) -> st.SearchStrategy[Any]:
         return st.integers(bounds.ge, bounds.le)
     if base is str:
         return st.text(min_size=bounds.min_length or 0, max_size=20)
+    if get_origin(base) is tuple:
+        return st.lists(scalar(get_args(base)[0]), max_size=4).map(tuple)
     return SCALARS[base]
 
 
