@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from infra import choices
 from infra.errors import Explained
 
 _HOST = "127.0.0.1"
@@ -31,7 +32,7 @@ def join(number: int, ranks: int, place: dist.TCPStore | int, deadline_s: float)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["LOCAL_RANK"] = str(number)  # DeepSpeed asks
     backend = "gloo"
-    if torch.cuda.is_available():
+    if choices.cuda():
         if ranks > torch.cuda.device_count():
             raise RanksError(
                 f"trainer.ranks is {ranks} and this machine has {torch.cuda.device_count()} GPUs: each rank "
@@ -68,7 +69,7 @@ def ranks() -> int:
 
 def device() -> torch.device:
     """What this rank computes on."""
-    if torch.cuda.is_available():
+    if choices.cuda():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

@@ -27,6 +27,7 @@ from consumers.collective import RanksError
 from consumers.forward import Forward
 from consumers.learner import LocalLearner
 from consumers.optimizing import NotFinite, closest, warm_up
+from infra import choices
 from schemas.runspec import RunSpec
 
 _BUCKET = 1 << 26  # elements that are reduced or gathered together
@@ -225,7 +226,7 @@ def _count_anew(deepspeed: ModuleType) -> None:
 
 
 def _import_deepspeed() -> ModuleType:
-    if not torch.cuda.is_available():
+    if not choices.cuda():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         import deepspeed

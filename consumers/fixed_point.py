@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from consumers import collective
+from infra import choices
 
 _SCALE = 2.0**32
 _LARGEST = 2.0**62 / _SCALE  # that the sum over all micro-batches and ranks may come to
@@ -20,10 +21,10 @@ class FixedPointSum:
 
     def take(self, gradient: torch.Tensor) -> bool:
         """Add a gradient, and set it to zero; False if it, or the sum, is not a number that fits."""
-        if gradient.device.type == "cpu":
+        if gradient.device.type == "cpu" and choices.compiles():
             from consumers.fixed_point_cpu import add_and_clear
 
-            most = add_and_clear(gradient.numpy(), self._sum.numpy(), np.float32(_SCALE), _LARGEST)
+            most = float(add_and_clear(gradient.numpy(), self._sum.numpy(), np.float32(_SCALE), _LARGEST))
         else:
             most = float(gradient.abs().max())
             self._sum += (gradient * _SCALE).round_().to(torch.int64)

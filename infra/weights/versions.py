@@ -9,12 +9,12 @@ runs/<run>/weights/leases/<reader>.json         which version somebody is readin
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from infra import choices
 from infra.store import Exists, Missing, Store
 from infra.weights.bits import Model, model_of
 from infra.weights.codec.chunks import decode, encode, in_threads
@@ -313,7 +313,7 @@ class WeightStore:
 
 def _threads() -> int:
     """By default a part of the cores: where weights come and go, others compute."""
-    return min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // 4))
+    return min(_MOST_THREADS, max(1, choices.cores() // 4))
 
 
 def _held(copy: Copy | None, manifest: Manifest) -> tuple[int, str] | None:
