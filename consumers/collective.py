@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
@@ -23,13 +24,20 @@ class RanksError(Explained):
 
 
 def meeting_place(ranks: int) -> dist.TCPStore:
-    """Of rank 0: where the others find it, on a port that was free."""
-    return dist.TCPStore(_HOST, 0, ranks, is_master=True, wait_for_workers=False)
+    """Of rank 0: where the others find it, on a port of this machine alone that was free.
+
+    Left to itself the store listens on all interfaces, whatever host it is given: it gets a socket.
+    """
+    listening = socket.create_server((_HOST, 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        _HOST, port, ranks, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
 
 
 def join(number: int, ranks: int, place: dist.TCPStore | int, deadline_s: float) -> None:
     """Become one of the ranks; returns when all have. `place`: of rank 0, or its port."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     os.environ["LOCAL_RANK"] = str(number)  # DeepSpeed asks
     backend = "gloo"
     if choices.cuda():

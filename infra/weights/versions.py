@@ -94,6 +94,8 @@ class WeightStore:
         if manifest is None:
             with self.lease(version, f"publisher-{trainer_epoch}", puts=True):
                 manifest = self._put(new, digests, trainer_epoch, base, files or {}, progress)
+        else:
+            self._series.spool(new)
         self._same(manifest, new.root, base)
         self._series.published(new)
         return manifest
@@ -104,7 +106,9 @@ class WeightStore:
 
     def goes_on_from(self, version: int, model: Model) -> None:
         """The next version may be told as what changes of this one, which is published."""
-        self._series.published(Held(version, self.manifest(version).root, model))
+        held = Held(version, self.manifest(version).root, model)
+        self._series.spool(held)
+        self._series.published(held)
 
     def add_keyframe(
         self, version: int, progress: Progress = lambda done, whole: None
@@ -139,6 +143,7 @@ class WeightStore:
             )
             if self._series.made(plan, new, path.size):
                 paths.append(path)
+        self._series.spool(new)
         before = self.find(new.version - 1) if new.version else None
         manifest = self._keys.signed(
             Manifest(
