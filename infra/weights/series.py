@@ -111,7 +111,7 @@ class Series:
             if not self._warned:
                 self._warned = True
                 _log.warning(
-                    "the weights of version %d can't be kept in a file (%s): readers that are far behind get a "
+                    "the weights of version %d can't be kept in a file (%s): readers far behind get a "
                     "whole version instead of what changed since theirs. Make room, or set TMPDIR",
                     new.version, error,
                 )  # fmt: skip
