@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -88,10 +89,23 @@ def add_up(tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
 
 
+@runtime_checkable
+class Told(Protocol):
+    """Tensors of which is known what they are before they are read."""
+
+    @property
+    def outlines(self) -> list[Outline]:
+        """Of all."""
+
+
+class Withheld(Exception):
+    """Rank 0 could not read a tensor that the others were to get from it."""
+
+
 class Shared(Mapping[str, torch.Tensor]):
     """Tensors that rank 0 has. Each goes to the others when it is asked for, so that none holds them all.
 
-    All ranks ask for the same tensors in the same order.
+    All ranks ask for the same tensors in the same order. If rank 0 can't read one, all get an error.
     """
 
     def __init__(self, outlines: list[Outline], held: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -101,6 +115,8 @@ class Shared(Mapping[str, torch.Tensor]):
     @staticmethod
     def outlines_of(tensors: Mapping[str, torch.Tensor]) -> list[Outline]:
         """What rank 0 tells the others of its tensors."""
+        if isinstance(tensors, Told):
+            return tensors.outlines
         return [
             (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
             for name, tensor in tensors.items()
@@ -108,9 +124,17 @@ class Shared(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         dtype, shape = self._outlines[name]
+        there = torch.zeros(1, device=device())
         if self._held is not None:
-            tensor = self._held[name].to(device())
+            try:
+                tensor = self._held[name].to(device())
+                there += 1
+            finally:
+                dist.broadcast(there, src=0)
         else:
+            dist.broadcast(there, src=0)
+            if not there:
+                raise Withheld(name)
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device())
         dist.broadcast(tensor, src=0)
         return tensor.cpu()

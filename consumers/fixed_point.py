@@ -9,6 +9,7 @@ from consumers import collective
 from infra import choices
 
 _SCALE = 2.0**32
+_STRETCH = 1 << 22  # elements
 _LARGEST = 2.0**62 / _SCALE  # that the sum over all micro-batches and ranks may come to
 
 
@@ -32,10 +33,10 @@ class FixedPointSum:
         self._most += most
         return self._most * collective.ranks() < _LARGEST
 
-    def over(self, total: float) -> torch.Tensor:
-        """The sum over all ranks, divided; the next one begins at zero."""
+    def mean_into(self, gradient: torch.Tensor, total: float) -> None:
+        """Write the sum over all ranks, divided, into a gradient; the next one begins at zero."""
         collective.add_up(self._sum)
-        mean = self._sum.double().div_(_SCALE * total)
+        for some, part in zip(gradient.split(_STRETCH), self._sum.split(_STRETCH), strict=True):
+            some.copy_(part.double().div_(_SCALE * total))  # as a whole it would be two gradients large
         self._sum.zero_()
         self._most = 0.0
-        return mean

@@ -35,6 +35,8 @@ from infra.weights.signing import Keys
 if TYPE_CHECKING:
     import torch
 
+    from infra.weights.inspection import Inspected
+
 _MOST_THREADS = 8
 
 _log = logging.getLogger("streamrl.weights")
@@ -71,24 +73,27 @@ class WeightStore:
 
     def publish(
         self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int,
-        base: str | None = None, files: Mapping[str, bytes] | None = None,
+        base: str | None = None, files: Mapping[str, bytes] | None = None, known: Inspected | None = None,
     ) -> Manifest:  # fmt: skip
         """Put a version; if it is there already with the same bits, that is fine (a trainer resumed).
 
         `base`: the tensors are an adapter of the model with this root. They must not change any more.
+        `known`: what was just found when they were looked at.
         """
         return self.publish_model(
-            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files
+            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files, known=known
         )
 
     def publish_model(
         self, version: int, model: Model, *, trainer_epoch: int = 0, base: str | None = None,
         files: Mapping[str, bytes] | None = None, progress: Progress = lambda done, whole: None,
+        known: Inspected | None = None,
     ) -> Manifest:  # fmt: skip
         """The same of bits, and of files beside them. Progress is in bytes that are sent, of unknown many."""
-        if bad := [name for name, bits in model.items() if not bits.finite()]:
+        bad = [known.wrong] if known else [name for name, bits in model.items() if not bits.finite()]
+        if any(bad):
             raise WeightsError(f"version {version} is not published: NaN or infinity in {', '.join(bad[:3])}")
-        digests = model_digests(model)
+        digests = known.digests if known else model_digests(model)
         new = Held(version, root_digest(digests), model)
         manifest = self.find(version)
         if manifest is None:
