@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from consumers.batching import MicroBatch, micro_batch
 from consumers.checkpoint import Checkpoints
-from consumers.failing import FailedSteps, TrainingFailed, not_finite
+from consumers.failing import FailedSteps, TrainingFailed
 from consumers.learner import Learner
 from consumers.ledger import steps_of
 from consumers.optimizing import NotFinite
@@ -188,7 +188,7 @@ class _Trial:
             self.learner = self._learner_of()  # what was accumulated is spoilt
             reason = str(error)
         else:
-            wrong = not_finite(self.learner.weights())
+            wrong = self.learner.made().found.wrong
             reason = f"the optimizer step leaves NaN or infinity in {wrong}" if wrong else ""
         self.learner.restore(self._state)
         return reason

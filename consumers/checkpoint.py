@@ -6,129 +6,175 @@ runs/<run>/checkpoints/i000040-e02/manifest.json      the commit point
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
-from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 
-from infra.store import Store, StoreError
+from consumers import checkpoint_manifest as manifests
+from consumers import checkpoint_state as states
+from consumers.checkpoint_manifest import CheckpointManifest, Damaged, FirstManifest, Manifest
+from consumers.snapshot import Snapshot
+from infra.keys import KeyRing, ring_from_env
+from infra.store import Missing, Store
+from infra.weights.manifest import Tensor
 
+__all__ = ["CheckpointManifest", "Checkpoints", "Damaged", "Found", "Manifest"]
 
-class Damaged(StoreError):
-    """A checkpoint that can't be read."""
-
-
-class CheckpointManifest(BaseModel):
-    """One checkpoint: the state between two iterations."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: int = 1
-    run: str
-    iteration: int  # the next one to train
-    step: int  # the next optimizer step
-    root: str  # of the weights
-    positions: dict[int, int]  # by partition of `<run>.samples`: what lies before is trained
-    ledger: int  # position in `<run>.ledger`: the steps behind it are run again from their records
-    letters: int | None = None  # position in `<run>.dead`: letters before it are of no interest any more
-    roots: dict[int, str] = {}  # of versions whose samples may still come
-    trainer_epoch: int
-    state: str  # key of the state's object
-    digest: str
-    created_at: float
-
-
-Found = tuple[CheckpointManifest, dict[str, torch.Tensor]]
+Found = tuple[Manifest, Mapping[str, torch.Tensor]]
+Of = TypeVar("Of")
+Warn = Callable[[str], None]
+Writing = Future[Mapping[str, Tensor]]
+Restore = Callable[[Mapping[str, torch.Tensor]], None]
 
 
 class Checkpoints:
     """A run's checkpoints."""
 
-    def __init__(self, store: Store, run: str) -> None:
-        self._store, self._run = store, run
+    def __init__(self, store: Store, run: str, keys: KeyRing | None = None) -> None:
+        self._store, self._run, self._keys = store, run, keys or ring_from_env()
         self._prefix = f"runs/{run}/checkpoints"
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def save(self, state: Mapping[str, torch.Tensor], *, keep: int, iteration: int, trainer_epoch: int,
-             step: int, root: str, positions: Mapping[int, int], ledger: int, letters: int | None = None,
-             roots: Mapping[int, str] | None = None) -> None:  # fmt: skip
-        """Write a checkpoint, then remove the oldest ones."""
-        folder = f"{self._prefix}/i{iteration:06d}-e{trainer_epoch:02d}"
-        data = save_safetensors(dict(state))
+    def begin(self, state: Snapshot, iteration: int, trainer_epoch: int) -> Writing:
+        """Write a state in a thread of its own; `save` commits it when its turn has come."""
+        return self._writer.submit(self._written, state, iteration, trainer_epoch)
+
+    def _written(self, state: Snapshot, iteration: int, trainer_epoch: int) -> Mapping[str, Tensor]:
+        try:
+            return states.write(self._store, self._state_key(iteration, trainer_epoch), state)
+        finally:
+            state.abandon()
+
+    def _state_key(self, iteration: int, trainer_epoch: int) -> str:
+        return f"{self._prefix}/{manifests.name_of(iteration, trainer_epoch)}/state.safetensors"
+
+    def save(self, state: Writing | Mapping[str, torch.Tensor], *, keep: int, iteration: int,
+             trainer_epoch: int, step: int, root: str, positions: Mapping[int, int], ledger: int,
+             letters: int | None = None, roots: Mapping[int, str] | None = None) -> None:  # fmt: skip
+        """Write a checkpoint, or wait until it is written; commit it, and remove the oldest ones."""
+        key = self._state_key(iteration, trainer_epoch)
+        if isinstance(state, Mapping):
+            tensors = self._written(Snapshot({}, state), iteration, trainer_epoch)
+        else:
+            tensors = state.result()
         manifest = CheckpointManifest(
-            run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions),
-            ledger=ledger, letters=letters, roots=dict(roots or {}), trainer_epoch=trainer_epoch,
-            state=f"{folder}/state.safetensors",
-            digest=blake3(data).hexdigest(), created_at=time.time(),
+            format=2, run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions),
+            ledger=ledger, letters=letters, roots=dict(roots or {}), trainer_epoch=trainer_epoch, state=key,
+            tensors=dict(tensors), created_at=time.time(),
         )  # fmt: skip
-        self._store.put(manifest.state, data)
-        self._store.put_new(f"{folder}/manifest.json", manifest.model_dump_json().encode())
+        self._store.put_new(f"{_folder(key)}/manifest.json", manifests.written(manifest, self._keys))
         self._collect(keep, trainer_epoch)
 
     def _collect(self, keep: int, trainer_epoch: int) -> None:
         """Remove all but the newest; manifests go first, so that none points to nothing."""
         keys = self._store.list(self._prefix)
-        manifests = _manifests(keys)
-        kept = {_folder(key) for key in manifests[-keep:]}
-        for key in manifests[:-keep]:
+        known = _manifests(keys)
+        kept = {_folder(key) for key in known[-keep:]}
+        for key in known[:-keep]:
             self._store.delete(key)
         for key in keys:
-            if _folder(key) not in kept and key not in manifests and _order(key)[1] <= trainer_epoch:
+            numbers = _order(key)
+            if numbers and _folder(key) not in kept and key not in known and numbers[1] <= trainer_epoch:
                 self._store.delete(key)  # also what a trainer left that died before its manifest
 
-    def latest(self, warn: Callable[[str], None]) -> Found | None:
-        """The newest whole checkpoint; `warn` is told of damaged ones, which older ones stand in for."""
+    def latest(self, warn: Warn) -> Found | None:
+        """The newest whole checkpoint; `warn` is told of damaged ones, which older ones stand in for.
+
+        Its state is verified, and read again tensor by tensor as it is asked for.
+        """
+        return self._undamaged(lambda damaged: self.before(sys.maxsize, damaged), warn)
+
+    def restored(self, restore: Restore, warn: Warn) -> Manifest | None:
+        """The same, given to `restore`; its state is read once. If it turns out damaged on the way, an older
+        one is restored over it."""
+
+        def try_each(damaged: Warn) -> Manifest | None:
+            for manifest in self._readable(sys.maxsize, damaged):
+                try:
+                    restore(self._state(manifest))
+                except Damaged as error:
+                    damaged(str(error))
+                else:
+                    return manifest
+            return None
+
+        return self._undamaged(try_each, warn)
+
+    def _undamaged(self, find: Callable[[Warn], Of | None], warn: Warn) -> Of | None:
+        for key in self._store.list(self._prefix):
+            if _order(key) is None:
+                warn(f"{self._store.url}/{key} is in no folder of a checkpoint: it is left alone")
         damaged: list[str] = []
-        found = self.before(sys.maxsize, damaged.append)
+        found = find(damaged.append)
         if found is None and damaged:
             raise Damaged(f"no checkpoint can be read: {'; '.join(damaged)}")  # what is trained would be lost
         for what in damaged:
             warn(f"{what}: an older checkpoint stands in for it")
         return found
 
-    def before(self, step: int, warn: Callable[[str], None]) -> Found | None:
+    def before(self, step: int, warn: Warn) -> Found | None:
         """The newest whole checkpoint from which a step can be reached."""
+        for manifest in self._readable(step, warn):
+            try:
+                state = self._state(manifest)
+                if isinstance(state, states.StoredState):
+                    state.verify()
+            except Damaged as error:
+                warn(str(error))
+            else:
+                return manifest, state
+        return None
+
+    def _readable(self, step: int, warn: Warn) -> Iterator[CheckpointManifest | FirstManifest]:
+        """Manifests, the newest first."""
         for key in reversed(_manifests(self._store.list(self._prefix))):
             try:
                 manifest = self._manifest(key)
-                if manifest.step <= step:
-                    return self._load(manifest)
             except Damaged as error:
                 warn(str(error))
-        return None
+                continue
+            if manifest.step <= step:
+                yield manifest
 
-    def _manifest(self, key: str) -> CheckpointManifest:
+    def _manifest(self, key: str) -> CheckpointManifest | FirstManifest:
+        where = f"{self._store.url}/{key}"
         try:
-            return CheckpointManifest.model_validate(json.loads(self._store.get(key)))
-        except (ValidationError, ValueError, RecursionError) as error:
-            raise Damaged(f"{self._store.url}/{key} is not a checkpoint's manifest: {error}") from error
+            if (size := self._store.size(key)) > manifests.MOST:
+                raise Damaged(f"{where} has {size} bytes: no checkpoint's manifest is as large")
+            found = manifests.read(self._store.get(key), where, self._keys)
+        except Missing as error:
+            raise Damaged(f"{where} was removed while it was read") from error
+        own = f"{_folder(key)}/state.safetensors"
+        if (found.run, found.iteration, found.trainer_epoch) != (self._run, *(_order(key) or ())):
+            raise Damaged(
+                f"{where} says that it is of run {found.run[:64]}, iteration {found.iteration}, start "
+                f"{found.trainer_epoch} of the trainer: it belongs elsewhere"
+            )
+        if found.state != own:
+            raise Damaged(f"{where} names {found.state[:200]} as its state, which is not beside it")
+        return found
 
-    def _load(self, manifest: CheckpointManifest) -> Found:
-        data = self._store.get(manifest.state)
-        if blake3(data).hexdigest() != manifest.digest:
-            raise Damaged(f"{self._store.url}/{manifest.state} has other bits than its manifest says")
-        try:
-            return manifest, load_safetensors(data)
-        except SafetensorError as error:
-            raise Damaged(f"{self._store.url}/{manifest.state} is damaged: {error}") from error
+    def _state(self, manifest: CheckpointManifest | FirstManifest) -> Mapping[str, torch.Tensor]:
+        if isinstance(manifest, FirstManifest):
+            return states.read_first(self._store, manifest)
+        return states.StoredState(self._store, manifest)
 
 
 def _manifests(keys: Iterable[str]) -> list[str]:
     """Those of whole checkpoints, oldest first."""
-    return sorted((key for key in keys if key.endswith("/manifest.json")), key=_order)
+    found = ((_order(key), key) for key in keys if key.endswith("/manifest.json"))
+    return [key for _, key in sorted((numbers, key) for numbers, key in found if numbers is not None)]
 
 
 def _folder(key: str) -> str:
     return key.rpartition("/")[0]
 
 
-def _order(key: str) -> tuple[int, int]:
-    """Iteration and start of the trainer, of a key of a checkpoint."""
-    iteration, _, epoch = _folder(key).rpartition("/")[2].removeprefix("i").partition("-e")
-    return int(iteration), int(epoch)
+def _order(key: str) -> tuple[int, int] | None:
+    """Iteration and start of the trainer, of a key of a checkpoint; None if it is none."""
+    parts = key.split("/")
+    return manifests.numbers_of(parts[-2]) if len(parts) == 5 else None

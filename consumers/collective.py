@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
+from infra import choices
 from infra.errors import Explained
 
 _HOST = "127.0.0.1"
@@ -22,16 +25,23 @@ class RanksError(Explained):
 
 
 def meeting_place(ranks: int) -> dist.TCPStore:
-    """Of rank 0: where the others find it, on a port that was free."""
-    return dist.TCPStore(_HOST, 0, ranks, is_master=True, wait_for_workers=False)
+    """Of rank 0: where the others find it, on a port of this machine alone that was free.
+
+    Left to itself the store listens on all interfaces, whatever host it is given: it gets a socket.
+    """
+    listening = socket.create_server((_HOST, 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        _HOST, port, ranks, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
 
 
 def join(number: int, ranks: int, place: dist.TCPStore | int, deadline_s: float) -> None:
     """Become one of the ranks; returns when all have. `place`: of rank 0, or its port."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     os.environ["LOCAL_RANK"] = str(number)  # DeepSpeed asks
     backend = "gloo"
-    if torch.cuda.is_available():
+    if choices.cuda():
         if ranks > torch.cuda.device_count():
             raise RanksError(
                 f"trainer.ranks is {ranks} and this machine has {torch.cuda.device_count()} GPUs: each rank "
@@ -68,7 +78,7 @@ def ranks() -> int:
 
 def device() -> torch.device:
     """What this rank computes on."""
-    if torch.cuda.is_available():
+    if choices.cuda():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
@@ -79,10 +89,23 @@ def add_up(tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
 
 
+@runtime_checkable
+class Told(Protocol):
+    """Tensors of which is known what they are before they are read."""
+
+    @property
+    def outlines(self) -> list[Outline]:
+        """Of all."""
+
+
+class Withheld(Exception):
+    """Rank 0 could not read a tensor that the others were to get from it."""
+
+
 class Shared(Mapping[str, torch.Tensor]):
     """Tensors that rank 0 has. Each goes to the others when it is asked for, so that none holds them all.
 
-    All ranks ask for the same tensors in the same order.
+    All ranks ask for the same tensors in the same order. If rank 0 can't read one, all get an error.
     """
 
     def __init__(self, outlines: list[Outline], held: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -92,6 +115,8 @@ class Shared(Mapping[str, torch.Tensor]):
     @staticmethod
     def outlines_of(tensors: Mapping[str, torch.Tensor]) -> list[Outline]:
         """What rank 0 tells the others of its tensors."""
+        if isinstance(tensors, Told):
+            return tensors.outlines
         return [
             (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
             for name, tensor in tensors.items()
@@ -99,9 +124,17 @@ class Shared(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         dtype, shape = self._outlines[name]
+        there = torch.zeros(1, device=device())
         if self._held is not None:
-            tensor = self._held[name].to(device())
+            try:
+                tensor = self._held[name].to(device())
+                there += 1
+            finally:
+                dist.broadcast(there, src=0)
         else:
+            dist.broadcast(there, src=0)
+            if not there:
+                raise Withheld(name)
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device())
         dist.broadcast(tensor, src=0)
         return tensor.cpu()

@@ -26,7 +26,8 @@ from consumers.batching import MicroBatch, filler
 from consumers.collective import RanksError
 from consumers.forward import Forward
 from consumers.learner import LocalLearner
-from consumers.optimizing import NotFinite, closest, warm_up
+from consumers.optimizing import NotFinite, Parts, closest, warm_up
+from infra import choices
 from schemas.runspec import RunSpec
 
 _BUCKET = 1 << 26  # elements that are reduced or gathered together
@@ -90,7 +91,16 @@ class DeepSpeedLearner(LocalLearner):
         self._engine.backward(loss)
         self._computed = True
 
+    def _here(self) -> bool:
+        return super()._here() and self._stage < 3
+
+    def _shapes(self) -> dict[str, Sequence[int]]:
+        return {
+            name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in self._named.items()
+        }
+
     def step(self, total: float) -> float:
+        self._lent.settle()
         if not self._computed:  # DeepSpeed wants a gradient from each rank
             self._accumulate(filler().to(self._device))
         self._steps += 1
@@ -111,6 +121,7 @@ class DeepSpeedLearner(LocalLearner):
         return self._norm
 
     def close(self) -> None:
+        super().close()
         if collective.joined():
             self._engine.destroy()
             self._deepspeed.comm.destroy_process_group()  # it keeps groups of its own
@@ -132,6 +143,7 @@ class DeepSpeedLearner(LocalLearner):
         return gathered
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._lent.settle()
         self._set_weights(weights.__getitem__)
 
     @torch.no_grad()
@@ -147,14 +159,14 @@ class DeepSpeedLearner(LocalLearner):
         if self._stage:
             self._optimizer.refresh_fp32_params()
 
-    def _policy_state(self) -> dict[str, torch.Tensor]:
-        """Whole tensors; gathered one by one, and kept on rank 0."""
+    def _policy_parts(self) -> Parts:
+        """Whole tensors; gathered one by one, and copied on rank 0, for the next step to be taken at once."""
         first = collective.rank() == 0
         state = {"steps": torch.tensor(self._steps)}
         for name, parameter in self._named.items():
             with self._whole(parameter):
                 if first:
-                    state[f"weights.{name}"] = parameter.detach().cpu().clone()
+                    state[f"weights.{name}"] = parameter.detach().to("cpu", copy=True)
             if not self._steps:
                 continue
             if first:
@@ -162,8 +174,8 @@ class DeepSpeedLearner(LocalLearner):
             for key in _MOMENTS:
                 value = self._moment(parameter, key)
                 if first:
-                    state[f"optimizer.{key}.{name}"] = value.detach().cpu().clone()
-        return state
+                    state[f"optimizer.{key}.{name}"] = value.detach().to("cpu", copy=True)
+        return {}, state
 
     def _moment(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
         if not self._stage:
@@ -225,7 +237,7 @@ def _count_anew(deepspeed: ModuleType) -> None:
 
 
 def _import_deepspeed() -> ModuleType:
-    if not torch.cuda.is_available():
+    if not choices.cuda():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         import deepspeed

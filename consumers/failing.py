@@ -6,10 +6,8 @@ runs/<run>/failed/step-000012-e01.msgpack    what would have been its ledger rec
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
 
 from consumers.rows import Row
 from infra.errors import Explained
@@ -64,9 +62,3 @@ def named(rows: Sequence[Row]) -> str:
     """Some samples, for people."""
     names = ", ".join(row.sample.id for row in rows[:_NAMED])
     return f"{names} and {len(rows) - _NAMED} more" if len(rows) > _NAMED else names
-
-
-def not_finite(weights: Mapping[str, torch.Tensor]) -> str:
-    """A tensor that is not all numbers; empty if there is none."""
-    wrong = (name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all()))
-    return next(wrong, "")

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 
 from consumers import collective
+from infra import choices
 
 _SCALE = 2.0**32
+_STRETCH = 1 << 22  # elements
 _LARGEST = 2.0**62 / _SCALE  # that the sum over all micro-batches and ranks may come to
 
 
@@ -20,10 +22,10 @@ class FixedPointSum:
 
     def take(self, gradient: torch.Tensor) -> bool:
         """Add a gradient, and set it to zero; False if it, or the sum, is not a number that fits."""
-        if gradient.device.type == "cpu":
+        if gradient.device.type == "cpu" and choices.compiles():
             from consumers.fixed_point_cpu import add_and_clear
 
-            most = add_and_clear(gradient.numpy(), self._sum.numpy(), np.float32(_SCALE), _LARGEST)
+            most = float(add_and_clear(gradient.numpy(), self._sum.numpy(), np.float32(_SCALE), _LARGEST))
         else:
             most = float(gradient.abs().max())
             self._sum += (gradient * _SCALE).round_().to(torch.int64)
@@ -31,10 +33,10 @@ class FixedPointSum:
         self._most += most
         return self._most * collective.ranks() < _LARGEST
 
-    def over(self, total: float) -> torch.Tensor:
-        """The sum over all ranks, divided; the next one begins at zero."""
+    def mean_into(self, gradient: torch.Tensor, total: float) -> None:
+        """Write the sum over all ranks, divided, into a gradient; the next one begins at zero."""
         collective.add_up(self._sum)
-        mean = self._sum.double().div_(_SCALE * total)
+        for some, part in zip(gradient.split(_STRETCH), self._sum.split(_STRETCH), strict=True):
+            some.copy_(part.double().div_(_SCALE * total))  # as a whole it would be two gradients large
         self._sum.zero_()
         self._most = 0.0
-        return mean

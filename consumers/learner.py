@@ -23,11 +23,13 @@ from consumers import collective, forward
 from consumers.adapter import Adapter
 from consumers.batching import MicroBatch, micro_batch
 from consumers.critic import Critic
+from consumers.lending import Copies, Lent, Made
 from consumers.losses import loss_of
 from consumers.losses.base import Loss, Needs
 from consumers.losses.objective import LossStats, objective
-from consumers.optimizing import NotFinite, Optimized
+from consumers.optimizing import NotFinite, Optimized, Parts
 from consumers.rows import Row, Scores
+from consumers.snapshot import Snapshot
 from schemas.runspec import RunSpec
 
 
@@ -49,6 +51,12 @@ class Learner(Protocol):
 
     def begin_iteration(self) -> None:
         """The weights as they are now are those that the iteration begins with."""
+
+    def made(self) -> Made:
+        """Hashes of the weights as they are now, and a copy of them when it is asked for."""
+
+    def snapshot(self) -> Snapshot:
+        """The state as it is now, to be read by another thread; what changes before is copied first."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """A copy of what is trained: weights by Hugging Face names in the run's dtype, or an adapter."""
@@ -118,6 +126,9 @@ class LocalLearner(ABC):
         elif loss.needs.before == "iteration":
             self._first = forward.load(model, spec, self._device)
             self._first.requires_grad_(False)
+        self._lent = Lent()
+        published = torch.float32 if self._adapter else self._dtype  # an adapter is small: rounded once
+        self._copies = Copies(published, self._lent)
 
     @abstractmethod
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
@@ -136,8 +147,8 @@ class LocalLearner(ABC):
         """See Learner."""
 
     @abstractmethod
-    def _policy_state(self) -> dict[str, torch.Tensor]:
-        """Weights and optimizer."""
+    def _policy_parts(self) -> Parts:
+        """Weights and optimizer: what the next step changes, and what it does not."""
 
     @abstractmethod
     def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -198,35 +209,65 @@ class LocalLearner(ABC):
             stats = replace(stats, value_error=wrong, returns=returns)
         return stats
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        found = {}
-        dtype = torch.float32 if self._adapter else self._dtype  # an adapter is small, and is rounded once
+    def _here(self) -> bool:
+        """Whether all parameters lie whole in this machine's memory."""
+        return self._device.type == "cpu"
+
+    def _shapes(self) -> dict[str, Sequence[int]]:
+        """Of the whole parameters."""
+        return {name: parameter.shape for name, parameter in self._named.items()}
+
+    def made(self) -> Made:
+        if self._here():
+            return self._copies.live(self._named)
+        return self._copies.at_once(self._bring, self._shapes())
+
+    def _bring(self, copies: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in self._named.items():
             with self._whole(parameter):
                 if collective.rank() == 0:
-                    found[name] = parameter.detach().to("cpu", dtype, copy=True)
+                    copies[name].copy_(parameter.detach())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, parameter in self._named.items():
+            with self._whole(parameter):
+                if collective.rank() == 0:
+                    found[name] = parameter.detach().to("cpu", self._copies.dtype, copy=True)
         return found
 
-    def state(self) -> dict[str, torch.Tensor]:
-        state = self._policy_state() | {"rng": torch.get_rng_state()}
+    def parts(self) -> Parts:
+        """The state: what the next step changes, and what it does not. All ranks take part."""
+        live, own = self._policy_parts()
         if self._critic is not None:
-            state |= {f"critic.{name}": value for name, value in self._critic.trained.state().items()}
-        if self._adapter is not None:
-            state |= self._adapter.mark()
-        return state if collective.rank() == 0 else {}
+            for all_, some in zip((live, own), self._critic.trained.parts(), strict=True):
+                all_ |= {f"critic.{name}": value for name, value in some.items()}
+        own["rng"] = torch.get_rng_state()
+        return live, own | (self._adapter.mark() if self._adapter is not None else {})
+
+    def snapshot(self) -> Snapshot:
+        taken = Snapshot(*self.parts(), deadline_s=self._spec.deadlines.progress_s)
+        self._lent.add(taken)
+        return taken
+
+    def state(self) -> dict[str, torch.Tensor]:
+        live, own = self.parts()
+        if collective.rank() != 0:
+            return {}
+        return {name: value.to("cpu", copy=True) for name, value in live.items()} | own
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._lent.settle()
         if self._adapter is not None:
             self._adapter.check(state)
         torch.set_rng_state(state["rng"])
         self._restore_policy(state)
         if self._critic is not None:
-            prefix = "critic."
-            own = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
-            self._critic.trained.restore(own)
+            self._critic.trained.restore(state, "critic.")
 
-    def close(self) -> None:  # noqa: B027 - nothing is held that does not end with the process
+    def close(self) -> None:
         """See Learner."""
+        self._copies.close()
 
 
 class TorchLearner(LocalLearner):
@@ -244,16 +285,18 @@ class TorchLearner(LocalLearner):
         self._policy.accumulate()
 
     def step(self, total: float) -> float:
+        self._lent.settle()
         norm = self._policy.step(total)
         if self._critic is not None:
             self._critic.trained.step(total)
         return norm
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._lent.settle()
         self._policy.adopt(weights)
 
-    def _policy_state(self) -> dict[str, torch.Tensor]:
-        return self._policy.state()
+    def _policy_parts(self) -> Parts:
+        return self._policy.parts()
 
     def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
         self._policy.restore(state)

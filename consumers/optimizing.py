@@ -14,6 +14,8 @@ from schemas.runspec import RunSpec
 _BITS = {2: torch.int16, 4: torch.int32}
 _CHUNK = 1 << 12
 
+Parts = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+
 
 class NotFinite(ArithmeticError):
     """A loss or a gradient is NaN or infinite. `rows`: of the micro-batch, if it was one; `batch`: its number
@@ -74,7 +76,7 @@ class Optimized:
     def step(self, total: float) -> float:
         """Divide the sum by `total`, clip it, step; returns the norm before clipping."""
         if self._sum is not None:
-            self._gradient.copy_(self._sum.over(total))
+            self._sum.mean_into(self._gradient, total)
         else:
             collective.add_up(self._gradient)
             self._gradient.div_(total)
@@ -91,28 +93,29 @@ class Optimized:
         self._gradient.zero_()
         return norm
 
-    def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights."""
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(closest(parameter, weights[name]))
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """A copy of weights and optimizer."""
-        state = {"steps": torch.tensor(self._steps)}
+    @torch.no_grad()
+    def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+        """Replace the weights; `prefix` stands before their names."""
         for name, parameter in self.named.items():
-            state[f"weights.{name}"] = parameter.detach().cpu().clone()
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                state[f"optimizer.{key}.{name}"] = value.detach().cpu().clone()
-        return state
+            parameter.copy_(closest(parameter, weights[prefix + name]))
 
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a state."""
-        self._steps = int(state["steps"])
-        self.adopt({name: state[f"weights.{name}"] for name in self.named})
+    def parts(self) -> Parts:
+        """Weights and optimizer: what the next step changes, and what it does not."""
+        live = {}
+        for name, parameter in self.named.items():
+            live[f"weights.{name}"] = parameter.detach()
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                live[f"optimizer.{key}.{name}"] = value.detach()
+        return live, {"steps": torch.tensor(self._steps)}
+
+    def restore(self, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+        """Go back to a state, tensor by tensor; `prefix` stands before all names."""
+        copy = not getattr(state, "fresh", False)  # a tensor that was just read is nobody else's
+        self._steps = int(state[f"{prefix}steps"])
+        self.adopt(state, f"{prefix}weights.")
         for name, parameter in self.named.items():
             self._optimizer.state[parameter] = {
-                key: value.to(parameter.device, copy=True)
+                key: value.to(parameter.device, copy=copy)
                 for key in ("step", "exp_avg", "exp_avg_sq")
-                if (value := state.get(f"optimizer.{key}.{name}")) is not None
+                if (value := state.get(f"{prefix}optimizer.{key}.{name}")) is not None
             }

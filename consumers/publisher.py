@@ -12,14 +12,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 
+from consumers.lending import Made
 from infra.process import Context
 from infra.waiting import Wait
 from infra.weights.announcing import signed
+from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
+from infra.weights.inspection import inspected
 from infra.weights.manifest import Manifest
 from infra.weights.versions import WeightStore
 from schemas.messages import WeightsAnnouncement
@@ -27,6 +31,7 @@ from schemas.wire import encode
 
 _POLL_S = 0.005
 _LARGE = 256 << 10  # bytes of a manifest that is not announced as a whole
+_COPIES = 2  # of weights that may wait or be under way; one more is that of the version before
 _AHEAD = 2  # jobs that may wait: a store slower than training holds it up instead of filling the memory
 
 
@@ -38,20 +43,31 @@ class Publisher:
         # a version is complete: other machines need not have the folder of the starting model
         self._files = ModelFolder(context.record.model).beside if base is None else {}
         self._weights = WeightStore(context.store, context.run)
-        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Callable[[], object], Callable[[], object]] | None] = queue.Queue()
+        self._asked, self._put = 0, 0  # versions; each counts in one thread
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
         self._thread.start()
 
-    def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+    def publish(self, version: int, made: Made) -> None:
         """Publish and announce a version in the background."""
-        self.submit(
-            lambda: self._announce(
-                self._weights.publish(
-                    version, weights, trainer_epoch=self._epoch, base=self._base, files=self._files
-                )
+        self._wait(lambda: self._asked - self._put < _COPIES)
+        self._asked += 1
+        copy = made.copy()
+        self.submit(lambda: self._publish(version, made, copy))
+
+    def _publish(self, version: int, made: Made, copy: Future[dict[str, torch.Tensor]]) -> None:
+        tensors = copy.result()
+        if (found := inspected(tensors)).root != made.root:
+            raise WeightsError(
+                f"version {version} is not published: the copy of the weights has root {found.root[:12]}, "
+                f"not {made.root[:12]} as in the ledger. This machine's memory is damaged, or StreamRL is"
             )
+        manifest = self._weights.publish(
+            version, tensors, trainer_epoch=self._epoch, base=self._base, files=self._files, known=found
         )
+        self._put += 1
+        self._announce(manifest)
 
     def find(self, version: int) -> Manifest | None:
         """A published version's manifest."""
@@ -79,10 +95,10 @@ class Publisher:
         if manifest.version % keep == 0:  # now and then: it lists the store
             self._weights.collect(keep)
 
-    def submit(self, job: Callable[[], object]) -> None:
-        """Run a job behind those before it."""
+    def submit(self, job: Callable[[], object], dropped: Callable[[], object] = lambda: None) -> None:
+        """Run a job behind those before it; `dropped` instead if one of those fails."""
         self._wait(lambda: self._jobs.unfinished_tasks <= _AHEAD)
-        self._jobs.put(job)
+        self._jobs.put((job, dropped))
 
     def drain(self) -> None:
         """Return when all jobs are done."""
@@ -113,8 +129,7 @@ class Publisher:
             try:
                 if job is None:
                     return
-                if self._failed is None:
-                    job()
+                job[0 if self._failed is None else 1]()
             except BaseException as error:  # the trainer's own thread raises it
                 self._failed = error
             finally:

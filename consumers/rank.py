@@ -9,6 +9,7 @@ a command   rank 0; it dies with it
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -62,11 +63,12 @@ def obey(learner: LocalLearner, command: Command) -> Done:
         case Weights():
             learner.weights()
         case State():
-            learner.state()
+            learner.parts()
         case Adopt(outlines):
             learner.adopt(collective.Shared(outlines))
         case Restore(outlines):
-            learner.restore(collective.Shared(outlines))
+            with contextlib.suppress(collective.Withheld):  # then rank 0 has another state, or ends
+                learner.restore(collective.Shared(outlines))
     return Done()
 
 

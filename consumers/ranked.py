@@ -17,6 +17,7 @@ from consumers import collective
 from consumers.batching import MicroBatch, deal, with_fillers
 from consumers.crew import Crew, RankFailed
 from consumers.learner import LocalLearner, unscored, with_scores
+from consumers.lending import Made
 from consumers.losses.base import Needs
 from consumers.losses.objective import LossStats
 from consumers.optimizing import NotFinite
@@ -35,6 +36,8 @@ from consumers.rank_wire import (
     scores_from_bytes,
 )
 from consumers.rows import Row
+from consumers.snapshot import Snapshot
+from infra.store import StoreError
 from schemas.runspec import RunSpec
 
 Result = TypeVar("Result")
@@ -118,6 +121,14 @@ class RankedLearner:
         with self._together(BeginIteration()):
             self._local.begin_iteration()
 
+    def made(self) -> Made:
+        with self._together(Weights()):
+            return self._local.made()
+
+    def snapshot(self) -> Snapshot:
+        with self._together(State()):
+            return self._local.snapshot()
+
     def weights(self) -> dict[str, torch.Tensor]:
         with self._together(Weights()):
             return self._local.weights()
@@ -133,8 +144,14 @@ class RankedLearner:
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         outlines = collective.Shared.outlines_of(state)
+        unread: list[StoreError] = []
         with self._together(Restore(outlines)):
-            self._local.restore(collective.Shared(outlines, state))
+            try:
+                self._local.restore(collective.Shared(outlines, state))
+            except StoreError as error:  # the others know, and stay
+                unread.append(error)
+        if unread:
+            raise unread[0]
 
     def close(self) -> None:
         """End the other ranks."""

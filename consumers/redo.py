@@ -13,7 +13,6 @@ from consumers.places import Gone, fetch
 from consumers.rows import Row
 from consumers.scoring import Scoring
 from infra.process import Context
-from infra.weights.digest import digests_of, root_digest
 from schemas.identity import sample_id
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
@@ -38,7 +37,7 @@ def take_again(
     stats = [stat for batches in plans for stat in learner.accumulate(batches)]
     batches = [batch for batches in plans for batch in batches]
     norm = update(learner, rows, record.step, any_gradient=bool(batches))
-    return Taken(batches, stats, norm, root_digest(digests_of(learner.weights())))
+    return Taken(batches, stats, norm, learner.made().root)
 
 
 def plans_again(

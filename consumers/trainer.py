@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 
 from consumers.batching import plan
-from consumers.checkpoint import CheckpointManifest, Checkpoints
-from consumers.failing import FailedSteps, TrainingFailed, named, not_finite
+from consumers.checkpoint import Checkpoints, Manifest
+from consumers.failing import FailedSteps, TrainingFailed, named
 from consumers.learner import Learner
 from consumers.learners import learner_of
 from consumers.ledger import Ledger
@@ -38,7 +38,6 @@ from infra import epochs
 from infra.logs import at_step
 from infra.process import Context, run_role
 from infra.store import StoreError
-from infra.weights.digest import digests_of, root_digest
 from schemas.messages import StepRecord
 from schemas.runspec import AlgorithmSection
 
@@ -86,7 +85,7 @@ class Trainer:
             self._publisher.close()
             self._ledger.close()
 
-    def _open(self, manifest: CheckpointManifest | None) -> Stream:
+    def _open(self, manifest: Manifest | None) -> Stream:
         if self._offline:
             return RecordedStream(self._context, self._learner.vocabulary)
         if self._spec.loss.replay:
@@ -101,14 +100,12 @@ class Trainer:
         found = self._publisher.find(version)
         return None if found is None else found.root
 
-    def _restore(self) -> CheckpointManifest | None:
+    def _restore(self) -> Manifest | None:
         """From the newest checkpoint, or the beginning."""
-        found = self._checkpoints.latest(self._context.log.warning)
-        if found is None:
-            self._came_to(root_digest(digests_of(self._learner.weights())))
+        manifest = self._checkpoints.restored(self._learner.restore, self._context.log.warning)
+        if manifest is None:
+            self._came_to(self._learner.made().root)
             return None
-        manifest, state = found
-        self._learner.restore(state)
         self._iteration, self._number = manifest.iteration, manifest.step
         self._roots.keep_all(manifest.roots)
         self._came_to(manifest.root)
@@ -218,7 +215,7 @@ class Trainer:
 
     def _publish(self) -> None:
         """The weights between two iterations."""
-        self._publisher.publish(self._iteration, self._learner.weights())
+        self._publisher.publish(self._iteration, self._learner.made())
 
     def _train_step(self, stream: Stream) -> None:
         """One optimizer step: whatever is complete is accumulated, until all is."""
@@ -229,24 +226,23 @@ class Trainer:
         began = time.monotonic()
         try:
             norm = update(self._learner, step.rows, step.number, any_gradient=step.any_gradient)
-            weights = self._learner.weights()
-            if wrong := not_finite(weights):
-                raise NotFinite(f"the optimizer step left NaN or infinity in {wrong}")
+            made = self._learner.made()
+            if made.found.wrong:
+                raise NotFinite(f"the optimizer step left NaN or infinity in {made.found.wrong}")
         except NotFinite as error:
             raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
-        root = root_digest(digests_of(weights))
-        record = self._record(step, root, norm)
+        record = self._record(step, made.root, norm)
         self._ledger.append(record)
         last = record.last_of_iteration
         if self._replay is not None:
             self._replay.add(record)
         self._advance(last)
-        self._came_to(root)
+        self._came_to(made.root)
         stream.trained(key)
         tell(self._context, record, duplicates=stream.duplicates)
         if last:
-            self._publisher.publish(self._iteration, weights)
+            self._publisher.publish(self._iteration, made)
             every = self._spec.trainer.checkpoint_every
             if self._iteration % every == 0 or self._iteration == self._algorithm.iterations:
                 self._checkpoint(stream)
@@ -334,7 +330,8 @@ class Trainer:
         )
 
     def _checkpoint(self, stream: Stream) -> None:
-        state, positions = self._learner.state(), stream.low_watermarks()
+        snapshot, positions = self._learner.snapshot(), stream.low_watermarks()
+        state = self._checkpoints.begin(snapshot, self._iteration, self._epoch)
         letters, roots = stream.letters(positions), self._roots.known()
         iteration, number, root = self._iteration, self._number, self._root
         ledger = self._ledger.position(number)
@@ -342,7 +339,8 @@ class Trainer:
             lambda: self._checkpoints.save(
                 state, keep=self._spec.trainer.keep_checkpoints, iteration=iteration, step=number, root=root,
                 positions=positions, ledger=ledger, trainer_epoch=self._epoch, letters=letters, roots=roots,
-            )
+            ),
+            dropped=snapshot.abandon,
         )  # fmt: skip
 
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 import itertools
 from functools import cache
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 from torch.nn.functional import linear as torch_linear
+
+from infra import choices
 
 
 def padded_rows(rows: int) -> int:
@@ -64,18 +67,29 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear`, differentiable."""
+    """`torch.nn.functional.linear`, differentiable. bf16, also by autocast, is torch's own."""
+    if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return torch_linear(x, weight, bias)
     result: torch.Tensor = _Linear.apply(x, weight, bias)
     return result
 
 
-@cache
 def pays() -> bool:
-    """Whether this CPU is one that MKL is slow on."""
+    """Whether this CPU is one that MKL is slow on, unless STREAMRL_LINEAR says what to use."""
+    said = choices.LINEAR.forced()
+    return said == "onednn" if said else not _intel()
+
+
+@cache
+def _intel() -> bool:
     try:
-        return "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False  # no Linux: torch knows best
+        return True  # no Linux: torch knows best
+
+
+def _compute(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return linear(x, layer.weight, layer.bias)
 
 
 def use_in(model: torch.nn.Module, *, most_rows: int) -> None:
@@ -84,7 +98,7 @@ def use_in(model: torch.nn.Module, *, most_rows: int) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             shapes.add((module.out_features, module.in_features, module.bias is not None))
-            module.forward = lambda x, layer=module: linear(x, layer.weight, layer.bias)
+            module.forward = MethodType(_compute, module)  # a copy of the model gets its own
     counts = sorted({padded_rows(rows) for rows in range(1, most_rows + 1)})
     for (wide, narrow, biased), rows in itertools.product(sorted(shapes), counts):
         weight = torch.zeros(wide, narrow, requires_grad=True)

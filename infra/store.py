@@ -16,7 +16,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -56,6 +56,15 @@ class Store(Protocol):
 
     def put_new(self, key: str, data: bytes) -> None:
         """Write an object that is not there yet; raises Exists. Of several writers exactly one wins."""
+
+    def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
+        """`put` of so many bytes, which need not be in memory at once; an error leaves the old object.
+
+        A part may be written over as soon as the next one is asked for.
+        """
+
+    def size(self, key: str) -> int:
+        """Bytes of an object; raises Missing."""
 
     def exists(self, key: str) -> bool:
         """Whether an object is there."""
@@ -131,25 +140,33 @@ class FileStore:
             raise StoreError(f"{self.url}/{key} can't be read: {error}") from error
 
     def put(self, key: str, data: bytes) -> None:
-        with self._written(key, data) as (temporary, target):
+        self.put_parts(key, [data], len(data))
+
+    def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
+        with self._written(key, parts) as (temporary, target):
             temporary.replace(target)
 
+    def size(self, key: str) -> int:
+        with self._reading(key):
+            return (self._root / key).stat().st_size
+
     def put_new(self, key: str, data: bytes) -> None:
-        with self._written(key, data) as (temporary, target):
+        with self._written(key, [data]) as (temporary, target):
             try:
                 os.link(temporary, target)
             except FileExistsError:
                 raise Exists(f"{self.url}/{key} is there already") from None
 
     @contextlib.contextmanager
-    def _written(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+    def _written(self, key: str, parts: Iterable[bytes | memoryview]) -> Iterator[tuple[Path, Path]]:
         self._check()
         target = self._root / key
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
             make_private(target.parent)
             with temporary.open("wb") as file:
-                file.write(data)
+                for part in parts:
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             self._check()  # it may have taken a while

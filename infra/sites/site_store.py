@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from blake3 import blake3
 
@@ -101,6 +101,14 @@ class SiteStore:
             self._cache.put(key, data)
         except StoreError as error:
             self.broken = str(error)
+
+    def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
+        """Write an object of the cache's own."""
+        self._cache.put_parts(key, parts, size)
+
+    def size(self, key: str) -> int:
+        """Bytes of an object that is in the cache."""
+        return self._cache.size(key)
 
     def put_new(self, key: str, data: bytes) -> None:
         self._cache.put_new(key, data)

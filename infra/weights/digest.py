@@ -5,7 +5,7 @@ torch is imported where there are tensors: who only checks a file does without i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from mmap import mmap
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,26 @@ if TYPE_CHECKING:
     import torch
 
 
+class TensorHash:
+    """Hash of dtype, shape and bits; the bits come piece by piece."""
+
+    def __init__(self, dtype: str, shape: Sequence[int]) -> None:
+        self._hash = blake3(f"{type_name(dtype)}{list(shape)}".encode() + b"\0")
+
+    def update(self, data: bytes | memoryview) -> None:
+        """The next bits."""
+        self._hash.update(data)
+
+    def hexdigest(self) -> str:
+        """The hash, when all have come."""
+        return str(self._hash.hexdigest(16))
+
+
 def digest_of(bits: Bits) -> str:
     """Hash of dtype, shape and bits."""
-    head = f"{type_name(bits.dtype)}{list(bits.shape)}".encode()
-    return blake3(head + b"\0").update(bits.raw).hexdigest(16)
+    found = TensorHash(bits.dtype, bits.shape)
+    found.update(bits.raw)
+    return found.hexdigest()
 
 
 def root_digest(digests: Mapping[str, str]) -> str:

@@ -6,11 +6,14 @@ version   0    1    2   …   8        …  16   …  32
                                                 ═════►    from 32 before
                                                 key       so that who joins late has a short way
 
-A publisher that has just begun holds nothing, and begins with a keyframe.
+A publisher that has just begun holds nothing, and begins with a keyframe. The bits of versions from which
+longer paths will begin lie in unnamed files, two at most: if there is no room for them, longer paths are left
+out, and every 32nd version is a keyframe all the same.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from infra.weights.codec.chunks import encode
 
 _SKIPS = (8, 32)
 KEYFRAME_AFTER = 32  # versions
+_log = logging.getLogger("streamrl.weights")
 _KEYFRAME_SHARE = 0.35  # of the model, by which deltas since the last keyframe add up to one
 
 
@@ -58,6 +62,7 @@ class Series:
         self._keyframe = -1  # version of the last one
         self._since = 0  # bytes of deltas behind it
         self._dense = -1  # version up to which deltas are not worth trying
+        self._warned = False
 
     def plans(self, new: Held) -> Iterator[Plan]:
         """Paths of a new version, to be made one after the other; say `made` after each."""
@@ -89,12 +94,33 @@ class Series:
             return False
         return True
 
+    def spool(self, new: Held) -> None:
+        """Keep the bits of a version whose paths are made, if longer ones will begin with it.
+
+        Before it is committed: what may fail is done by then. One file for all that begin here, and the one
+        that it replaces goes first.
+        """
+        due = [skip for skip in _SKIPS if new.version % skip == 0]
+        for skip in due:
+            self._skips.pop(skip, None)
+        if not due:
+            return
+        try:
+            held = Held(new.version, new.root, _spooled(new.model))
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the weights of version %d can't be kept in a file (%s): readers far behind get a "
+                    "whole version instead of what changed since theirs. Make room, or set TMPDIR",
+                    new.version, error,
+                )  # fmt: skip
+            return
+        self._skips |= dict.fromkeys(due, held)
+
     def published(self, new: Held) -> None:
         """A version is in the store."""
         self._last = new
-        for skip in _SKIPS:
-            if new.version % skip == 0:
-                self._skips[skip] = Held(new.version, new.root, _spooled(new.model))
 
 
 def _alike(one: Model, other: Model) -> bool:

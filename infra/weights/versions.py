@@ -9,12 +9,12 @@ runs/<run>/weights/leases/<reader>.json         which version somebody is readin
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from infra import choices
 from infra.store import Exists, Missing, Store
 from infra.weights.bits import Model, model_of
 from infra.weights.codec.chunks import decode, encode, in_threads
@@ -34,6 +34,8 @@ from infra.weights.signing import Keys
 
 if TYPE_CHECKING:
     import torch
+
+    from infra.weights.inspection import Inspected
 
 _MOST_THREADS = 8
 
@@ -71,29 +73,34 @@ class WeightStore:
 
     def publish(
         self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int,
-        base: str | None = None, files: Mapping[str, bytes] | None = None,
+        base: str | None = None, files: Mapping[str, bytes] | None = None, known: Inspected | None = None,
     ) -> Manifest:  # fmt: skip
         """Put a version; if it is there already with the same bits, that is fine (a trainer resumed).
 
         `base`: the tensors are an adapter of the model with this root. They must not change any more.
+        `known`: what was just found when they were looked at.
         """
         return self.publish_model(
-            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files
+            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files, known=known
         )
 
     def publish_model(
         self, version: int, model: Model, *, trainer_epoch: int = 0, base: str | None = None,
         files: Mapping[str, bytes] | None = None, progress: Progress = lambda done, whole: None,
+        known: Inspected | None = None,
     ) -> Manifest:  # fmt: skip
         """The same of bits, and of files beside them. Progress is in bytes that are sent, of unknown many."""
-        if bad := [name for name, bits in model.items() if not bits.finite()]:
+        bad = [known.wrong] if known else [name for name, bits in model.items() if not bits.finite()]
+        if any(bad):
             raise WeightsError(f"version {version} is not published: NaN or infinity in {', '.join(bad[:3])}")
-        digests = model_digests(model)
+        digests = known.digests if known else model_digests(model)
         new = Held(version, root_digest(digests), model)
         manifest = self.find(version)
         if manifest is None:
             with self.lease(version, f"publisher-{trainer_epoch}", puts=True):
                 manifest = self._put(new, digests, trainer_epoch, base, files or {}, progress)
+        else:
+            self._series.spool(new)
         self._same(manifest, new.root, base)
         self._series.published(new)
         return manifest
@@ -104,7 +111,9 @@ class WeightStore:
 
     def goes_on_from(self, version: int, model: Model) -> None:
         """The next version may be told as what changes of this one, which is published."""
-        self._series.published(Held(version, self.manifest(version).root, model))
+        held = Held(version, self.manifest(version).root, model)
+        self._series.spool(held)
+        self._series.published(held)
 
     def add_keyframe(
         self, version: int, progress: Progress = lambda done, whole: None
@@ -139,6 +148,7 @@ class WeightStore:
             )
             if self._series.made(plan, new, path.size):
                 paths.append(path)
+        self._series.spool(new)
         before = self.find(new.version - 1) if new.version else None
         manifest = self._keys.signed(
             Manifest(
@@ -313,7 +323,7 @@ class WeightStore:
 
 def _threads() -> int:
     """By default a part of the cores: where weights come and go, others compute."""
-    return min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // 4))
+    return min(_MOST_THREADS, max(1, choices.cores() // 4))
 
 
 def _held(copy: Copy | None, manifest: Manifest) -> tuple[int, str] | None:

@@ -15,8 +15,8 @@ Compiled: a plan is chosen from hundreds of such runs.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from infra.compiled import njit
 from producers.dispatch.board import NO_DEADLINE
 
 _EPSILON = 1e-9

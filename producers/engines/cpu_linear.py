@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from infra import choices
 from infra.cpu_linear import pad_rows, padded_rows
 
 ROWS = 8
@@ -26,7 +27,7 @@ def packed(weight: torch.Tensor) -> Product:
     """What computes products with a weight as it is now, in threads of any kind."""
     import vllm._custom_ops as ops
 
-    if not ops._supports_onednn:
+    if choices.LINEAR.forced() == "mkl" or not ops._supports_onednn:
         return lambda x, bias: torch.nn.functional.linear(x, weight, bias)
     handler = ops.create_onednn_mm(weight.t(), _KERNELS)
     return lambda x, bias: ops.onednn_mm(handler, x, bias)

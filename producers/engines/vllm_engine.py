@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
 from producers.engines.base import EngineError, Finished, Pace, Request, Unfinished
@@ -46,8 +47,10 @@ def prepare_environment(threads: int) -> None:
         HF_HUB_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",
     )
-    if torch.cuda.is_available():
+    if choices.cuda():
         os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
+    elif choices.DEVICE.forced():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM looks for itself
 
 
 def _packed_linears(invariant: bool) -> list[PackedLinear]:
@@ -100,7 +103,7 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         torch.set_num_threads(threads)
-        on_cpu = not torch.cuda.is_available()
+        on_cpu = not choices.cuda()
         packed = _packed_linears(batch_invariant) if on_cpu else []
         with _llvmlite_unseen():
             self._engine = LLMEngine.from_engine_args(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -91,8 +91,9 @@ class CrashingStore(FileStore):
         super().__init__(url)
         self._life = life
 
-    def put(self, key: str, data: bytes) -> None:
-        effect = lambda: super(CrashingStore, self).put(key, data)  # noqa: E731
+    def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
+        data = b"".join(map(bytes, parts))  # each is written over by the next
+        effect = lambda: super(CrashingStore, self).put_parts(key, [data], size)  # noqa: E731
         self._life.write(f"put {key}", effect, self._half(key, data))
 
     def put_new(self, key: str, data: bytes) -> None:

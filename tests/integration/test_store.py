@@ -35,6 +35,32 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     return open_store(f"{access.url}/{uuid4().hex}")
 
 
+@pytest.mark.parametrize("size", [0, 1000, (5 << 20) + 3, (70 << 20) + 7])
+def test_an_object_in_parts_is_whole_or_as_it_was(store: Store, size: int) -> None:
+    """A part is written over as soon as the next one is asked for, as the trainer's are."""
+    data = random.Random(size).randbytes(size)
+    room = bytearray(1 << 20)
+
+    def parts(until: int) -> Iterator[memoryview]:
+        for at in range(0, size, len(room)):
+            if at >= until:
+                raise ValueError("the sender fails")
+            piece = data[at : at + len(room)]
+            room[: len(piece)] = piece
+            yield memoryview(room)[: len(piece)]
+
+    store.put_parts("a/large", parts(size), size)
+    assert store.size("a/large") == size
+    assert store.get("a/large") == data
+    if size > 1 << 20:
+        with pytest.raises((ValueError, StoreError), match="the sender fails"):
+            store.put_parts("a/large", parts(size // 2), size)
+        assert store.get("a/large") == data
+        assert store.list("a") == ["a/large"]
+    with pytest.raises(Missing):
+        store.size("a/none")
+
+
 def test_put_get_list_delete(store: Store) -> None:
     assert store.list("a") == []
     store.put("a/b/one", b"1")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.choices import NUMBA, ChoiceError
 from infra.weights import bits
 from infra.weights.bits import Array, Bits, kind_of
 from infra.weights.codec import chunks, decoding, encoding, groups, scan_fast, scan_plain, streams, tiles
@@ -288,9 +289,14 @@ def test_bands_are_worth_what_they_cost() -> None:
 
 
 def test_what_scans_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (VARIABLE, NUMBA.variable):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(NUMBA.variable, "plain")
+    assert scanner().scan is scan_plain.scan
+    monkeypatch.delenv(NUMBA.variable)
     assert scanner().scan is scanner("compiled").scan is scan_fast.scan
     monkeypatch.setenv(VARIABLE, "plain")
     assert scanner().scan is scan_plain.scan
     monkeypatch.setenv(VARIABLE, "fast")
-    with pytest.raises(WeightsError, match="STREAMRL_SCAN=fast: compiled, plain, cuda are known"):
+    with pytest.raises(ChoiceError, match="STREAMRL_SCAN=fast: compiled, plain, cuda are known"):
         scanner()

@@ -20,6 +20,7 @@ from consumers.optimizing import NotFinite
 from consumers.rank_wire import Done, batch_from_bytes, batch_to_bytes, read_frame, write_frame
 from consumers.ranked import RankedLearner
 from consumers.rows import Row, Scores
+from infra.store import StoreError
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
@@ -133,3 +134,25 @@ def test_deepspeed_adds_floats() -> None:
     assert not make_spec(trainer={"learner": "deepspeed"}).trainer.sums_exactly
     with pytest.raises(ValidationError, match="exact_sums is of learner torch"):
         make_spec(trainer={"learner": "deepspeed", "exact_sums": True})
+
+
+def test_a_state_that_can_not_be_read_is_restored_over(pair: Learner) -> None:
+    """The others are told, and wait for the next one: an older checkpoint stands in."""
+    start = pair.state()
+    train(pair, SPEC, 1)
+    weights = digests_of(pair.weights())
+
+    class Torn(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            if name.startswith("optimizer."):
+                raise StoreError("the state is damaged")
+            return super().__getitem__(name)
+
+        def get(self, name: str, default: object = None) -> torch.Tensor:  # type: ignore[override]
+            return self[name]
+
+    with pytest.raises(StoreError, match="the state is damaged"):
+        pair.restore(Torn(pair.state()))
+    pair.restore(start)
+    train(pair, SPEC, 1)
+    assert digests_of(pair.weights()) == weights

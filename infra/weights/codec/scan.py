@@ -8,16 +8,16 @@ Of each band, in the order of the tile's elements:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
+from infra import choices
 from infra.weights.bits import Array, Kind
 from infra.weights.errors import WeightsError
 
-VARIABLE = "STREAMRL_SCAN"
+VARIABLE = choices.SCAN.variable
 SAMPLED = 1024  # elements of a stretch that a census takes or leaves
 
 
@@ -53,9 +53,7 @@ class Scan:
 
 def scanner(which: str | None = None) -> Scan:
     """What scans: `compiled`, `plain` or `cuda`; if nothing is said, compiled where there is numba."""
-    which = which or os.environ.get(VARIABLE) or ""
-    if which not in _MODULES:
-        raise WeightsError(f"{VARIABLE}={which}: {', '.join(filter(None, _MODULES))} are known")
+    which = which or choices.SCAN.forced() or choices.NUMBA.forced() or ""
     return _scanner(which)
 
 

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from infra import choices
 from infra.weights.bits import Array, Kind
 from infra.weights.codec import scan_plain
 from infra.weights.codec.bands import band_table
@@ -85,10 +86,10 @@ def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
 
 def _there(numbers: Array) -> torch.Tensor:
     """Numbers on the GPU; where Triton interprets, its programs run on the processor."""
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    if not (cuda := choices.cuda()) and os.environ.get("TRITON_INTERPRET") != "1":
         raise WeightsError("weights are to be scanned on a GPU, but torch sees none: unset STREAMRL_SCAN")
     plain = numbers if numbers.flags.writeable else numbers.copy()
-    return torch.from_numpy(plain).to("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.from_numpy(plain).to("cuda" if cuda else "cpu")
 
 
 def _grid(data: torch.Tensor) -> tuple[int]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from infra.compiled import njit
 from infra.weights.spreading.links import Net
 
 _NONE, _ANY = -1, -2  # what a free link is to look at, besides one chunk that has just arrived

@@ -9,8 +9,8 @@ Compiled, and without any operation whose result depends on the machine.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from infra.compiled import njit
 from infra.weights.spreading.links import Net
 
 _ROUNDS = (4, 6)  # how often a load is squared: what is busy is dear, in the second round very much so
