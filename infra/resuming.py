@@ -25,7 +25,8 @@ sampling: temperature max_tokens max_prompt_tokens
 algorithm: mode recorded staleness groups group_size optimizer_steps learning_rate warmup_steps betas
 algorithm: weight_decay max_grad_norm
 loss: kind advantage average clip_low clip_high overlong_tokens overlong_penalty resample discount gae_lambda
-loss: value_clip value_learning_rate reward_temperature replay kl kl_in correction correction_cap
+loss: value_clip value_learning_rate reward_temperature replay kl kl_in kl_estimator correction correction_cap
+loss: correct_fresh whiten
 lengths: classes edges backbone start
 trainer: compose bundle_tokens
 generator: on_update

@@ -11,20 +11,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from flows.looking.finding import Finding
+from infra.credentials import without_credentials
 from infra.supervise.children import kill, start
 from infra.supervise.lifeline import carrying
 from infra.supervise.team import worker_environment
@@ -38,9 +38,6 @@ MOST_MEMORY = min(8 << 30, psutil.virtual_memory().total // 2)  # bytes of the p
 _MOST_ANSWERS = 1 << 20  # bytes
 _MARK = "STREAMRL_PROBE"
 _START = "the start of its process"
-_SECRET = re.compile(
-    r"(?i)KEY|SECRET|TOKEN|PASSW|CREDENTIAL|AUTH|COOKIE|^AWS_|^AZURE_|^GOOGLE_|^STREAMRL_KAFKA_|^SSH_"
-)
 
 
 def look_at_task(spec: RunSpec, model: Path | None) -> list[Finding]:
@@ -55,11 +52,6 @@ def look_at_task(spec: RunSpec, model: Path | None) -> list[Finding]:
     )  # fmt: skip
     with _Probe(job, spec) as probe:
         return list(probe.findings())
-
-
-def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for foreign code: names that look like those of secrets are left out."""
-    return {name: value for name, value in environment.items() if not _SECRET.search(name)}
 
 
 class _Probe:

@@ -20,8 +20,9 @@ from flows.looking.architectures import generated, trained
 from flows.looking.finding import Finding, NoAnswer, within
 from flows.looking.model import look_at_model
 from flows.looking.places import look_at_places
-from flows.looking.task import look_at_task, without_credentials
+from flows.looking.task import look_at_task
 from infra.bus import BusError
+from infra.credentials import without_credentials
 from infra.store import StoreError
 from schemas.runspec import RunSpec
 from tests.factories import make_model_files, make_spec
