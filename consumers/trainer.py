@@ -120,15 +120,17 @@ class Trainer:
 
     def _redo(self, position: int) -> int:
         """Take the ledger's steps behind a position again, exactly as recorded; how many those were."""
-        first, records = self._number, self._ledger.rest(position, self._number)
+        first = self._number
+        self._ledger.rest(position, first)
         newest = self._publisher.newest()
+        records = self._ledger.read_on(first)  # whoever has published that had written its steps before
         if newest <= self._iteration and not any(record.last_of_iteration for record in records):
             self._publish()
         while records:
             for record in records:
                 self._take_again(record, newest)
             newest = self._publisher.newest()
-            records = self._ledger.read_on(self._number)  # what a trainer wrote that was thought dead
+            records = self._ledger.read_on(self._number)
         if newest > self._iteration:
             self._go_past(f"the ledger has no step {self._number}", self._number)
             self._publish()
@@ -152,14 +154,14 @@ class Trainer:
             raise TrainingFailed(
                 f"step {record.step} can't be taken again: {error}; samples {named(error.rows)}"
             ) from error
-        root = taken.root if taken.root == record.root_out else self._adopted(record, taken.root)
+        root = taken.root if taken.root == record.root_out else self._adopt(record, taken.root)
         self._advance(record.last_of_iteration)
         self._came_to(root)
         if record.last_of_iteration and record.version_out >= published:
             self._publish()  # the newest too: it may not have been announced
         self._context.log.info("step %d taken again from the ledger", record.step)
 
-    def _adopted(self, record: StepRecord, root: str) -> str:
+    def _adopt(self, record: StepRecord, root: str) -> str:
         """This machine computes other bits than the one before: what was published is what counts."""
         published = self._publisher.find(record.version_out) if record.last_of_iteration else None
         self._context.log.warning(

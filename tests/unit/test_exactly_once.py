@@ -146,7 +146,7 @@ def test_steps_are_taken_again_as_recorded_with_other_micro_batches(
         world.context, record=world.context.record.model_copy(update={"spec": larger})
     )
     adopted: list[StepRecord] = []
-    monkeypatch.setattr(Trainer, "_adopted", lambda trainer, record, root: adopted.append(record) or root)
+    monkeypatch.setattr(Trainer, "_adopt", lambda trainer, record, root: adopted.append(record) or root)
     world.live()
     steps = world.ledger()
     assert not adopted, "steps that were taken again came to other bits"

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from consumers import forward
 from consumers.checkpoint import Checkpoints
 from consumers.ledger import Ledger
+from consumers.publisher import Publisher
 from consumers.stream import CAME_BEFORE, SampleStream
 from infra.bus import read_all
 from infra.epochs import Replaced
@@ -151,6 +152,26 @@ def test_the_older_one_ends_before_it_writes(tmp_path: Path, model: str) -> None
         world.live(before=before)
     assert {step.trainer_epoch for step in world.ledger()} == {1}
     assert others[0].writes
+    world.outcome()
+
+
+def test_what_another_one_publishes_meanwhile_is_in_the_ledger(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Versions that stand are no sign of a gap if their steps were written after the ledger was read."""
+    spec = make_spec(algorithm={"iterations": 3, "groups": 2, "group_size": 2})
+    world = World(make_context(spec, tmp_path), model)
+    newest, others = Publisher.newest, list[Life]()
+
+    def late(self: Publisher) -> int:
+        if not others:
+            others.append(Life(Crash(), threading.Event(), world.context.heart))
+            world.live()
+        return newest(self)
+
+    monkeypatch.setattr(Publisher, "newest", late)
+    world.live()
+    assert "can't be taken again" not in caplog.text
     world.outcome()
 
 
