@@ -18,9 +18,13 @@ from typing import Any, Literal
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra.errors import Explained
+from infra.keys import ring_from_env
 from infra.store import Store, StoreError
 
 _KEPT = 3
+_KIND = "feeder's snapshot"
+_LARGEST = 256 << 20  # bytes
 _LEAST_S = 1.0  # from one to the next
 
 Positions = dict[int, int]  # by partition
@@ -105,6 +109,12 @@ class Snapshot(_Part):
         return Opened(prompts=lowest([part.prompts for part in parts]), dead=min(part.dead for part in parts))
 
 
+class _File(_Part):
+    content: dict[str, Any]
+    digest: str
+    signature: str | None = None
+
+
 def lowest(many: list[Positions]) -> Positions:
     """By partition the lowest position; a partition that one of them does not name is read from its start."""
     common = set(many[0]).intersection(*many[1:]) if many else set()
@@ -128,9 +138,9 @@ class Snapshots:
             return None
         for key in reversed(keys):
             try:
-                snapshot = unpacked(self._store.get(key))
+                snapshot = unpacked(self._store.get(key), f"{self._store.url}/{key}")
                 why = misfit(snapshot) if snapshot.run == self._run else f"it is of run {snapshot.run[:64]}"
-            except (StoreError, ValueError, RecursionError) as error:
+            except (Explained, ValueError, RecursionError) as error:
                 why = str(error)[:500]
             if not why:
                 return snapshot
@@ -157,25 +167,29 @@ class Snapshots:
 
 
 def packed(snapshot: Snapshot) -> bytes:
-    """The bytes of a file: a snapshot, and a digest over all of it."""
+    """The bytes of a file: a snapshot, a digest over all of it, and a signature if there is a key."""
     content: dict[str, Any] = json.loads(snapshot.model_dump_json())
-    return json.dumps({**content, "digest": _digest(content)}).encode()
+    digest = _digest(content)
+    signature = ring_from_env().sign(digest.encode(), _KIND)
+    return json.dumps({"content": content, "digest": digest, "signature": signature}).encode()
 
 
-def unpacked(data: bytes) -> Snapshot:
-    """The snapshot in a file's bytes; a ValueError says what is wrong with them."""
-    content = json.loads(data)
-    if not isinstance(content, dict) or _digest(content) != content.pop("digest", None):
-        raise ValueError("it is damaged: its digest is not that of its content")
+def unpacked(data: bytes, where: str) -> Snapshot:
+    """The snapshot in a file's bytes; a ValueError or a KeysError says what is wrong with them."""
+    if len(data) > _LARGEST:
+        raise ValueError(f"it has {len(data)} bytes; {_LARGEST} are the most")
     try:
-        return Snapshot.model_validate_json(json.dumps(content))
+        file = _File.model_validate_json(data)
+        if _digest(file.content) != file.digest:
+            raise ValueError("it is damaged: its digest is not that of its content")
+        ring_from_env().verify(file.digest.encode(), file.signature, where, _KIND)
+        return Snapshot.model_validate_json(json.dumps(file.content))
     except ValidationError as error:
         raise ValueError(f"it is no snapshot: {error}") from error
 
 
 def _digest(content: dict[str, Any]) -> str:
-    plain = {name: value for name, value in content.items() if name != "digest"}
-    return blake3(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    return blake3(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class Keeper:
