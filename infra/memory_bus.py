@@ -57,23 +57,39 @@ class MemoryBus:
             )
         with self._changed:
             log = self.log(topic)[partition]
-            log.append(Record(topic.name, partition, len(log), key, value))
+            sent = MemorySent(self.end(topic, partition))
+            log.append(Record(topic.name, partition, sent.at, key, value))
             self._changed.notify_all()
-            return MemorySent(len(log) - 1)
+            return sent
 
     def log(self, topic: Topic) -> list[list[Record]]:
-        """A topic's records by partition."""
+        """A topic's records by partition, as far as they are kept."""
         if topic.name not in self._topics:
             raise BusError(f"topic {topic.name} does not exist: create_topics makes it")
         return self._topics[topic.name]
 
     def truncate(self, topic: Topic, partition: int, before: int) -> None:
         """What retention does: records before a position are gone."""
-        self._begins[topic.name, partition] = max(before, self.begin(topic, partition))
+        with self._changed:
+            begin = self.begin(topic, partition)
+            del self.log(topic)[partition][: max(0, before - begin)]
+            self._begins[topic.name, partition] = max(before, begin)
 
     def begin(self, topic: Topic, partition: int) -> int:
         """The position of the oldest record that is kept."""
         return self._begins.get((topic.name, partition), 0)
+
+    def end(self, topic: Topic, partition: int) -> int:
+        """The position behind the newest record."""
+        return self.begin(topic, partition) + len(self.log(topic)[partition])
+
+    def slice(self, topic: Topic, partition: int, position: int, most: int) -> list[Record]:
+        """Records from a position on; one that is gone is an error, as with Kafka."""
+        with self._changed:
+            begin = self.begin(topic, partition)
+            if position < begin:
+                raise BusError(f"{topic.name}[{partition}]@{position} is gone: it begins at {begin}")
+            return self.log(topic)[partition][position - begin : position - begin + most]
 
     def wait(self, seconds: float) -> None:
         """Until something is appended."""
@@ -118,12 +134,7 @@ class MemoryReader:
         while True:
             found: list[Record] = []
             for partition, position in self._positions.items():
-                log = self._bus.log(self._topic)[partition]
-                if position < (begin := self._bus.begin(self._topic, partition)):
-                    raise BusError(
-                        f"{self._topic.name}[{partition}]@{position} is gone: it begins at {begin}"
-                    )
-                batch = log[position : position + most - len(found)]
+                batch = self._bus.slice(self._topic, partition, position, most - len(found))
                 self._positions[partition] += len(batch)
                 found += batch
             left = deadline - time.monotonic()
@@ -135,7 +146,7 @@ class MemoryReader:
         return {partition: self._bus.begin(self._topic, partition) for partition in self._positions}
 
     def end_offsets(self) -> dict[int, int]:
-        return {partition: len(self._bus.log(self._topic)[partition]) for partition in self._positions}
+        return {partition: self._bus.end(self._topic, partition) for partition in self._positions}
 
     def positions(self) -> dict[int, int]:
         return dict(self._positions)
@@ -156,13 +167,14 @@ class MemoryFetcher:
     def fetch(
         self, topic: Topic, wanted: Mapping[int, Collection[int]], *, deadline_s: float
     ) -> dict[tuple[int, int], Record]:
-        logs = self._bus.log(topic)
-        return {
-            (partition, offset): logs[partition][offset]
-            for partition, offsets in wanted.items()
-            for offset in offsets
-            if 0 <= partition < len(logs) and 0 <= offset < len(logs[partition])
-        }
+        found: dict[tuple[int, int], Record] = {}
+        for partition, offsets in wanted.items():
+            if 0 <= partition < len(self._bus.log(topic)):
+                begin = self._bus.begin(topic, partition)
+                for offset in offsets:
+                    if offset >= begin and (record := self._bus.slice(topic, partition, offset, 1)):
+                        found[partition, offset] = record[0]
+        return found
 
     def close(self) -> None:
         pass

@@ -115,6 +115,7 @@ class Context:
     log: logging.Logger
     site: Site | None = None  # if it is not where the object store is
     signs: Signs = field(default_factory=NoSigns)  # of life anywhere in the run
+    feeder_epoch: int = 0  # of a feeder: which start of it this is
 
     @property
     def spec(self) -> RunSpec:

@@ -2,13 +2,13 @@
 
     ledger ──► planner ──► <run>.prompts          waits for: a step / unblocked by the trainer
                   ├─ resampling: other groups for those whose rewards are all alike
-                  ├─ ranker, in a thread of its own: learns lengths from <run>.samples
+                  ├─ ranker, in a thread of its own: learns the lengths of what was trained
                   ├─ dispatcher, in a thread of its own: which generator makes which sample
-                  └─ evaluation: held-out prompts ──► generators ──► samples ──► <run>.evals
-                                                  waits for: samples / unblocked by the generators
+                  └─ evaluations: held-out prompts ──► generators ──► samples ──► <run>.evals
+    <run>.samples ──► one reading for all of these, in a thread of its own
 
-It keeps no state of its own: started again, it reads the ledger, plans what `<run>.prompts` lacks as it would
-have been planned, and sends that.
+All it knows follows from the log. Started again, it reads what came since its newest snapshot, plans what
+`<run>.prompts` lacks as it would have been planned, and sends that. One that finds a newer start ends.
 """
 
 from __future__ import annotations
@@ -18,23 +18,29 @@ import sys
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
-from infra.bus import Reader, ends_of, read_all
+from infra.bus import ends_of
+from infra.epochs import begin
 from infra.logs import at_step
 from infra.process import Context, run_role
-from producers.dispatch.recovery import look_back
-from producers.dispatch.service import Dispatching
-from producers.jobs import Place, Placed
-from producers.planner import Planner, Tokenize
-from producers.ranker.ranking import Ranking
+from producers.dispatch.recovery import Past
+from producers.dispatch.service import Dispatching, Done
+from producers.evaluations import Evaluations
+from producers.jobs import Place
+from producers.outbox import Outbox
+from producers.planner import Tokenize
+from producers.ranker.ranking import Ranking, kept_versions
 from producers.resampling import Resampling
+from producers.restart import look_at, misfit
+from producers.sample_feed import SampleFeed, Taken
+from producers.snapshots import Announced, Keeper, Opened, Positions, Snapshot, Snapshots
+from producers.steps import Beginnings, Steps
 from producers.tasks import Problem, TaskError, load_problems
 from producers.tokenizing import load_tokenize
-from schemas.messages import EVAL, TRAIN, Evaluation, Prompt, RankerAnnouncement, Sample, StepRecord
-from schemas.wire import Unreadable, decode, encode
+from schemas.messages import EVAL, TRAIN, Prompt, RankerAnnouncement, StepRecord
+from schemas.wire import encode
 
 _POLL_S = 0.25
+_MOST_EVALUATIONS = 8  # open ones, in async mode: with more, admission waits and the generators get to them
 
 
 class Feeder:
@@ -43,61 +49,128 @@ class Feeder:
     def __init__(
         self, context: Context, train: Sequence[Problem], held_out: Sequence[Problem], tokenize: Tokenize
     ) -> None:
-        self._context, self._held_out = context, held_out
-        self._spec = context.spec
-        self._deadline = context.spec.deadlines.progress_s
-        bus, topics = context.bus, context.topics
-        placed = [
-            Placed(decode(record.value, Prompt), Place(record.partition, record.offset))
-            for record in read_all(bus, topics.prompts, deadline_s=self._deadline)
-        ]
-        prompts = [one.prompt for one in placed]
-        self._sent = {prompt.group for prompt in prompts}
-        evals = read_all(bus, topics.evals, deadline_s=self._deadline)
-        self._evaluated = {decode(record.value, Evaluation).version for record in evals}
-        self._ledger = bus.reader(topics.ledger)
-        steps = [
-            decode(record.value, StepRecord)
-            for record in read_all(bus, topics.ledger, deadline_s=self._deadline)
-        ]
-        self._planner = Planner(context.run, self._spec, train, tokenize, prompts)
-        past = look_back(context, steps)
-        wanted = self._planner.first_incomplete(past.trained)
-        self._ranking = Ranking(context, self._planner.question, steps, wanted=wanted)
-        self._resampling = Resampling(context, steps, past.trained, prompts)
-        self._announced: tuple[str, list[float]] = ("", [])
-        self._dispatching = Dispatching(context, placed, past)
+        self._context, self._spec, self._held_out = context, context.spec, held_out
+        self._epoch = begin(context.store, context.run, "feeder")
+        context.feeder_epoch = self._epoch.number
+        snapshots = Snapshots(context.store, context.run, context.log.warning)
+        snapshot = snapshots.newest(lambda one: misfit(context, one))
+        self._found = found = look_at(context, snapshot, list(train), tokenize)
+        self._planner, self._behind, self._roots = found.planner, found.behind, found.roots
+        self._announced = snapshot.announced if snapshot else Announced()
+        self._feed = SampleFeed(context, found.start, found.trained, found.roots)
+        self._feed.admitted(one.prompt for one in found.prompts.values())
+        wanted = self._planner.first_incomplete(found.trained)
+        self._ranking = Ranking(context, self._planner.question, self._feed, wanted=wanted)
+        self._resampling = Resampling(context, self._feed, found.trained)
+        unfit = found.letters.of(context.topics.samples)
+        self._evaluations = Evaluations(
+            context, self._feed, done=found.evaluated, letters=unfit, position=found.evals,
+            fence=self._epoch.check,
+        )  # fmt: skip
+        self._outbox = Outbox(
+            context, sent=[one.prompt for one in found.prompts.values()], windows=found.windows
+        )
+        finished = self._feed.subscribe(finished_of)
+        self._feed.read_back()
+        done = {key: length for key, length, place in finished.take() if place not in unfit}
+        past = Past(done, found.trained, {}, unfit, found.letters.position)
+        self._dispatching = Dispatching(context, list(found.prompts.values()), past, finished)
+        self._steps = self._begin_steps(snapshot)
+        self._keeper = Keeper(snapshots, context.log.warning)
+        self._feed.follow()
+
+    def _begin_steps(self, snapshot: Snapshot | None) -> Steps:
+        """The ledger behind the snapshot. Of what is before, the ranker learns what its state lacks."""
+        state = self._planner.state()
+        self._beginnings = Beginnings(kept_versions(self._context), snapshot.began if snapshot else {})
+        if snapshot is None:
+            return Steps(self._context)
+        began = self._beginnings.at(self._ranking.begins)
+        if began is not None and self._ranking.begins < state.version:
+            earlier = Steps(self._context, began.position, began.step)
+            try:
+                for step in earlier.up_to(snapshot.ledger):
+                    self._ranking.trained(step)
+            finally:
+                earlier.close()
+        return Steps(self._context, snapshot.ledger, state.steps)
 
     def run(self) -> None:
         """Until the last iteration is trained and its weights are evaluated."""
         try:
-            self._feed()
+            self._feed_on()
         finally:
+            self._keeper.close()
             self._dispatching.close()
             self._ranking.close()
-            self._resampling.close()
+            self._feed.close()
+            self._outbox.close()
+            self._evaluations.close()
+            self._steps.close()
 
-    def _feed(self) -> None:
+    def _feed_on(self) -> None:
         self._catch_up()
         while True:
-            version = self._planner.version
-            at_step(version)
-            self._dispatching.trained(version)
-            if self._wants_evaluation(version):
-                self._evaluate(version)
-            self._send(self._planner.admit(self._ranking.at))
-            if version >= self._spec.algorithm.iterations:
+            self._begin_iteration(self._planner.version)
+            if self._planner.version >= self._spec.algorithm.iterations:
+                self._collect_evaluations(0)
                 return
             self._next_iteration()
 
-    def _catch_up(self) -> None:
-        """Plan again what was planned before, as the ledger grew."""
-        ends = self._ledger.end_offsets()
+    def _begin_iteration(self, version: int) -> None:
+        """So many iterations are trained: evaluate, admit, let go, and remember."""
+        at_step(version)
+        self._dispatching.trained(version, self._evaluations.open)
+        self._feed.trained(version)
+        self._evaluate(version)
         self._send(self._planner.admit(self._ranking.at))
-        while self._ledger.positions()[0] < ends[0]:
-            for record in self._ledger.poll(_POLL_S, most=1):
-                if self._planner.observe(decode(record.value, StepRecord)):
-                    self._send(self._planner.admit(self._ranking.at))
+        self._keep()
+
+    def _catch_up(self) -> None:
+        """Take in how far the run came meanwhile, and send again what is gone of what was admitted."""
+        first = self._planner.version
+        for step in self._steps.up_to(self._steps.end()):
+            self._context.check_stop()
+            self._take(step)
+        if self._planner.version < self._found.trained:  # the ledger has lost what it said of it
+            self._planner.begin_at(self._found.trained)
+            self._steps.number = self._planner.steps
+            self._ranking.reached(self._found.trained)
+        groups = range(self._planner.version * self._spec.algorithm.groups, self._planner.admitted)
+        lost = set(groups) - self._found.prompts.keys()
+        self._send(self._planner.again(lost))
+        self._resume_evaluations(first)
+        self._found.prompts.clear()
+
+    def _resume_evaluations(self, first: int) -> None:
+        """Those that were open, and in async mode those that came due since `first`, a version."""
+        found, current = self._found, self._planner.version
+        known = {one.version: one for one in found.snapshot.evaluations} if found.snapshot else {}
+        asked = {one.prompt.window for one in found.prompts.values() if one.prompt.purpose == EVAL}
+        passed = set(range(first, current)) if self._is_async and found.snapshot else set()
+        for version in sorted({*known, *asked, *passed}):
+            if self._evaluations.wants(version) and (
+                version == current or version in known or self._is_async
+            ):
+                was = known.get(version)
+                self._begin_evaluation(
+                    version, was.opened if was else found.opened, was.samples if was else found.start
+                )
+
+    @property
+    def _is_async(self) -> bool:
+        return self._spec.algorithm.mode == "async"
+
+    def _take(self, step: StepRecord) -> bool:
+        """A step of the ledger: whether it ended an iteration."""
+        self._beginnings.take(step, self._steps.position)
+        self._behind.take(step)
+        self._roots.learn(step)
+        ended = self._planner.observe(step)
+        if self._spec.algorithm.mode != "offline":  # there it is of another run's samples
+            self._ranking.trained(step)
+            self._ranking.reached(self._planner.version)
+        return ended
 
     def _next_iteration(self) -> None:
         wait = self._context.wait("the next optimizer step in the ledger", unblocked_by="the trainer")
@@ -105,11 +178,14 @@ class Feeder:
         while True:
             self._context.check_stop()
             self._dispatching.check()
-            for record in self._ledger.poll(_POLL_S, most=1):
+            if (step := self._steps.next(_POLL_S)) is not None:
                 wait.progress()
-                if self._planner.observe(decode(record.value, StepRecord)):
+                if self._take(step):
+                    self._epoch.check()
                     self._context.heart.working("admitting")
                     return
+            if self._evaluations.collect():
+                wait.progress()
             self._send_instead()
             wait.check()
 
@@ -121,33 +197,20 @@ class Feeder:
             self._send([self._planner.instead(place.group, place.window, place.mini, ranker)])
 
     def _send(self, prompts: Sequence[Prompt]) -> None:
-        fresh = [prompt for prompt in prompts if prompt.group not in self._sent]
-        if fresh and fresh[0].purpose == TRAIN:
+        if not (fresh := self._outbox.fresh(prompts)):
+            return
+        self._epoch.check()
+        if fresh[0].purpose == TRAIN:
             self._announce(fresh[0], min(prompt.group for prompt in fresh))
-        sent = []
-        for prompt in fresh:
-            record = self._context.writer.send(
-                self._context.topics.prompts,
-                encode(prompt),
-                key=str(prompt.group),
-                partition=prompt.length_class,
-            )
-            sent.append((prompt, record))
-            self._sent.add(prompt.group)
-        if fresh:
-            self._context.writer.flush(self._deadline)
-            self._dispatching.admit(
-                [Placed(prompt, Place(prompt.length_class, record.offset())) for prompt, record in sent]
-            )
-            self._resampling.admitted(fresh)
-            counters = self._context.heart.counters
-            counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in fresh)
+        self._dispatching.admit(self._outbox.send(fresh))  # before their samples are heard of
+        self._feed.admitted(fresh)
 
     def _announce(self, prompt: Prompt, first_group: int) -> None:
         """Say which ranker and which classes are in force from a group on, if they have changed."""
-        if (prompt.predictor, prompt.edges) == self._announced:
+        now = Announced(predictor=prompt.predictor, edges=prompt.edges)
+        if now == self._announced:
             return
-        self._announced = prompt.predictor, prompt.edges
+        self._announced = now
         version = self._planner.version
         score = self._ranking.scores.get(version - 1)
         announcement = RankerAnnouncement(
@@ -158,59 +221,61 @@ class Feeder:
         )  # fmt: skip
         self._context.writer.send(self._context.topics.ranker, encode(announcement), key=prompt.predictor)
 
-    def _wants_evaluation(self, version: int) -> bool:
-        return self._spec.evaluates(version) and version not in self._evaluated
+    def _keep(self) -> None:
+        """Let go of what is done, and remember the rest for one that starts again."""
+        version = self._planner.version
+        self._outbox.forget(version, self._evaluations.open)
+        self._evaluations.forget(version)
+        settled = self._behind.at(version)
+        if self._spec.algorithm.mode == "offline":  # all samples of the run are of evaluations
+            settled = ends_of(self._context.bus, self._context.topics.samples)
+        self._keeper.offer(
+            Snapshot(
+                run=self._context.run, epoch=self._epoch.number, planner=self._planner.state(),
+                ledger=self._steps.position, began=self._beginnings.known, samples=settled,
+                samples_of=self._behind.pending, windows=self._outbox.windows, ends=self._outbox.ends(),
+                evals=self._evaluations.position, evaluated=sorted(self._evaluations.done),
+                evaluations=self._evaluations.state(), announced=self._announced,
+            )
+        )  # fmt: skip
 
     def _evaluate(self, version: int) -> None:
-        """Have `version` sampled on the held-out problems, and say what it earned."""
-        learned = 0 if self._spec.algorithm.mode == "offline" else version  # it has nothing to learn from
-        prompts = self._planner.evaluate(version, self._held_out, self._ranking.at(learned))
-        resumed = any(prompt.group in self._sent for prompt in prompts)
-        start = {} if resumed else ends_of(self._context.bus, self._context.topics.samples)
-        self._send(prompts)
-        wanted = {(prompt.group, index) for prompt in prompts for index in range(prompt.size)}
-        reader = self._context.bus.reader(self._context.topics.samples, start)
-        try:
-            found = self._collect(reader, wanted, version)
-        finally:
-            reader.close()
-        ordered = [found[key] for key in sorted(found, reverse=True)]
-        rewards = np.array([sample.reward for sample in ordered], dtype=np.float32)
-        evaluation = Evaluation(
-            run=self._context.run, version=version, problem_ids=[sample.problem_id for sample in ordered],
-            rewards=rewards, lengths=np.array([sample.true_length for sample in ordered], dtype=np.int32),
-            predicted=np.array([sample.predicted for sample in ordered], dtype=np.float32),
-            failed=int(np.isnan(rewards).sum()), finished_at=time.time(),
-            newest=max(int(sample.versions[-1]) for sample in ordered),
-        )  # fmt: skip
-        self._context.writer.send(self._context.topics.evals, encode(evaluation), key=str(version))
-        self._context.writer.flush(self._deadline)
-        self._evaluated.add(version)
-        self._context.log.info(
-            "version %d earns %.3f on %d held-out samples", version, float(np.nanmean(rewards)), len(ordered)
-        )
+        """Have a version evaluated, by its own weights: only async mode goes on meanwhile."""
+        if self._evaluations.wants(version):
+            samples = ends_of(self._context.bus, self._context.topics.samples)
+            self._begin_evaluation(version, self._outbox.ends(), samples)
+        self._collect_evaluations(_MOST_EVALUATIONS if self._is_async else 0)
 
-    def _collect(
-        self, reader: Reader, wanted: set[tuple[int, int]], version: int
-    ) -> dict[tuple[int, int], Sample]:
-        found: dict[tuple[int, int], Sample] = {}
-        wait = self._context.wait(f"held-out samples of version {version}", unblocked_by="the generators")
-        while len(found) < len(wanted):
+    def _begin_evaluation(self, version: int, opened: Opened, samples: Positions) -> None:
+        """Have a version sampled on the held-out problems."""
+        learned = 0 if self._spec.algorithm.mode == "offline" else self._planner.version
+        prompts = self._planner.evaluate(version, self._held_out, self._ranking.at(learned))
+        known = self._found.prompts
+        # those that stand there count
+        prompts = [known[one.group].prompt if one.group in known else one for one in prompts]
+        self._evaluations.begin(version, prompts, opened, samples)
+        self._send(prompts)
+
+    def _collect_evaluations(self, most: int) -> None:
+        """Until no more than so many evaluations are open."""
+        self._evaluations.collect()
+        if len(self._evaluations.open) <= most:
+            return
+        wait = self._context.wait("held-out samples", unblocked_by="the generators")
+        while len(self._evaluations.open) > most:
             self._context.check_stop()
             self._dispatching.check()
+            version = min(self._evaluations.open)
             self._context.heart.waiting(f"evaluation of version {version}", unblocked_by="generators")
-            before = len(found)
-            for record in reader.poll(_POLL_S):
-                try:
-                    sample = decode(record.value, Sample)
-                except Unreadable:
-                    continue  # the trainer reports it
-                key = (sample.group, sample.index)
-                if sample.purpose == EVAL and sample.run == self._context.run and key in wanted:
-                    found.setdefault(key, sample)
-            wait.progress() if len(found) > before else wait.check()
+            wait.progress() if self._evaluations.collect(_POLL_S) else wait.check()
+            self._send_instead()
         self._context.heart.working("admitting")
-        return found
+
+
+def finished_of(taken: Taken) -> Done | None:
+    """What the dispatcher wants of a sample. What is unfit is made again, and not done."""
+    place = Place(taken.record.partition, taken.record.offset)
+    return None if taken.fault else (taken.key, taken.sample.true_length, place)
 
 
 def that_fit(

@@ -2,23 +2,24 @@
 
 A feeder that starts again computes the same prompts again, however often it was interrupted, because nothing
 here depends on time: problems are shuffled by seed, and the ranker of a version has learned from exactly the
-iterations before it. What is on `<run>.prompts` already is not planned again.
+iterations before it. What is on `<run>.prompts` already is not planned again, nor is what is trained.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from producers.lengths import class_of, edges_of, have_moved
 from producers.ranker.ranker import Predictor, Question, question_of
+from producers.snapshots import Lot, PlannerState
 from producers.tasks import Problem, TaskError
 from schemas.admission import admissible, oldest_version, window_of
 from schemas.identity import ROUND, derive_seed
@@ -28,6 +29,15 @@ from schemas.runspec import RunSpec
 Tokenize = Callable[[str], list[int]]
 
 _RECENT_WINDOWS = 4  # that class edges are made from
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is left of a prompt that was sent: all that later ones depend on."""
+
+    predicted: float
+    predictor: str
+    edges: tuple[float, ...]
 
 
 class Planner:
@@ -40,30 +50,71 @@ class Planner:
         train: Sequence[Problem],
         tokenize: Tokenize,
         known: Iterable[Prompt] = (),
+        *,
+        state: PlannerState | None = None,
+        trained: int = 0,
     ) -> None:
-        """`known`: what is on `<run>.prompts` already."""
+        """`known`: what is on `<run>.prompts` already. `trained`: iterations that nobody needs prompts of.
+
+        `state`: where a planner before this one was; what it admitted is known.
+        """
         self._run, self._spec, self._train = run, spec, train
         self._tokenize = functools.lru_cache(maxsize=4096)(tokenize)  # a prompt, then each of its samples
         self._by_id = {problem["id"]: problem for problem in train}
-        self._known = {prompt.group: prompt for prompt in known if prompt.purpose == TRAIN}
         given = spec.lengths.edges
         self._fixed = not isinstance(given, str)
         # before anything is known of lengths, all is in the first class
         self.edges = [float("inf")] * (spec.lengths.classes - 1) if isinstance(given, str) else list(given)
-        self._recent: deque[float] = deque(maxlen=_RECENT_WINDOWS * spec.algorithm.groups)
-        self._admitted = 0
-        self._steps = 0
+        state = state or PlannerState(edges=self.edges)
+        self.edges = list(state.edges)
+        self._recent = deque(state.recent, maxlen=_RECENT_WINDOWS * spec.algorithm.groups)
+        self._planned, self._admitted, self.steps = state.planned, state.admitted, state.steps
+        self._lots = list(state.lots)
         self._epoch_order: tuple[int, list[int]] = (-1, [])
-        self.version = 0  # iterations whose last step is in the ledger
+        self.version = state.version  # iterations whose last step is in the ledger
+        self._trained = max(trained, state.version)
+        self._known = self._told(known)
+
+    def _told(self, known: Iterable[Prompt]) -> dict[int, _Told]:
+        found: dict[int, _Told] = {}
+        last = _Told(0.0, "", ())
+        for prompt in known:
+            if prompt.purpose == TRAIN and self._admitted <= prompt.group < ROUND:
+                edges, predictor = tuple(prompt.edges), prompt.predictor
+                if (last.edges, last.predictor) == (edges, predictor):
+                    edges, predictor = last.edges, last.predictor  # one of each in memory
+                last = _Told(prompt.predicted, predictor, edges)
+                found.setdefault(prompt.group, last)
+        return found
+
+    def state(self) -> PlannerState:
+        """What one that starts again begins with."""
+        return PlannerState(
+            version=self.version, steps=self.steps, planned=self._planned, admitted=self._admitted,
+            edges=list(self.edges), recent=list(self._recent), lots=list(self._lots),
+        )  # fmt: skip
 
     def observe(self, record: StepRecord) -> bool:
-        """Take a step of the ledger in; True if it ended an iteration."""
-        if record.step != self._steps:
+        """Take a step of the ledger in; True if it ended an iteration.
+
+        Steps before it may be missing: they are gone from the log, and were trained all the same.
+        """
+        if record.step < self.steps:
             return False  # of a trainer that was thought dead: the first record of a step counts
-        self._steps += 1
-        if record.last_of_iteration:
-            self.version = record.iteration + 1
-        return record.last_of_iteration
+        self.steps = record.step + 1
+        before, self.version = self.version, record.iteration + record.last_of_iteration
+        self._trained = max(self._trained, self.version)
+        return self.version > before
+
+    def begin_at(self, version: int) -> None:
+        """So many iterations are trained, although the ledger has no steps of them any more."""
+        self.version, self.steps = version, version * self._spec.algorithm.optimizer_steps
+        self._trained = max(self._trained, version)
+
+    @property
+    def admitted(self) -> int:
+        """How many groups were admitted, but for those in the place of others."""
+        return self._admitted
 
     def _allowed(self, version: int) -> int:
         """How many groups may be admitted once a version is there."""
@@ -75,37 +126,84 @@ class Planner:
             algorithm.iterations * algorithm.groups,
         )
 
+    def _is_missing(self, group: int) -> bool:
+        """Whether a group has to be planned: it was not sent, and it is not trained."""
+        return group not in self._known and window_of(group, self._spec.algorithm.groups) >= self._trained
+
     def first_incomplete(self, trained: int) -> int:
         """The oldest version at which something is to be planned, if `trained` is the newest."""
-        missing = next(group for group in itertools.count() if group not in self._known)
-        return next((v for v in range(trained) if self._allowed(v) > missing), trained)
+        first = max(self._admitted, self._trained * self._spec.algorithm.groups)
+        missing = (group for group in range(first, self._allowed(trained)) if self._is_missing(group))
+        group = next(missing, None)
+        if group is None:
+            return trained
+        return next(v for v in range(self._planned + 1, trained + 1) if self._allowed(v) > group)
 
     def admit(self, ranker_at: Callable[[int], Predictor]) -> list[Prompt]:
         """All groups that may be admitted now and were not before. The ranker is asked for if needed."""
-        allowed = self._allowed(self.version)
-        fresh = range(self._admitted, allowed)
-        self._admitted = max(allowed, self._admitted)
-        if all(group in self._known for group in fresh):
-            self._move_edges([self._known.pop(group).predicted for group in fresh])
-            return []
-        ranker = ranker_at(self.version)
-        problems = {group: self._problem(group) for group in fresh}
-        predicted = self._predict(ranker, {group: problem for group, (problem, _) in problems.items()})
-        self._move_edges(list(predicted.values()))
+        self._lots = [lot for lot in self._lots if self._is_open(lot)]
         prompts: list[Prompt] = []
-        groups = self._spec.algorithm.groups
-        for window in sorted({window_of(group, groups) for group in fresh}):
-            members = [group for group in fresh if window_of(group, groups) == window]
-            prompts += self._admit_window(window, members, problems, predicted, ranker.name)
+        for version in range(self._planned + 1, self.version + 1):
+            prompts += self._admit_lot(version, ranker_at)
         return prompts
 
-    def _predict(self, ranker: Predictor, problems: Mapping[int, Problem]) -> dict[int, float]:
-        longest = self._spec.sampling.max_tokens
-        said = ranker.predict([self._question(problem) for problem in problems.values()])
-        return {
-            group: min(max(length, 1.0), float(longest))
-            for group, length in zip(problems, said.tolist(), strict=True)
-        }
+    def _admit_lot(self, version: int, ranker_at: Callable[[int], Predictor]) -> list[Prompt]:
+        allowed = self._allowed(version)
+        fresh = range(self._admitted, allowed)
+        self._admitted, self._planned = max(allowed, self._admitted), version
+        if not any(self._is_missing(group) for group in fresh):
+            self._pass_over(version, fresh)
+            return []
+        ranker = ranker_at(version)
+        problems = [self._problem(group)[0] for group in fresh]
+        predicted = self._predict(ranker, problems)
+        self._move_edges(predicted)
+        lot = Lot(
+            version=version, first=fresh.start, predicted=predicted, predictor=ranker.name,
+            edges=list(self.edges),
+        )  # fmt: skip
+        self._lots.append(lot)
+        known = {group for group in fresh if self._known.pop(group, None) is not None}
+        return [
+            prompt
+            for prompt in self._prompts(lot)
+            if prompt.window >= self._trained and prompt.group not in known
+        ]
+
+    def _pass_over(self, version: int, fresh: Sequence[int]) -> None:
+        """Groups that were sent, or are trained, whether or not the log still has them."""
+        known = [told for group in fresh if (told := self._known.pop(group, None)) is not None]
+        self._move_edges([told.predicted for told in known])
+        if not known:
+            return
+        self.edges = list(known[0].edges)  # those in force, should older predictions be gone
+        if len(known) == len(fresh):
+            lot = Lot(
+                version=version, first=fresh[0], predicted=[told.predicted for told in known],
+                predictor=known[0].predictor, edges=list(self.edges),
+            )  # fmt: skip
+            if self._is_open(lot):
+                self._lots.append(lot)
+
+    def _is_open(self, lot: Lot) -> bool:
+        last = lot.first + len(lot.predicted) - 1
+        return window_of(last, self._spec.algorithm.groups) >= self._trained
+
+    def again(self, lost: Collection[int]) -> list[Prompt]:
+        """Prompts of open iterations that were sent and are gone from the log, as they were."""
+        return [prompt for lot in self._lots for prompt in self._prompts(lot) if prompt.group in lost]
+
+    def _prompts(self, lot: Lot) -> Iterator[Prompt]:
+        """What follows from a lot: the same, whenever it is asked for."""
+        groups = self._spec.algorithm.groups
+        members = range(lot.first, lot.first + len(lot.predicted))
+        for window in sorted({window_of(group, groups) for group in members}):
+            yield from self._of_window(window, [g for g in members if window_of(g, groups) == window], lot)
+
+    def _predict(self, ranker: Predictor, problems: Iterable[Problem]) -> list[float]:
+        longest = float(self._spec.sampling.max_tokens)
+        said = ranker.predict([self._question(problem) for problem in problems])
+        return [min(max(length, 1.0), longest) for length in said.tolist()]
 
     def _move_edges(self, predicted: Sequence[float]) -> None:
         """Classes are quantiles of what was predicted lately: they drift with the policy."""
@@ -130,16 +228,11 @@ class Planner:
     def _question(self, problem: Problem) -> Question:
         return question_of(problem["id"], problem.get("kind"), self._tokenize(problem["prompt"]))
 
-    def _admit_window(
-        self,
-        window: int,
-        groups: Sequence[int],
-        problems: Mapping[int, tuple[Problem, int]],
-        predicted: Mapping[int, float],
-        predictor: str,
-    ) -> Iterator[Prompt]:
+    def _of_window(self, window: int, groups: Sequence[int], lot: Lot) -> Iterator[Prompt]:
         """Deal groups to optimizer steps across all lengths; cut each step's into bundles of like length."""
         algorithm = self._spec.algorithm
+        predicted = {group: lot.predicted[group - lot.first] for group in groups}
+        problems = {group: self._problem(group) for group in groups}
         ordered = sorted(groups, key=lambda group: (predicted[group], group))
         steps = algorithm.optimizer_steps
         for mini in range(steps):
@@ -151,7 +244,7 @@ class Planner:
                     yield self._prompt(
                         TRAIN, group, problem, epoch, size=algorithm.group_size, window=window,
                         mini=mini, bundle=bundle[0], bundle_groups=len(bundle), predicted=predicted[group],
-                        predictor=predictor,
+                        predictor=lot.predictor, edges=lot.edges,
                         min_version=oldest_version(group, algorithm.groups, algorithm.lookahead),
                     )  # fmt: skip
 
@@ -179,34 +272,35 @@ class Planner:
         return self._prompt(
             TRAIN, number, problem, group % ROUND // len(self._train), size=algorithm.group_size,
             window=window, mini=mini, bundle=number, bundle_groups=1,
-            predicted=self._predict(ranker, {number: problem})[number], predictor=ranker.name,
+            predicted=self._predict(ranker, [problem])[0], predictor=ranker.name, edges=self.edges,
             min_version=oldest_version(number, algorithm.groups, algorithm.lookahead),
         )  # fmt: skip
 
     def evaluate(self, version: int, problems: Sequence[Problem], ranker: Predictor) -> list[Prompt]:
         """Prompts that measure a version on held-out problems."""
         first = version * len(problems)
-        predicted = self._predict(ranker, dict(enumerate(problems)))
+        predicted = self._predict(ranker, problems)
         return [
             self._prompt(
                 EVAL, -1 - (first + number), problem, 0, size=self._spec.evaluation.per_problem,
                 window=version, mini=0, bundle=0, bundle_groups=1, predicted=predicted[number],
-                predictor=ranker.name, min_version=version,
+                predictor=ranker.name, edges=self.edges, min_version=version,
             )
             for number, problem in enumerate(problems)
         ]  # fmt: skip
 
     def _prompt(
         self, purpose: str, group: int, problem: Problem, epoch: int, *, size: int, window: int, mini: int,
-        bundle: int, bundle_groups: int, predicted: float, predictor: str, min_version: int,
+        bundle: int, bundle_groups: int, predicted: float, predictor: str, edges: list[float],
+        min_version: int,
     ) -> Prompt:  # fmt: skip
         return Prompt(
             run=self._run, purpose=purpose, group=group, size=size, problem_id=problem["id"],
             problem=json.dumps(problem), epoch=epoch,
             tokens=np.array(self._tokenize(problem["prompt"]), dtype=np.int32), window=window, mini=mini,
             bundle=bundle, bundle_groups=bundle_groups, min_version=min_version, predicted=predicted,
-            predictor=predictor, length_class=class_of(predicted, self.edges),
-            edges=self.edges, admitted_at=time.time(),
+            predictor=predictor, length_class=class_of(predicted, edges),
+            edges=list(edges), admitted_at=time.time(),
         )  # fmt: skip
 
     def _problem(self, group: int) -> tuple[Problem, int]:

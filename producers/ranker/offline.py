@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from infra.bus import Bus, read_until
+from infra.gate import Gate, passed_over
 from producers.ranker.ranker import Answered, Backbone, Question, Ranker, question_of, score_of
 from schemas.messages import TRAIN, Prompt, Sample
 from schemas.topics import Topic, Topics
-from schemas.wire import MessageT, Unreadable, decode
+from schemas.wire import MessageT
 
 _PASSES = 25
+_MOST_GROUPS = 1 << 16  # a prompt is up to 3 KB: the newest are what a run is like now
 _HELD_OUT = 5  # every fifth problem judges a ranker that has not seen it
 
 Windows = list[list[Answered]]  # in the order in which they were generated
@@ -32,33 +35,68 @@ class Quality:
 
 
 def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
-    """All whole groups on a run's log. Of its samples only the lengths are kept in memory."""
-    asked: dict[int, tuple[Question, int, int]] = {}  # with its window and how many samples were wanted
-    for prompt in _messages(bus, topics.prompts, Prompt, deadline_s):
-        if prompt.purpose == TRAIN:
-            kind = json.loads(prompt.problem).get("kind")
-            question = question_of(prompt.problem_id, kind, prompt.tokens.tolist())
-            asked[prompt.group] = question, prompt.window, prompt.size
+    """Whole groups on a run's log, the newest that memory is spent on. Of samples only lengths are kept."""
+    asked = _asked(bus, topics, deadline_s)
     lengths: dict[int, dict[int, int]] = {}
-    for sample in _messages(bus, topics.samples, Sample, deadline_s):
-        if sample.purpose == TRAIN:
+    for sample in _messages(bus, topics, topics.samples, Sample, deadline_s):
+        found = asked.get(sample.group)
+        if found is None or sample.purpose != TRAIN or not sample.tokens.size:
+            continue
+        if 0 <= sample.index < found.size and sample.problem_id == found.problem_id:
             lengths.setdefault(sample.group, {}).setdefault(sample.index, sample.true_length)
     windows: dict[int, list[Answered]] = {}
     for group, mine in sorted(lengths.items()):
-        found = asked.get(group)
-        if found is not None and len(mine) == found[2]:
-            answered = Answered(found[0], [length for _, length in sorted(mine.items())])
-            windows.setdefault(found[1], []).append(answered)
+        found = asked[group]
+        if len(mine) == found.size:
+            answered = Answered(found.question, [length for _, length in sorted(mine.items())])
+            windows.setdefault(found.window, []).append(answered)
     return [windows[number] for number in sorted(windows)]
 
 
-def _messages(bus: Bus, topic: Topic, kind: type[MessageT], deadline_s: float) -> Iterator[MessageT]:
-    """One after the other, up to the topic's end as it is now."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is kept of a prompt."""
+
+    question: Question
+    problem_id: str
+    window: int
+    size: int
+
+
+def _asked(bus: Bus, topics: Topics, deadline_s: float) -> dict[int, _Asked]:
+    """By group; a problem that came again and again is kept once."""
+    asked: dict[int, _Asked] = {}
+    questions: WeakValueDictionary[tuple[str, bytes], Question] = WeakValueDictionary()
+    for prompt in _messages(bus, topics, topics.prompts, Prompt, deadline_s):
+        if prompt.purpose != TRAIN:
+            continue
+        question = question_of(prompt.problem_id, _kind_of(prompt), prompt.tokens.tolist())
+        question = questions.setdefault((prompt.problem_id, question.tokens.tobytes()), question)
+        asked[prompt.group] = _Asked(question, prompt.problem_id, prompt.window, prompt.size)
+        if len(asked) >= 2 * _MOST_GROUPS:
+            for group in sorted(asked, key=lambda one: (asked[one].window, one))[:_MOST_GROUPS]:
+                del asked[group]
+    return asked
+
+
+def _kind_of(prompt: Prompt) -> object:
+    try:
+        problem = json.loads(prompt.problem)
+    except (ValueError, RecursionError):
+        return None
+    return problem.get("kind") if isinstance(problem, dict) else None
+
+
+def _messages(
+    bus: Bus, topics: Topics, topic: Topic, kind: type[MessageT], deadline_s: float
+) -> Iterator[MessageT]:
+    """One after the other, up to the topic's end as it is now; what can't be used its readers report."""
+    gate = Gate(kind, topics.prompts.name.removesuffix(".prompts"), passed_over)
     reader = bus.reader(topic)
     try:
         for record in read_until(reader, reader.end_offsets(), topic, deadline_s=deadline_s):
-            with suppress(Unreadable):
-                yield decode(record.value, kind)
+            if (message := gate.take_one(record)) is not None:
+                yield message
     finally:
         reader.close()
 
@@ -97,7 +135,40 @@ def judged(ranker: Ranker, groups: Sequence[Answered]) -> Quality:
 
 
 def tau(said: np.ndarray, true: np.ndarray) -> float:
-    """Kendall's tau-b: pairs in the right order minus pairs in the wrong one."""
-    above, right = np.sign(said[:, None] - said[None]), np.sign(true[:, None] - true[None])
-    pairs = np.sqrt(float(np.abs(above).sum()) * float(np.abs(right).sum()))
-    return float((above * right).sum() / pairs) if pairs else 0.0
+    """Kendall's tau-b: pairs in the right order minus pairs in the wrong one.
+
+    In the order of what was said, a pair is wrong where the true ones of it go down (Knight, 1966): n log n.
+    """
+    said_ranks, true_ranks = _ranks(said), _ranks(true)
+    order = np.lexsort((true_ranks, said_ranks))
+    wrong = _inversions(true_ranks[order])
+    pairs = len(said) * (len(said) - 1) // 2
+    both = _ties(said_ranks * (int(true_ranks.max(initial=0)) + 1) + true_ranks)
+    told, apart = pairs - _ties(said_ranks), pairs - _ties(true_ranks)  # pairs that are no ties
+    right = told + apart - pairs + both - wrong
+    return (right - wrong) / math.sqrt(told * apart) if told and apart else 0.0
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The place of each value among those that differ."""
+    return np.asarray(np.unique(values, return_inverse=True)[1], np.int64)
+
+
+def _ties(ranks: np.ndarray) -> int:
+    """How many pairs are equal."""
+    counts = np.unique(ranks, return_counts=True)[1].astype(np.int64)
+    return int((counts * (counts - 1) // 2).sum())
+
+
+def _inversions(ranks: np.ndarray) -> int:
+    """How many pairs go down. Bit by bit: of those alike in all higher bits, each 1 that is before a 0."""
+    count = 0
+    for bit in reversed(range(int(ranks.max(initial=0)).bit_length())):
+        higher = ranks >> (bit + 1)
+        order = np.argsort(higher, kind="stable")
+        ranks, higher = ranks[order], higher[order]
+        ones = (ranks >> bit) & 1
+        before = np.cumsum(ones) - ones
+        _, first, block = np.unique(higher, return_index=True, return_inverse=True)
+        count += int(((before - before[first][block]) * (1 - ones)).sum())
+    return count

@@ -160,6 +160,11 @@ class Ranker:
 
     def learned(self, window: Sequence[Answered]) -> Ranker:
         """The ranker that has also seen these groups. It follows from them and their order alone."""
+        if not window:
+            return Ranker(
+                self._network, self.backbone, version=self.version + 1, centre=self._centre,
+                history=self._history, kept=self._kept,
+            )  # fmt: skip
         fresh = {group.question.key: _kept(group) for group in window}
         found = np.array([group.target for group in fresh.values()])
         read = self._read([group.question for group in fresh.values()])

@@ -1,32 +1,50 @@
-"""The ranker as a consumer: follows `<run>.samples`, learns iteration by iteration, keeps each version.
+"""The ranker as a consumer: learns iteration by iteration what the ledger trained, and keeps each version.
 
-    <run>.samples ──► lengths by window ──► learned ──► ranker 0, 1, 2 … ──► the object store
-                                                           └─► planner: n ranks what is admitted at n
+    fit samples, as they come ──► lengths of an iteration ──► learned ahead ─┐
+    <run>.ledger ──► what was trained of it ──► is it the same? ─────────────┴─► ranker 0, 1, 2 … ──► store
+                                                 no: learned again                 └─► planner: n ranks at n
 
-Version n has learned from the samples of iterations 0 .. n-1, in the order of their groups, so it does not
-depend on timing: a feeder that starts again loads the newest version that it may use and learns the rest
-from the log. Learning happens in a thread, mostly while the trainer still trains.
+Version n has learned from what the ledger says of iterations 0 .. n-1, in the order of their groups. So it
+depends neither on timing nor on samples that nobody trained: a feeder that starts again loads the newest
+version that it may use and learns the rest from the ledger. Learning happens in a thread, mostly while the
+trainer still trains: when an iteration's samples are all there it is learned ahead of the ledger.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
-from infra.bus import Reader
+import numpy as np
+
 from infra.process import Context
 from infra.store import Missing, StoreError
-from producers.dispatch.recovery import behind
 from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ranker, Score, score_of
 from producers.ranker.states import RankerError, States, start_from
+from producers.sample_feed import SampleFeed, Taken
+from producers.tasks import TaskError
 from schemas.admission import window_of
 from schemas.identity import round_of
-from schemas.messages import TRAIN, Sample, StepRecord
-from schemas.wire import Unreadable, decode
+from schemas.messages import TRAIN, StepRecord
 
-_POLL_S = 0.25  # a poll costs milliseconds, whatever it brings
+_POLL_S = 0.25
 _KEPT = 8  # versions in the store, beyond the lookahead
+
+
+class _Told(NamedTuple):
+    length: int
+    predicted: float
+    problem_id: str
+
+
+_Window = dict[int, dict[int, _Told]]  # by group and index
+
+
+def kept_versions(context: Context) -> int:
+    """How many versions of its ranker a run keeps."""
+    return _KEPT + int(context.spec.algorithm.staleness)
 
 
 def backbone_of(name: str) -> Backbone:
@@ -42,29 +60,26 @@ class Ranking:
     """A thread that learns until it is closed."""
 
     def __init__(
-        self,
-        context: Context,
-        question: Callable[[str], Question],
-        steps: Sequence[StepRecord],
-        *,
-        wanted: int,
+        self, context: Context, question: Callable[[str], Question], feed: SampleFeed, *, wanted: int
     ) -> None:
-        """`question`: of a problem's id. `steps`: the ledger. `wanted`: the oldest to be asked for."""
+        """`question`: of a problem's id; a TaskError if there is none. `wanted`: the oldest to ask for."""
         self._context, self._question = context, question
         algorithm = context.spec.algorithm
         self._groups, self._size = algorithm.groups, algorithm.group_size
         self._states = States.of_run(context.store, context.run)
         ranker = self._begin(wanted)
+        self.begins = ranker.version  # the first iteration that it has not learned from
         self._rankers = {ranker.version: ranker}
-        self._newest = ranker.version
+        self._newest = self._trained = self._stored = ranker.version
         self.scores: dict[int, Score] = {}  # of windows, as they were ranked before they were generated
-        self._windows: dict[int, dict[int, dict[int, tuple[int, float, str]]]] = {}
-        start = behind(steps, ranker.version, algorithm.lookahead)
-        self._reader: Reader = context.bus.reader(context.topics.samples, start)
+        self._ahead: dict[int, _Window] = {}  # of fit samples
+        self._ledger: dict[int, _Window] = {}  # of what was trained; whole before `_trained`
+        self._learned: dict[int, _Window] = {}  # windows that were learned ahead of the ledger
         self._changed = threading.Condition()
         self._asked = threading.Event()
         self._closed = False
         self._failure: BaseException | None = None
+        self._samples = feed.subscribe(self._wanted, self._asked)
         self._thread = threading.Thread(target=self._run, daemon=True, name="ranker")
         self._thread.start()
 
@@ -86,6 +101,25 @@ class Ranking:
                 del self._rankers[old]
             return self._rankers[version]
 
+    def trained(self, step: StepRecord) -> None:
+        """A step of the ledger, each once and in order: it says what is learned of its iteration."""
+        with self._changed:
+            if step.iteration < self._trained:
+                return  # the state that was loaded has learned from it
+            window = self._ledger.setdefault(step.iteration, {})
+            for group, index, told in self._rows(step):
+                window.setdefault(group, {}).setdefault(index, told)
+            if step.last_of_iteration:
+                self._close(step.iteration)
+        self._asked.set()
+
+    def reached(self, version: int) -> None:
+        """All iterations before a version are trained: what the ledger has not said of them is lost."""
+        with self._changed:
+            if version > self._trained:
+                self._close(version - 1)
+        self._asked.set()
+
     def key(self, version: int) -> str:
         """Where a version lies in the store."""
         return self._states.key(version)
@@ -95,7 +129,49 @@ class Ranking:
         self._closed = True
         self._asked.set()
         self._thread.join()
-        self._reader.close()
+
+    def _rows(self, step: StepRecord) -> list[tuple[int, int, _Told]]:
+        """What a step says of its own iteration's groups, as they were first drawn."""
+        columns = (step.groups, step.indexes, step.lengths, step.predicted)
+        rows = zip(*(column.tolist() for column in columns), step.problem_ids, strict=True)
+        return [
+            (group, index, _Told(length, predicted, problem))
+            for group, index, length, predicted, problem in rows
+            if self._is_first(group) and window_of(group, self._groups) == step.iteration
+        ]
+
+    def _is_first(self, group: int) -> bool:
+        return group >= 0 and not round_of(
+            group
+        )  # a version learns from as many groups, whatever they came to
+
+    def _close(self, window: int) -> None:
+        """An iteration is in the ledger: what was learned of it otherwise is learned again."""
+        lost = [number for number in range(self._trained, window + 1) if not self._ledger.get(number)]
+        if lost:
+            self._context.log.warning(
+                "the ledger says nothing any more of iterations %d to %d: the ranker learns nothing of them",
+                lost[0], lost[-1],
+            )  # fmt: skip
+        for number in range(self._trained, window + 1):
+            found = self._ledger.setdefault(number, {})
+            if number < self._newest and self._learned.get(number) != found:
+                self._forget_from(number)
+        self._trained = window + 1
+        needed = min(self._trained, self._newest)
+        for known in (self._ahead, self._learned):
+            for old in [number for number in known if number < needed]:
+                del known[old]
+        for old in [number for number in self._ledger if number < self._newest]:
+            del self._ledger[old]
+        for old in [number for number in self._rankers if number < needed - kept_versions(self._context)]:
+            del self._rankers[old]  # who asks for a version has seen its iterations in the ledger
+
+    def _forget_from(self, window: int) -> None:
+        """Versions that have learned from an iteration as it was not trained."""
+        self._rankers = {number: one for number, one in self._rankers.items() if number <= window}
+        self._learned = {number: one for number, one in self._learned.items() if number < window}
+        self._newest = window
 
     def _begin(self, wanted: int) -> Ranker:
         """The newest stored version that is not too new; else the one that the run starts with."""
@@ -117,60 +193,98 @@ class Ranking:
             while not self._closed:
                 self._asked.wait(_POLL_S)
                 self._asked.clear()
-                while self._take():
-                    pass
-                while self._is_whole(self._newest):
-                    self._learn(self._newest)
+                self._take()
+                while not self._closed and self._learn_next():
+                    self._keep_trained()
+                self._keep_trained()
         except Exception as error:  # whatever it is: the feeder's own thread raises it
             self._failure = error
 
-    def _take(self) -> bool:
-        """What is on the log now; False if there is nothing."""
-        records = self._reader.poll(0.0)
-        for record in records:
-            try:
-                sample = decode(record.value, Sample)
-            except Unreadable:
-                continue  # the trainer reports it
-            if self._is_ours(sample) and sample.window >= self._newest:
-                group = self._windows.setdefault(sample.window, {}).setdefault(sample.group, {})
-                group.setdefault(sample.index, (sample.true_length, sample.predicted, sample.problem_id))
-        return bool(records)
+    def _wanted(self, taken: Taken) -> tuple[int, int, int, _Told] | None:
+        """In the feed's thread."""
+        sample = taken.sample
+        if taken.fault or sample.purpose != TRAIN or not self._is_first(sample.group):
+            return None
+        predicted = float(np.float32(sample.predicted))  # as the ledger has it
+        told = _Told(sample.true_length, predicted, sample.problem_id)
+        return sample.window, sample.group, sample.index, told
 
-    def _is_ours(self, sample: Sample) -> bool:
-        return (
-            sample.run == self._context.run
-            and sample.purpose == TRAIN
-            and sample.window == window_of(sample.group, self._groups)
-            and 0 <= sample.index < self._size
-            and not round_of(sample.group)  # a version learns from as many groups, whatever they came to
-        )
-
-    def _is_whole(self, window: int) -> bool:
-        groups = self._windows.get(window, {})
-        return len(groups) == self._groups and all(len(group) == self._size for group in groups.values())
-
-    def _learn(self, window: int) -> None:
-        began = time.thread_time()
-        groups = [members for _, members in sorted(self._windows.pop(window).items())]
-        lengths = [[length for _, (length, _, _) in sorted(group.items())] for group in groups]
-        answered = [
-            Answered(self._question(group[0][2]), mine) for group, mine in zip(groups, lengths, strict=True)
-        ]
-        self.scores[window] = score_of([group[0][1] for group in groups], lengths)
-        ranker = self._rankers[window].learned(answered)
-        seconds = time.thread_time() - began
-        counters = self._context.heart.counters
-        counters["ranker"], counters["ranker_cpu_s"] = window + 1, counters.get("ranker_cpu_s", 0.0) + seconds
+    def _take(self) -> None:
+        found = self._samples.take()
         with self._changed:
-            self._rankers[ranker.version] = ranker
-            self._newest = ranker.version
+            for window, group, index, told in found:
+                if window >= max(self._newest, self._trained):
+                    self._ahead.setdefault(window, {}).setdefault(group, {}).setdefault(index, told)
+
+    def _learn_next(self) -> bool:
+        """Learn from the next iteration, if all of it is known."""
+        with self._changed:
+            number, ranker = self._newest, self._rankers[self._newest]
+            window = self._ledger.get(number) if number < self._trained else self._whole(number)
+        if window is None:
+            return False
+        learned, score = self._learned_from(ranker, window)
+        with self._changed:
+            if number < self._trained and self._ledger.get(number) != window:
+                return True  # it was trained otherwise, as the ledger has said in between
+            self._rankers[learned.version] = learned
+            self._newest = learned.version
+            if number >= self._trained:
+                self._learned[number] = window
+            else:
+                self._ledger.pop(number, None)
+            if score is not None:
+                self.scores[number] = score
+            for old in [one for one in self.scores if one < number - _KEPT]:
+                del self.scores[old]
             self._changed.notify_all()
-        self._keep(ranker)
+        return True
+
+    def _whole(self, number: int) -> _Window | None:
+        """An iteration of which all samples are there."""
+        window = self._ahead.get(number, {})
+        if len(window) < self._groups or any(len(group) < self._size for group in window.values()):
+            return None
+        return {group: dict(members) for group, members in window.items()}
+
+    def _learned_from(self, ranker: Ranker, window: _Window) -> tuple[Ranker, Score | None]:
+        began = time.thread_time()
+        answered: list[Answered] = []
+        predicted: list[float] = []
+        for _, members in sorted(window.items()):
+            told = [one for _, one in sorted(members.items())]
+            try:
+                question = self._question(told[0].problem_id)
+            except TaskError as error:
+                self._context.log.warning("%s; the ranker does not learn from it", error)
+                continue
+            if len(told) == self._size:
+                answered.append(Answered(question, [one.length for one in told]))
+                predicted.append(told[0].predicted)
+        learned = ranker.learned(answered)
+        counters = self._context.heart.counters
+        counters["ranker"] = learned.version
+        counters["ranker_cpu_s"] = counters.get("ranker_cpu_s", 0.0) + time.thread_time() - began
+        score = score_of(predicted, [group.lengths for group in answered]) if answered else None
+        return learned, score
+
+    def _keep_trained(self) -> None:
+        """Store the versions that have learned what was trained, and no more."""
+        while True:
+            with self._changed:
+                number = self._stored + 1
+                ranker = self._rankers.get(number) if number <= self._trained else None
+                if ranker is None and number <= min(self._trained, self._newest):
+                    self._stored = number  # nobody needs it any more
+                    continue
+            if ranker is None:
+                return
+            self._keep(ranker)
+            self._stored = number
 
     def _keep(self, ranker: Ranker) -> None:
         try:
             self._states.put(ranker.version, ranker)
-            self._states.collect(_KEPT + int(self._context.spec.algorithm.staleness))
+            self._states.collect(kept_versions(self._context))
         except StoreError as error:  # it can be learned from the log again
             self._context.log.warning("ranker %d is not kept: %s", ranker.version, error)

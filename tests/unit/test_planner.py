@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from producers.planner import Planner
 from producers.ranker.ranker import Question
+from producers.snapshots import PlannerState
 from producers.tasks import TaskError
 from schemas.messages import Prompt, StepRecord
 from schemas.runspec import RunSpec
@@ -34,8 +35,12 @@ class Told:
         return np.array([1 + (q.key >> 3) % 13 + self._version * (q.key % 3) / 4 for q in questions])
 
 
+def tokens_of(text: str) -> list[int]:
+    return [ord(letter) % 20 + 2 for letter in text]
+
+
 def planner(spec: RunSpec, known: Sequence[Prompt] = ()) -> Planner:
-    return Planner("test-1", spec, PROBLEMS, lambda text: [ord(letter) % 20 + 2 for letter in text], known)
+    return Planner("test-1", spec, PROBLEMS, tokens_of, known)
 
 
 def trained(spec: RunSpec, iteration: int) -> list[StepRecord]:
@@ -192,3 +197,60 @@ def test_optimizer_steps_share_all_lengths(steps: int) -> None:
         np.mean([p.predicted for p in prompts if p.window == 2 and p.mini == mini]) for mini in range(steps)
     ]
     assert max(means) < 1.5 * min(means)  # where the lengths themselves differ by a factor of 10
+
+
+@given(specs, st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_planner_that_goes_on_from_a_state_plans_the_same(spec: RunSpec, data: st.DataObject) -> None:
+    """Whatever was sent behind the state, and whatever is gone of what was sent before."""
+    prompts, ledger = whole_run(spec)
+    expected = {prompt.group: essence(prompt) for prompt in prompts}
+    before = planner(spec)
+    before.admit(Told)
+    kept = data.draw(st.integers(0, len(ledger)))
+    for record in ledger[:kept]:
+        if before.observe(record):
+            before.admit(Told)
+    if kept and not ledger[kept - 1].last_of_iteration:
+        return  # one is made when an iteration was admitted
+    state = PlannerState.model_validate_json(before.state().model_dump_json())
+    steps = data.draw(st.integers(kept, len(ledger)))
+    version = sum(record.last_of_iteration for record in ledger[:steps])
+    sent = [prompt for prompt in prompts if prompt.group >= state.admitted]
+    sent = sent[: data.draw(st.integers(0, len(sent)))] if steps > kept else []
+    again = Planner("test-1", spec, PROBLEMS, tokens_of, sent, state=state, trained=version)
+    lowest = again.first_incomplete(version)
+
+    def ranker_at(number: int) -> Told:
+        assert number >= lowest
+        return Told(number)
+
+    lost = set(data.draw(st.lists(st.integers(0, max(0, state.admitted - 1)))))
+    resent = again.again(lost & set(range(version * spec.algorithm.groups, state.admitted)))
+    first_open = version * spec.algorithm.groups
+    assert {p.group for p in resent} == {group for group in lost if first_open <= group < state.admitted}
+    planned = again.admit(ranker_at)
+    for record in ledger[kept:]:
+        if again.observe(record):
+            planned += again.admit(ranker_at)
+    for prompt in [*resent, *planned]:
+        assert essence(prompt) == expected[prompt.group]
+        assert prompt.window >= version
+    had = {prompt.group for prompt in sent} | set(range(state.admitted))
+    assert {p.group for p in planned} == {
+        p.group for p in prompts if p.group not in had and p.window >= version
+    }
+
+
+def test_its_memory_does_not_grow() -> None:
+    spec = make_spec(algorithm={"groups": 2, "iterations": 3000, "mode": "async", "staleness": 2.5})
+    plan, sizes = planner(spec), []
+    plan.admit(Told)
+    for iteration in range(2500):
+        for record in trained(spec, iteration):
+            assert plan.observe(record)
+        plan.admit(Told)
+        if iteration in (20, 2499):
+            sizes.append(len(plan.state().model_dump_json()))
+    assert sizes[1] < 1.2 * sizes[0]
+    assert not plan._known

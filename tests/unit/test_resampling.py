@@ -30,7 +30,7 @@ PROBLEMS = [{"id": str(number), "prompt": f"{number}:"} for number in range(64)]
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights are published here; these are what made the samples."""
-    monkeypatch.setattr("producers.resampling.Resampling._root", lambda self, version: "r")
+    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
 
 
 def prompts_of(context: Context) -> dict[int, Prompt]:

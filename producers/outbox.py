@@ -1,0 +1,64 @@
+"""Prompts on their way to `<run>.prompts`: each group once, and where the topics ended before it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from infra.process import Context
+from producers.jobs import Place, Placed
+from producers.snapshots import Opened
+from schemas.messages import TRAIN, Prompt
+from schemas.wire import encode
+
+
+class Outbox:
+    """Sends prompts, and knows those that are open."""
+
+    def __init__(self, context: Context, *, sent: Iterable[Prompt], windows: Mapping[int, Opened]) -> None:
+        """`sent`: open prompts that stand there already. `windows`: where their iterations were opened."""
+        self._context = context
+        self._sent = {prompt.group: prompt.window for prompt in sent}
+        self.windows = dict(windows)
+        bus, topics = context.bus, context.topics
+        self._prompts, self._dead = bus.reader(topics.prompts), bus.reader(topics.dead)
+
+    def fresh(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those that were not sent."""
+        return [prompt for prompt in prompts if prompt.group not in self._sent]
+
+    def send(self, prompts: Sequence[Prompt]) -> list[Placed]:
+        """Returns when they stand there; and where."""
+        self._open({prompt.window for prompt in prompts if prompt.purpose == TRAIN} - set(self.windows))
+        writer, topic = self._context.writer, self._context.topics.prompts
+        sent = [
+            (prompt, writer.send(topic, encode(prompt), key=str(prompt.group), partition=prompt.length_class))
+            for prompt in prompts
+        ]
+        writer.flush(self._context.spec.deadlines.progress_s)
+        self._sent |= {prompt.group: prompt.window for prompt in prompts}
+        counters = self._context.heart.counters
+        counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in prompts)
+        return [Placed(prompt, Place(prompt.length_class, record.offset())) for prompt, record in sent]
+
+    def _open(self, windows: set[int]) -> None:
+        if windows:
+            ends = self.ends()
+            self.windows |= dict.fromkeys(windows, ends)
+
+    def ends(self) -> Opened:
+        """Where prompts and dead letters end now."""
+        return Opened(prompts=self._prompts.end_offsets(), dead=self._dead.end_offsets()[0])
+
+    def forget(self, trained: int, evaluated: Collection[int]) -> None:
+        """So many iterations are trained, and these versions are being evaluated: all else is done."""
+        self.windows = {window: opened for window, opened in self.windows.items() if window >= trained}
+        self._sent = {
+            group: window
+            for group, window in self._sent.items()
+            if window >= trained or (group < 0 and window in evaluated)
+        }
+
+    def close(self) -> None:
+        """Let go of the readers."""
+        self._prompts.close()
+        self._dead.close()

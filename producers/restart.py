@@ -1,0 +1,229 @@
+"""What a feeder finds when it starts: the newest snapshot, and what came on the topics since.
+
+snapshot ──► positions ──► ledger: how far is it trained?  prompts: which are open?  evals, dead letters
+   └─ none that fits: the beginning, as far as the log is kept
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from infra.bus import Record, clamp, ends_of, read_until
+from infra.gate import Gate, Refuse, passed_over
+from infra.process import Context
+from infra.weights.versions import WeightStore
+from producers.jobs import Place, Placed
+from producers.planner import Planner, Tokenize
+from producers.sample_feed import Roots
+from producers.snapshots import Opened, Positions, Snapshot
+from producers.steps import Behind, Steps
+from producers.tasks import Problem
+from schemas.admission import window_of
+from schemas.identity import round_of
+from schemas.messages import EVAL, TRAIN, DeadLetter, Evaluation, Prompt, StepRecord
+from schemas.runspec import RunSpec
+from schemas.topics import Topic
+from schemas.wire import MessageT
+
+
+@dataclass
+class Found:
+    """The state of a run, as a feeder needs it to go on."""
+
+    snapshot: Snapshot | None
+    trained: int  # iterations, as the ledger ends now
+    planner: Planner  # where the snapshot was; it has yet to observe the ledger
+    prompts: dict[int, Placed]  # open ones that stand on the topic, by group
+    opened: Opened  # from there on the topic was read
+    letters: Letters
+    evaluated: set[int]
+    evals: int  # position behind the evaluations that were read
+    behind: Behind
+    roots: Roots
+    start: Positions  # in `<run>.samples`
+
+    @property
+    def windows(self) -> dict[int, Opened]:
+        """Where open iterations were opened; those that are not in the snapshot were opened after it."""
+        known = self.snapshot.windows if self.snapshot else {}
+        windows = {one.prompt.window for one in self.prompts.values() if one.prompt.purpose == TRAIN}
+        return {w: known.get(w, self.opened) for w in {*windows, *known} if w >= self.trained}
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Records that are dead letters already, and where the dead letters were read up to."""
+
+    places: set[tuple[str, int, int]]  # topic, partition and position
+    position: int
+
+    def of(self, topic: Topic) -> set[Place]:
+        """Those of one topic."""
+        return {Place(partition, offset) for name, partition, offset in self.places if name == topic.name}
+
+
+def look_at(context: Context, snapshot: Snapshot | None, train: list[Problem], tokenize: Tokenize) -> Found:
+    """Read what came since a snapshot; without one, all that the log still has."""
+    lookahead = context.spec.algorithm.lookahead
+    behind = Behind(lookahead)
+    if snapshot:
+        behind = Behind(lookahead, snapshot.samples, snapshot.samples_of)
+    roots = Roots(context)
+    trained = _trained(context, snapshot, behind, roots)
+    opened = snapshot.opened() if snapshot else Opened()
+    letters = _letters(context, opened.dead)
+    evaluated, evals = _evaluations(context, snapshot, letters)
+    open_then = {one.version for one in snapshot.evaluations} if snapshot else set()
+    first = snapshot.planner.version if snapshot else trained - math.ceil(min(lookahead, 64)) - 1
+
+    def is_being_evaluated(version: int) -> bool:
+        return version not in evaluated and (version >= first or version in open_then)
+
+    prompts: dict[int, Placed] = {}
+    planner = Planner(
+        context.run, context.spec, train, tokenize,
+        _prompts(context, opened, letters, prompts, trained, is_being_evaluated),
+        state=snapshot.planner if snapshot else None, trained=trained,
+    )  # fmt: skip
+    start = behind.at(trained)
+    if math.isinf(lookahead):  # its samples are all of evaluations
+        start = dict(snapshot.samples) if snapshot else {}
+    for evaluation in snapshot.evaluations if snapshot else []:
+        if evaluation.version not in evaluated:
+            start = {p: min(at, evaluation.samples.get(p, 0)) for p, at in start.items()}
+    return Found(
+        snapshot, trained, planner, prompts, opened, letters, evaluated, evals, behind, roots, start
+    )  # fmt: skip
+
+
+def misfit(context: Context, snapshot: Snapshot) -> str:
+    """Why a snapshot does not go with the log; empty if it does."""
+    bus, topics = context.bus, context.topics
+    opened = snapshot.opened()
+    for topic, positions in (
+        (topics.ledger, {0: snapshot.ledger}), (topics.prompts, opened.prompts),
+        (topics.dead, {0: opened.dead}), (topics.evals, {0: snapshot.evals}),
+        (topics.samples, snapshot.samples),
+    ):  # fmt: skip
+        ends = ends_of(bus, topic)
+        for partition, position in positions.items():
+            if position > (end := ends.get(partition, 0)):
+                return f"it is newer than {topic.name}, which ends at {end}; it says {position}"
+    if len(snapshot.planner.edges) != context.spec.lengths.classes - 1:
+        return f"it has {len(snapshot.planner.edges)} edges between {context.spec.lengths.classes} classes"
+    return _other_ledger(context, snapshot)
+
+
+def _other_ledger(context: Context, snapshot: Snapshot) -> str:
+    """Whether the ledger, as far as it still has it, says otherwise of the step before the snapshot."""
+    topic, before = context.topics.ledger, snapshot.ledger - 1
+    reader = context.bus.reader(topic, {0: max(0, before)})
+    try:
+        if before < reader.begin_offsets()[0]:
+            return ""
+        deadline_s = context.spec.deadlines.progress_s
+        record = next(read_until(reader, {0: snapshot.ledger}, topic, deadline_s=deadline_s))
+        step = Gate(StepRecord, context.run, passed_over).take_one(record)
+        if step is not None and step.step != snapshot.planner.steps - 1:
+            return f"{record.place} is step {step.step}; it was {snapshot.planner.steps - 1} then"
+        return ""
+    finally:
+        reader.close()
+
+
+def _trained(context: Context, snapshot: Snapshot | None, behind: Behind, roots: Roots) -> int:
+    """Iterations that are trained, by the ledger as it ends now."""
+    planner = snapshot.planner if snapshot else None
+    trained = planner.version if planner else 0
+    steps = Steps(context, snapshot.ledger if snapshot else 0, planner.steps if planner else 0)
+    try:
+        end, any_left = steps.end(), False
+        for step in steps.up_to(end):
+            trained, any_left = step.iteration + step.last_of_iteration, True
+            behind.take(step)
+            behind.at(trained)
+            roots.learn(step)
+        if steps.gone and not any_left:  # then the newest weights say how far the run came
+            trained = max([trained, *WeightStore(context.store, context.run).versions()])
+        return trained
+    finally:
+        steps.close()
+
+
+def _letters(context: Context, position: int) -> Letters:
+    """The dead letters behind a position, up to their end as it is now."""
+    topic = context.topics.dead
+    end = ends_of(context.bus, topic)[0]
+    gate = Gate(DeadLetter, context.run, passed_over)  # no letter about letters
+    read = _read(context, topic, {0: position}, gate)
+    return Letters({(letter.topic, letter.partition, letter.offset) for _, letter in read}, end)
+
+
+def _evaluations(context: Context, snapshot: Snapshot | None, letters: Letters) -> tuple[set[int], int]:
+    """Versions that are evaluated, and where the topic was read up to."""
+    topic = context.topics.evals
+    end = ends_of(context.bus, topic)[0]
+    gate = Gate(Evaluation, context.run, _reports(context, letters))
+    read = _read(context, topic, {0: snapshot.evals if snapshot else 0}, gate)
+    return {one.version for _, one in read} | set(snapshot.evaluated if snapshot else []), end
+
+
+def _prompts(
+    context: Context, opened: Opened, letters: Letters, still_open: dict[int, Placed], trained: int,
+    is_being_evaluated: Callable[[int], bool],
+) -> Iterator[Prompt]:  # fmt: skip
+    """Each prompt on the topic; those that are open stay in `still_open`."""
+    spec = context.spec
+    gate = Gate(
+        Prompt, context.run, _reports(context, letters), unfit=lambda prompt: _wrong_prompt(prompt, spec)
+    )
+    for record, prompt in _read(context, context.topics.prompts, opened.prompts, gate):
+        is_open = prompt.window >= trained
+        if prompt.purpose == EVAL:
+            is_open = is_being_evaluated(prompt.window)
+        if is_open:
+            still_open.setdefault(prompt.group, Placed(prompt, Place(record.partition, record.offset)))
+        yield prompt
+
+
+def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
+    """Why a prompt is none that this run's feeder sent; empty if it may be."""
+    classes, algorithm = spec.lengths.classes, spec.algorithm
+    if len(prompt.edges) != classes - 1 or prompt.length_class >= classes:
+        edges = len(prompt.edges)
+        return f"it is of class {prompt.length_class}, with {edges} edges: there are {classes} classes"
+    if prompt.purpose == EVAL:
+        return "" if prompt.group < 0 else f"group {prompt.group} is none of an evaluation"
+    if prompt.group < 0 or prompt.window != window_of(prompt.group, algorithm.groups):
+        return f"group {prompt.group} is not of iteration {prompt.window}"
+    if prompt.size != algorithm.group_size or round_of(prompt.group) > (spec.loss.resample or 0):
+        return f"group {prompt.group} of {prompt.size} samples is none of this run"
+    return ""
+
+
+def _reports(context: Context, letters: Letters) -> Refuse:
+    """Puts records that can't be used to the dead letters, once each."""
+
+    def refuse(record: Record, reason: str) -> None:
+        if (record.topic, record.partition, record.offset) not in letters.places:
+            context.dead_letter(record, reason)
+
+    return refuse
+
+
+def _read(
+    context: Context, topic: Topic, start: Mapping[int, int], gate: Gate[MessageT]
+) -> Iterator[tuple[Record, MessageT]]:
+    """The messages of a topic up to its end as it is now, one by one."""
+    reader = context.bus.reader(topic, start)
+    try:
+        if gone := clamp(reader):
+            context.log.info(
+                "%d records of %s are gone (placement.kafka.retention_hours)", sum(gone.values()), topic.name
+            )
+        deadline_s = context.spec.deadlines.progress_s
+        yield from gate.take(read_until(reader, reader.end_offsets(), topic, deadline_s=deadline_s))
+    finally:
+        reader.close()

@@ -1,0 +1,282 @@
+"""The one reading of `<run>.samples` beside the feeder: each sample is decoded and checked once, for all.
+
+    <run>.samples ──► of this run? ──► admitted, and not trained? ──► fit? ──► dispatcher, ranker,
+                                             └─ not yet: held ◄────────┘       resampling, evaluations
+                                                                 its weights are not known yet
+
+What is unfit the trainer reports, by the same rules, and it is made again; of evaluations' samples
+`producers.evaluations` does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from infra.bus import Record, clamp, read_until
+from infra.errors import Explained
+from infra.gate import Gate, passed_over
+from infra.process import Context
+from infra.weights.versions import WeightStore
+from schemas.admission import window_of
+from schemas.fitness import contradiction, fault, weights_fault
+from schemas.identity import round_of
+from schemas.messages import EVAL, TRAIN, Prompt, Sample, StepRecord
+
+Item = TypeVar("Item")
+
+_POLL_S = 0.5
+_MOST_HELD, _MOST_HELD_BYTES = 4096, 64 << 20
+_ROOTS = 256  # more than iterations that samples may be ahead
+_ASK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A sample of a group that was admitted."""
+
+    sample: Sample
+    prompt: Prompt
+    record: Record
+    fault: str  # why it is of no use; empty if it is fit
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which sample of the run it is."""
+        return self.sample.group, self.sample.index
+
+
+class Subscription(Generic[Item]):
+    """What one reader wants of each sample, as it comes."""
+
+    def __init__(self, pick: Callable[[Taken], Item | None], bell: threading.Event) -> None:
+        self._pick, self.bell = pick, bell
+        self._came: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
+
+    def offer(self, taken: Taken) -> bool:
+        """Called by the feed: whether something of a sample was wanted."""
+        item = self._pick(taken)
+        if item is None:
+            return False
+        self._came.put(item)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Called by the feed when it ends: who takes next raises it."""
+        self._came.put(error)
+        self.bell.set()
+
+    def take(self) -> list[Item]:
+        """What came since the last call. Never waits; raises what went wrong in the feed."""
+        items: list[Item] = []
+        while True:
+            try:
+                item = self._came.get_nowait()
+            except queue.Empty:
+                return items
+            if isinstance(item, BaseException):
+                raise item
+            items.append(item)
+
+
+class Roots:
+    """Root hashes of this run's versions: the ledger says them; of those before it does, the store."""
+
+    def __init__(self, context: Context) -> None:
+        self._weights = WeightStore(context.store, context.run)
+        self._known: dict[int, str] = {}
+        self._asked: dict[int, float] = {}
+
+    def learn(self, step: StepRecord) -> None:
+        """A step of the ledger."""
+        if step.last_of_iteration and step.root_out:
+            self._put(step.version_out, step.root_out)
+
+    def _put(self, version: int, root: str) -> None:
+        self._known[version] = root
+        while len(self._known) > _ROOTS:
+            del self._known[min(self._known)]
+
+    def of(self, version: int) -> str | None:
+        """A version's; None if nobody knows it yet. It is asked for now and then, not with every sample."""
+        now = time.monotonic()
+        if version not in self._known and now >= self._asked.get(version, -math.inf):
+            if (root := self._published(version)) is not None:
+                self._put(version, root)
+                self._asked.pop(version, None)
+            else:
+                self._asked = {one: at for one, at in self._asked.items() if at > now}
+                if len(self._asked) < _ROOTS:
+                    self._asked[version] = now + _ASK_AGAIN_S
+        return self._known.get(version)
+
+    def _published(self, version: int) -> str | None:
+        with suppress(Explained):  # a store that is away says nothing now
+            if found := self._weights.find(version):
+                return found.root
+        return None
+
+
+class SampleFeed:
+    """Reads for all who subscribe before `read_back`; `follow` starts the thread."""
+
+    def __init__(self, context: Context, start: Mapping[int, int], trained: int, roots: Roots) -> None:
+        """`trained`: iterations of which no sample is wanted any more."""
+        self._context, self._trained, self._roots = context, trained, roots
+        self._resample = context.spec.loss.resample or 0
+        self._vocabulary = _vocabulary(context.record.model)
+        self._gate = Gate(Sample, context.run, passed_over)  # the trainer reports the others
+        self._reader = context.bus.reader(context.topics.samples, start)
+        for partition, count in clamp(self._reader).items():
+            context.log.info("%d samples of class %d are gone from the log", count, partition)
+        self._subscriptions: list[Subscription[object]] = []
+        self._prompts: dict[int, Prompt] = {}  # by group
+        self._fresh = threading.Event()  # groups were admitted since samples were held
+        self._held: deque[tuple[Record, Sample]] = deque()
+        self._held_bytes, self._look_at = 0, 0.0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def subscribe(
+        self, pick: Callable[[Taken], Item | None], bell: threading.Event | None = None
+    ) -> Subscription[Item]:
+        """`pick` says what is wanted of a sample, in the feed's thread; then `bell` is rung."""
+        subscription = Subscription(pick, bell or threading.Event())
+        self._subscriptions.append(subscription)  # type: ignore[arg-type]
+        return subscription
+
+    def admitted(self, prompts: Iterable[Prompt]) -> None:
+        """Groups whose samples count from now on. Those of them that have come already count now."""
+        with self._lock:
+            for prompt in prompts:
+                if prompt.purpose == EVAL or prompt.window >= self._trained:
+                    self._prompts.setdefault(prompt.group, prompt)
+        self._fresh.set()
+
+    def trained(self, iterations: int) -> None:
+        """So many iterations are trained: no sample of them counts."""
+        with self._lock:
+            self._trained = iterations
+            self._prompts = {
+                group: prompt
+                for group, prompt in self._prompts.items()
+                if prompt.purpose == EVAL or prompt.window >= iterations
+            }
+
+    def evaluated(self, groups: Iterable[int]) -> None:
+        """No sample of these counts any more."""
+        with self._lock:
+            for group in groups:
+                self._prompts.pop(group, None)
+
+    def read_back(self) -> None:
+        """What is on the log now."""
+        topic, deadline_s = self._context.topics.samples, self._context.spec.deadlines.progress_s
+        ends = self._reader.end_offsets()
+        for record in read_until(self._reader, ends, topic, deadline_s=deadline_s):
+            self._take([record])
+
+    def follow(self) -> None:
+        """What comes from now on, in a thread."""
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="samples")
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._reader.close()
+
+    def _follow(self) -> None:
+        try:
+            while not self._closed.is_set():
+                records = self._reader.poll(_POLL_S)
+                if self._fresh.is_set() or (self._held and time.monotonic() >= self._look_at):
+                    self._fresh.clear()
+                    self._look_again()
+                self._take(records)
+        except Exception as error:  # whatever it is: who takes next raises it
+            for subscription in self._subscriptions:
+                subscription.fail(error)
+
+    def _take(self, records: Iterable[Record]) -> None:
+        rung = set()
+        for record, sample in self._gate.take(records):
+            rung |= self._offer(record, sample)
+        for bell in rung:
+            bell.set()
+
+    def _look_again(self) -> None:
+        held, self._held, self._held_bytes = self._held, deque(), 0
+        self._look_at = time.monotonic() + _ASK_AGAIN_S
+        for record, sample in held:
+            for bell in self._offer(record, sample):
+                bell.set()
+
+    def _offer(self, record: Record, sample: Sample) -> set[threading.Event]:
+        with self._lock:
+            prompt, trained = self._prompts.get(sample.group), self._trained
+        if prompt is None:
+            if self._may_be_admitted(sample, trained):
+                self._hold(record, sample)
+            return set()
+        if any(self._roots.of(version) is None for version in sample.versions.tolist()):
+            self._hold(record, sample)  # whether it was made by true weights will be known
+            return set()
+        taken = Taken(sample, prompt, record, self._fault(sample, prompt))
+        return {one.bell for one in self._subscriptions if one.offer(taken)}
+
+    def _may_be_admitted(self, sample: Sample, trained: int) -> bool:
+        """Another feeder, which this one replaces, may have been ahead."""
+        spec = self._context.spec
+        if sample.purpose == EVAL:
+            return sample.group < 0 and trained < sample.window <= spec.algorithm.iterations
+        window = window_of(sample.group, spec.algorithm.groups)
+        return trained <= window < spec.algorithm.iterations and round_of(sample.group) <= self._resample
+
+    def _hold(self, record: Record, sample: Sample) -> None:
+        self._held.append((record, sample))
+        self._held_bytes += len(record.value)
+        while len(self._held) > _MOST_HELD or self._held_bytes > _MOST_HELD_BYTES:
+            self._held_bytes -= len(self._held.popleft()[0].value)
+
+    def _fault(self, sample: Sample, prompt: Prompt) -> str:
+        spec = self._context.spec
+        if sample.purpose != prompt.purpose:
+            return f"its purpose is {sample.purpose[:64]!r}; {prompt.purpose!r} was admitted"
+        if sample.purpose == TRAIN:
+            newest = spec.algorithm.iterations  # which one is there the trainer knows before we do
+            reason = fault(sample, spec, self._vocabulary) or weights_fault(
+                sample, spec, newest, self._roots.of
+            )
+        else:
+            reason = self._fault_of_evaluation(sample, prompt)
+        return reason or contradiction(sample, prompt)
+
+    def _fault_of_evaluation(self, sample: Sample, prompt: Prompt) -> str:
+        if sample.size != prompt.size or not 0 <= sample.index < prompt.size:
+            return f"index {sample.index} of {sample.size} does not fit groups of {prompt.size}"
+        if not 0 < sample.tokens.size <= (most := self._context.spec.sampling.max_tokens):
+            return f"the answer has {sample.tokens.size} tokens; 1 to {most} are allowed"
+        if int(sample.versions[0]) < prompt.min_version:
+            return f"weights {int(sample.versions[0])} made it; {prompt.min_version} are evaluated"
+        for version, root in zip(sample.versions.tolist(), sample.roots, strict=True):
+            if self._roots.of(version) != root:
+                return f"it was made by other weights than version {version} of this run"
+        return ""
+
+
+def _vocabulary(model: str) -> float:
+    file = Path(model) / "config.json"
+    return float(json.loads(file.read_text()).get("vocab_size", math.inf)) if file.is_file() else math.inf

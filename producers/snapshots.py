@@ -1,0 +1,232 @@
+"""Snapshots: what a feeder that starts again needs to know, so that it reads only what came since.
+
+runs/<run>/feeder/00000041-03.json     after iteration 41 was admitted, by start 3 of the feeder
+
+A snapshot is a short cut and decides nothing: it follows from the log. One that is damaged or newer than the
+log is passed over, an older one or the beginning stands in, and the same prompts are planned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.errors import Explained
+from infra.keys import ring_from_env
+from infra.store import Store, StoreError
+
+_KEPT = 3
+_KIND = "feeder's snapshot"
+_LARGEST = 256 << 20  # bytes
+_LEAST_S = 1.0  # from one to the next
+
+Positions = dict[int, int]  # by partition
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+class Lot(_Part):
+    """Groups that one version admitted, with all that their prompts follow from but the task."""
+
+    version: int = Field(ge=0)
+    first: int = Field(ge=0)  # the others follow by number
+    predicted: list[float]
+    predictor: str
+    edges: list[float]
+
+
+class PlannerState(_Part):
+    """What a planner has done."""
+
+    version: int = Field(0, ge=0)  # iterations whose last step is in the ledger
+    steps: int = Field(0, ge=0)  # the next one that counts
+    planned: int = Field(-1, ge=-1)  # the newest version at which groups were admitted
+    admitted: int = Field(0, ge=0)  # groups
+    edges: list[float]
+    recent: list[float] = []  # predictions that edges are made from
+    lots: list[Lot] = []  # of iterations that are not trained
+
+
+class Opened(_Part):
+    """Where topics ended before something was sent: all that is about it lies behind."""
+
+    prompts: Positions = {}
+    dead: int = Field(0, ge=0)
+
+
+class Began(_Part):
+    """Where an iteration's first step stands in the ledger."""
+
+    step: int = Field(ge=0)
+    position: int = Field(ge=0)
+
+
+class OpenEvaluation(_Part):
+    """An evaluation whose samples are not all here."""
+
+    version: int = Field(ge=0)
+    opened: Opened
+    samples: Positions
+
+
+class Announced(_Part):
+    """The ranker and the classes that were announced last."""
+
+    predictor: str = ""
+    edges: list[float] = []
+
+
+class Snapshot(_Part):
+    """All of it."""
+
+    format: Literal[1] = 1
+    run: str
+    epoch: int = Field(ge=0)
+    planner: PlannerState
+    ledger: int = Field(ge=0)  # position behind the last step that was taken
+    began: dict[int, Began]  # by iteration
+    samples: Positions  # behind which all samples of open iterations stand, but for ...
+    samples_of: dict[int, Positions]  # ... what newer iterations add to that, when they are long trained
+    windows: dict[int, Opened]  # open iterations
+    ends: Opened  # now: where to read on if nothing is open
+    evals: int = Field(ge=0)
+    evaluated: list[int]
+    evaluations: list[OpenEvaluation]
+    announced: Announced
+
+    def opened(self) -> Opened:
+        """Where to read from to find all that is open."""
+        parts = [*self.windows.values(), *(one.opened for one in self.evaluations)] or [self.ends]
+        return Opened(prompts=lowest([part.prompts for part in parts]), dead=min(part.dead for part in parts))
+
+
+class _File(_Part):
+    content: dict[str, Any]
+    digest: str
+    signature: str | None = None
+
+
+def lowest(many: list[Positions]) -> Positions:
+    """By partition the lowest position; a partition that one of them does not name is read from its start."""
+    common = set(many[0]).intersection(*many[1:]) if many else set()
+    return {partition: min(one[partition] for one in many) for partition in sorted(common)}
+
+
+class Snapshots:
+    """A run's snapshots in its store."""
+
+    def __init__(self, store: Store, run: str, warn: Callable[[str], None]) -> None:
+        self._store, self._run, self._warn = store, run, warn
+        self._folder = f"runs/{run}/feeder"
+        self._known: deque[str] | None = None
+
+    def newest(self, misfit: Callable[[Snapshot], str]) -> Snapshot | None:
+        """The newest one that can be used; `misfit`: why one does not go with the log, empty if it does."""
+        try:
+            keys = self._keys()
+        except StoreError as error:
+            self._warn(f"{error}: the feeder reads the log from its beginning")
+            return None
+        for key in reversed(keys):
+            try:
+                snapshot = unpacked(self._store.get(key), f"{self._store.url}/{key}")
+                why = misfit(snapshot) if snapshot.run == self._run else f"it is of run {snapshot.run[:64]}"
+            except (Explained, ValueError, RecursionError) as error:
+                why = str(error)[:500]
+            if not why:
+                return snapshot
+            self._warn(f"{self._store.url}/{key} is passed over: {why}; an older one stands in for it")
+        return None
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Write one, and remove all but the newest few."""
+        if self._known is None:
+            self._known = deque(self._keys())
+        key = f"{self._folder}/{snapshot.planner.version:08d}-{snapshot.epoch:02d}.json"
+        self._store.put(key, packed(snapshot))
+        if key not in self._known:
+            self._known.append(key)
+        while len(self._known) > _KEPT:
+            self._store.delete(self._known[0])
+            self._known.popleft()
+
+    def _keys(self) -> list[str]:
+        """Oldest first. What else lies there is none of ours."""
+        pattern = re.compile(rf"{re.escape(self._folder)}/(\d{{8,10}})-(\d{{2,10}})\.json")
+        found = [match for key in self._store.list(self._folder) if (match := pattern.fullmatch(key))]
+        return [match[0] for match in sorted(found, key=lambda one: (int(one[1]), int(one[2])))]
+
+
+def packed(snapshot: Snapshot) -> bytes:
+    """The bytes of a file: a snapshot, a digest over all of it, and a signature if there is a key."""
+    content: dict[str, Any] = json.loads(snapshot.model_dump_json())
+    digest = _digest(content)
+    signature = ring_from_env().sign(digest.encode(), _KIND)
+    return json.dumps({"content": content, "digest": digest, "signature": signature}).encode()
+
+
+def unpacked(data: bytes, where: str) -> Snapshot:
+    """The snapshot in a file's bytes; a ValueError or a KeysError says what is wrong with them."""
+    if len(data) > _LARGEST:
+        raise ValueError(f"it has {len(data)} bytes; {_LARGEST} are the most")
+    try:
+        file = _File.model_validate_json(data)
+        if _digest(file.content) != file.digest:
+            raise ValueError("it is damaged: its digest is not that of its content")
+        ring_from_env().verify(file.digest.encode(), file.signature, where, _KIND)
+        return Snapshot.model_validate_json(json.dumps(file.content))
+    except ValidationError as error:
+        raise ValueError(f"it is no snapshot: {error}") from error
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return blake3(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class Keeper:
+    """Puts the newest snapshot into the store now and then, from a thread of its own."""
+
+    def __init__(self, snapshots: Snapshots, warn: Callable[[str], None]) -> None:
+        self._snapshots, self._warn = snapshots, warn
+        self._newest: Snapshot | None = None
+        self._came, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="snapshots")
+        self._thread.start()
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """This is how things are now; one that waits still is out of date."""
+        self._newest = snapshot
+        self._came.set()
+
+    def close(self) -> None:
+        """Put what was offered last, and end the thread."""
+        self._closed.set()
+        self._came.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._came.wait()
+            self._came.clear()
+            ends = self._closed.is_set()
+            newest, self._newest = self._newest, None
+            if newest is not None:
+                self._put(newest)
+            if ends:
+                return
+            self._closed.wait(_LEAST_S)
+
+    def _put(self, snapshot: Snapshot) -> None:
+        try:
+            self._snapshots.put(snapshot)
+        except Exception as error:  # it is a short cut: the run goes on without
+            self._warn(f"the feeder's snapshot of iteration {snapshot.planner.version} is not kept: {error}")
