@@ -58,7 +58,8 @@ def _unfit(sample: Sample, spec: RunSpec) -> str:
     if sample.purpose != TRAIN:
         return ""
     newest = spec.algorithm.iterations  # which one is there the trainer knows, and which root it has
-    return fault(sample, spec) or weights_fault(sample, spec, newest, lambda version: None)
+    claimed = dict(zip(sample.versions.tolist(), sample.roots, strict=True))
+    return fault(sample, spec) or weights_fault(sample, spec, newest, claimed.get)
 
 
 def behind(steps: Sequence[StepRecord], iteration: int, lookahead: float) -> dict[int, int]:
