@@ -22,6 +22,7 @@ from consumers.checkpoint import Checkpoints
 from consumers.ledger import Ledger
 from consumers.publisher import Publisher
 from consumers.stream import CAME_BEFORE, SampleStream
+from consumers.trainer import Trainer
 from infra.bus import read_all
 from infra.epochs import Replaced
 from infra.errors import Explained
@@ -138,20 +139,24 @@ def test_whatever_they_do_the_next_one_goes_on(
     assert [letter.reason for letter in letters(world) if CAME_BEFORE not in letter.reason] == []
 
 
-def test_the_older_one_ends_before_it_writes(tmp_path: Path, model: str) -> None:
+def test_the_older_one_ends_before_it_writes(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = make_spec(algorithm={"iterations": 2, "groups": 2, "group_size": 2})
     world = World(make_context(spec, tmp_path), model)
-    held, others = threading.Event(), []
+    collect, others = Trainer._collect, list[int]()
 
-    def before(number: int) -> None:
-        if not held.is_set() and world.context.bus.log(world.context.topics.samples)[0]:  # type: ignore[attr-defined]
-            held.set()
-            others.append(world.live())  # all of it, while the older one stands still in its first step
+    def slow(self: Trainer, *args: Any) -> Any:
+        step = collect(self, *args)
+        if not others:
+            others.append(1)
+            world.live()  # all of it, while the older one stands still in its first step
+        return step
 
+    monkeypatch.setattr(Trainer, "_collect", slow)
     with pytest.raises(Replaced, match=r"start 1 of the trainer \(process \d+ on .*\) has replaced this one"):
-        world.live(before=before)
+        world.live()
     assert {step.trainer_epoch for step in world.ledger()} == {1}
-    assert others[0].writes
     world.outcome()
 
 
