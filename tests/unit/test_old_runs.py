@@ -183,19 +183,17 @@ def test_what_was_admitted_is_found_by_bisection(
 
 
 def test_a_contradiction_reads_little_of_what_was_admitted(tmp_path: Path, read: dict[str, int]) -> None:
-    context = make_context(
-        make_spec(algorithm={"iterations": 10_000, "groups": 4, "group_size": 2}), tmp_path
-    )
-    for group in range(40_000):
+    context = make_context(make_spec(algorithm={"iterations": 5_000, "groups": 4, "group_size": 2}), tmp_path)
+    for group in range(20_000):
         context.writer.send(
             context.topics.prompts, prompt(context, group, group // 4), key="", partition=group % 2
         )
     admitted = Admitted(context)
-    assert set(admitted.groups([39_999, 39_998, 3], 9_998)) == {39_999, 39_998}
-    assert read[context.topics.prompts.name] <= 40 * 500 / 2
+    assert set(admitted.groups([19_999, 19_998, 3], 4_998)) == {19_999, 19_998}
+    assert read[context.topics.prompts.name] <= 8_000
     assert len(admitted._found) == 8
     before = read[context.topics.prompts.name]
-    admitted.groups([39_997], 9_998)
+    admitted.groups([19_997], 4_998)
     assert read[context.topics.prompts.name] == before
     admitted.close()
 
