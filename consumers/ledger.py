@@ -134,6 +134,7 @@ class Ledger:
     def _taken_by_none_newer(self, record: Record) -> StepRecord | None:
         found = self._take(record)
         if found is not None and found.trainer_epoch > self._epoch:
+            self._fence()  # it says more
             raise AnotherTrainer(
                 f"step {found.step} was taken by a newer start of the trainer "
                 f"({found.trainer_epoch}; this is {self._epoch}): this one was thought dead, and ends"

@@ -3,7 +3,8 @@
 starting ──► running ──► ended with 0: done
                │  ▲
                ▼  │ after a moment that doubles with each death; it is short again after a healthy time
-             died ──► more than `placement.restarts` times within an hour, or the same error twice in a row:
+             died ──► replaced by a start elsewhere: the run fails here, and goes on there
+               └────► more than `placement.restarts` times within an hour, or the same error twice in a row:
                         trainer, feeder: the run fails
                         generator, relay: left out for a while; the run goes on while anyone makes samples
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 from flows.request import RunFailed
 from flows.workers import FEEDER, GENERATOR, TRAINER, Worker
+from infra.process import REPLACED
 from infra.supervise.team import Ended, GuardDied, Team
 
 _TIME = re.compile(r"\d\d:\d\d:\d\d ")
@@ -90,6 +92,9 @@ class Crew:
         if ended.code == 0 and not ended.signal:
             member.done, member.left_out = True, ""
             self._say(f"{ended.name} is done")
+            return
+        if ended.code == REPLACED:
+            self._give_up(member, ended, "it was started elsewhere, and the run goes on there")
             return
         if now - member.started_at >= HEALTHY_S:
             member.in_a_row, member.last_words = 0, ""

@@ -1,7 +1,8 @@
 """What every process of a run has: its arguments, its run, log, heartbeat and an orderly end.
 
 A role is started as `python -m producers.feeder --store URL --run count-1 [--instance 0]`, by the run flow
-or by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 told to stop.
+or by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 told to stop, 4 a newer
+start of the same process has replaced it, so it is not to be started again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from infra.bus import SMALL_BATCH, Bus, BusError, Record, Writer
+from infra.epochs import Replaced
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.liveness import Pulses, Pulsing
@@ -34,7 +36,7 @@ from schemas.runspec import RunSpec
 from schemas.topics import Topics
 from schemas.wire import encode
 
-DONE, FAILED, STOPPED = 0, 1, 3
+DONE, FAILED, STOPPED, REPLACED = 0, 1, 3, 4
 HEARTBEAT_S = 0.5  # at most so often: when what a process does has changed
 _STEADY_S = 2.0  # else
 _LONGEST_REASON = 4_000
@@ -221,6 +223,9 @@ def run_role(role: str, body: Callable[[Context], None], argv: Sequence[str] | N
     except Stopped:
         log.info("told to stop")
         return STOPPED
+    except Replaced as error:
+        log.error("%s", error)
+        return REPLACED
     except Explained as error:
         log.error("%s", error)
         return FAILED

@@ -7,6 +7,7 @@ import pytest
 from flows.crew import Crew
 from flows.request import RunFailed
 from flows.workers import FEEDER, GENERATOR, TRAINER, Worker
+from infra.process import REPLACED
 from infra.supervise.team import Ended, GuardDied
 
 
@@ -64,6 +65,15 @@ def crew(team: FakeTeam, clock: Clock, said: list[str]) -> Crew:
     found.start()
     team.started.clear()
     return found
+
+
+def test_who_was_replaced_is_not_started_again(crew: Crew, team: FakeTeam) -> None:
+    """Two flows that start it again and again would end each other's trainers for ever."""
+    with pytest.raises(
+        RunFailed, match=r"started elsewhere, and the run goes on there: trainer .*exit code 4"
+    ):
+        crew.heard(ended("trainer", code=REPLACED, last="start 3 of the trainer has replaced this one"))
+    assert not team.started
 
 
 def test_done_when_trainer_and_feeder_are(crew: Crew) -> None:
