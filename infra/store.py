@@ -45,8 +45,8 @@ class Store(Protocol):
     url: str
 
     def get(self, key: str, size: int | None = None) -> bytes:
-        """An object; raises Missing. `size`: what it has, if that is known: of one that has more no more than
-        a byte is read beyond that; a far store is read in parts."""
+        """An object; raises Missing. `size`: what it has, or the most that it may have: of a larger one no
+        more than a byte beyond is read. What is known is read of a far store in parts."""
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
         """So many bytes of an object, which it must have; raises Missing."""

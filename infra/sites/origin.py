@@ -88,8 +88,14 @@ class Origin:
         """Bytes a second, as measured; None while it is not known."""
         return self._meter.rate
 
-    def get(self, key: str, size: int | None = None, *, alive: Callable[[], None] = lambda: None) -> bytes:
-        """An object; with its size, in parts. `alive` is called now and then. Raises Missing."""
+    def get(
+        self, key: str, size: int | None = None, *, alive: Callable[[], None] = lambda: None,
+        most: int | None = None,
+    ) -> bytes:  # fmt: skip
+        """An object; with its size, in parts. `alive` is called now and then. Raises Missing.
+
+        `most`: the bytes that it may have, where its size is not known.
+        """
         if size is None:
             parts = [self._pool.submit(self._again, lambda: self.store.get(key), key)]
         else:

@@ -43,7 +43,7 @@ class SiteStore:
 
     def get(self, key: str, size: int | None = None) -> bytes:
         """An object; raises Missing if the origin has none either."""
-        if (found := self._cached(key)) is not None:
+        if (found := self._cached(key, size)) is not None:
             return found
         if "/chunks/" in key:
             return self._brought(key, size)
@@ -51,7 +51,7 @@ class SiteStore:
             raise Missing(f"{self.url}/{key} is not there")
         if (found := self._awaited(key, lambda: self.may_fetch(key))) is not None:
             return found
-        data = self._origin.get(key)
+        data = self._origin.get(key, most=size)
         self.keep(key, data)
         return data
 
@@ -133,9 +133,9 @@ class SiteStore:
         """The way to what is not in the cache."""
         return self._origin
 
-    def _cached(self, key: str) -> bytes | None:
+    def _cached(self, key: str, size: int | None = None) -> bytes | None:
         try:
-            data = self._cache.get(key)
+            data = self._cache.get(key, size)
         except Missing:
             self._near.discard(key)
             return None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from infra.store import Exists, Missing, Store
+from infra.weights import limits
 from infra.weights.errors import WeightsError, damaged
 from infra.weights.garbage import keyframe_key
 from infra.weights.manifest import Chunk, Keyframe, Manifest, Path, read
@@ -34,7 +35,7 @@ class Keyframes:
         where = f"{self._store.url}/{key}"
         try:
             with damaged(where):
-                found = read(self._store.get(key), Keyframe, where)
+                found = read(self._store.get(key, limits.MANIFEST), Keyframe, where)
         except Missing:
             return manifest  # collected since it was listed
         of = (found.run, found.version, found.root)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from infra import choices
 from infra.store import Exists, Missing, Store
+from infra.weights import limits
 from infra.weights.bits import Model, model_of
 from infra.weights.codec.chunks import decode, encode, in_threads
 from infra.weights.codec.covered import Covered
@@ -195,7 +196,7 @@ class WeightStore:
 
     def manifest(self, version: int) -> Manifest:
         """A version's manifest."""
-        return self.manifest_of(version, self._store.get(self.manifest_key(version)))
+        return self.manifest_of(version, self._store.get(self.manifest_key(version), limits.MANIFEST))
 
     def manifest_of(self, version: int, raw: bytes) -> Manifest:
         """The manifest that some bytes are. Raises WeightsError unless they are this version's."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ from infra import runs
 from infra.bus import Record
 from infra.errors import Explained
 from infra.gate import Gate
-from infra.store import Exists, Missing
+from infra.store import Exists, Missing, whole
 from infra.weights import limits
 from infra.weights.bits import Bits, blank_file, file_model, model_of
 from infra.weights.codec.chunks import decode as decode_chunk
@@ -65,10 +65,16 @@ class Held:
         return self.objects[key]
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
-        return self.get(key)[at : at + size]
+        return whole(self.get(key)[at : at + size], size, f"{self.url}/{key}")
 
     def put(self, key: str, data: bytes) -> None:
         self.objects[key] = bytes(data)
+
+    def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
+        self.put(key, b"".join(bytes(part) for part in parts))
+
+    def size(self, key: str) -> int:
+        return len(self.get(key))
 
     def put_new(self, key: str, data: bytes) -> None:
         if key in self.objects:
@@ -176,13 +182,19 @@ def _checkpoint() -> tuple[str, dict[str, bytes]]:
 
 def _checkpoint_manifest(raw: bytes) -> object:
     key, objects = _checkpoint()
-    return Checkpoints(Held({**objects, key: raw}), RUN).latest(lambda text: None)
+    return _latest(Held({**objects, key: raw}))
 
 
 def _checkpoint_state(raw: bytes) -> object:
     key, objects = _checkpoint()
     (state,) = (other for other in objects if other != key)
-    return Checkpoints(Held({**objects, state: raw}), RUN).latest(lambda text: None)
+    return _latest(Held({**objects, state: raw}))
+
+
+def _latest(store: Held) -> object:
+    """The newest checkpoint, with all of its tensors."""
+    found = Checkpoints(store, RUN).latest(lambda text: None)
+    return found and dict(found[1])
 
 
 def _checkpoint_of(manifest: bool) -> list[bytes]:

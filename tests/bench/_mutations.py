@@ -25,7 +25,7 @@ _EDGES = (
 def mutated(good: Sequence[bytes], draw: np.random.Generator) -> bytes:
     """One of some good inputs, changed once or several times."""
     data = good[draw.integers(len(good))]
-    for _ in range(1 + int(draw.geometric(0.6))):
+    for _ in range(int(draw.geometric(0.7))):
         data = _WAYS[draw.integers(len(_WAYS))](data, draw)
     return data
 
@@ -77,7 +77,7 @@ def _lie(data: bytes, draw: np.random.Generator) -> bytes:
 
 def _place(data: bytes, draw: np.random.Generator) -> int:
     """Anywhere; the first bytes, which say what follows, more often."""
-    most = len(data) if draw.random() < 0.5 else min(len(data), 64)
+    most = len(data) if draw.random() < 0.8 else min(len(data), 64)
     return int(draw.integers(most + 1))
 
 

@@ -81,6 +81,8 @@ def main(*, quick: bool = False, argv: Sequence[str] = ()) -> dict[str, Any]:
             )
             for said, count in row.others.most_common(_SHOWN):
                 print(f"    {count:,} × {said}")
+        pool.close()
+        pool.join()  # each ends by itself: told to end, they would say that they were interrupted
     return {
         "readers": len(rows), "inputs": sum(row.inputs for row in rows),
         "other_errors": sum(sum(row.others.values()) for row in rows),

@@ -217,3 +217,12 @@ def test_of_an_object_that_is_larger_than_its_manifest_says_no_more_is_read(tmp_
     with pytest.raises(WeightsError, match="is damaged: it has other bytes than its name says"):
         store.fetch(0)
     assert len(open_store(url).get(key, 10)) == 11
+
+
+def test_of_a_manifest_no_more_is_read_than_one_may_have(tmp_path: Path) -> None:
+    store = WeightStore(open_store(f"file://{tmp_path}"), "r-1")
+    store.publish(0, TENSORS, trainer_epoch=0)
+    with (tmp_path / store.manifest_key(0)).open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(WeightsError, match=rf"has {limits.MANIFEST + 1} bytes; .* are the most"):
+        store.fetch(0)
