@@ -67,10 +67,13 @@ class Checkpoints:
             tensors=dict(tensors), created_at=time.time(),
         )  # fmt: skip
         self._store.put_new(f"{_folder(key)}/manifest.json", manifests.written(manifest, self._keys))
-        self._collect(keep, trainer_epoch)
+        self._collect(keep, iteration, trainer_epoch)
 
-    def _collect(self, keep: int, trainer_epoch: int) -> None:
-        """Remove all but the newest; manifests go first, so that none points to nothing."""
+    def _collect(self, keep: int, iteration: int, trainer_epoch: int) -> None:
+        """Remove all but the newest; manifests go first, so that none points to nothing.
+
+        A state without a manifest is what a dead trainer left, unless it is one that is being written.
+        """
         keys = self._store.list(self._prefix)
         known = _manifests(keys)
         kept = {_folder(key) for key in known[-keep:]}
@@ -78,8 +81,10 @@ class Checkpoints:
             self._store.delete(key)
         for key in keys:
             numbers = _order(key)
-            if numbers and _folder(key) not in kept and key not in known and numbers[1] <= trainer_epoch:
-                self._store.delete(key)  # also what a trainer left that died before its manifest
+            if numbers is None or _folder(key) in kept or key in known:
+                continue
+            if numbers[::-1] < (trainer_epoch, iteration):
+                self._store.delete(key)
 
     def latest(self, warn: Warn) -> Found | None:
         """The newest whole checkpoint; `warn` is told of damaged ones, which older ones stand in for.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from consumers.checkpoint import Checkpoints
+from consumers.snapshot import Snapshot
 from infra.store import FileStore, StoreError, open_store
 
 warn = print
@@ -20,7 +21,7 @@ def save(checkpoints: Checkpoints, iteration: int, **fields: Any) -> None:
         "keep": 2, "iteration": iteration, "step": iteration, "root": "r", "positions": {0: 5, 1: 7},
         "ledger": iteration, "trainer_epoch": 0,
     } | fields  # fmt: skip
-    checkpoints.save(STATE, **values)
+    checkpoints.save(values.pop("state", STATE), **values)
 
 
 def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
@@ -58,6 +59,20 @@ def test_what_a_dead_trainer_left_is_removed(tmp_path: Path) -> None:
         save(checkpoints, iteration, trainer_epoch=1)
     left = {key.split("/")[3] for key in store.list("runs/r-1/checkpoints")}
     assert left == {"i000005-e01", "i000006-e01", "i000009-e02"}
+
+
+def test_a_state_that_is_being_written_stays(tmp_path: Path) -> None:
+    """The next checkpoint's is written while the one before is committed."""
+    checkpoints = Checkpoints(store := open_store(f"file://{tmp_path}"), "r-1")
+    written = checkpoints.begin(Snapshot({}, STATE), 9, 0)
+    written.result(60)
+    for iteration in (6, 7, 8):
+        save(checkpoints, iteration, keep=1)
+    save(checkpoints, 9, state=written, keep=1)
+    found = checkpoints.latest(warn)
+    assert found is not None
+    assert found[0].iteration == 9
+    assert len(store.list("runs/r-1/checkpoints")) == 2
 
 
 def test_the_newest_from_which_a_step_can_be_reached(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_what_is_no_checkpoint_is_left_alone(world: World) -> None:
     assert len(world.told) == 5
     assert "is in no folder of a checkpoint: it is left alone" in world.told[0]
     world.save(3, world.own)
-    Checkpoints(world.store, "r-1", world.own)._collect(1, 9)
+    Checkpoints(world.store, "r-1", world.own)._collect(1, 3, 9)
     left = set(world.store.list(FOLDER))
     assert {f"{FOLDER}/notes/manifest.json", f"{FOLDER}/i000009/manifest.json"} < left
     assert world.newest() == 3
