@@ -261,7 +261,9 @@ class Feeder:
         self._evaluations.collect()
         if len(self._evaluations.open) <= most:
             return
-        wait = self._context.wait("held-out samples", unblocked_by="the generators")
+        wait = self._context.wait(
+            f"held-out samples of version {min(self._evaluations.open)}", unblocked_by="the generators"
+        )
         while len(self._evaluations.open) > most:
             self._context.check_stop()
             self._dispatching.check()
