@@ -104,7 +104,7 @@ class Roots:
     def _put(self, version: int, root: str) -> None:
         self._known[version] = root
         while len(self._known) > _ROOTS:
-            del self._known[min(self._known)]
+            del self._known[next(iter(self._known))]  # the one that was learned first
 
     def of(self, version: int) -> str | None:
         """A version's; None if nobody knows it yet. It is asked for now and then, not with every sample."""

@@ -124,6 +124,7 @@ def test_a_root_that_the_ledger_contradicts_is_not_fit(tmp_path: Path) -> None:
     for version in range(1, 1000):
         roots.learn(make_step(SPEC, version, [], root_out=str(version)))
     assert len(roots._known) <= 256
+    assert roots.of(0) == "r", "an old one is asked for again"
     feed.close()
 
 
