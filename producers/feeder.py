@@ -229,11 +229,13 @@ class Feeder:
         settled = self._behind.at(version)
         if self._spec.algorithm.mode == "offline":  # all samples of the run are of evaluations
             settled = ends_of(self._context.bus, self._context.topics.samples)
+        windows = self._outbox.windows
+        ends = Opened() if windows or self._evaluations.open else self._outbox.ends()
         self._keeper.offer(
             Snapshot(
                 run=self._context.run, epoch=self._epoch.number, planner=self._planner.state(),
                 ledger=self._steps.position, began=self._beginnings.known, samples=settled,
-                samples_of=self._behind.pending, windows=self._outbox.windows, ends=self._outbox.ends(),
+                samples_of=self._behind.pending, windows=windows, ends=ends,
                 evals=self._evaluations.position, evaluated=sorted(self._evaluations.done),
                 evaluations=self._evaluations.state(), announced=self._announced,
             )

@@ -157,7 +157,7 @@ def _letters(context: Context, position: int) -> Letters:
     topic = context.topics.dead
     end = ends_of(context.bus, topic)[0]
     gate = Gate(DeadLetter, context.run, passed_over)  # no letter about letters
-    read = _read(context, topic, {0: position}, gate)
+    read = _read(context, topic, {0: position}, gate, {0: end})
     return Letters({(letter.topic, letter.partition, letter.offset) for _, letter in read}, end)
 
 
@@ -214,16 +214,18 @@ def _reports(context: Context, letters: Letters) -> Refuse:
 
 
 def _read(
-    context: Context, topic: Topic, start: Mapping[int, int], gate: Gate[MessageT]
-) -> Iterator[tuple[Record, MessageT]]:
-    """The messages of a topic up to its end as it is now, one by one."""
+    context: Context, topic: Topic, start: Mapping[int, int], gate: Gate[MessageT],
+    ends: Mapping[int, int] | None = None,
+) -> Iterator[tuple[Record, MessageT]]:  # fmt: skip
+    """The messages of a topic up to `ends`, or to its end as it is now, one by one."""
     reader = context.bus.reader(topic, start)
     try:
         if gone := clamp(reader):
             context.log.info(
                 "%d records of %s are gone (placement.kafka.retention_hours)", sum(gone.values()), topic.name
             )
-        deadline_s = context.spec.deadlines.progress_s
-        yield from gate.take(read_until(reader, reader.end_offsets(), topic, deadline_s=deadline_s))
+        ends, deadline_s = ends or reader.end_offsets(), context.spec.deadlines.progress_s
+        records = read_until(reader, ends, topic, deadline_s=deadline_s)
+        yield from gate.take(one for one in records if one.offset < ends[one.partition])
     finally:
         reader.close()

@@ -97,7 +97,7 @@ class Snapshot(_Part):
     samples: Positions  # behind which all samples of open iterations stand, but for ...
     samples_of: dict[int, Positions]  # ... what newer iterations add to that, when they are long trained
     windows: dict[int, Opened]  # open iterations
-    ends: Opened  # now: where to read on if nothing is open
+    ends: Opened  # now, if nothing is open: where to read on
     evals: int = Field(ge=0)
     evaluated: list[int]
     evaluations: list[OpenEvaluation]

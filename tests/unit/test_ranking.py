@@ -177,6 +177,19 @@ def test_an_unfit_sample_is_never_learned(tmp_path: Path) -> None:
         assert bits(service.at(1)) == expected
 
 
+def test_what_was_learned_ahead_is_kept_if_the_ledger_says_the_same(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    publish(context, 0)
+    publish(context, 1)
+    with ranking(context) as service:
+        wait_until(lambda: service._newest == 2, what="two iterations that are learned ahead")
+        ahead = service._rankers[1], service._rankers[2]
+        service.trained(step(0))
+        assert service.at(1) is ahead[0]
+        service.trained(step(1))
+        assert service.at(2) is ahead[1]
+
+
 def test_what_the_ledger_says_is_learned_in_place_of_what_was_learned_ahead(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     trained = samples_of(0)
