@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from flows.follow import look
 from flows.kept import METRICS_FILE, MetricsFile, complete, lines_of
