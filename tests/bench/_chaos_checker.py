@@ -20,6 +20,7 @@ from blake3 import blake3
 from kafka import KafkaConsumer, TopicPartition
 
 _ENVELOPE = struct.Struct("<4sHHII")
+_KINDS = {"F32": "float32", "BF16": "bfloat16", "U8": "uint8", "I64": "int64", "F64": "float64"}
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,28 @@ def _check_store(folder: Path, steps: list[dict[str, Any]], found: Findings) -> 
     checkpoints = sorted(folder.glob("checkpoints/*/manifest.json"))
     for file in checkpoints:
         manifest = json.loads(file.read_text())
-        state = folder.parents[1] / manifest["state"]
         if manifest["step"] and manifest["root"] != steps[manifest["step"] - 1]["root_out"]:
             found.store.append(f"{file.parent.name} does not hold the weights of step {manifest['step'] - 1}")
-        if not state.is_file() or blake3(state.read_bytes()).hexdigest() != manifest["digest"]:
+        if not _is_whole(folder.parents[1] / manifest["state"], manifest["tensors"]):
             found.store.append(f"{file.parent.name}: its state is not there, or has other bits")
     newest = max((json.loads(file.read_text())["iteration"] for file in checkpoints), default=0)
     if newest != len(steps):
         found.store.append(f"the newest checkpoint is of iteration {newest} of {len(steps)}")
+
+
+def _is_whole(file: Path, tensors: dict[str, Any]) -> bool:
+    """Whether a safetensors file has just these tensors, each with the bits of its digest."""
+    if not file.is_file():
+        return False
+    raw = file.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = {name: one for name, one in json.loads(raw[8:start]).items() if name != "__metadata__"}
+    if set(header) != set(tensors):
+        return False
+    for name, one in header.items():
+        begin, end = (start + offset for offset in one["data_offsets"])
+        said = tensors[name]
+        kind = f"{_KINDS.get(one['dtype'], one['dtype'])}{list(one['shape'])}"
+        if blake3(kind.encode() + b"\0" + raw[begin:end]).hexdigest(16) != said["digest"]:
+            return False
+    return True

@@ -259,7 +259,7 @@ MODELS = {
         "model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}', "b.safetensors is missing"
     ),
     "an index that leads elsewhere": (
-        "model.safetensors.index.json", b'{"weight_map": {"a": "/etc/passwd"}}', "not in that folder"
+        "model.safetensors.index.json", b'{"weight_map": {"a": "/etc/passwd"}}', "no plain name of a file"
     ),
     "no tokenizer": ("tokenizer.json", None, "has no tokenizer"),
 }  # fmt: skip
