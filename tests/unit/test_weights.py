@@ -387,7 +387,7 @@ def test_what_is_being_read_or_published_stays(tmp_path: Path, clock: list[float
     dead.write_text(json.dumps({"version": 1, "at": time.time(), "puts": False}))
     store.collect(1, grace_s=0)
     assert dead.exists() and store.versions()[0] == 1
-    clock[0] += leases.LEASE_S
+    clock[0] += leases.LEASE_S + 1
     store.collect(1, grace_s=0)
     assert store.versions() == [4, 5]
     assert not left.exists() and not dead.exists()
