@@ -32,7 +32,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from infra.bus import ends_of
+from infra.bus import Reader
 from infra.runs import newest
 from infra.stack import local
 from infra.store import open_store
@@ -108,9 +108,9 @@ class Pace:
     def is_due(self) -> bool:
         """Also notes that the run has stalled."""
         scene, now = self._scene, time.monotonic()
-        if scene.run and (steps := scene.steps()) > self._steps:
+        if not self._due and scene.run and (steps := scene.steps()) > self._steps:
             self._steps, self._since = steps, now
-            self._due = self._due or now + scene.draw.uniform(0.0, self._most_s)
+            self._due = now + scene.draw.uniform(0.0, self._most_s)
         if now - self._since > _STALLED_S:
             scene.result.problems.append(
                 f"no step within {_STALLED_S:g} s after: {', '.join(scene.story[-3:])}"
@@ -130,6 +130,7 @@ class Scene:
         self.result = Result("")
         self.run = ""
         self.story: list[str] = []  # the events, in order
+        self._ledger: Reader | None = None
         self.lost = False  # this run will not end
 
     def give_up(self, why: str) -> None:
@@ -140,9 +141,19 @@ class Scene:
     def steps(self) -> int:
         """How many records the ledger has; 0 while the broker is away."""
         try:
-            return ends_of(bus_of(self.stack), Topics(self.run, 1).ledger)[0]
-        except Exception:
+            if self._ledger is None:
+                self._ledger = bus_of(self.stack).reader(Topics(self.run, 1).ledger)
+            return self._ledger.end_offsets()[0]
+        except Exception:  # the broker is what is killed here
+            self.close()
             return 0
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        if self._ledger is not None:
+            with contextlib.suppress(Exception):
+                self._ledger.close()
+        self._ledger = None
 
     @property
     def servers(self) -> str:
@@ -313,6 +324,7 @@ def one(stack: local.Stack, folder: Path, mode: str, how: str, seed: int, calm: 
             found = check(scene.servers, scene.run, folder / "disk" / "store", expected(spec), calm)
             scene.result.problems += found.problems()
             scene.result.roots = found.roots
+        scene.close()
         scene.result.seconds = time.monotonic() - began
         return scene.result
 
