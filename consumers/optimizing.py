@@ -39,6 +39,8 @@ def _norm(vector: torch.Tensor) -> torch.Tensor:
 
 def closest(master: torch.Tensor, published: torch.Tensor) -> torch.Tensor:
     """Weights that round to the published ones, to the bit: the master's own wherever they do."""
+    if published.dtype == master.dtype:
+        return published
     published, bits = published.to(master.device), _BITS[published.element_size()]
     same = master.to(published.dtype).view(bits) == published.view(bits)
     return torch.where(same, master, published.to(master.dtype))

@@ -37,10 +37,10 @@ class Rooms:
 
     def take(self, size: int) -> Array:
         """So many bytes, with anything in them."""
-        free = next((room for room in self._free if len(room) == size), None)
+        free = next((room for room in self._free if len(room) == max(size, 1)), None)
         if free is not None:
             self._free.remove(free)
-        room = free or _new(size)
+        room = free if free is not None else mmap.mmap(-1, max(size, 1))
         # All views of the array hold it, and nobody else has this view of the memory.
         found = np.frombuffer(memoryview(room), np.uint8)
         weakref.finalize(found, self._back, room).atexit = False
@@ -49,13 +49,6 @@ class Rooms:
     def _back(self, room: mmap.mmap) -> None:
         if len(self._free) < self._most:
             self._free.append(room)
-
-
-def _new(size: int) -> mmap.mmap:
-    room = mmap.mmap(-1, max(size, 1))
-    with contextlib.suppress(OSError, AttributeError):
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return room
 
 
 def blanks(room: Array, shapes: Shapes, dtype: torch.dtype) -> dict[str, torch.Tensor]:
