@@ -18,7 +18,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     names = sorted(m.name for m in pkgutil.iter_modules(benches.__path__) if hasattr_main(m.name))
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=benches.__doc__)
+    # Behind a name, --help is the bench's own.
+    own_help = not sys.argv[1:] or sys.argv[1] not in names
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description=benches.__doc__, add_help=own_help
+    )
     parser.add_argument("name", choices=names)
     parser.add_argument("--quick", action="store_true", help="at most three minutes, with wider error")
     given, rest = parser.parse_known_args()
