@@ -24,7 +24,8 @@ BEATS, STEPS = 30_000, 2_000
 
 
 def test_a_long_run_is_looked_at_and_reported_in_seconds(tmp_path: Path, kafka: str) -> None:
-    record = replace(make_context(make_spec(), tmp_path, run="looked-1").record, bootstrap_servers=kafka)
+    record = make_context(make_spec(), tmp_path, run="looked-1").record
+    record = record.model_copy(update={"bootstrap_servers": kafka})
     bus, topics = KafkaBus(kafka), Topics(record.id, record.spec.lengths.classes)
     bus.create_topics(topics.all())
     writer = bus.writer()
