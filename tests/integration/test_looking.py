@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from flows.follow import look
 from flows.kept import METRICS_FILE, MetricsFile, complete, lines_of
 from infra.kafka_bus import KafkaBus
