@@ -115,7 +115,7 @@ PAUSES = st.dictionaries(st.integers(0, 50), st.integers(1, 30), max_size=5)
     ids=["sync", "several steps", "async"],
 )
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(pauses=st.tuples(PAUSES, PAUSES), most=st.tuples(MOST, MOST), seed=st.integers(0, 99))
 def test_whatever_they_do_the_next_one_goes_on(
