@@ -112,9 +112,7 @@ class Pace:
             self._steps, self._since = steps, now
             self._due = now + scene.draw.uniform(0.0, self._most_s)
         if now - self._since > _STALLED_S:
-            scene.result.problems.append(
-                f"no step within {_STALLED_S:g} s after: {', '.join(scene.story[-3:])}"
-            )
+            scene.give_up(f"no step within {_STALLED_S:g} s after: {', '.join(scene.story[-3:])}")
         return self._due != 0.0 and now >= self._due
 
     def happened(self) -> None:
