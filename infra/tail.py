@@ -14,20 +14,15 @@ Item = TypeVar("Item")
 _POLL_S = 0.5
 
 
-class Tail(Generic[Item]):
-    """A thread that owns a reader from now on, and makes of each batch what the loop wants of it.
+class Inbox(Generic[Item]):
+    """Where a thread leaves what came for another one, or the error that ended it."""
 
-    `bell` is rung whenever something came: a loop that waits for several things waits for one bell.
-    """
-
-    def __init__(
-        self, reader: Reader, work: Callable[[list[Record]], list[Item]], bell: threading.Event
-    ) -> None:
-        self._reader, self._work, self._bell = reader, work, bell
+    def __init__(self) -> None:
         self._came: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True, name="tail")
-        self._thread.start()
+
+    def put(self, item: Item | BaseException) -> None:
+        """Leave something."""
+        self._came.put(item)
 
     def take(self) -> list[Item]:
         """What came since the last call. Never waits; raises what went wrong in the thread."""
@@ -40,6 +35,26 @@ class Tail(Generic[Item]):
             if isinstance(item, BaseException):
                 raise item
             items.append(item)
+
+
+class Tail(Generic[Item]):
+    """A thread that owns a reader from now on, and makes of each batch what the loop wants of it.
+
+    `bell` is rung whenever something came: a loop that waits for several things waits for one bell.
+    """
+
+    def __init__(
+        self, reader: Reader, work: Callable[[list[Record]], list[Item]], bell: threading.Event
+    ) -> None:
+        self._reader, self._work, self._bell = reader, work, bell
+        self._came = Inbox[Item]()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="tail")
+        self._thread.start()
+
+    def take(self) -> list[Item]:
+        """What came since the last call. Never waits; raises what went wrong in the thread."""
+        return self._came.take()
 
     def close(self) -> None:
         """End the thread."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import queue
 import threading
 import time
 from collections import deque
@@ -26,6 +25,7 @@ from infra.bus import Record, clamp, read_until
 from infra.errors import Explained
 from infra.gate import Gate, passed_over
 from infra.process import Context
+from infra.tail import Inbox
 from infra.weights.versions import WeightStore
 from schemas.admission import window_of
 from schemas.fitness import contradiction, fault, weights_fault
@@ -60,7 +60,7 @@ class Subscription(Generic[Item]):
 
     def __init__(self, pick: Callable[[Taken], Item | None], bell: threading.Event) -> None:
         self._pick, self.bell = pick, bell
-        self._came: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
+        self._came = Inbox[Item]()
 
     def offer(self, taken: Taken) -> bool:
         """Called by the feed: whether something of a sample was wanted."""
@@ -77,15 +77,7 @@ class Subscription(Generic[Item]):
 
     def take(self) -> list[Item]:
         """What came since the last call. Never waits; raises what went wrong in the feed."""
-        items: list[Item] = []
-        while True:
-            try:
-                item = self._came.get_nowait()
-            except queue.Empty:
-                return items
-            if isinstance(item, BaseException):
-                raise item
-            items.append(item)
+        return self._came.take()
 
 
 class Roots:
