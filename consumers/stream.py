@@ -103,7 +103,7 @@ class SampleStream:
         self._context, self._vocabulary, self._root_of, self._fence = context, vocabulary, root_of, fence
         self._trained = trained  # everything before this key is trained
         self._open = math.ceil(min(context.spec.algorithm.lookahead, _LONGEST)) + 1  # iterations in work
-        reader = context.bus.reader(context.topics.samples, start)
+        reader = context.bus.reader(context.topics.samples, start, patient=True)
         if gone := clamp(reader):
             context.log.warning(
                 "%d records of %s that were not read yet are gone (placement.kafka.retention_hours): what "

@@ -64,7 +64,7 @@ class _Following:
         """`start`: where to begin, if that is before the newest records."""
         self.part = part
         self._gates: list[Gate[Any]] = [Gate(kind, run, passed_over) for kind in part.kinds]
-        self.reader = bus.reader(part.topic, {0: 0})
+        self.reader = bus.reader(part.topic, {0: 0}, patient=True)
         begin, self.end = self.reader.begin_offsets()[0], self.reader.end_offsets()[0]
         near = max(begin, self.end - part.newest)
         self.reader.seek({0: near if start is None else max(begin, min(near, start))})

@@ -116,9 +116,14 @@ class Bus(Protocol):
         """A writer for any topic. `batch`: bytes that it sends as one; who fetches one record fetches all."""
 
     def reader(
-        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
-    ) -> Reader:
-        """A reader of a topic's partitions, or of `only` one, from `start` (default: from the beginning)."""
+        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None,
+        patient: bool = False,
+    ) -> Reader:  # fmt: skip
+        """A reader of a topic's partitions, or of `only` one, from `start` (default: from the beginning).
+
+        `patient`: once it has been polled it is asked for nothing but records. While there are none it costs
+        next to nothing; asked for its ends it would answer only after seconds.
+        """
 
     def fetcher(self) -> Fetcher:
         """A reader of single records."""

@@ -20,6 +20,9 @@ from infra.kafka_security import checked, security_from_environment
 from schemas.topics import FOR_EVER, Topic
 
 _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
+# The broker answers a fetch at once when there is something, and holds it for so long when there is nothing.
+# All else that is asked on the connection waits for that answer.
+_WAIT_MS, _PATIENT_MS = 400, 8_000
 
 
 class KafkaBus:
@@ -128,13 +131,14 @@ class KafkaBus:
         return KafkaWriter(producer, self.bootstrap_servers)
 
     def reader(
-        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
-    ) -> KafkaReader:
+        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None,
+        patient: bool = False,
+    ) -> KafkaReader:  # fmt: skip
         consumer = self._connect(
             KafkaConsumer,
             enable_auto_commit=False,
             auto_offset_reset="none",  # a position that is gone is an error, never a silent jump
-            fetch_max_wait_ms=400,  # the broker answers at once when there is something; polls cost it CPU
+            fetch_max_wait_ms=_PATIENT_MS if patient else _WAIT_MS,
             max_partition_fetch_bytes=LARGEST_RECORD,
         )
         return KafkaReader(consumer, topic, dict(start or {}), self.bootstrap_servers, only)
@@ -144,7 +148,7 @@ class KafkaBus:
             KafkaConsumer,
             enable_auto_commit=False,
             auto_offset_reset="none",
-            fetch_max_wait_ms=400,
+            fetch_max_wait_ms=_WAIT_MS,
             max_partition_fetch_bytes=SMALL_BATCH,  # of what is around a record no more than need be
         )
         return KafkaFetcher(consumer, self.bootstrap_servers)

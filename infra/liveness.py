@@ -155,7 +155,7 @@ class Pulsing:
     def __init__(self, bus: Bus, writer: Writer, topics: Topics, run: str, *, deadline_s: float) -> None:
         self._writer, self._topic, self._run = writer, topics.pulse, run
         self._every_s = pulse_s(deadline_s)
-        self._reader = bus.reader(topics.status, ends_of(bus, topics.status))
+        self._reader = bus.reader(topics.status, ends_of(bus, topics.status), patient=True)
         self._gate = Gate(Heartbeat, run, passed_over)
         self._evidence, self._lock = Evidence(), threading.Lock()
         self._failure: BaseException | None = None
@@ -210,7 +210,7 @@ class Pulses:
 
     def __init__(self, bus: Bus, topics: Topics, run: str, *, deadline_s: float) -> None:
         self._every_s = pulse_s(deadline_s)
-        self._reader = bus.reader(topics.pulse, ends_of(bus, topics.pulse))
+        self._reader = bus.reader(topics.pulse, ends_of(bus, topics.pulse), patient=True)
         self._gate = Gate(Pulse, run, passed_over)
         self._newest: tuple[Pulse, float] | None = None  # and when it came
         self._failure: BaseException | None = None

@@ -34,8 +34,9 @@ class MemoryBus:
         return MemoryWriter(self)
 
     def reader(
-        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
-    ) -> MemoryReader:
+        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None,
+        patient: bool = False,
+    ) -> MemoryReader:  # fmt: skip
         numbers = range(topic.partitions) if only is None else [only]
         begins = {number: self.begin(topic, number) for number in numbers}
         return MemoryReader(

@@ -97,7 +97,8 @@ class Generator:
         topic, only = context.topics.assignments, assignment_partition(context.name)
         # what was given to a process of this name before is given again: this one has not reported yet
         ends = ends_of(context.bus, topic, only=only)
-        self._assignments = Tail(context.bus.reader(topic, ends, only=only), self._assigned.read, self._bell)
+        reader = context.bus.reader(topic, ends, only=only, patient=True)
+        self._assignments = Tail(reader, self._assigned.read, self._bell)
         self._weights = WeightsWatch(context, self._bell)
 
     def run(self) -> None:

@@ -127,7 +127,7 @@ class SampleFeed:
         self._resample = context.spec.loss.resample or 0
         self._vocabulary = _vocabulary(context.record.model)
         self._gate = Gate(Sample, context.run, passed_over)  # the trainer reports the others
-        self._reader = context.bus.reader(context.topics.samples, start)
+        self._reader = context.bus.reader(context.topics.samples, start, patient=True)
         for partition, count in clamp(self._reader).items():
             context.log.info("%d samples of class %d are gone from the log", count, partition)
         self._subscriptions: list[Subscription[object]] = []
@@ -184,11 +184,10 @@ class SampleFeed:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, which notices soon; nobody waits for that."""
         self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._reader.close()
+        if self._thread is None:
+            self._reader.close()
 
     def _follow(self) -> None:
         try:
@@ -198,6 +197,7 @@ class SampleFeed:
                     self._fresh.clear()
                     self._look_again()
                 self._take(records)
+            self._reader.close()
         except Exception as error:  # whatever it is: who takes next raises it
             for subscription in self._subscriptions:
                 subscription.fail(error)

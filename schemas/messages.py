@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, TypeVar
 
+import numpy as np
 from msgspec import Meta
 
 from schemas.identity import ROUND, is_sample_id, sample_id
@@ -146,7 +147,8 @@ class Sample(Message, frozen=True, kw_only=True):
     def _wrong_logprobs(self) -> str:
         if self.logprobs.size != self.tokens.size:
             return f"{self.tokens.size} tokens have {self.logprobs.size} logprobs"
-        if self.tokens.size and not (self.logprobs.min() > -math.inf and self.logprobs.max() <= _ABOVE_ZERO):
+        said = self.logprobs
+        if said.size and not (np.minimum.reduce(said) > -math.inf and np.maximum.reduce(said) <= _ABOVE_ZERO):
             return "its logprobs are not logprobs"  # NaN is neither
         return ""
 

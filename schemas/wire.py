@@ -166,20 +166,20 @@ def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
 
 def _arrays(raw: bytes | memoryview, header: _Header, start: int, expected: type[Message]) -> dict[str, Any]:
     """The arrays of a record, as views into it."""
-    wanted, found = _array_fields(expected), dict[str, Any]()
+    wanted, found, size = _array_fields(expected), dict[str, Any](), len(raw)
+    raw = memoryview(raw).toreadonly()
     for name, dtype, count, offset in header.arrays:
-        if wanted.get(name) is None:
+        expects = wanted.get(name)
+        if expects is None:
             continue  # a field of an older schema that is gone
-        if dtype != wanted[name]:
-            raise Unreadable(f"field {name} has type {dtype[:64]}; {wanted[name]} is expected")
+        if dtype != expects:
+            raise Unreadable(f"field {name} has type {dtype[:64]}; {expects} is expected")
         kind = _DTYPES[dtype]
-        if count < 0 or offset < 0 or start + offset + count * kind.itemsize > len(raw):
+        if count < 0 or offset < 0 or start + offset + count * kind.itemsize > size:
             raise Unreadable(f"field {name} reaches past the end of the record")
         if offset % _ALIGN:
             raise Unreadable(f"field {name} is not aligned to {_ALIGN} bytes")
-        view = np.frombuffer(raw, dtype=kind, count=count, offset=start + offset)
-        view.flags.writeable = False
-        found[name] = view
+        found[name] = np.frombuffer(raw, kind, count, start + offset)
     return found
 
 

@@ -58,7 +58,8 @@ class Relay:
 
     def run(self) -> None:
         """Until told to stop."""
-        tail = Tail(self._context.bus.reader(self._context.topics.weights), self._hear, self._bell)
+        reader = self._context.bus.reader(self._context.topics.weights, patient=True)
+        tail = Tail(reader, self._hear, self._bell)
         self._reporting = Reporting(self._send, self._every_s, self._context.log)
         failures = 0
         try:

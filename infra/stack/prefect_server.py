@@ -62,6 +62,11 @@ def _server_env() -> dict[str, str]:
         # Its database is SQLite: on busy cores a statement waits for the lock longer than the usual 10 s.
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        # It looks for late, paused and lost runs every few seconds, on the cores that the run needs.
+        "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "30",
+        "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "60",
+        "PREFECT_SERVER_SERVICES_FOREMAN_LOOP_SECONDS": "60",
+        "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "60",
         "PYTHONUNBUFFERED": "1",
     }
 

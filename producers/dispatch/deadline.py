@@ -156,14 +156,14 @@ class DeadlinePolicy:
 
     def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
         self._told.pop(job.key, None)
-        if self.plan is None or self.plan.deadline >= NO_DEADLINE:
+        if not self.by_deadline:
             return
         last = self._last.get(instance.name, 0.0)
         if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= instance.steps:
             self._look_again(instance)
 
     def corrected(self, board: Board, keys: Sequence[Key]) -> None:
-        if self.plan is None or self.plan.deadline >= NO_DEADLINE:
+        if not self.by_deadline:
             return
         self._kept = None
         for key in keys:
@@ -206,7 +206,7 @@ class DeadlinePolicy:
         return moves
 
     def moved(self, board: Board) -> None:
-        if self.plan is not None and self.plan.deadline < NO_DEADLINE:
+        if self.by_deadline:
             for instance in board.instances.values():
                 self._look_again(instance)
 

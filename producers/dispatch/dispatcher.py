@@ -220,8 +220,9 @@ class Dispatcher:
             self._ask.add(instance.name)
 
     def _learn(self, job: Job, length: int) -> None:
-        ranks = self._policy.ranks
-        if ranks is not None and (keys := ranks.finished(self._board, job, length)):
+        if (ranks := self._policy.ranks) is None:
+            return
+        if keys := ranks.finished(self._board, job, length, of_running=self._policy.by_deadline):
             self._policy.corrected(self._board, keys)
 
     def again(self, job: Job, now: float) -> None:

@@ -19,6 +19,10 @@ class Policy(Protocol):
     def ranks(self) -> Ranks | None:
         """What it believes of lengths, which is corrected as samples finish; None: it goes by predictions."""
 
+    @property
+    def by_deadline(self) -> bool:
+        """Whether it decides by what is believed of jobs that run, too; else only of those that wait."""
+
     def corrected(self, board: Board, keys: Sequence[Key]) -> None:
         """Something else is believed of these."""
 
@@ -56,6 +60,7 @@ class _Steady:
 
     wakes_at = float("inf")
     ranks: Ranks | None = None
+    by_deadline = False
 
     def corrected(self, board: Board, keys: Sequence[Key]) -> None: ...
 

@@ -60,10 +60,11 @@ class Ranks:
         self._groups = {number: group for number, group in self._groups.items() if group.open}
         self._seen, self.doubt = 0, 0.0
         self._surprises.clear()
-        rows = self.beliefs.quantiles(np.array([job.prompt.predicted for job in jobs]))
-        for job, row in zip(jobs, rows, strict=True):
+        predicted, which = np.unique([job.prompt.predicted for job in jobs], return_inverse=True)
+        rows = list(self.beliefs.quantiles(predicted))
+        for job, one in zip(jobs, which.tolist(), strict=True):
             self._groups.setdefault(job.prompt.group, _Group()).open[job.key] = job
-            self.row[job.key] = self._said[job.key] = self._prior[job.key] = row
+            self.row[job.key] = self._said[job.key] = self._prior[job.key] = rows[one]
 
     def rank(self, job: Job) -> float:
         """Its predicted length, corrected."""
@@ -80,8 +81,11 @@ class Ranks:
         if (group := self._groups.get(job.prompt.group)) is not None:
             group.open.pop(job.key, None)
 
-    def finished(self, board: Board, job: Job, length: int) -> list[Key]:
-        """A sample is done. Returns those of which something else is believed now."""
+    def finished(self, board: Board, job: Job, length: int, *, of_running: bool = True) -> list[Key]:
+        """A sample is done. Returns those of which something else is believed now.
+
+        `of_running`: whether anyone asks for that before the next `look` if all of a group's samples run.
+        """
         group = self._groups.get(job.prompt.group)
         if group is None or job.key not in group.open:
             return []
@@ -94,6 +98,8 @@ class Ranks:
             self._surprises.add(job.key)
             if self._doubts(1.5):
                 return list(self.row)
+        if not of_running and not any(key in board.waiting for key in group.open):
+            return []
         return self._correct(board, group)
 
     def look(self, board: Board) -> None:
@@ -143,17 +149,27 @@ class Ranks:
         if not floors and not group.done:
             return []
         of_all = common_part(rho, group.done, list(floors.values()))
+        alike: dict[int, np.ndarray] = {}  # rows by priors, which a group's samples share
         for key, job in group.open.items():
-            mean, variance = of_all
+            prior = self._prior[key]
             if key in floors:  # what it tells of itself is not told twice
                 others = [floor for other, floor in floors.items() if other != key]
-                mean, variance = common_part(rho, group.done, others)
-            self._common[key] = mean, math.sqrt(variance)
-            levels = mean + math.sqrt(variance + 1 - rho) * LEVELS
-            self.row[key] = np.interp(levels, LEVELS, self._prior[key])
+                common = common_part(rho, group.done, others)
+                self.row[key] = _row(prior, rho, *common)
+            else:
+                common = of_all
+                if id(prior) not in alike:
+                    alike[id(prior)] = _row(prior, rho, *common)
+                self.row[key] = alike[id(prior)]
+            self._common[key] = common[0], math.sqrt(common[1])
             if key in board.waiting:
                 board.waiting.rerank(key, self.rank(job))
         return list(group.open)
+
+
+def _row(prior: np.ndarray, rho: float, mean: float, variance: float) -> np.ndarray:
+    """Lengths of one whose group has a common part of this mean and variance."""
+    return np.interp(mean + math.sqrt(variance + 1 - rho) * LEVELS, LEVELS, prior)
 
 
 def common_part(rho: float, done: Sequence[float], floors: Sequence[float]) -> tuple[float, float]:

@@ -105,7 +105,8 @@ class Dispatching:
         self._samples = samples
         self._read = None if samples is not None else self._read_samples()
         letters = Letters(context)
-        self._letters = Tail(bus.reader(topics.dead, {0: past.letters}), letters.take, self._bell)
+        dead = bus.reader(topics.dead, {0: past.letters}, patient=True)
+        self._letters = Tail(dead, letters.take, self._bell)
         self._reports = self._follow(InstanceReport, topics.instances)
         self._parts = self._follow(Part, topics.parts)
         resumed = any(ends_of(bus, topics.assignments).values())
@@ -120,12 +121,12 @@ class Dispatching:
     def _follow(self, kind: type[MessageT], topic: Topic) -> Tail[tuple[Record, MessageT]]:
         """What comes from now on; what can't be read goes to the dead letters."""
         gate = Gate(kind, self._context.run, self._context.dead_letter)
-        reader = self._context.bus.reader(topic, ends_of(self._context.bus, topic))
+        reader = self._context.bus.reader(topic, ends_of(self._context.bus, topic), patient=True)
         return Tail(reader, lambda records: list(gate.take(records)), self._bell)
 
     def _read_samples(self) -> Tail[tuple[Record, Sample]]:
         gate = fit_samples(self._context)
-        reader = self._context.bus.reader(self._context.topics.samples, self._past.positions)
+        reader = self._context.bus.reader(self._context.topics.samples, self._past.positions, patient=True)
         return Tail(reader, lambda records: list(gate.take(records)), self._bell)
 
     def _done(self) -> list[Done]:

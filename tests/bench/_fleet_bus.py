@@ -39,11 +39,12 @@ class SharedBus:
         return self._fetcher
 
     def reader(
-        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None
-    ) -> Reader:
+        self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None,
+        patient: bool = False,
+    ) -> Reader:  # fmt: skip
         with self._lock:
             if topic.name not in self._sources:
-                self._sources[topic.name] = _Source(self._bus.reader(topic))
+                self._sources[topic.name] = _Source(self._bus.reader(topic, patient=patient))
             source = self._sources[topic.name]
         parts = range(topic.partitions) if only is None else [only]
         return _Branch(source, {part: (start or {}).get(part, 0) for part in parts})

@@ -7,6 +7,7 @@
 
 Ours runs whole: broker, Prefect server, flow, feeder, generator, trainer, reward process. Rates are those of
 the iterations after the first few, by the times in the ledger: start-up is in nobody's figure.
+`cpu_share`: the part of this machine's cores that a role kept busy meanwhile.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from flows.workers import allocator
 from infra.bus import read_all
+from infra.choices import cores
 from infra.runs import RunRecord
 from infra.stack import local
 from schemas.messages import Heartbeat, Sample, StepRecord
@@ -184,4 +186,7 @@ def _report(ours: dict[str, Ours], bare: dict[str, float], limit: dict[str, floa
         "async_tokens_per_sample": fast.tokens / fast.samples,
         "bare_tokens_per_sample": bare["tokens"] / bare["samples"],
     }
+    for mode, run in (("async", fast), ("sync", on_policy)):
+        for role, seconds in run.cpu.items():
+            figures[f"{mode}_cpu_share_{role}"] = seconds / (run.seconds * cores())
     return {name: float(np.round(value, 4)) for name, value in figures.items()}

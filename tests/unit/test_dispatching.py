@@ -247,9 +247,11 @@ def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(
     told: list[tuple[tuple[int, int], int]] = []
     learn = Ranks.finished
 
-    def finished(ranks: Ranks, board: Board, job: Job, length: int) -> list[tuple[int, int]]:
+    def finished(
+        ranks: Ranks, board: Board, job: Job, length: int, *, of_running: bool
+    ) -> list[tuple[int, int]]:
         told.append((job.key, length))
-        return learn(ranks, board, job, length)
+        return learn(ranks, board, job, length, of_running=of_running)
 
     monkeypatch.setattr(Ranks, "finished", finished)
     context = make_context(SPEC, tmp_path)
