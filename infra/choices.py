@@ -41,7 +41,7 @@ class Choice:
 
 LINEAR = Choice(
     "STREAMRL_LINEAR", "what computes linear layers on a CPU, in the trainer (fp32) and in the engine",
-    "in the trainer mkl on Intel's CPUs and onednn on all others, in the engine onednn if vLLM has it",
+    "in the trainer mkl on Intel's CPUs and onednn on all others, in the engine onednn where it can",
     ("onednn", "mkl"),
 )  # fmt: skip
 DEVICE = Choice(

@@ -29,7 +29,10 @@ def packed(weight: torch.Tensor) -> Product:
 
     if choices.LINEAR.forced() == "mkl" or not ops._supports_onednn:
         return lambda x, bias: torch.nn.functional.linear(x, weight, bias)
-    handler = ops.create_onednn_mm(weight.t(), _KERNELS)
+    try:
+        handler = ops.create_onednn_mm(weight.t(), _KERNELS)
+    except RuntimeError:  # it has no bf16 for CPUs without AVX-512
+        return lambda x, bias: torch.nn.functional.linear(x, weight, bias)
     return lambda x, bias: ops.onednn_mm(handler, x, bias)
 
 

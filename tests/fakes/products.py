@@ -1,21 +1,35 @@
-"""`python -m tests.fakes.products`: fails if linear layers compute wrongly on this processor."""
+"""`python -m tests.fakes.products [engine]`: fails if linear layers compute wrongly on this processor."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
 
 import torch
 
 from infra import cpu_linear
 
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-def main() -> None:
+
+def products(whose: str) -> list[Product]:
+    """The trainer's, or the engine's."""
+    if whose != "engine":
+        return [cpu_linear.product, cpu_linear.linear]
+    from producers.engines.cpu_linear import packed
+
+    return [lambda x, weight: packed(weight)(x, None)]
+
+
+def main(whose: str = "trainer") -> None:
     """Compare with products in float64."""
     noise = torch.Generator().manual_seed(0)
     for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         x, weight = (torch.randn(size, 48, generator=noise).to(dtype) for size in (24, 40))
         exact = x.double() @ weight.double().t()
-        for found in (cpu_linear.product(x, weight), cpu_linear.linear(x, weight)):
-            torch.testing.assert_close(found.double(), exact, rtol=near, atol=near * 10)
+        for product in products(whose):
+            torch.testing.assert_close(product(x, weight).double(), exact, rtol=near, atol=near * 10)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

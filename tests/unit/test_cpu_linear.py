@@ -128,7 +128,16 @@ INSTRUCTIONS = [
 
 @pytest.mark.parametrize("forced", INSTRUCTIONS, ids=lambda forced: " ".join(forced.values()))
 def test_with_fewer_instructions_it_is_as_right(forced: dict[str, str]) -> None:
+    _products("trainer", forced)
+
+
+def test_where_onednn_has_no_bf16_torch_computes_the_engines_layers() -> None:
+    pytest.importorskip("vllm")
+    _products("engine", INSTRUCTIONS[0])
+
+
+def _products(whose: str, forced: dict[str, str]) -> None:
     subprocess.run(
-        [sys.executable, "-m", "tests.fakes.products"], env={**os.environ, **forced}, cwd=ROOT, check=True,
-        timeout=300,
+        [sys.executable, "-m", "tests.fakes.products", whose], env={**os.environ, **forced}, cwd=ROOT,
+        check=True, timeout=300,
     )  # fmt: skip
