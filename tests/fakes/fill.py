@@ -1,5 +1,7 @@
 """Messages with only the fields that a test cares about."""
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -10,12 +12,19 @@ _EMPTY: dict[str, Any] = {"str": "", "int": 0, "float": 0.0, "bool": False, "byt
 
 def fill(kind: Any, **given: Any) -> Any:
     """A message of a kind; what is not given and has no default is empty, or the least that it may be."""
-    for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in given:
-            given[field.name] = (
-                1.0 if field.name == "predicted" and field.type is float else _least(field.type)
-            )
-    return kind(**given)
+    return kind(**{name: make() for name, make in _required(kind).items() if name not in given} | given)
+
+
+@cache
+def _required(kind: Any) -> dict[str, Callable[[], Any]]:
+    """How to make what has no default."""
+    return {
+        field.name: (lambda: 1.0)
+        if (field.name, field.type) == ("predicted", float)
+        else partial(_least, field.type)
+        for field in msgspec.structs.fields(kind)
+        if field.required
+    }
 
 
 def _least(hint: Any) -> Any:
