@@ -64,7 +64,7 @@ demo: setup kafka  ## a whole small run on this machine
 	$(BIN)/streamrl demo
 
 test: setup kafka s3  ## every test, against real services
-	$(BIN)/python -m pytest --numprocesses 2 tests/unit
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
 
 lint: setup  ## ruff and mypy

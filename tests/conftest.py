@@ -15,7 +15,7 @@ from infra.stack.paths import StackPaths
 from infra.stack.s3 import S3Access
 
 TESTS = Path(__file__).parent
-MARKERS = ("unit", "integration", "e2e", "chaos")
+MARKERS = ("unit", "long", "integration", "e2e", "chaos")
 
 
 def pytest_configure() -> None:
