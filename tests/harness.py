@@ -15,6 +15,7 @@ from consumers.stream import CAME_BEFORE
 from infra import runs
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
+from infra.ownership import claim
 from infra.runs import RunRecord
 from infra.store import open_store
 from infra.supervise.children import kill, start
@@ -53,6 +54,7 @@ class Run:
         self.bus = KafkaBus(kafka)
         self.topics = Topics(self.record.id, spec.lengths.classes)
         self.bus.create_topics(self.topics.all())
+        claim(self.bus, self.record, self.topics)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.modules = dict(MODULES)
 

@@ -46,7 +46,7 @@ from tests.factories import TASK, make_spec, make_tiny_model
 from tests.harness import Run
 
 _STALLED_S = 120.0  # without a step after an event
-_ITERATIONS = 150
+_ITERATIONS = 50
 _STARTS = 25  # so often is a process of one run started again before that counts as a failure
 _STORE_MIB = 192
 
@@ -211,7 +211,7 @@ class Scene:
 
 def by_hand(scene: Scene, spec: RunSpec) -> None:
     """Processes that we start again ourselves, as any supervisor would."""
-    made = Run(scene.folder / "hand", scene.servers, spec, scene.folder / "model", store=spec.placement.store)
+    made = Run(scene.folder / scene.folder.name, scene.servers, spec, scene.folder / "model", store=spec.placement.store)
     scene.run = made.record.id
     names = ("feeder-0", "trainer-0", "generator-0", "generator-1")
 
@@ -331,7 +331,7 @@ def undisturbed(stack: local.Stack, folder: Path) -> list[str]:
     """The roots that the sync run ends with when nobody disturbs it."""
     with scene_of(stack, folder, random.Random(0)) as scene:
         spec = spec_of("sync", scene.servers, folder, iterations=_ITERATIONS)
-        made = Run(folder / "hand", scene.servers, spec, folder / "model", store=spec.placement.store)
+        made = Run(folder / folder.name, scene.servers, spec, folder / "model", store=spec.placement.store)
         try:
             for role in ("feeder", "trainer", "generator"):
                 made.start(role)
