@@ -47,6 +47,7 @@ from tests.harness import Run
 
 _STALLED_S = 120.0  # without a step after an event
 _ITERATIONS = 50
+_RUNS = 2  # at least: a sync and an async one
 _STARTS = 25  # so often is a process of one run started again before that counts as a failure
 _STORE_MIB = 192
 
@@ -209,9 +210,15 @@ class Scene:
             time.sleep(self.draw.uniform(0.5, 2.0))
 
 
+def _run_of(scene: Scene, spec: RunSpec) -> Run:
+    """A run named after its folder: all of them are on one broker."""
+    folder = scene.folder
+    return Run(folder / folder.name, scene.servers, spec, folder / "model", store=spec.placement.store)
+
+
 def by_hand(scene: Scene, spec: RunSpec) -> None:
     """Processes that we start again ourselves, as any supervisor would."""
-    made = Run(scene.folder / scene.folder.name, scene.servers, spec, scene.folder / "model", store=spec.placement.store)
+    made = _run_of(scene, spec)
     scene.run = made.record.id
     names = ("feeder-0", "trainer-0", "generator-0", "generator-1")
 
@@ -331,7 +338,7 @@ def undisturbed(stack: local.Stack, folder: Path) -> list[str]:
     """The roots that the sync run ends with when nobody disturbs it."""
     with scene_of(stack, folder, random.Random(0)) as scene:
         spec = spec_of("sync", scene.servers, folder, iterations=_ITERATIONS)
-        made = Run(folder / folder.name, scene.servers, spec, folder / "model", store=spec.placement.store)
+        made = _run_of(scene, spec)
         try:
             for role in ("feeder", "trainer", "generator"):
                 made.start(role)
@@ -369,10 +376,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="streamrl-chaos-") as temporary, own_stack() as stack:
         folder = Path(temporary)
-        until = time.monotonic() + 60 * given.minutes
         console.print("a run that nobody disturbs …")
         calm = undisturbed(stack, folder / "calm")
-        while time.monotonic() < until or not results:
+        until = time.monotonic() + 60 * given.minutes
+        while time.monotonic() < until or len(results) < _RUNS:
             mode, how = kinds[len(results) % len(kinds)]
             seed = given.seed * 1000 + len(results)
             console.print(f"{mode}, {how}, seed {seed} …")
