@@ -46,7 +46,6 @@ from tests.factories import TASK, make_spec, make_tiny_model
 from tests.harness import Run
 
 _STALLED_S = 120.0  # without a step after an event
-_ITERATIONS = 50
 _RUNS = 2  # at least: a sync and an async one
 _STARTS = 25  # so often is a process of one run started again before that counts as a failure
 _STORE_MIB = 192
@@ -318,12 +317,14 @@ def scene_of(stack: local.Stack, folder: Path, draw: random.Random) -> Iterator[
         yield Scene(stack, folder, draw, disk)
 
 
-def one(stack: local.Stack, folder: Path, mode: str, how: str, seed: int, calm: list[str] | None) -> Result:
+def one(
+    stack: local.Stack, folder: Path, mode: str, how: str, seed: int, calm: list[str] | None, iterations: int
+) -> Result:  # fmt: skip
     """One run, disturbed and checked."""
     began = time.monotonic()
     with scene_of(stack, folder, random.Random(seed)) as scene:
         scene.result.name = f"{mode}, {how}, seed {seed}"
-        spec = spec_of(mode, scene.servers, folder, iterations=_ITERATIONS)
+        spec = spec_of(mode, scene.servers, folder, iterations=iterations)
         (by_hand if how == "by hand" else as_flow)(scene, spec)
         if not scene.lost:
             found = check(scene.servers, scene.run, folder / "disk" / "store", expected(spec), calm)
@@ -334,10 +335,10 @@ def one(stack: local.Stack, folder: Path, mode: str, how: str, seed: int, calm: 
         return scene.result
 
 
-def undisturbed(stack: local.Stack, folder: Path) -> list[str]:
+def undisturbed(stack: local.Stack, folder: Path, iterations: int) -> list[str]:
     """The roots that the sync run ends with when nobody disturbs it."""
     with scene_of(stack, folder, random.Random(0)) as scene:
-        spec = spec_of("sync", scene.servers, folder, iterations=_ITERATIONS)
+        spec = spec_of("sync", scene.servers, folder, iterations=iterations)
         made = _run_of(scene, spec)
         try:
             for role in ("feeder", "trainer", "generator"):
@@ -369,6 +370,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         "--minutes", type=float, default=2.0 if quick else 10.0, help="begin runs for so long"
     )
     parser.add_argument("--seed", type=int, default=0, help="what happens follows from it")
+    parser.add_argument("--iterations", type=int, default=50, help="of each run: about two an event")
     parser.add_argument("--keep", type=Path, help="folder for the logs of runs that broke a promise")
     given = parser.parse_args(argv)
     console = Console(stderr=True)
@@ -377,13 +379,14 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="streamrl-chaos-") as temporary, own_stack() as stack:
         folder = Path(temporary)
         console.print("a run that nobody disturbs …")
-        calm = undisturbed(stack, folder / "calm")
+        calm = undisturbed(stack, folder / "calm", given.iterations)
         until = time.monotonic() + 60 * given.minutes
         while time.monotonic() < until or len(results) < _RUNS:
             mode, how = kinds[len(results) % len(kinds)]
             seed = given.seed * 1000 + len(results)
             console.print(f"{mode}, {how}, seed {seed} …")
-            results.append(one(stack, folder / f"r{seed}", mode, how, seed, calm if mode == "sync" else None))
+            wanted = calm if mode == "sync" else None
+            results.append(one(stack, folder / f"r{seed}", mode, how, seed, wanted, given.iterations))
             if results[-1].problems and given.keep is not None:
                 keep(folder / f"r{seed}", given.keep / f"{mode}-{seed}")
             console.print(f"  {results[-1].seconds:.0f} s, {dict(results[-1].events)}, "

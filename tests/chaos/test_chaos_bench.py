@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(1200)
 def test_two_minutes_of_chaos(tmp_path: Path) -> None:
-    arguments = ["--minutes", "2", "--seed", "5", "--keep", str(tmp_path)]
+    arguments = ["--minutes", "2", "--seed", "5", "--iterations", "20", "--keep", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "chaos", *arguments],
         cwd=ROOT, capture_output=True, text=True, check=False,
