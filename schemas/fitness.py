@@ -87,7 +87,7 @@ def contradiction(sample: Sample, other: Sample | Prompt) -> str:
         mine, its = getattr(sample, name), getattr(other, name)
         if mine != its:
             return f"its {name} is {mine}; the one {of} is {its}"
-    tokens = other.prompt_tokens if isinstance(other, Sample) else other.tokens
-    if sample.prompt_tokens.tobytes() != tokens.tobytes():  # a tenth of the time of array_equal
+    mine, its = sample.prompt_tokens, other.prompt_tokens if isinstance(other, Sample) else other.tokens
+    if mine.size != its.size or (mine != its).any():  # a third of the time of array_equal
         return f"its prompt is another than the one {of.rstrip(',')}"
     return ""

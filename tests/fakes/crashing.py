@@ -6,6 +6,7 @@ takes milliseconds. What survives a crash is what survives a real one: the log a
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from collections.abc import Callable, Iterable
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from consumers import forward
 from consumers.checkpoint import Checkpoints
 from consumers.learner import TorchLearner
 from consumers.rows import says_nothing
@@ -27,6 +30,7 @@ from infra.weights.versions import WeightStore
 from schemas.admission import admissible, window_of
 from schemas.identity import ROUND, round_of
 from schemas.messages import Sample, StepRecord, WeightsAnnouncement
+from schemas.runspec import RunSpec
 from schemas.topics import Topic
 from schemas.wire import decode, encode
 from tests.factories import make_sample
@@ -129,6 +133,13 @@ class CrashingWriter(MemoryWriter):
 
     def flush(self, deadline_s: float) -> None:
         self._life.write(f"flush by {threading.current_thread().name}", lambda: None)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, model: str, spec: RunSpec) -> None:
+    """Trainers load the model once for all, and wait for nothing that is there."""
+    loaded = forward.load(model, spec, forward.torch.device("cpu"))
+    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
+    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
 
 
 class World:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from consumers import forward
 from consumers.trainer import Trainer
 from infra.store import StoreError
 from infra.store_identity import identify
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec, make_tiny_model
-from tests.fakes.crashing import AFTER, BEFORE, TORN, Crash, Life, World, crashes_of
+from tests.fakes.crashing import AFTER, BEFORE, TORN, Crash, Life, World, crashes_of, hurry
 
 ALGORITHM = {"iterations": 4, "groups": 2, "group_size": 2, "learning_rate": 1e-2}
 TRAINER = {"checkpoint_every": 2, "keep_checkpoints": 1, "keep_weights": 4}
@@ -45,9 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    loaded = forward.load(model, spec_of(), forward.torch.device("cpu"))
-    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
-    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+    hurry(monkeypatch, model, spec_of())
     monkeypatch.setattr("infra.store.os.fsync", lambda number: None)  # a process dies here, not the machine
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
 import threading
@@ -17,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from consumers import forward
 from consumers.checkpoint import Checkpoints
 from consumers.ledger import Ledger
 from consumers.publisher import Publisher
@@ -29,7 +27,7 @@ from infra.errors import Explained
 from schemas.messages import DeadLetter, StepRecord
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_sample, make_spec, make_tiny_model
-from tests.fakes.crashing import AFTER, Crash, Life, World
+from tests.fakes.crashing import AFTER, Crash, Life, World, hurry
 from tests.fakes.fill import fill
 from tests.waiting import wait_until
 
@@ -43,9 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    loaded = forward.load(model, make_spec(), forward.torch.device("cpu"))
-    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
-    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+    hurry(monkeypatch, model, make_spec())
     monkeypatch.setattr("consumers.trainer._FENCE_S", 0.05)
     monkeypatch.setattr("infra.store.os.fsync", lambda number: None)
 

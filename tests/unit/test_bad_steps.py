@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner
 
-from consumers import forward
 from consumers.ledger import BadStep
 from consumers.stream import CAME_BEFORE
 from flows import skipping
@@ -23,7 +21,7 @@ from infra.skipped import skip
 from schemas.messages import DeadLetter, StepRecord
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_spec, make_tiny_model
-from tests.fakes.crashing import AFTER, Crash, World
+from tests.fakes.crashing import AFTER, Crash, World, hurry
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    loaded = forward.load(model, make_spec(), forward.torch.device("cpu"))
-    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
-    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+    hurry(monkeypatch, model, make_spec())
 
 
 @pytest.fixture

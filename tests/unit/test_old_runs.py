@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from consumers import forward
 from consumers.admitted import Admitted
 from consumers.ledger import Ledger, steps_of
 from consumers.places import Gone
@@ -29,7 +27,7 @@ from schemas.identity import ROUND
 from schemas.messages import EVAL, TRAIN, DeadLetter, Prompt, StepRecord
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_spec, make_tiny_model
-from tests.fakes.crashing import AFTER, Crash, World
+from tests.fakes.crashing import AFTER, Crash, World, hurry
 from tests.fakes.fill import fill
 
 
@@ -40,9 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    loaded = forward.load(model, make_spec(), forward.torch.device("cpu"))
-    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
-    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+    hurry(monkeypatch, model, make_spec())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from consumers import forward
 from consumers.checkpoint import Checkpoints
 from consumers.places import fetch
 from consumers.roots import Roots
@@ -21,7 +19,7 @@ from infra.weights.versions import WeightStore
 from schemas.messages import DeadLetter
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_sample, make_spec, make_tiny_model
-from tests.fakes.crashing import AFTER, Crash, World
+from tests.fakes.crashing import AFTER, Crash, World, hurry
 from tests.waiting import wait_until
 
 
@@ -32,9 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    loaded = forward.load(model, make_spec(), forward.torch.device("cpu"))
-    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
-    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+    hurry(monkeypatch, model, make_spec())
 
 
 def letters(world: World) -> list[DeadLetter]:
