@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from consumers.rooms import Rooms, Shapes, blanks, size_in
+from infra.weights import spent
 from infra.weights.inspection import Inspected, convert, inspected
 
 _KEPT = 3  # rooms: of the version before, of the one that is published, and of the next
@@ -92,6 +93,7 @@ class Copies:
         future.set_result(copy)
         return Made(inspected(copy), lambda: future)
 
+    @spent.counted()
     def _copied(self, plain: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         copy = self._blanks({name: tensor.shape for name, tensor in plain.items()})
         for name, tensor in plain.items():

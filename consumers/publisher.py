@@ -20,6 +20,7 @@ import torch
 from consumers.lending import Made
 from infra.process import Context
 from infra.waiting import Wait
+from infra.weights import spent
 from infra.weights.announcing import signed
 from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
@@ -56,6 +57,7 @@ class Publisher:
         copy = made.copy()
         self.submit(lambda: self._publish(version, made, copy))
 
+    @spent.counted()
     def _publish(self, version: int, made: Made, copy: Future[dict[str, torch.Tensor]]) -> None:
         tensors = copy.result()
         if (found := inspected(tensors)).root != made.root:

@@ -23,6 +23,7 @@ _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its
 # The broker answers a fetch at once when there is something, and holds it for so long when there is nothing.
 # All else that is asked on the connection waits for that answer.
 _WAIT_MS, _PATIENT_MS = 400, 8_000
+_UNMETERED = {"metrics_enabled": False}  # nobody reads them, and each request and batch would be counted
 
 
 class KafkaBus:
@@ -127,6 +128,7 @@ class KafkaBus:
             max_request_size=LARGEST_RECORD,
             delivery_timeout_ms=int(self._delivery_s * 1000),
             request_timeout_ms=int(min(30.0, self._delivery_s / 2) * 1000),
+            **_UNMETERED,
         )
         return KafkaWriter(producer, self.bootstrap_servers)
 
@@ -140,6 +142,7 @@ class KafkaBus:
             auto_offset_reset="none",  # a position that is gone is an error, never a silent jump
             fetch_max_wait_ms=_PATIENT_MS if patient else _WAIT_MS,
             max_partition_fetch_bytes=LARGEST_RECORD,
+            **_UNMETERED,
         )
         return KafkaReader(consumer, topic, dict(start or {}), self.bootstrap_servers, only)
 
@@ -150,6 +153,7 @@ class KafkaBus:
             auto_offset_reset="none",
             fetch_max_wait_ms=_WAIT_MS,
             max_partition_fetch_bytes=SMALL_BATCH,  # of what is around a record no more than need be
+            **_UNMETERED,
         )
         return KafkaFetcher(consumer, self.bootstrap_servers)
 

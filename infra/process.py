@@ -31,6 +31,7 @@ from infra.store import Store, open_store
 from infra.store_identity import check_identity
 from infra.supervise import children
 from infra.waiting import NoSigns, Signs, Wait
+from infra.weights import spent
 from schemas.messages import DeadLetter, Heartbeat
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -84,11 +85,11 @@ class Heart:
         )  # fmt: skip
 
     def _used(self) -> dict[str, float]:
-        """Processor seconds: its own, and with its children's, which count while it does not wait."""
+        """Processor seconds: its own; with its children's, which count while it does not wait; on weights."""
         own = time.process_time()
         if not self._waits_for:
             self._work_s = own + children.cpu_s()
-        return {"cpu_s": own, "work_s": self._work_s}
+        return {"cpu_s": own, "work_s": self._work_s, "weights_cpu_s": spent.seconds()}
 
     def is_due(self, steady_s: float = _STEADY_S) -> bool:
         """Whether it is time to beat: soon if what it does has changed, else now and then."""

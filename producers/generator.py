@@ -45,8 +45,9 @@ from schemas.wire import encode
 _SCORES_S = 0.004  # how often the reward processes are asked, when somebody may wait for what they have
 _IDLE_S = 0.2  # how often a generator for which nothing comes looks whether it shall stop
 # A request to the broker costs generator, trainer and broker a millisecond or two each: samples that finish
-# within this time share one. Not when few are running: then somebody waits for the last ones.
-_HOLD_S = 0.03
+# within this time share one. Not when few are running: then somebody waits for the last ones. In sync mode
+# the trainer has nothing else to do.
+_HOLD_S = {"sync": 0.02, "async": 0.1}
 _FEW = 16
 
 
@@ -86,7 +87,7 @@ class Generator:
         self._decoding = Decoding(context.spec, engine)
         self._scoring: dict[str, Made] = {}
         self._held: list[Sample] = []  # finished and scored, not sent yet
-        self._held_since = 0.0
+        self._held_since, self._hold_s = 0.0, _HOLD_S[context.spec.algorithm.mode]
         self._progress = _Progress()
         self._drawing = Drawing(context.spec.deadlines.progress_s)
         start = secrets.token_hex(8)
@@ -189,7 +190,7 @@ class Generator:
         """How long to wait for the engine; assignments and weights end it, by the bell."""
         if self._rewards.pending() and self._decoding.running < _FEW:
             return _SCORES_S
-        return _HOLD_S if self._held or self._rewards.pending() else _IDLE_S
+        return self._hold_s if self._held or self._rewards.pending() else _IDLE_S
 
     def _collect(self, scores: list[Score]) -> int:
         """Samples that are scored are whole."""
@@ -207,7 +208,7 @@ class Generator:
 
     def _publish(self) -> None:
         """Send what is held, if it is time."""
-        if self._decoding.running >= _FEW and time.monotonic() - self._held_since < _HOLD_S:
+        if self._decoding.running >= _FEW and time.monotonic() - self._held_since < self._hold_s:
             return
         for sample in self._held:
             self._context.writer.send(

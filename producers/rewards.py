@@ -22,7 +22,9 @@ from infra.supervise.children import kill, start
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
 
-_IN_PIPE = 16  # jobs sent ahead to a worker: it need not wait for us between two
+# Jobs sent ahead to a worker, for it not to wait for us: as many as it does between two polls, doubled while
+# that is not enough. Fast rewards are had at the next poll, slow ones are still shared evenly.
+_LEAST_AHEAD, _MOST_AHEAD = 16, 1024
 _START_S = 60.0
 
 
@@ -52,6 +54,7 @@ class _Worker:
         os.set_blocking(self.answers, False)
         self.ready = False
         self.jobs: deque[tuple[str, str]] = deque()
+        self.ahead = _LEAST_AHEAD
         self.since = time.monotonic()  # when the job at hand began
         self._partial, self._unsent = b"", b""
 
@@ -108,6 +111,8 @@ class RewardPool:
             lines, gone = worker.lines()
             for line in lines:
                 self._take(worker, json.loads(line), scores)
+            if lines:
+                worker.ahead = min(max(2 * len(lines), _LEAST_AHEAD), _MOST_AHEAD)
             limit = self._task.reward_deadline_s if worker.ready else _START_S
             late = (worker.jobs or not worker.ready) and time.monotonic() - worker.since > limit
             if gone or late:
@@ -147,7 +152,7 @@ class RewardPool:
         while self._waiting:
             loads = [len(w.jobs) + len(shares.get(n, ())) for n, w in enumerate(self._workers)]
             number = loads.index(min(loads))
-            if loads[number] >= _IN_PIPE:
+            if loads[number] >= self._workers[number].ahead:
                 break
             shares.setdefault(number, []).append(self._waiting.popleft())
         for number, jobs in shares.items():

@@ -18,6 +18,7 @@ from infra.sites.place import owner_of
 from infra.store import Missing, StoreError
 from infra.tail import Tail
 from infra.waiting import Wait
+from infra.weights import spent
 from infra.weights.copy import Copy
 from infra.weights.errors import WeightsError
 from infra.weights.expected import Expected
@@ -98,7 +99,8 @@ class WeightsWatch:
         self._wanted = wanted.version
         try:
             self._check_age(wanted.version)
-            manifest, self._copy = self._weights.update(self._copy, wanted.version, root=wanted.root)
+            with spent.counted():
+                manifest, self._copy = self._weights.update(self._copy, wanted.version, root=wanted.root)
         except (StoreError, WeightsError) as error:
             if not self._closed.is_set():
                 self._failed(wanted, error)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from infra import choices
+from infra.weights import spent
 from infra.weights.bits import Bits, bits_of
 from infra.weights.digest import TensorHash, root_digest
 
@@ -47,6 +48,7 @@ def inspected(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = N
     return Inspected({name: found[name][0] for name in tensors}, wrong)
 
 
+@spent.counted()
 def inspect(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[str, bool]:
     """One tensor's hash, and whether it is finite."""
     plain = tensor.detach().contiguous().view(-1)

@@ -22,7 +22,7 @@ from kafka import KafkaProducer
 MODULES = {"trainer": "consumers.trainer", "feeder": "producers.feeder", "generator": "producers.generator",
            "engine": "producers.engines.engine_process", "reward": "producers.reward_worker",
            "guard": "infra.supervise.guard"}  # fmt: skip
-_TOPICS = ("prompts", "samples", "assignments", "parts", "instances", "ledger", "weights", "evals", "dead",
+_TOPICS = ("prompts", "samples", "assignments", "parts", "instances", "weights", "evals", "dead",
            "status", "ranker")  # fmt: skip
 
 
@@ -66,13 +66,18 @@ def standing_still(run: str, role: str) -> Iterator[None]:
                 process.send_signal(signal.SIGCONT)
 
 
-def poison(servers: str, run: str, draw: random.Random, *, ledger: bool) -> str:
-    """One record that nobody of the run has written, on any topic; its name. `ledger`: there as well."""
-    topic = draw.choice([name for name in _TOPICS if ledger or name != "ledger"])
+def poison(servers: str, run: str, draw: random.Random, *, step: int | None = None) -> str:
+    """One record that nobody of the run has written, on any topic; its name. `step`: in the place of that
+    step on the ledger, where the run must stop at it.
+    """
     name, value = draw.choice(list(_payloads(run, draw)))
+    if step is None:
+        topic = draw.choice(_TOPICS)
+        key = draw.choice([b"0000000-00", b"newest", b"\xff\xfe", b"trainer-0", b"site/x/0", b"3"])
+    else:
+        topic, key = "ledger", str(step).encode()
     producer = KafkaProducer(bootstrap_servers=servers.split(","), max_request_size=8 << 20)
     try:
-        key = draw.choice([b"0000000-00", b"newest", b"\xff\xfe", b"trainer-0", b"site/x/0", b"3"])
         producer.send(f"{run}.{topic}", value=value, key=key, partition=0)
         producer.flush(30)
     finally:

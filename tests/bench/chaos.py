@@ -3,9 +3,10 @@
     python -m tests.bench chaos --minutes 10 --seed 7
 
 One run after the other, sync and async, by hand and as a Prefect flow, until the time is up. Each is
-disturbed every few seconds in a way that the seed draws, and started again as a supervisor or a person would.
-In the end it must have kept all promises: every sample trained, none twice, none too stale, and in sync mode
-the same bits as a run that nobody disturbed.
+disturbed every few seconds in a way that the seed draws, and started again as a supervisor or a person would:
+where a process says which command lets the run go on, that command is given. In the end it must have kept all
+promises: every sample trained, none twice, none too stale, and in sync mode the same bits as a run that
+nobody disturbed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -49,6 +51,8 @@ _STALLED_S = 120.0  # without a step after an event
 _RUNS = 2  # at least: a sync and an async one
 _STARTS = 25  # so often is a process of one run started again before that counts as a failure
 _STORE_MIB = 192
+_SKIP = re.compile(r"streamrl skip (\S+) '([^']+)' --store (\S+)")
+_MODES, _HOWS = ("sync", "async"), ("by hand", "flow")
 
 
 @dataclass
@@ -164,6 +168,7 @@ class Scene:
         happenings: list[tuple[str, Callable[[], object]]] = [
             ("poison", self._poison),
             ("more poison", self._poison),
+            ("poison on the ledger", self._poison_ledger),
             ("broker killed", self._kill_broker),
             ("store vanishes", self._vanish),
         ]
@@ -188,7 +193,11 @@ class Scene:
             time.sleep(self.draw.uniform(0.5, 5.0))
 
     def _poison(self) -> None:
-        self.story[-1] = events.poison(self.servers, self.run, self.draw, ledger=False)
+        self.story[-1] = events.poison(self.servers, self.run, self.draw)
+
+    def _poison_ledger(self) -> None:
+        step = self.steps() + self.draw.randrange(3)  # those to come
+        self.story[-1] = events.poison(self.servers, self.run, self.draw, step=step)
 
     def _kill_broker(self) -> None:
         for state in local.state(paths=self.stack.paths):
@@ -207,6 +216,40 @@ class Scene:
         assert self.disk is not None
         with events.full(self.disk):
             time.sleep(self.draw.uniform(0.5, 2.0))
+
+
+class Operator:
+    """Reads what the processes of a run say, and gives the commands that they ask for."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._read: dict[Path, int] = {}  # of each log, so far
+        self._given: set[str] = set()
+
+    def look(self) -> None:
+        """What was said since the last time."""
+        for log in self._scene.folder.rglob("*.log"):
+            with log.open("rb") as file:
+                file.seek(self._read.get(log, 0))
+                said = file.read()
+            whole = said[: said.rfind(b"\n") + 1]
+            self._read[log] = self._read.get(log, 0) + len(whole)
+            for run, place, store in _SKIP.findall(whole.decode(errors="replace")):
+                self._skip(run, place, store)
+
+    def _skip(self, run: str, place: str, store: str) -> None:
+        if place in self._given:
+            return
+        self._given.add(place)
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", "skip", run, place, "--store", store],
+            cwd=ROOT, env={**os.environ, **self._scene.stack.env()}, capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode:  # the broker or the store may be away: the message comes again
+            self._given.remove(place)
+            self._scene.story.append(f"skip refused: {done.stdout.decode()[-300:]}")
+        else:
+            self._scene.result.events["skipped"] += 1
 
 
 def _run_of(scene: Scene, spec: RunSpec) -> Run:
@@ -245,7 +288,7 @@ def by_hand(scene: Scene, spec: RunSpec) -> None:
     try:
         for name in names:
             start(name)
-        pace = Pace(scene, most_s=2.0)
+        pace, operator = Pace(scene, most_s=2.0), Operator(scene)
         while not (is_done("trainer") and is_done("feeder")) and not scene.lost:
             for name in names:
                 if is_missed(name):
@@ -253,6 +296,7 @@ def by_hand(scene: Scene, spec: RunSpec) -> None:
                     if scene.result.starts > _STARTS:
                         scene.give_up(_last_words(made, name))
                     start(name)
+            operator.look()
             if pace.is_due():
                 scene.disturb(twins=twin, flow=None)
                 pace.happened()
@@ -283,7 +327,7 @@ def as_flow(scene: Scene, spec: RunSpec) -> None:
 
     flow = begin()
     store = open_store(f"{spec.placement.store}")
-    pace = Pace(scene, most_s=3.0)
+    pace, operator = Pace(scene, most_s=3.0), Operator(scene)
     try:
         while not scene.lost:
             if not scene.run and (record := newest(store)) is not None:
@@ -296,6 +340,7 @@ def as_flow(scene: Scene, spec: RunSpec) -> None:
                 if scene.result.starts > _STARTS:
                     scene.give_up(f"the flow failed too often: {log.read_text()[-600:]}")
                 flow = begin(*(["--resume", scene.run] if scene.run else []))
+            operator.look()
             if pace.is_due():
                 scene.disturb(twins=None, flow=flow.kill)
                 pace.happened()
@@ -371,15 +416,20 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     )
     parser.add_argument("--seed", type=int, default=0, help="what happens follows from it")
     parser.add_argument("--iterations", type=int, default=50, help="of each run: about two an event")
+    parser.add_argument("--mode", choices=_MODES, help="only runs of this mode")
+    parser.add_argument("--how", choices=_HOWS, help="only runs that are started like this")
     parser.add_argument("--keep", type=Path, help="folder for the logs of runs that broke a promise")
     given = parser.parse_args(argv)
     console = Console(stderr=True)
-    kinds = [(mode, how) for how in ("by hand", "flow") for mode in ("sync", "async")]
+    modes, hows = ((given.mode,) if given.mode else _MODES), ((given.how,) if given.how else _HOWS)
+    kinds = [(mode, how) for how in hows for mode in modes]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="streamrl-chaos-") as temporary, own_stack() as stack:
         folder = Path(temporary)
-        console.print("a run that nobody disturbs …")
-        calm = undisturbed(stack, folder / "calm", given.iterations)
+        calm: list[str] = []
+        if "sync" in modes:
+            console.print("a run that nobody disturbs …")
+            calm = undisturbed(stack, folder / "calm", given.iterations)
         until = time.monotonic() + 60 * given.minutes
         while time.monotonic() < until or len(results) < _RUNS:
             mode, how = kinds[len(results) % len(kinds)]

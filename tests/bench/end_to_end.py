@@ -1,5 +1,8 @@
 """Ours async, ours sync and a bare in-process loop on the same model, task, batch and seed, in one run.
 
+Machines change their speed within minutes, so all are measured in turn, several rounds of them: a ratio is
+taken within a round, and each figure is the median of the rounds. The table shows the last round.
+
     limit = samples / max(seconds to generate them, seconds to train them), each alone on one core,
             measured on the very samples of the async run, generation within the same staleness bound:
             an iteration's longest sample takes its time, and only so many iterations may be under way.
@@ -7,7 +10,9 @@
 
 Ours runs whole: broker, Prefect server, flow, feeder, generator, trainer, reward process. Rates are those of
 the iterations after the first few, by the times in the ledger: start-up is in nobody's figure.
-`cpu_share`: the part of this machine's cores that a role kept busy meanwhile.
+`cpu_share`: the part of this machine's cores that a role kept busy meanwhile. Weights are in no process of
+their own: trainer and generator count their threads for them (`weights_cpu_s`). `overhead`: broker, feeder,
+weights, and all that supervises (Prefect, flow, guard).
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ from tests.bench._cpu import CpuWatch
 from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, own_stack, samples_of, start
 
 WARM = 4  # iterations that are not counted
+_OVERHEAD = ("kafka", "feeder", "weights", "prefect", "flow", "guard")
 
 
 @dataclass
@@ -63,24 +69,35 @@ class Ours:
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench end_to_end")
-    parser.add_argument("--iterations", type=int, default=10 if quick else 32)
+    parser.add_argument("--iterations", type=int, default=16 if quick else 32)
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of all that is measured (default: %(default)s)"
+    )
     parser.add_argument("--runfile", default=str(RUNFILE))
     given = parser.parse_args(argv)
     console = Console(stderr=True)
     changes = [f"algorithm.iterations={given.iterations}", "evaluation.problems=0"]
+    rounds = []
+    for number in range(given.rounds):
+        console.print(f"round {number + 1} of {given.rounds}")
+        with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
+            rounds.append(_round(given.runfile, changes, Path(folder), console))
+    return {name: float(np.round(np.median([one[name] for one in rounds]), 4)) for name in rounds[0]}
+
+
+def _round(runfile: str, changes: list[str], folder: Path, console: Console) -> dict[str, float]:
     results = {}
-    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
+    for mode in ("async", "sync"):
+        console.print(f"  ours, {mode} …")
+        overrides = [*changes, f"report={folder}/runs", f"algorithm.mode={mode}"]
+        if mode == "sync":
+            overrides.append("algorithm.staleness=0")
         with own_stack() as stack:
-            for mode in ("async", "sync"):
-                console.print(f"ours, {mode} …")
-                overrides = [*changes, f"report={folder}/runs", f"algorithm.mode={mode}"]
-                if mode == "sync":
-                    overrides.append("algorithm.staleness=0")
-                results[mode], record = _ours(given.runfile, overrides, stack)
+            results[mode], record = _ours(runfile, overrides, stack)
             model = str(Path(record.model).resolve())  # the stack's folder goes, the models stay
-        console.print("the bare loop; generation alone, training alone …")
-        made = results["async"].iterations
-        found = _references(given.runfile, changes, model, made, Path(folder))
+        if mode == "async":  # between the two, so that both stand beside what they are compared with
+            console.print("  the bare loop; generation alone, training alone …")
+            found = _references(runfile, changes, model, results["async"].iterations, folder)
     return _report(results, found["bare"], found["limit"])
 
 
@@ -108,10 +125,20 @@ def _ours(runfile: str, overrides: Sequence[str], stack: local.Stack) -> tuple[O
         tokens=sum(int(step.lengths.sum()) for step in counted),
         trainer_idle=sum(step.metrics["waited_s"] for step in counted) / (end - begin),
         generator_idle=1 - _rate(beats, "generator", "busy_s", begin, end),
-        cpu=watch.between(begin, end),
+        cpu=_by_role(watch.between(begin, end), beats, begin, end),
         iterations=list(iterations.values()),
     )
     return ours, run
+
+
+def _by_role(cpu: dict[str, float], beats: Sequence[Heartbeat], begin: float, end: float) -> dict[str, float]:
+    """CPU seconds; those for weights are taken out of the processes in which they were spent."""
+    found = {**cpu, "weights": 0.0}
+    for role in ("trainer", "generator"):
+        spent = _rate(beats, role, "weights_cpu_s", begin, end) * (end - begin)
+        found[role] -= spent
+        found["weights"] += spent
+    return found
 
 
 def _rate(beats: Sequence[Heartbeat], role: str, counter: str, begin: float, end: float) -> float:
@@ -142,7 +169,7 @@ def _references(
     return dict(json.loads(lines[-1].removeprefix("RESULT ")))
 
 
-def _report(ours: dict[str, Ours], bare: dict[str, float], limit: dict[str, float]) -> dict[str, Any]:
+def _report(ours: dict[str, Ours], bare: dict[str, float], limit: dict[str, float]) -> dict[str, float]:
     fast, on_policy = ours["async"], ours["sync"]
     limit_rate = fast.samples / max(limit["generate_s"], limit["train_s"])
     free_rate = fast.samples / max(limit["unbounded_s"], limit["train_s"])
@@ -189,4 +216,7 @@ def _report(ours: dict[str, Ours], bare: dict[str, float], limit: dict[str, floa
     for mode, run in (("async", fast), ("sync", on_policy)):
         for role, seconds in run.cpu.items():
             figures[f"{mode}_cpu_share_{role}"] = seconds / (run.seconds * cores())
-    return {name: float(np.round(value, 4)) for name, value in figures.items()}
+        figures[f"{mode}_cpu_share_overhead"] = sum(
+            figures[f"{mode}_cpu_share_{role}"] for role in _OVERHEAD if role in run.cpu
+        )
+    return figures

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from infra.weights import spent
 from infra.weights.bits import Bits, Model
 from infra.weights.codec.covered import Covered, check_heads
 from infra.weights.codec.decoding import decode_group
@@ -129,7 +130,7 @@ def in_threads(do: Callable[[Item], Result], items: Iterable[Item], threads: int
         ahead: deque[Future[Result]] = deque()
         try:
             for item in items:
-                ahead.append(pool.submit(do, item))
+                ahead.append(pool.submit(spent.counted()(do), item))
                 if len(ahead) > threads:
                     yield ahead.popleft().result()
             while ahead:
