@@ -81,6 +81,30 @@ def test_a_worker_that_hangs_with_a_full_pipe_holds_up_nobody(tmp_path: Path) ->
     assert all(found[name].total == len(name) for name in long)
 
 
+def test_fast_rewards_come_within_few_looks(tmp_path: Path) -> None:
+    """However rarely somebody looks, a worker is not out of work in between: sixteen a look would be 32."""
+    told = tmp_path / "told"
+    (tmp_path / "task.py").write_text(
+        "def problems(split):\n    return []\n"
+        "def reward(problem, completion):\n"
+        f"    open({str(told)!r}, 'a').write('x')\n    return 1.0\n"
+    )
+    pool = RewardPool(TaskSection(python=str(tmp_path / "task.py"), reward_workers=1))
+    try:
+        wait_until(lambda: pool.poll() == [] and pool._workers[0].ready, what="the worker")
+        for number in range(512):
+            pool.score(str(number), json.dumps({"id": "1", "prompt": "p"}), "c")
+        looks = came = 0
+        while came < 512:
+            looks += 1
+            came += len(pool.poll())
+            sent = came + len(pool._workers[0].jobs)
+            wait_until(lambda sent=sent: told.exists() and told.stat().st_size >= sent, what="answers")
+        assert looks <= 14
+    finally:
+        pool.close()
+
+
 def test_several_workers_score_everything(tmp_path: Path) -> None:
     names = [f"n{number}" for number in range(100)]
     found, _ = scores(tmp_path, names, workers=3)

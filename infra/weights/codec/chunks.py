@@ -18,7 +18,7 @@ from infra.weights import spent
 from infra.weights.bits import Bits, Model
 from infra.weights.codec.covered import Covered, check_heads
 from infra.weights.codec.decoding import decode_group
-from infra.weights.codec.encoding import encode_run
+from infra.weights.codec.encoding import encode_run, run_size
 from infra.weights.codec.groups import Group, Head
 from infra.weights.codec.tiles import TILE, Tile, runs_of
 from infra.weights.errors import WeightsError, damaged
@@ -43,10 +43,12 @@ def encode(old: Model | None, new: Model, *, threads: int = 1, size: int = CHUNK
         check_alike(old, new)
     held: list[Group] = []
 
+    runs = runs_of(new, run_size(old, new))
+
     def code(run: tuple[str, list[Tile]]) -> list[Group]:
         return list(encode_run(*run, old, new))
 
-    for group in itertools.chain.from_iterable(in_threads(code, runs_of(new), threads)):
+    for group in itertools.chain.from_iterable(in_threads(code, runs, threads)):
         held.append(group)
         if sum(one.head.size for one in held) >= size:
             yield _chunk(held)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from infra.weights.bits import Model
 from infra.weights.codec.groups import BANDED, SAME, WHOLE, Head, Span
-from infra.weights.codec.tiles import PARTS, RUN, TILE
+from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE
 from infra.weights.errors import WeightsError
 
 _HASH = 8  # bytes
-_LARGEST = RUN + 8 * TILE  # bytes of a group's elements: publishers end it with the tile that makes it a run
+# Bytes of a group's elements: publishers end it with the tile that makes it a run.
+_LARGEST = LONGER * RUN + 8 * TILE
 
 
 class Covered:

@@ -13,7 +13,7 @@ from infra.weights.codec.bands import MOST
 from infra.weights.codec.groups import BANDED, WHOLE, Head
 from infra.weights.codec.scan import Changes, Scan, scanner
 from infra.weights.codec.streams import Reader
-from infra.weights.codec.tiles import Tile, tile_hash
+from infra.weights.codec.tiles import TILE, Tile, tile_hash
 from infra.weights.errors import WeightsError
 
 
@@ -100,7 +100,7 @@ def _read(body: memoryview, tiles: Sequence[Tile], kind: Kind, what: str) -> _Re
     if not edges.size or edges[0] or (np.diff(edges) <= 0).any() or edges[-1] >= kind.exponents:
         raise WeightsError(f"{what} is damaged: its bands are not of this type's exponents")
     counts = reader.numbers(len(tiles) * edges.size).astype(np.int64)
-    if counts.size != len(tiles) * edges.size or counts.sum() > sum(tile.count for tile in tiles):
+    if counts.size != len(tiles) * edges.size or counts.sum() > min(TILE, sum(tile.count for tile in tiles)):
         raise WeightsError(f"{what} is damaged: it does not say how many elements of each tile change")
     counts = counts.reshape(len(tiles), edges.size)
     of_band = counts.sum(axis=0)

@@ -12,10 +12,22 @@ from infra.weights.codec import streams, whole
 from infra.weights.codec.bands import edges_of
 from infra.weights.codec.groups import BANDED, SAME, WHOLE, Group, group_of, size_of
 from infra.weights.codec.scan import Changes, Scan, scanner
-from infra.weights.codec.tiles import PARTS, TILE, Tile, tile_hash
+from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE, Tile, tile_hash
 
 _SAMPLE = 1 << 16  # elements of a run that decide which exponents go together
+_LOOKED_AT = 1 << 18  # elements of a model that decide how long its runs are
+_SPARSE = 0.01  # of the elements change: there a run of the usual length says enough
 _LARGE = 0.3  # of the bytes: no whole is known to need less
+
+
+def run_size(old: Model | None, new: Model) -> int:
+    """Bytes of a run: more where little changes, by a few elements of each tensor."""
+    if old is None:
+        return RUN
+    every = sum(bits.data.size for bits in new.values()) // _LOOKED_AT | 1
+    pairs = [(old[name].data[::every], new[name].data[::every]) for name in new]
+    share = sum(int((before != after).sum()) for before, after in pairs) / max(1, sum(a.size for a, _ in pairs))
+    return RUN * next((times for times in (LONGER, LONGER // 2) if share * times <= _SPARSE), 1)
 
 
 def encode_run(

@@ -12,6 +12,7 @@ from infra.weights.bits import Array, Bits, Model
 TILE = 1 << 20  # elements
 PARTS = 8  # a tile in which much changes is cut into so many, for what is held of it to stay small
 RUN = 32 << 20  # bytes: what one thread makes a group of, or several where much changes
+LONGER = 4  # so many times that, where little changes: then what a group says of itself weighs more
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,18 @@ def tile_hash(data: Array) -> int:
     return TileHash(data.data).intdigest()
 
 
-def runs_of(model: Model) -> Iterator[tuple[str, list[Tile]]]:
-    """All tiles of a model, by type and then by name, in runs of one type."""
+def runs_of(model: Model, size: int = RUN) -> Iterator[tuple[str, list[Tile]]]:
+    """All tiles of a model, by type and then by name, in runs of one type, of about so many bytes."""
     held: list[Tile] = []
-    dtype, size = "", 0
+    dtype, there = "", 0
     for name in sorted(model, key=lambda name: (model[name].dtype, name)):
         bits = model[name]
         for tile in Tile(name, 0, bits.data.size).cut(TILE):
-            if held and (bits.dtype != dtype or size >= RUN):
+            if held and (bits.dtype != dtype or there >= size):
                 yield dtype, held
-                held, size = [], 0
+                held, there = [], 0
             dtype = bits.dtype
             held.append(tile)
-            size += tile.count * bits.data.itemsize
+            there += tile.count * bits.data.itemsize
     if held:
         yield dtype, held
