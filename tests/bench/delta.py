@@ -2,13 +2,15 @@
 
     ours, int32_bf16, xor_zstd, u16gap_xor_zstd …   bytes per element that changed
     entropy        the least that positions and steps need, given the exponents of the old weights
+    entropy_rows   the same, if it is also known which rows of each tensor change, and that is said first
     enc_over_xor   speed of encoding over that of XOR and zstd-1, on one core, in turn; dec_… of decoding
 
 Encoding is from two models in memory to bytes, decoding from bytes to the old model made new in place. Ours
 hashes every tile as it was and as it becomes, and verifies it when it is decoded; XOR verifies nothing.
 
 simulated: AdamW in its steady state, fp32 masters rounded to bf16. random: a Qwen2 of 100M parameters with
-random weights, moved likewise. demo: the demo's model and one step of its RL.
+random weights, moved likewise. embedding: a twentieth of its rows moves, and each has a scale of its own.
+demo: the demo's model and one step of its RL.
 """
 
 from __future__ import annotations
@@ -77,7 +79,17 @@ def _made(quick: bool) -> Data:
         found += [
             (f"random 100M {rate:.0e}", lambda rate=rate: random_model(rate)) for rate in (1e-6, 3e-6, 1e-5)
         ]
-    return [*found, ("demo", demo)]
+    return [*found, ("embedding", lambda: embedding(size)), ("demo", demo)]
+
+
+def embedding(elements: int) -> Pair:
+    """Few of its tokens are in a batch."""
+    draw, row = np.random.default_rng(2), 896
+    shape = elements // row, row
+    old = draw.normal(0, 0.02, shape) * np.exp(draw.normal(0, 1, (shape[0], 1)))
+    new = old + np.where(draw.random((shape[0], 1)) < 0.05, draw.normal(0, 3e-6, shape), 0)
+    before, after = (model_of({"embedding": torch.from_numpy(some).bfloat16()}) for some in (old, new))
+    return dict(before), dict(after)
 
 
 def random_model(rate: float) -> Pair:
@@ -120,6 +132,7 @@ def _row(old: Model, new: Model, rounds: int) -> dict[str, float]:
             raise AssertionError(f"{name} does not lead back")
         found[name] = len(data) / changed
     found["entropy"] = entropy(before, after)
+    found["entropy_rows"] = entropy_rows(old, new)
     xor, times = FORMATS["xor_zstd"], {"enc": ([], []), "dec": ([], [])}
     sent = xor.encode(before, after)
     for _ in range(rounds):
@@ -158,6 +171,20 @@ def entropy(old: np.ndarray, new: np.ndarray) -> float:
     total = -float(np.sum(counts * np.log2(counts / per_exponent[pairs >> 16])))
     free = len(pairs) - np.count_nonzero(per_exponent)
     return (total + 0.5 * np.log2(old.size) * free) / 8 / float(np.sum(old != new))
+
+
+def entropy_rows(old: Model, new: Model) -> float:
+    """The same, where it is said first which rows change."""
+    said, before, after = 0.0, [], []
+    for name in new:
+        was, now = (model[name].data.reshape(-1, new[name].shape[-1]) for model in (old, new))
+        moves = (was != now).any(axis=1)
+        share = float(moves.mean())
+        said -= moves.size * sum(p * np.log2(p) for p in (share, 1 - share) if p) / 8
+        before.append(was[moves].reshape(-1))
+        after.append(now[moves].reshape(-1))
+    ones, others = np.concatenate(before), np.concatenate(after)
+    return entropy(ones, others) + said / float(np.sum(ones != others))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

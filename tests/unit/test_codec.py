@@ -158,9 +158,9 @@ def same(one: dict[str, Bits], other: dict[str, Bits]) -> bool:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (tiles, groups, chunks, encoding):
+    for module in (tiles, groups, chunks, encoding, decoding):
         monkeypatch.setattr(module, "TILE", 256)
-    monkeypatch.setattr(tiles, "RUN", 2048)
+    monkeypatch.setattr(encoding, "RUN", 2048)
     yield
 
 

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Sequence
 
 from infra.weights.bits import Model
-from infra.weights.codec.groups import BANDED, SAME, WHOLE, Head, Span
+from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE, Head, Span
 from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE
 from infra.weights.errors import WeightsError
 
@@ -39,7 +39,7 @@ def check_heads(heads: Sequence[tuple[Head, memoryview]], model: Model, what: st
 
 
 def _check(head: Head, size: int, model: Model, what: str) -> None:
-    if head.mode not in (SAME, BANDED, WHOLE) or head.parts not in (1, PARTS) or not head.spans:
+    if head.mode not in (SAME, BANDED, WHOLE, ROWED) or head.parts not in (1, PARTS) or not head.spans:
         raise WeightsError(f"{what} is damaged: it holds a group that can't be")
     elements = tiles = 0
     for span in head.spans:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from infra.weights.bits import Array, Kind, Model, kind_of
-from infra.weights.codec import whole
+from infra.weights.codec import rows, whole
 from infra.weights.codec.bands import MOST
-from infra.weights.codec.groups import BANDED, WHOLE, Head
+from infra.weights.codec.groups import BANDED, ROWED, WHOLE, Head
 from infra.weights.codec.scan import Changes, Scan, scanner
 from infra.weights.codec.streams import Reader
 from infra.weights.codec.tiles import TILE, Tile, tile_hash
@@ -35,8 +36,11 @@ def decode_group(
     if head.mode == WHOLE:
         yield from _replaced(tiles, model, hashes[0], whole.Tiles(body[told:], len(tiles), kind, what), what)
         return
-    changes = _read(body[told:], tiles, kind, what) if head.mode == BANDED else None
-    yield from _changed(tiles, model, hashes, changes, scan or scanner(), what)
+    body, moving = body[told:], dict[int, _Moving]()
+    if head.mode == ROWED:
+        moving, body = _moving(body, tiles, model, what)
+    changes = _read(body, tiles, kind, what) if head.mode in (BANDED, ROWED) else None
+    yield from _changed(tiles, model, hashes, changes, moving, scan or scanner(), what)
 
 
 def _replaced(
@@ -67,15 +71,20 @@ class _Read(NamedTuple):
 
 
 def _changed(
-    tiles: Sequence[Tile], model: Model, hashes: Array, read: _Read | None, scan: Scan, what: str
-) -> Iterator[Tile]:
+    tiles: Sequence[Tile], model: Model, hashes: Array, read: _Read | None, moving: Mapping[int, _Moving],
+    scan: Scan, what: str,
+) -> Iterator[Tile]:  # fmt: skip
     """Changed first, then verified: nearly always it was what it is taken for, and one hash is enough."""
     for number, (tile, before, after) in enumerate(zip(tiles, *hashes.tolist(), strict=True)):
         bits = model[tile.tensor]
         data = tile.of(bits)
         if read is not None and (read.ends[number] > read.begins[number]).any():
             mine = Changes(read.begins[number], read.ends[number], read.gaps, read.steps, before, after)
-            if scan.apply(data, bits.kind, read.edges, mine):
+            if number in moving:
+                done = _apply_to_rows(data, moving[number], bits.kind, read.edges, mine, scan)
+            else:
+                done = scan.apply(data, bits.kind, read.edges, mine)
+            if done:
                 yield tile
                 continue
         found = tile_hash(data)
@@ -86,12 +95,59 @@ def _changed(
         raise StaleTile(f"{_place(tile)} holds other bits than those that {what} is for")
 
 
+def _apply_to_rows(
+    data: Array, moving: _Moving, kind: Kind, edges: Array, changes: Changes, scan: Scan
+) -> bool:
+    """As `Scan.apply`, to the rows that change."""
+    where = moving.tile, moving.row, moving.mask
+    was = rows.picked(data, *where)
+    made = was.copy()
+    if not scan.apply(made, kind, edges, replace(changes, after=moving.after)):
+        return False
+    rows.put(data, *where, made)
+    if tile_hash(data) == changes.after:
+        return True
+    rows.put(data, *where, was)
+    return False
+
+
 def _damaged(tile: Tile, what: str) -> WeightsError:
     return WeightsError(f"{what} is damaged: it makes other bits of {_place(tile)} than it says")
 
 
 def _place(tile: Tile) -> str:
     return f"{tile.tensor}[{tile.start}:{tile.start + tile.count}]"
+
+
+class _Moving(NamedTuple):
+    tile: Tile
+    row: int
+    mask: Array
+    after: int  # the hash of what is in these rows then
+
+
+def _moving(
+    body: memoryview, tiles: Sequence[Tile], model: Model, what: str
+) -> tuple[dict[int, _Moving], memoryview]:
+    """By the tile's number the rows that change, where others are left out; and what is behind that."""
+    reader = Reader(body, what)
+    flags = reader.numbers(len(tiles))
+    numbers = np.flatnonzero(flags).tolist()
+    lengths = [rows.row_of(model[tiles[number].tensor]) for number in numbers]
+    if flags.size != len(tiles) or not all(lengths):
+        raise WeightsError(f"{what} is damaged: it tells rows apart where there are none")
+    counts = [rows.rows_in(tiles[number], row) for number, row in zip(numbers, lengths, strict=True)]
+    sizes = [-(-count // 8) for count in counts]
+    masks, rest = reader.numbers(sum(sizes)), reader.rest()
+    if masks.size != sum(sizes) or masks.itemsize != 1 or len(rest) < 8 * len(numbers):
+        raise WeightsError(f"{what} is damaged: it does not say which rows change")
+    hashes = np.frombuffer(rest[: 8 * len(numbers)], np.uint64).tolist()
+    found, at = {}, 0
+    for number, row, count, size, after in zip(numbers, lengths, counts, sizes, hashes, strict=True):
+        mask = np.unpackbits(masks[at : at + size], count=count).astype(np.bool_)
+        found[number] = _Moving(tiles[number], row, mask, after)
+        at += size
+    return found, rest[8 * len(numbers) :]
 
 
 def _read(body: memoryview, tiles: Sequence[Tile], kind: Kind, what: str) -> _Read:

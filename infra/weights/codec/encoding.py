@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from infra.weights.bits import Array, Kind, Model, kind_of
-from infra.weights.codec import streams, whole
+from infra.weights.codec import rows, streams, whole
 from infra.weights.codec.bands import edges_of
-from infra.weights.codec.groups import BANDED, SAME, WHOLE, Group, group_of, size_of
+from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE, Group, group_of, size_of
 from infra.weights.codec.scan import Changes, Scan, scanner
 from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE, Tile, tile_hash
 
@@ -26,8 +28,9 @@ def run_size(old: Model | None, new: Model) -> int:
         return RUN
     every = sum(bits.data.size for bits in new.values()) // _LOOKED_AT | 1
     pairs = [(old[name].data[::every], new[name].data[::every]) for name in new]
-    share = sum(int((before != after).sum()) for before, after in pairs) / max(1, sum(a.size for a, _ in pairs))
-    return RUN * next((times for times in (LONGER, LONGER // 2) if share * times <= _SPARSE), 1)
+    changed = sum(int((before != after).sum()) for before, after in pairs)
+    most = _SPARSE * sum(before.size for before, _ in pairs)
+    return RUN * next((times for times in (LONGER, LONGER // 2) if changed * times <= most), 1)
 
 
 def encode_run(
@@ -41,51 +44,92 @@ def encode_run(
         hashes = _told([tile_hash(data) for data in after])
         yield group_of(dtype, WHOLE, tiles, [hashes, *whole.pack(after, kind)])
         return
-    pairs = [(tile.of(old[tile.tensor]), tile.of(new[tile.tensor])) for tile in tiles]
-    edges, small = _edges(pairs, kind, scan), TILE // PARTS
+    looked = list(_looked(tiles, old, new))
+    edges, small = _edges(looked, kind, scan), TILE // PARTS
     room = TILE * kind.bits // (32 + kind.bits)  # changes that are no larger than a tile: more are not held
     held: list[_Scanned] = []
-    for number, (tile, pair) in enumerate(zip(tiles, pairs, strict=True)):
-        changes = scan.scan(*pair, kind, edges, small)
+    for number, one in enumerate(looked):
+        changes = scan.scan(*one.scanned(), kind, edges, small)
         if held and (changes is None or _count(held) + changes.gaps.size > room):
             yield _group(dtype, held, edges, parts)
         if changes is None:
-            rest = [part for one in tiles[number:] for part in one.cut(small)]
+            rest = [part for tile in tiles[number:] for part in tile.cut(small)]
             yield from encode_run(dtype, rest, old, new, scan, parts=PARTS)
             return
-        held.append(_Scanned(tile, pair[1], changes))
+        held.append(_scanned(one, changes))
     yield _group(dtype, held, edges, parts)
 
 
-class _Scanned(NamedTuple):
+class _Looked(NamedTuple):
     tile: Tile
-    data: Array  # the new bits
+    before: Array
+    after: Array
+    moving: Array | None  # which of its rows change, if the others are left out
+    row: int
+
+    def scanned(self) -> tuple[Array, Array]:
+        """What is scanned of it."""
+        if self.moving is None:
+            return self.before, self.after
+        where = self.tile, self.row, self.moving
+        return rows.picked(self.before, *where), rows.picked(self.after, *where)
+
+
+def _looked(tiles: Sequence[Tile], old: Model, new: Model) -> Iterator[_Looked]:
+    for tensor, mine in itertools.groupby(tiles, key=lambda tile: tile.tensor):
+        row = rows.row_of(new[tensor]) if rows.may_pay(old[tensor], new[tensor]) else 0
+        for tile in mine:
+            before, after = tile.of(old[tensor]), tile.of(new[tensor])
+            yield _Looked(tile, before, after, rows.moving(tile, row, before, after) if row else None, row)
+
+
+class _Scanned(NamedTuple):
+    looked: _Looked
     changes: Changes
+    inner: int  # the hash of what was scanned, if that is not all
+
+
+def _scanned(looked: _Looked, changes: Changes) -> _Scanned:
+    if looked.moving is None:
+        return _Scanned(looked, changes, 0)
+    whole_tile = replace(changes, before=tile_hash(looked.before), after=tile_hash(looked.after))
+    return _Scanned(looked, whole_tile, changes.after)
 
 
 def _count(held: Sequence[_Scanned]) -> int:
     return sum(one.changes.gaps.size for one in held)
 
 
-def _edges(pairs: Sequence[tuple[Array, Array]], kind: Kind, scan: Scan) -> Array:
-    every = sum(before.size for before, _ in pairs) // _SAMPLE | 1  # odd: rows' lengths are not
-    census = sum(scan.census(*pair, kind, every) for pair in pairs)
+def _edges(looked: Sequence[_Looked], kind: Kind, scan: Scan) -> Array:
+    every = sum(one.before.size for one in looked) // _SAMPLE | 1  # odd: rows' lengths are not
+    census = sum(scan.census(*one.scanned(), kind, every) for one in looked)
     return edges_of(np.asarray(census) * every)
 
 
 def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> Group:
     """A group of all that is held; no more of it is held then."""
-    tiles, data, changed = [one.tile for one in held], [one.data for one in held], _count(held)
+    tiles, data = [one.looked.tile for one in held], [one.looked.after for one in held]
     before, after = _told([one.changes.before for one in held]), _told([one.changes.after for one in held])
-    body = [before, after]
-    if changed:
+    body, mode = [before, after], SAME
+    if _count(held):
+        mode = BANDED
+        if any(one.looked.moving is not None for one in held):
+            mode = ROWED
+            body += _rowed(held)
         body += _banded(edges, [one.changes for one in held])
     held.clear()
     if size_of(body) > _LARGE * sum(some.nbytes for some in data):
         full = [after, *whole.pack(data, kind_of(dtype))]
         if size_of(full) < size_of(body):
             return group_of(dtype, WHOLE, tiles, full, parts=parts)
-    return group_of(dtype, BANDED if changed else SAME, tiles, body, parts=parts)
+    return group_of(dtype, mode, tiles, body, parts=parts)
+
+
+def _rowed(held: Sequence[_Scanned]) -> list[bytes]:
+    told = [one for one in held if one.looked.moving is not None]
+    masks = [np.packbits(one.looked.moving) for one in told if one.looked.moving is not None]
+    flags = np.array([one.looked.moving is not None for one in held], np.uint8)
+    return [streams.pack(flags), streams.pack(*masks), _told([one.inner for one in told])]
 
 
 def _told(hashes: Sequence[int]) -> bytes:

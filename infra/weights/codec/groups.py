@@ -1,6 +1,7 @@
 """Tiles that share streams, and what they are in a chunk.
 
     banded   edges of the bands · changes by tile and band · of each band: gaps, steps
+    rowed    which tiles have rows told apart · which of these change · hashes of those that do · as banded
     whole    of each tile its bytes: first all that hold the exponents, the others last
     same     nothing: the tiles are as they were
 
@@ -17,7 +18,7 @@ import msgspec
 
 from infra.weights.codec.tiles import TILE, Tile
 
-SAME, BANDED, WHOLE = range(3)
+SAME, BANDED, WHOLE, ROWED = range(4)
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True):

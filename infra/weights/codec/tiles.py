@@ -43,7 +43,7 @@ def tile_hash(data: Array) -> int:
     return TileHash(data.data).intdigest()
 
 
-def runs_of(model: Model, size: int = RUN) -> Iterator[tuple[str, list[Tile]]]:
+def runs_of(model: Model, size: int) -> Iterator[tuple[str, list[Tile]]]:
     """All tiles of a model, by type and then by name, in runs of one type, of about so many bytes."""
     held: list[Tile] = []
     dtype, there = "", 0

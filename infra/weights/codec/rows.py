@@ -1,0 +1,78 @@
+"""Tensors of which few rows change, as embeddings do: only the rows that do are scanned and coded.
+
+    tile, and which of its rows change ──► those rows, end to end ──► scan, apply ──► back to where they were
+
+Without this, each row that stays makes a long gap in each band. Whether it pays is found out tile by tile, in
+tensors where a few rows that are looked at say that it may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from infra.weights.bits import Array, Bits
+from infra.weights.codec.tiles import Tile
+
+_LOOKED_AT = 256  # rows of a tensor
+_SHORTEST, _FEWEST = 64, 64  # elements of a row, and rows of a tensor: less is not worth the look
+_MOST = 0.5  # of the rows change, and of those that would if changes lay anywhere: else it does not pay
+
+
+def row_of(bits: Bits) -> int:
+    """Elements of a tensor's row; 0 if it has none that are worth a look."""
+    rows = math.prod(bits.shape[:-1]) if len(bits.shape) > 1 else 0
+    row = bits.data.size // rows if rows >= _FEWEST else 0
+    return row if row >= _SHORTEST else 0
+
+
+def may_pay(old: Bits, new: Bits) -> bool:
+    """Whether most of the rows that are looked at stay as they are."""
+    if not (row := row_of(new)):
+        return False
+    every = -(-new.data.size // row // _LOOKED_AT)
+    before, after = (bits.data.reshape(-1, row)[::every] for bits in (old, new))
+    return bool((before != after).any(axis=1).mean() <= _MOST)
+
+
+def moving(tile: Tile, row: int, before: Array, after: Array) -> Array | None:
+    """Which rows of a tile change; None if it does not pay to tell them apart."""
+    changed = np.flatnonzero(before != after)
+    rows = np.unique((changed + tile.start % row) // row)
+    count = rows_in(tile, row)
+    if not 0 < rows.size <= _MOST * count * -np.expm1(-changed.size / count):
+        return None
+    found = np.zeros(count, np.bool_)
+    found[rows] = True
+    return found
+
+
+def rows_in(tile: Tile, row: int) -> int:
+    """How many rows a tile has a part of."""
+    return (tile.start + tile.count - 1) // row - tile.start // row + 1
+
+
+def picked(data: Array, tile: Tile, row: int, moving: Array) -> Array:
+    """A tile's rows that change, end to end."""
+    return np.concatenate([part[mine].reshape(-1) for part, mine in _parts(data, tile, row, moving)])
+
+
+def put(data: Array, tile: Tile, row: int, moving: Array, made: Array) -> None:
+    """Write them where they were picked."""
+    at = 0
+    for part, mine in _parts(data, tile, row, moving):
+        some = int(np.count_nonzero(mine)), part.shape[1]
+        part[mine] = made[at : at + math.prod(some)].reshape(some)
+        at += math.prod(some)
+
+
+def _parts(data: Array, tile: Tile, row: int, moving: Array) -> Iterator[tuple[Array, Array]]:
+    """Views of a tile's rows, and which of them change: the end of a row, whole ones, the begin of a row."""
+    begin = min(-tile.start % row, tile.count)
+    whole = (tile.count - begin) // row
+    end, first = begin + whole * row, int(begin > 0)
+    yield data[:begin].reshape(first, begin), moving[:first]
+    yield data[begin:end].reshape(whole, row), moving[first : first + whole]
+    yield data[end:].reshape(int(end < tile.count), tile.count - end), moving[first + whole :]
