@@ -24,6 +24,7 @@ from infra.weights.codec.decoding import StaleTile
 from infra.weights.codec.scan import VARIABLE, Scan, scanner
 from infra.weights.codec.tiles import tile_hash
 from infra.weights.errors import WeightsError
+from tests.damage import cuts_and_flips
 
 TYPES = ["BF16", "F16", "F32", "U8", "I64"]
 PLAIN = scanner("plain")
@@ -232,12 +233,7 @@ def test_every_flipped_bit_and_every_cut_is_an_error(small_tiles: None) -> None:
     old, new = model(("BF16", 600), ("F32", 60), changed=0.05)
     for base in (old, None):
         (chunk,) = chunks.encode(base, new)
-        damaged = [chunk[:cut] for cut in range(len(chunk))]
-        for place in range(8 * len(chunk)):
-            flipped = bytearray(chunk)
-            flipped[place // 8] ^= 1 << place % 8
-            damaged.append(bytes(flipped))
-        for some in damaged:
+        for some in cuts_and_flips(chunk):
             held = copied(old)
             with contextlib.suppress(WeightsError):
                 chunks.decode(some, held, "it")

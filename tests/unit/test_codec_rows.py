@@ -16,6 +16,7 @@ from infra.weights.codec import chunks, decoding, encoding, groups, rows, tiles
 from infra.weights.codec.groups import ROWED
 from infra.weights.errors import WeightsError
 from tests.bench.delta import entropy_rows
+from tests.damage import cuts_and_flips
 
 Pair = tuple[dict[str, Bits], dict[str, Bits]]
 
@@ -90,12 +91,7 @@ def test_every_flipped_bit_and_every_cut_is_an_error(small_tiles: None) -> None:
     old, new = embedding(128, 64, 0.05)
     (chunk,) = chunks.encode(old, new)
     assert modes([chunk]) == {ROWED}
-    damaged = [chunk[:cut] for cut in range(len(chunk))]
-    for place in range(8 * len(chunk)):
-        flipped = bytearray(chunk)
-        flipped[place // 8] ^= 1 << place % 8
-        damaged.append(bytes(flipped))
-    for some in damaged:
+    for some in cuts_and_flips(chunk):
         held = copied(old)
         with contextlib.suppress(WeightsError):
             chunks.decode(some, held, "it")

@@ -144,8 +144,8 @@ def test_many_spans_cost_no_more_than_their_bytes() -> None:
 
 
 def test_a_group_is_no_larger_than_publishers_make_them() -> None:
-    size = 64 << 20
-    data = chunk((Head("BF16", SAME, 1, [Span("w", 0, size)], 64 * 16), bytes(64 * 16)))
+    size = 128 << 20
+    data = chunk((Head("BF16", SAME, 1, [Span("w", 0, size)], 128 * 16), bytes(128 * 16)))
     held = {"w": Bits("BF16", (size,), np.zeros(1, np.uint16).repeat(1))}
     held["w"] = Bits("BF16", (size,), np.broadcast_to(np.uint16(0), size))
     with pytest.raises(WeightsError, match=r"a group of .* bytes, where .* are the most"):

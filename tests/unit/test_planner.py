@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,15 @@ def whole_run(spec: RunSpec) -> tuple[list[Prompt], list[StepRecord]]:
     return prompts, ledger
 
 
-def essence(prompt: Prompt) -> list[Any]:
+ROUTE = {"edges", "length_class"}  # where it travels: no bit of what is trained depends on that
+
+
+def essence(prompt: Prompt, *, but: Collection[str] = ()) -> list[Any]:
     """All of it but when it was admitted."""
     return [
         value.tolist() if isinstance(value, np.ndarray) else value
         for name in prompt.__struct_fields__
-        if name != "admitted_at"
+        if name != "admitted_at" and name not in but
         for value in [getattr(prompt, name)]
     ]
 
@@ -204,7 +207,6 @@ def test_optimizer_steps_share_all_lengths(steps: int) -> None:
 def test_a_planner_that_goes_on_from_a_state_plans_the_same(spec: RunSpec, data: st.DataObject) -> None:
     """Whatever was sent behind the state, and whatever is gone of what was sent before."""
     prompts, ledger = whole_run(spec)
-    expected = {prompt.group: essence(prompt) for prompt in prompts}
     before = planner(spec)
     before.admit(Told)
     kept = data.draw(st.integers(0, len(ledger)))
@@ -233,8 +235,12 @@ def test_a_planner_that_goes_on_from_a_state_plans_the_same(spec: RunSpec, data:
     for record in ledger[kept:]:
         if again.observe(record):
             planned += again.admit(ranker_at)
+    # Edges are made from what was predicted lately. Of prompts that are trained and gone nobody knows that.
+    gone = {p.group for p in prompts if p.group >= state.admitted and p.window < version}
+    but = ROUTE if gone - {prompt.group for prompt in sent} else ()
+    expected = {prompt.group: essence(prompt, but=but) for prompt in prompts}
     for prompt in [*resent, *planned]:
-        assert essence(prompt) == expected[prompt.group]
+        assert essence(prompt, but=but) == expected[prompt.group]
         assert prompt.window >= version
     had = {prompt.group for prompt in sent} | set(range(state.admitted))
     assert {p.group for p in planned} == {
