@@ -24,6 +24,7 @@ from infra.weights.versions import WeightStore
 from producers.weights_watch import WeightsWatch
 from schemas.messages import WeightsAnnouncement
 from schemas.wire import encode
+from tests.damage import cuts_and_flips
 from tests.factories import make_context, make_spec
 from tests.unit.test_weights import changed, same
 from tests.waiting import wait_until
@@ -88,12 +89,7 @@ def refused(served: Served, said: str, version: int = 1) -> None:
 def test_every_flipped_bit_and_every_cut_of_a_chunk_is_found(shared: Served) -> None:
     file = shared.chunk(1)
     whole = file.read_bytes()
-    damaged = [whole[:cut] for cut in range(len(whole))]
-    for bit in range(8 * len(whole)):
-        flipped = bytearray(whole)
-        flipped[bit // 8] ^= 1 << bit % 8
-        damaged.append(bytes(flipped))
-    for data in damaged:
+    for data in cuts_and_flips(whole):
         file.write_bytes(data)
         copy = shared.copy()
         with pytest.raises(WeightsError, match=f"{file.name} is damaged: it has other bytes than its name"):

@@ -1,0 +1,35 @@
+"""What a process spends on weights is counted, in whichever thread, and its heart says it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from infra.process import Heart
+from infra.weights import spent
+from infra.weights.inspection import inspected
+
+
+def burn(seconds: float) -> None:
+    """Of this thread's time on a processor."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_threads_count_their_own_and_only_while_they_are_at_it() -> None:
+    before = spent.seconds()
+    burn(0.05)
+    assert spent.seconds() == before
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(spent.counted()(burn), [0.05, 0.05]))
+    assert 0.1 <= spent.seconds() - before < 0.15
+
+
+def test_a_heart_says_what_hashing_took() -> None:
+    heart = Heart("r-1", "trainer", 0)
+    before = heart.message().counters["weights_cpu_s"]
+    inspected({"w": torch.ones(1 << 22)})
+    assert heart.message().counters["weights_cpu_s"] > before
