@@ -196,6 +196,12 @@ class Follower:
         with self._lock:
             return look(self._view)
 
+    def wait_for(self, seen: Callable[[RunView], bool], deadline_s: float) -> None:
+        """Until the view has come to something that is on the log; for so long at the most."""
+        until = time.monotonic() + deadline_s
+        while not self.see(seen) and time.monotonic() < until:
+            time.sleep(EVERY_S / 10)
+
     def _follow(self) -> None:
         while not self._end.is_set():
             try:

@@ -88,11 +88,9 @@ class PrefectScreen:
             self._log.info("%3.0f%% %s", 100 * fraction, text)
 
     def show(self, view: RunView) -> None:
-        done = 0 if view.last is None else int(view.last["iteration"] or 0) + 1
-        percent = min(100.0, 100.0 * done / view.spec.algorithm.iterations)
+        percent = min(100.0, 100.0 * view.iterations_begun() / view.spec.algorithm.iterations)
         if not self._due() and (percent < 100.0 or self._percent == percent):
             return
-        self._percent = percent
         self._log.info("%s", one_line(view))
         with suppress(Exception):  # a view must not end the run: the server may be busy or away
             if self._artifact is None:
@@ -101,6 +99,7 @@ class PrefectScreen:
                 )
             else:
                 update_progress_artifact(self._artifact, progress=percent, description=one_line(view))
+            self._percent = percent  # else it is tried again
 
     def _due(self) -> bool:
         now = time.monotonic()

@@ -190,6 +190,10 @@ class RunView:
         """The newest step."""
         return self.rows[-1] if self.rows else None
 
+    def iterations_begun(self) -> int:
+        """How many iterations have a step in the ledger."""
+        return 0 if self.last is None else int(self.last["iteration"] or 0) + 1
+
     @property
     def logprob_gap(self) -> float | None:
         """Of the newest step that had samples of its own weights: only those can tell."""

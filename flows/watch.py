@@ -58,6 +58,9 @@ def train(record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Ca
             if told_to_stop():
                 raise RunCancelled(f"run {record.id} was cancelled")
         crew.dismiss(GRACE_S)
+        # Its last steps are shown, too: the view is a second behind.
+        last = record.spec.algorithm.iterations
+        follower.wait_for(lambda view: view.iterations_begun() >= last, GRACE_S)
         follower.see(screen.show)
         follower.see(notes.note_all)
 

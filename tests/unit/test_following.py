@@ -312,3 +312,13 @@ def test_a_report_of_100_000_steps_holds_what_one_of_4000_does(tmp_path: Path) -
     gaps = np.diff([one["step"] for one in shown.kept])
     assert gaps.min() == gaps.max()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # kilobytes
+
+
+def test_what_is_on_the_log_can_be_waited_for(context: Context) -> None:
+    """The last step of a run is a second behind in a view: a flow shows it before it ends."""
+    with following(context) as follower:
+        follower.wait_for(lambda view: view.live, 10.0)
+        send(context, context.topics.ledger, step(0))
+        follower.wait_for(lambda view: view.iterations_begun() >= 1, 10.0)
+        assert follower.see(lambda view: view.iterations_begun()) == 1
+        follower.wait_for(lambda view: view.iterations_begun() >= 99, 0.2)  # what never comes ends nothing

@@ -25,7 +25,7 @@ def test_threads_count_their_own_and_only_while_they_are_at_it() -> None:
     assert spent.seconds() == before
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(spent.counted()(burn), [0.05, 0.05]))
-    assert 0.1 <= spent.seconds() - before < 0.15
+    assert 0.1 <= spent.seconds() - before < 0.2
 
 
 def test_a_heart_says_what_hashing_took() -> None:
