@@ -113,7 +113,7 @@ def _steps(servers: str, run: str, expected: Expected, found: Findings) -> list[
     """The first record of each step, in order."""
     first: dict[int, dict[str, Any]] = {}
     for _, _, fields in records(servers, f"{run}.ledger"):
-        if fields["kind"] == "step" and fields["run"] == run:
+        if fields["kind"] == "step" and fields["run"] == run and "step" in fields:  # poison has no number
             first.setdefault(fields["step"], fields)
     missing = sorted(set(range(expected.iterations)) - set(first))
     if missing or len(first) != expected.iterations:
