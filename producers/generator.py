@@ -47,7 +47,7 @@ _IDLE_S = 0.2  # how often a generator for which nothing comes looks whether it 
 # A request to the broker costs generator, trainer and broker a millisecond or two each: samples that finish
 # within this time share one. Not when few are running: then somebody waits for the last ones. In sync mode
 # the trainer has nothing else to do.
-_HOLD_S = {"sync": 0.02, "async": 0.1}
+_HOLD_S, _HOLD_IN_SYNC_S = 0.1, 0.02
 _FEW = 16
 
 
@@ -87,7 +87,8 @@ class Generator:
         self._decoding = Decoding(context.spec, engine)
         self._scoring: dict[str, Made] = {}
         self._held: list[Sample] = []  # finished and scored, not sent yet
-        self._held_since, self._hold_s = 0.0, _HOLD_S[context.spec.algorithm.mode]
+        self._held_since = 0.0
+        self._hold_s = _HOLD_IN_SYNC_S if context.spec.algorithm.mode == "sync" else _HOLD_S
         self._progress = _Progress()
         self._drawing = Drawing(context.spec.deadlines.progress_s)
         start = secrets.token_hex(8)
