@@ -243,6 +243,37 @@ def test_every_flipped_bit_and_every_cut_is_an_error(small_tiles: None) -> None:
                     assert any(np.array_equal(one.data[part], whole[name].data[part]) for whole in (old, new))
 
 
+@pytest.mark.parametrize("count", [64, 1000, 1 << 14])
+def test_where_all_changes_it_leads_back_and_damage_is_seen(
+    small_tiles: None, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(streams, "_FEW", 8)
+    rng = np.random.default_rng(count)
+    before = rng.normal(0, 0.02, count).astype(np.float32)
+    after = before - (1e-6 * rng.uniform(-1, 1, count)).astype(np.float32)
+    old, new = ({"t": Bits("F32", (count,), one.view(np.uint32).copy())} for one in (before, after))
+    found = list(chunks.encode(old, new))
+    assert {head.mode for chunk in found for head, _ in chunks.heads_of(chunk, "it")} == {groups.BANDED}
+    held = copied(old)
+    for chunk in found:
+        chunks.decode(chunk, held, "it")
+    assert same(held, new)
+    for some in cuts_and_flips(found[0]) if count == 64 else ():
+        held = copied(old)
+        with contextlib.suppress(WeightsError):
+            chunks.decode(some, held, "it")
+        for start in range(0, count, 256 // tiles.PARTS):
+            part = slice(start, start + 256 // tiles.PARTS)
+            assert any(np.array_equal(held["t"].data[part], one["t"].data[part]) for one in (old, new))
+
+
+def test_whole_tiles_are_tried_where_they_may_be_smaller(small_tiles: None) -> None:
+    old, new = model(("F32", 4096), changed=1.0)
+    new["t0"].data[:] = 0
+    chunk, *_ = chunks.encode(old, new)
+    assert {head.mode for head, _ in chunks.heads_of(chunk, "it")} == {groups.WHOLE}
+
+
 def test_models_with_other_tensors_have_no_difference() -> None:
     old, new = model(("BF16", 10), ("F32", 10))
     with pytest.raises(WeightsError, match="only the new model has a tensor t1"):

@@ -13,7 +13,7 @@ the exponent of the old one. In each band is coded how many weights stay as they
     bands        which exponents go together
     scan         gaps and steps of one tile, and back: `scan_fast` compiled (`kernels` has its loops),
                  `scan_plain` in numpy, `scan_gpu` on a GPU
-    streams      integers to bytes and back: pcodec, zstd or raw
+    streams      integers to bytes and back: pcodec, zstd, raw, or `wide` where they are very many
     whole        tiles as they are
     groups       tiles that share streams: banded, or whole
     encoding     tiles to groups

@@ -20,6 +20,9 @@ _SAMPLE = 1 << 16  # elements of a run that decide which exponents go together
 _LOOKED_AT = 1 << 18  # elements of a model that decide how long its runs are
 _SPARSE = 0.01  # of the elements change: there a run of the usual length says enough
 _LARGE = 0.3  # of the bytes: no whole is known to need less
+_DENSE = 0.5  # of the elements change: their steps are many, and wide
+_STRETCH, _ONE_IN = 1 << 13, 16  # elements, and of so many stretches one, that say how small whole tiles are
+_SURELY = 0.9  # of what they say: banded is smaller than that
 
 
 def run_size(old: Model | None, new: Model) -> int:
@@ -116,13 +119,21 @@ def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> Group:
         if any(one.looked.moving is not None for one in held):
             mode = ROWED
             body += _rowed(held)
-        body += _banded(edges, [one.changes for one in held])
+        dense = _count(held) > _DENSE * sum(tile.count for tile in tiles)
+        body += _banded(edges, [one.changes for one in held], fast=dense)
     held.clear()
-    if size_of(body) > _LARGE * sum(some.nbytes for some in data):
+    size = size_of(body)
+    if size > _LARGE * sum(some.nbytes for some in data) and size > _whole_size(data, kind_of(dtype)):
         full = [after, *whole.pack(data, kind_of(dtype))]
-        if size_of(full) < size_of(body):
+        if size_of(full) < size:
             return group_of(dtype, WHOLE, tiles, full, parts=parts)
     return group_of(dtype, mode, tiles, body, parts=parts)
+
+
+def _whole_size(data: Sequence[Array], kind: Kind) -> float:
+    """About as many bytes as whole tiles need at least, from a part of each: packing them takes its time."""
+    parts = [some[at : at + _STRETCH] for some in data for at in range(0, some.size, _STRETCH * _ONE_IN)]
+    return _SURELY * size_of(whole.pack(parts, kind)) * sum(some.size for some in data) / sum(map(len, parts))
 
 
 def _rowed(held: Sequence[_Scanned]) -> list[bytes]:
@@ -136,11 +147,11 @@ def _told(hashes: Sequence[int]) -> bytes:
     return np.array(hashes, np.uint64).tobytes()
 
 
-def _banded(edges: Array, changes: Sequence[Changes]) -> list[bytes]:
+def _banded(edges: Array, changes: Sequence[Changes], *, fast: bool) -> list[bytes]:
     counts = np.stack([one.counts for one in changes])
     parts = [streams.pack(edges), streams.pack(counts.reshape(-1))]
     for band in range(edges.size):
         mine = [(one, slice(one.begins[band], one.ends[band])) for one in changes]
-        parts.append(streams.pack(*(one.gaps[part] for one, part in mine)))
-        parts.append(streams.pack(*(one.steps[part] for one, part in mine)))
+        parts.append(streams.pack(*(one.gaps[part] for one, part in mine), fast=fast))
+        parts.append(streams.pack(*(one.steps[part] for one, part in mine), fast=fast))
     return parts

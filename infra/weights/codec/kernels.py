@@ -156,6 +156,28 @@ def census(
 
 
 @njit(nogil=True, cache=True)
+def _all_moved(
+    old: Array, new: Array, at: int, fraction: int, most: int, sign: int, whole: int, table: Array,
+    room: Array, gaps: Array, steps: Array, bands: Array, counts: Array, count: int,
+) -> None:  # fmt: skip
+    """A block of which every element changes: only the first of each band may have others before it."""
+    above, seen, ranks = room[0], room[1], room[2]
+    for i in range(BLOCK):
+        gaps[count + i] = 0
+    for i in range(BLOCK):
+        steps[count + i] = _step(old[at + i], new[at + i], sign, whole)
+    for i in range(BLOCK):
+        bands[count + i] = table[(old[at + i] >> fraction) & most]
+    for b in range(MOST):
+        mine = above[b] & ~above[b + 1]
+        if mine:
+            number = _bits(mine)
+            gaps[count + _first(mine)] = seen[b] - number - ranks[b]
+            ranks[b] = seen[b]
+            counts[b] += np.int64(number)
+
+
+@njit(nogil=True, cache=True)
 def scan(
     old: Array, new: Array, old_behind: Array, new_behind: Array, start: int, end: int, fraction: int,
     most: int, sign: int, whole: int, floors: Array, table: Array, room: Array, gaps: Array, steps: Array,
@@ -172,6 +194,12 @@ def scan(
         else:
             _classify(old_behind, 0, fraction, most, floors, above, seen)
             moved = _differ(old_behind, new_behind, 0)
+        if moved == NEVER and count + BLOCK <= gaps.size:
+            _all_moved(
+                old, new, at, fraction, most, sign, whole, table, room, gaps, steps, bands, counts, count
+            )
+            count += BLOCK
+            continue
         while moved:
             if count == gaps.size:
                 return -1
@@ -216,22 +244,32 @@ def apply(
         due = _less(ranks, seen, 0)
         while due:
             b = _first(due)
-            mine, k = above[b] & ~above[b + 1], upcoming[b]
-            for _ in range(_bits(mine) - (seen[b] - ranks[b])):
+            mine, left, k = above[b] & ~above[b + 1], seen[b] - ranks[b], upcoming[b]
+            stay = _bits(mine) - left  # elements of the band before the one that changes
+            while True:
+                for _ in range(stay):
+                    mine &= mine - np.uint64(1)
+                i = at + _first(mine)
+                if i >= data.size:
+                    return done
+                code, place = np.int64(steps[k]), np.int64(data[i])
+                places[done], was[done] = i, data[i]
+                place ^= whole if place & sign else sign
+                new = (place + ((code >> 1) ^ (whole if code & 1 else 0))) & whole
+                if sign:
+                    new ^= sign if new & sign else whole
+                data[i] = new
+                done += 1
+                k += 1
+                if k >= ends[b]:
+                    ranks[b] = NEVER
+                    break
+                if gaps[k] + np.uint64(1) >= left:
+                    ranks[b] = seen[b] - left + np.uint64(1) + gaps[k]
+                    break
                 mine &= mine - np.uint64(1)
-            i = at + _first(mine)
-            if i >= data.size:
-                return done
-            code, place = np.int64(steps[k]), np.int64(data[i])
-            places[done], was[done] = i, data[i]
-            place ^= whole if place & sign else sign
-            new = (place + ((code >> 1) ^ (whole if code & 1 else 0))) & whole
-            if sign:
-                new ^= sign if new & sign else whole
-            data[i] = new
-            done += 1
-            upcoming[b] += 1
-            ranks[b] = ranks[b] + np.uint64(1) + gaps[k + 1] if k + 1 < ends[b] else NEVER
-            if ranks[b] >= seen[b]:
-                due &= due - np.uint64(1)
+                stay = np.uint64(gaps[k])
+                left -= stay + np.uint64(1)
+            upcoming[b] = k
+            due &= due - np.uint64(1)
     return done

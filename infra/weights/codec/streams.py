@@ -1,7 +1,8 @@
 """Integers to bytes and back. The coder is named before them: a reader needs no settings.
 
 pcodec finds the bins and codes them as a bare entropy coder would; zstd stands in where it is not installed,
-and where there are too few numbers for bins to pay. Numbers are as wide as the largest needs.
+and where there are too few numbers for bins to pay. Where much changes there are too many numbers for that:
+`wide` codes them. Numbers are as wide as the largest needs.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import numpy as np
 import zstandard
 
 from infra.weights.bits import Array
+from infra.weights.codec import wide
+from infra.weights.codec.zstd import unzstd
 from infra.weights.errors import WeightsError
 
 _HEAD = struct.Struct("<BII")  # coder and bytes of a number, numbers, bytes behind this
-_RAW, _ZSTD, _PCODEC = range(3)
+_RAW, _ZSTD, _PCODEC, _WIDE = range(4)
 _FEW = 2048  # numbers of which bins may cost more than they save
 _LEVEL = 7  # of pcodec: up to 128 bins. With twice as many it is slower, and saves a thousandth
 _PAGE = 1 << 16  # numbers that pcodec works on at once: it takes some twenty bytes for each
@@ -44,13 +47,16 @@ def _config() -> Any:
     )  # fmt: skip
 
 
-def pack(*parts: Array) -> bytes:
-    """Numbers as bytes, of several arrays one behind the other."""
+def pack(*parts: Array, fast: bool = False) -> bytes:
+    """Numbers as bytes, of several arrays one behind the other. `fast`: for very many."""
     numbers, options, library = _joined(parts), [], _pcodec()
-    if library is None or numbers.size < _FEW:
-        options.append((_ZSTD, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(_planes(numbers))))
-    if library is not None and numbers.size:
-        options.append((_PCODEC, library.standalone.simple_compress(numbers, _config())))
+    if fast and numbers.size >= _FEW:
+        options.append((_WIDE, wide.pack(numbers)))
+    else:
+        if library is None or numbers.size < _FEW:
+            options.append((_ZSTD, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(_planes(numbers))))
+        if library is not None and numbers.size:
+            options.append((_PCODEC, library.standalone.simple_compress(numbers, _config())))
     coder, data = min(options, key=lambda option: len(option[1]))
     if len(data) >= numbers.nbytes:
         coder, data = _RAW, numbers.tobytes()
@@ -92,6 +98,8 @@ class Reader:
             return _from_planes(unzstd(data, count * dtype.itemsize, self._what), dtype)
         if coder == _RAW and len(data) == count * dtype.itemsize:
             return np.frombuffer(data, dtype)
+        if coder == _WIDE:
+            return wide.unpack(data, dtype, count, self._what)
         library = _pcodec()
         if coder != _PCODEC or library is None:
             raise WeightsError(
@@ -109,19 +117,6 @@ class Reader:
         if not done.finished or done.n_processed != count:
             raise WeightsError(f"{self._what} is damaged: a stream does not have {count} numbers")
         return found
-
-
-def unzstd(data: bytes | memoryview, size: int, what: str) -> bytes:
-    """So many bytes, which zstd has made small."""
-    try:
-        if zstandard.get_frame_parameters(data).content_size > size:  # it would be made room for
-            raise WeightsError(f"{what} is damaged: it holds more than {size} bytes")
-        found = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(1, size))
-    except zstandard.ZstdError as error:
-        raise WeightsError(f"{what} is damaged: {error}") from error
-    if len(found) != size:
-        raise WeightsError(f"{what} is damaged: it holds {len(found)} bytes, not {size}")
-    return found
 
 
 def _planes(numbers: Array) -> bytes:

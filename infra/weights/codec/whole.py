@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import zstandard
 
 from infra.weights.bits import Array, Kind
-from infra.weights.codec.streams import unzstd
+from infra.weights.codec.zstd import by_frequency, unzstd
 from infra.weights.errors import WeightsError
-
-# What repeats among exponents does so by chance, and to say where costs more than to say it again. So zstd
-# looks for long repeats only, in a table that is soon overwritten, and codes the rest by how often each byte
-# is there: 2 % less than at its level 1 where weights have one scale, .4 % where they have many, in half the
-# time. Higher levels find more repeats, and make more bytes of it.
-_OPTIONS = zstandard.ZstdCompressionParameters(
-    strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=17
-)
 
 
 def pack(tiles: Sequence[Array], kind: Kind) -> list[bytes]:
     """Tiles as bytes, in pieces."""
-    compressor = zstandard.ZstdCompressor(compression_params=_OPTIONS)
+    compressor = by_frequency()
     parts = [compressor.compress(plane) for data in tiles for plane in _planes(data, kind)]
     return [np.array([len(part) for part in parts], np.uint32).tobytes(), *parts]
 
