@@ -62,18 +62,26 @@ def inspect(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[str
 
 def _pieces(plain: torch.Tensor, dtype: torch.dtype) -> Iterator[Bits]:
     """Its elements in a type; a piece is written over by the next one."""
-    room = None if plain.dtype == dtype else torch.empty(min(_PIECE, plain.numel()), dtype=dtype)
+    if plain.dtype == dtype:
+        bits = bits_of(plain)
+        every = range(0, bits.data.size, _PIECE)
+        yield from (Bits(bits.dtype, bits.shape, bits.data[at : at + _PIECE]) for at in every)
+        return
+    room = torch.empty(min(_PIECE, plain.numel()), dtype=dtype)
     for part in plain.split(_PIECE):
-        if room is not None and part.numel():
-            convert(part, room[: part.numel()])
-            part = room[: part.numel()]
-        yield bits_of(part)
+        convert(part, room[: part.numel()])
+        yield bits_of(room[: part.numel()])
 
 
 def convert(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy a flat tensor into one of any type, in this thread alone."""
     if source.dtype == target.dtype:
         bits_of(target).data[...] = bits_of(source).data
+        return
+    if (source.dtype, target.dtype) == (torch.float32, torch.bfloat16) and choices.compiles():
+        from infra.weights.loops import to_bf16
+
+        to_bf16(bits_of(source).data, bits_of(target).data)
         return
     for some, room in zip(source.split(_ALONE), target.split(_ALONE), strict=True):
         room.copy_(some)

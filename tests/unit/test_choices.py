@@ -18,6 +18,7 @@ from consumers.fixed_point import FixedPointSum
 from infra import choices
 from infra.choices import ALL, CORES, DEVICE, NUMBA, Choice, ChoiceError
 from infra.weights import versions
+from infra.weights.inspection import convert
 
 ROOT = Path(__file__).parents[2]
 OWN = [choice for choice in ALL if not choice.library]
@@ -118,6 +119,20 @@ def test_what_a_plan_costs_is_the_same_both_ways(monkeypatch: pytest.MonkeyPatch
     assert one == pytest.approx(other, rel=1e-12)
     assert first == second
     assert (yes, no) == (True, False)
+
+
+@pytest.mark.parametrize("way", NUMBA.ways)
+def test_fp32_becomes_the_nearest_bf16_both_ways(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NUMBA.variable, way)
+    rng = np.random.default_rng(0)
+    halves = (np.arange(1 << 16, dtype=np.uint32) << 16) + rng.choice([0, 0x7FFF, 0x8000, 0x8001], 1 << 16)
+    source = torch.from_numpy(halves.astype(np.uint32).view(np.float32))
+    source = source[~source.isnan()]
+    found = torch.empty(source.numel(), dtype=torch.bfloat16)
+    convert(source, found)
+    assert torch.equal(found.view(torch.int16), source.to(torch.bfloat16).view(torch.int16))
+    convert(torch.tensor([math.nan]), found[:1])
+    assert found[0].isnan()
 
 
 @pytest.mark.parametrize("way", NUMBA.ways)

@@ -81,7 +81,9 @@ def test_a_pass_in_pieces_is_one_over_all(
         copy = torch.empty(size, dtype=dtype or torch.float32)
         inspection.convert(tensor, copy)
     published = tensor.to(dtype or torch.float32)
-    assert digest == tensor_digest(published) == tensor_digest(copy)
+    assert digest == tensor_digest(copy)
+    if not published.isnan().any():  # of which there are several, and torch takes now this one, now that one
+        assert digest == tensor_digest(published)
     assert finite == bool(torch.isfinite(published).all())
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from infra.choices import NUMBA
 from infra.store import open_store
 from infra.weights.bits import NAMES, NARROW, Bits, blank_file, empty, file_model, model_of
 from infra.weights.codec.chunks import decode, encode
@@ -59,9 +60,13 @@ def test_files_are_read_as_safetensors_writes_them(name: str, tmp_path: Path) ->
     assert load_file(tmp_path / "y.safetensors")["w"].dtype == tensors["w"].dtype
 
 
+@pytest.mark.parametrize("way", NUMBA.ways)
 @pytest.mark.parametrize("dtype", sorted(FLOATS))
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_no_number_is_not_published(dtype: str, bad: float, tmp_path: Path) -> None:
+def test_what_is_no_number_is_not_published(
+    way: str, dtype: str, bad: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NUMBA.variable, way)
     tensor = torch.ones(3000, dtype=torch.float64)
     tensor[2999] = bad
     weights = WeightStore(open_store(f"file://{tmp_path}"), "r-1")
