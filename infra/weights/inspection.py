@@ -18,6 +18,7 @@ from infra.weights.digest import TensorHash, root_digest
 
 _PIECE = 1 << 17  # elements
 _ALONE = 1 << 14  # elements that torch converts without threads of its own: these are threads already
+_SMALL = 1 << 22  # elements of a model for which threads take longer to begin than one takes for it all
 _MOST_THREADS = 8  # more find the memory busy
 
 
@@ -42,8 +43,11 @@ def threads() -> int:
 def inspected(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> Inspected:
     """Look at tensors on a CPU, as they are or as they would be in another type."""
     order = sorted(tensors, key=lambda name: -tensors[name].numel())  # the large ones first: all end together
-    with ThreadPoolExecutor(threads(), thread_name_prefix="hash") as pool:
-        found = dict(zip(order, pool.map(lambda name: inspect(tensors[name], dtype), order), strict=True))
+    if sum(tensor.numel() for tensor in tensors.values()) < _SMALL:
+        found = {name: inspect(tensors[name], dtype) for name in order}
+    else:
+        with ThreadPoolExecutor(threads(), thread_name_prefix="hash") as pool:
+            found = dict(zip(order, pool.map(lambda name: inspect(tensors[name], dtype), order), strict=True))
     wrong = next((name for name in tensors if not found[name][1]), "")
     return Inspected({name: found[name][0] for name in tensors}, wrong)
 

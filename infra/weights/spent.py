@@ -13,16 +13,21 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _total = 0.0
+_within = threading.local()  # of each thread: whether somebody counts already
 
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Count what this thread does meanwhile. Not within itself: then it would count twice."""
+    """Count what this thread does meanwhile, once."""
     global _total
-    before = time.thread_time()
+    if getattr(_within, "counted", False):
+        yield
+        return
+    before, _within.counted = time.thread_time(), True
     try:
         yield
     finally:
+        _within.counted = False
         with _lock:
             _total += time.thread_time() - before
 

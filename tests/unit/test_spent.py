@@ -33,3 +33,10 @@ def test_a_heart_says_what_hashing_took() -> None:
     before = heart.message().counters["weights_cpu_s"]
     inspected({"w": torch.ones(1 << 22)})
     assert heart.message().counters["weights_cpu_s"] > before
+
+
+def test_what_counts_within_what_counts_is_counted_once() -> None:
+    before = spent.seconds()
+    with spent.counted(), spent.counted():
+        burn(0.05)
+    assert 0.05 <= spent.seconds() - before < 0.1
