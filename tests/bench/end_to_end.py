@@ -44,7 +44,7 @@ from schemas.wire import decode, encode
 from tests.bench._cpu import CpuWatch
 from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, own_stack, samples_of, start
 
-WARM = 4  # iterations that are not counted
+WARM = 12  # iterations that are not counted: until then the broker compiles itself, which a long run forgets
 _OVERHEAD = ("kafka", "feeder", "weights", "prefect", "flow", "guard")
 
 
@@ -69,7 +69,7 @@ class Ours:
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench end_to_end")
-    parser.add_argument("--iterations", type=int, default=16 if quick else 32)
+    parser.add_argument("--iterations", type=int, default=24 if quick else 44)
     parser.add_argument(
         "--rounds", type=int, default=3, help="of all that is measured (default: %(default)s)"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import zstandard
 
 from infra.weights.errors import WeightsError
@@ -15,6 +17,9 @@ _OPTIONS = zstandard.ZstdCompressionParameters(
 )
 
 
+_own = threading.local()  # of each thread: making what decodes takes as long as decoding a small tensor
+
+
 def by_frequency() -> zstandard.ZstdCompressor:
     """What codes bytes by how often each is there. For one thread."""
     return zstandard.ZstdCompressor(compression_params=_OPTIONS)
@@ -25,9 +30,16 @@ def unzstd(data: bytes | memoryview, size: int, what: str) -> bytes:
     try:
         if zstandard.get_frame_parameters(data).content_size > size:  # it would be made room for
             raise WeightsError(f"{what} is damaged: it holds more than {size} bytes")
-        found = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(1, size))
+        found: bytes = _decompressor().decompress(data, max_output_size=max(1, size))
     except zstandard.ZstdError as error:
         raise WeightsError(f"{what} is damaged: {error}") from error
     if len(found) != size:
         raise WeightsError(f"{what} is damaged: it holds {len(found)} bytes, not {size}")
+    return found
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_own, "decompressor"):
+        _own.decompressor = zstandard.ZstdDecompressor()
+    found: zstandard.ZstdDecompressor = _own.decompressor
     return found
