@@ -20,7 +20,7 @@ _SAMPLE = 1 << 16  # elements of a run that decide which exponents go together
 _LOOKED_AT = 1 << 18  # elements of a model that decide how long its runs are
 _SPARSE = 0.01  # of the elements change: there a run of the usual length says enough
 _LARGE = 0.3  # of the bytes: no whole is known to need less
-_DENSE = 0.5  # of the elements change: their steps are many, and wide
+_DENSE, _WIDE = 0.5, 32  # of the elements change, of so many bits: their steps are many, and wide
 _STRETCH, _ONE_IN = 1 << 13, 16  # elements, and of so many stretches one, that say how small whole tiles are
 _SURELY = 0.9  # of what they say: banded is smaller than that
 
@@ -119,8 +119,8 @@ def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> Group:
         if any(one.looked.moving is not None for one in held):
             mode = ROWED
             body += _rowed(held)
-        dense = _count(held) > _DENSE * sum(tile.count for tile in tiles)
-        body += _banded(edges, [one.changes for one in held], fast=dense)
+        wide = kind_of(dtype).bits >= _WIDE and _count(held) > _DENSE * sum(tile.count for tile in tiles)
+        body += _banded(edges, [one.changes for one in held], fast=wide)
     held.clear()
     size = size_of(body)
     if size > _LARGE * sum(some.nbytes for some in data) and size > _whole_size(data, kind_of(dtype)):
