@@ -15,6 +15,10 @@ JVM_OPTIONS = (
     # One thread for the collector: with a small heap and few cores the parallel ones only cost memory.
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # the second compiler takes CPU from the run that it would make faster
+    # The first one compiles what is called 40 times, not 200: it is all interpreted for less of a short run.
+    "-XX:Tier3InvocationThreshold=40",
+    "-XX:Tier3MinInvocationThreshold=20",
+    "-XX:Tier3CompileThreshold=200",
     # A broker without memory must die and be named, not linger half alive.
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",

@@ -58,6 +58,7 @@ class Beliefs:
         self._pairs: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of logs, and of which group
         self._seen = self._fitted = self._groups = 0
         self.rho = 0.0  # of one group's scores; 0: one tells nothing of another
+        self._table: np.ndarray | None = None  # errors by bin and level, once somebody asks
         self._fit()
 
     def observe(self, groups: Sequence[Sequence[Pair]]) -> None:
@@ -71,7 +72,9 @@ class Beliefs:
     def quantiles(self, predicted: np.ndarray) -> np.ndarray:
         """QUANTILES equally likely lengths for each prediction, ascending."""
         self._refit()
-        table = np.stack([np.interp(self._levels, row, self._errors) for row in self._shares])
+        if self._table is None:
+            self._table = np.stack([np.interp(self._levels, row, self._errors) for row in self._shares])
+        table = self._table
         place = np.interp(np.log(np.maximum(predicted, 1.0)), self._centers, np.arange(_BINS))
         low = np.minimum(place.astype(int), _BINS - 2)
         part = (place - low)[:, None]
@@ -152,6 +155,7 @@ class Beliefs:
         below = np.cumsum(near, axis=1)
         self._shares = (below - 0.5 * near) / below[:, -1:]
         self._errors = errors[order]
+        self._table = None
         self.rho = 0.0 if self._flawless else self._likeness(known)
 
     @property

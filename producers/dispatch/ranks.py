@@ -35,7 +35,16 @@ class _Group:
 
     open: dict[Key, Job] = field(default_factory=dict)
     done: list[float] = field(default_factory=list)  # scores
+    fresh: list[tuple[int, np.ndarray]] = field(
+        default_factory=list
+    )  # lengths and beliefs that have none yet
     pairs: list[Pair] = field(default_factory=list)  # of which the beliefs have not heard yet
+
+    def scores(self) -> list[float]:
+        """Of those that are done; found out when somebody asks, and often nobody does."""
+        self.done += [float(np.interp(length, prior, LEVELS)) for length, prior in self.fresh]
+        self.fresh.clear()
+        return self.done
 
 
 class Ranks:
@@ -92,7 +101,7 @@ class Ranks:
         said, prior = self._said[job.key], self._prior[job.key]
         self.forget(job)
         group.pairs.append((job.prompt.predicted, float(length)))
-        group.done.append(float(np.interp(length, prior, LEVELS)))
+        group.fresh.append((length, prior))
         self._seen += 1
         if not said[0] / _FAR <= length <= said[-1] * _FAR:
             self._surprises.add(job.key)
@@ -139,22 +148,25 @@ class Ranks:
     def _correct(self, board: Board, group: _Group) -> list[Key]:
         """Members by what the others tell: those that are done, and those that are so long already."""
         rho = self.beliefs.rho
-        if not (rho and self._corrects and group.open) or len(group.open) + len(group.done) < 2:
+        if not (rho and self._corrects and group.open):
+            return []
+        done = group.scores()
+        if len(group.open) + len(done) < 2:
             return []
         floors = {
             key: float(np.interp(tokens, self._prior[key], LEVELS))
             for key in group.open
             if (tokens := board.tokens(key)) > self._prior[key][0]
         }
-        if not floors and not group.done:
+        if not floors and not done:
             return []
-        of_all = common_part(rho, group.done, list(floors.values()))
+        of_all = common_part(rho, done, list(floors.values()))
         alike: dict[int, np.ndarray] = {}  # rows by priors, which a group's samples share
         for key, job in group.open.items():
             prior = self._prior[key]
             if key in floors:  # what it tells of itself is not told twice
                 others = [floor for other, floor in floors.items() if other != key]
-                common = common_part(rho, group.done, others)
+                common = common_part(rho, done, others)
                 self.row[key] = _row(prior, rho, *common)
             else:
                 common = of_all
