@@ -63,7 +63,7 @@ s3: .streamrl/.s3  ## build the S3 server versitygw into .streamrl/bin (Go); for
 demo: setup kafka  ## a whole small run on this machine
 	$(BIN)/streamrl demo
 
-test: setup kafka s3  ## every test, against real services
+test: setup kafka s3 lint  ## every test, against real services, behind the linters
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
 

@@ -59,6 +59,13 @@ class Made:
         return self.found.root
 
 
+def made_of(tensors: dict[str, torch.Tensor]) -> Made:
+    """Of tensors on a CPU that nobody changes any more."""
+    future: Future[dict[str, torch.Tensor]] = Future()
+    future.set_result(tensors)
+    return Made(inspected(tensors), lambda: future)
+
+
 class _Copying:
     def __init__(self, future: Future[dict[str, torch.Tensor]]) -> None:
         self._future = future
@@ -89,9 +96,7 @@ class Copies:
         """Of tensors that `write` brings here, each into the one of its name."""
         copy = self._blanks(shapes)
         write(copy)
-        future: Future[dict[str, torch.Tensor]] = Future()
-        future.set_result(copy)
-        return Made(inspected(copy), lambda: future)
+        return made_of(copy)
 
     @spent.counted()
     def _copied(self, plain: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

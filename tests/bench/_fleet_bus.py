@@ -143,9 +143,17 @@ class _Branch:
             self._positions[record.partition] = record.offset + 1
         return found
 
+    def begin_offsets(self) -> dict[int, int]:
+        return dict.fromkeys(self._positions, 0)  # nothing is collected while the bench runs
+
     def end_offsets(self) -> dict[int, int]:
         ends = self._source.end_offsets()
         return {part: ends[part] for part in self._positions}
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        if self._opened:
+            raise RuntimeError("a branch goes where it begins: what came before is not kept for it")
+        self._positions |= positions
 
     def positions(self) -> dict[int, int]:
         return dict(self._positions)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from consumers.lending import made_of
 from consumers.publisher import Publisher
 from consumers.stream import SampleStream
 from infra.bus import Record
@@ -42,7 +43,7 @@ class TimedStream(SampleStream):
 def body(context: Context) -> None:
     """Take one iteration after the other, until told to stop."""
     publisher = Publisher(context, 1)
-    publisher.publish(0, _weights(0))
+    publisher.publish(0, made_of(_weights(0)))
     stream = TimedStream(context, VOCABULARY, {}, (0, 0))
     context.loaded()
     try:
@@ -64,7 +65,7 @@ def _train(context: Context, stream: TimedStream, publisher: Publisher, iteratio
     rows = [row for bundle in stream.complete(key) for row in bundle.in_order()]
     step = make_step(context.run, iteration, [(row, row.sample) for row in rows])
     context.writer.send(context.topics.ledger, encode(step), key=str(iteration))
-    publisher.publish(iteration + 1, _weights(iteration + 1))
+    publisher.publish(iteration + 1, made_of(_weights(iteration + 1)))
     stream.trained(key)
 
 

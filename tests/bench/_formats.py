@@ -25,7 +25,7 @@ class Format:
 
 
 def _zstd(data: bytes | Array) -> bytes:
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(data if isinstance(data, bytes) else data.data)
 
 
 def _unzstd(data: bytes) -> bytes:

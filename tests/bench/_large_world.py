@@ -13,7 +13,7 @@ from consumers.learner import TorchLearner
 from consumers.record import Step
 from consumers.stream import Stream
 from consumers.trainer import Trainer
-from infra.memory_bus import MemoryBus, MemoryWriter
+from infra.memory_bus import MemoryBus, MemorySent, MemoryWriter
 from infra.process import Context
 from schemas.messages import WeightsAnnouncement
 from schemas.runspec import RunSpec
@@ -108,10 +108,11 @@ class _Answering(MemoryWriter):
         super().__init__(bus)
         self._weights = weights
 
-    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
-        super().send(topic, value, key=key, partition=partition)
+    def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> MemorySent:
+        sent = super().send(topic, value, key=key, partition=partition)
         if topic.name == self._weights.name:
             self.world.answer(decode(value, WeightsAnnouncement))
+        return sent
 
 
 def train(spec: RunSpec, folder: Path) -> tuple[Context, Watch]:

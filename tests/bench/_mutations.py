@@ -24,7 +24,7 @@ _EDGES = (
 
 def mutated(good: Sequence[bytes], draw: np.random.Generator) -> bytes:
     """One of some good inputs, changed once or several times."""
-    data = good[draw.integers(len(good))]
+    data = good[int(draw.integers(len(good)))]
     for _ in range(int(draw.geometric(0.7))):
         data = _WAYS[draw.integers(len(_WAYS))](data, draw)
     return data

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from consumers.learner import TorchLearner
+from consumers.record import Step
 from consumers.stream import Stream
 from consumers.trainer import Trainer
 from infra.stack import local
@@ -42,17 +43,18 @@ class TimedTrainer(Trainer):
         if self._number % BLOCK == 0:
             self._began = time.perf_counter()
         super()._train_step(stream)
+        self.stepped.release()
         if self._between is not None and self._number % BLOCK == 0:
             self._publisher.drain()
             self.took.append((time.perf_counter() - self._began) / BLOCK)
             self._between(range(self._number - BLOCK, self._number))
 
-    def _report(self, record: StepRecord, stream: Stream) -> None:
-        super()._report(record, stream)
+    def _record(self, step: Step, root: str, norm: float) -> StepRecord:
+        record = super()._record(step, root, norm)
         self.done.append(record.finished_at)
         self.waited.append(record.metrics["waited_s"])
         self.padding.append(record.metrics["padding_waste"])
-        self.stepped.release()
+        return record
 
     def _checkpoint(self, stream: Stream) -> None:
         began = time.perf_counter()

@@ -27,7 +27,8 @@ def simulated(rate: float, *, elements: int, seed: int = 0, steps: int = 30) -> 
     draw = np.random.default_rng(seed)
     columns = 1024
     shapes = [columns] * (elements // columns // columns)
-    old, new = {}, {}
+    old: dict[str, Bits] = {}
+    new: dict[str, Bits] = {}
     for number, rows in enumerate(shapes):
         weight = draw.normal(0, 0.02, (rows, columns)).astype(np.float32)
         size = np.exp(draw.normal(0, _SPREAD, weight.shape)).astype(np.float32)

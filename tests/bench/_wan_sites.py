@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from consumers.lending import made_of
 from consumers.publisher import Publisher
 from infra import runs
 from infra.process import Context, Heart, connect
@@ -110,7 +111,7 @@ class Near:
 
     def publish(self, version: int, model: dict[str, torch.Tensor]) -> WeightsAnnouncement:
         """As a trainer does; returns when it is announced."""
-        self._publisher.publish(version, model)
+        self._publisher.publish(version, made_of(model))
         self._publisher.drain()
         self.until(lambda: version in self.seen.announced, f"version {version} to be announced")
         return self.seen.announced[version]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,10 @@ def _files(old: Path, new: Path) -> Data:
 def _made(quick: bool) -> Data:
     size = (8 if quick else 24) * _MIB
     found: Data = [
-        (f"simulated {rate:.0e}", lambda rate=rate: simulated(rate, elements=size))
-        for rate in (1e-6, 3e-6, 1e-5)
+        (f"simulated {rate:.0e}", partial(simulated, rate, elements=size)) for rate in (1e-6, 3e-6, 1e-5)
     ]
     if not quick:
-        found += [
-            (f"random 100M {rate:.0e}", lambda rate=rate: random_model(rate)) for rate in (1e-6, 3e-6, 1e-5)
-        ]
+        found += [(f"random 100M {rate:.0e}", partial(random_model, rate)) for rate in (1e-6, 3e-6, 1e-5)]
     return [*found, ("embedding", lambda: embedding(size)), ("demo", demo)]
 
 
@@ -133,22 +131,27 @@ def _row(old: Model, new: Model, rounds: int) -> dict[str, float]:
         found[name] = len(data) / changed
     found["entropy"] = entropy(before, after)
     found["entropy_rows"] = entropy_rows(old, new)
-    xor, times = FORMATS["xor_zstd"], {"enc": ([], []), "dec": ([], [])}
+    xor = FORMATS["xor_zstd"]
+    times: dict[str, tuple[list[float], list[float]]] = {"enc": ([], []), "dec": ([], [])}
     sent = xor.encode(before, after)
     for _ in range(rounds):
         times["enc"][0].append(_took(lambda: list(encode(old, new))))
         times["enc"][1].append(_took(lambda: xor.encode(before, after)))
-        held = {name: Bits(bits.dtype, bits.shape, bits.data.copy()) for name, bits in old.items()}
-        times["dec"][0].append(_took(lambda held=held: [decode(chunk, held, "it") for chunk in ours]))
-        other = before.copy()
-        times["dec"][1].append(_took(lambda other=other: xor.decode(other, sent)))
-        if any(not np.array_equal(held[name].data, new[name].data) for name in floats):
+        mine = {name: Bits(bits.dtype, bits.shape, bits.data.copy()) for name, bits in old.items()}
+        times["dec"][0].append(_took(partial(_decoded, ours, mine)))
+        times["dec"][1].append(_took(partial(xor.decode, before.copy(), sent)))
+        if any(not np.array_equal(mine[name].data, new[name].data) for name in floats):
             raise WeightsError("our own code does not lead back")
-    for name, (mine, theirs) in times.items():
-        found[f"{name}_gb_s"] = before.nbytes / 1e9 / float(np.median(mine))
-        found[f"{name}_over_xor"] = float(np.median(np.divide(theirs, mine)))
+    for name, (own, theirs) in times.items():
+        found[f"{name}_gb_s"] = before.nbytes / 1e9 / float(np.median(own))
+        found[f"{name}_over_xor"] = float(np.median(np.divide(theirs, own)))
     found["keyframe"] = sum(len(chunk) for chunk in encode(None, new)) / after.nbytes
     return found
+
+
+def _decoded(chunks: Sequence[bytes], model: Model) -> None:
+    for chunk in chunks:
+        decode(chunk, model, "it")
 
 
 def _took(do: Callable[[], object]) -> float:

@@ -140,7 +140,7 @@ def _publishing() -> Iterator[list[float]]:
         plain(self, *given)
         took.append(time.perf_counter() - began)
 
-    Publisher._publish = timed  # type: ignore[method-assign]
+    Publisher._publish = timed  # type: ignore[assignment,method-assign]
     try:
         yield took
     finally:

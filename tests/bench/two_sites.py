@@ -115,8 +115,10 @@ def _deployed(bench: _Bench) -> dict[str, Any]:
         _ended(_quiet(near, near_env, bench.folder / "near.log")),
         _ended(_quiet(bench.link.at_far(far), bench.far_env, bench.folder / "far.log")),
     ):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return bench.result(psutil.Popen([*prefect, *run], env=near_env, cwd=ROOT, **pipes))
+        flow = psutil.Popen(
+            [*prefect, *run], env=near_env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        return bench.result(flow)
 
 
 def _quiet(words: Sequence[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:

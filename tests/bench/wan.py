@@ -153,17 +153,17 @@ class _Bench:
             name = f"readers-{count}"
             far.readers(name, count)
             self._read(far, name, count, self._version)
-            begun, rows, all_else = self.link.crossed(), [], 0
+            begun, rows = self.link.crossed(), []
             for _ in range(3):
                 version = self._publish(_CHANGED)
                 rows.append(self._arrived(far, version)["bytes"])
                 self._read(far, name, count, version)
             all_else = self.link.crossed() - begun - sum(rows)
-            crossed[count] = {"chunks": np.mean(rows), "all_else": all_else / 3}
+            crossed[count] = {"chunks": float(np.mean(rows)), "all_else": all_else / 3}
             far.kill(name)
         ratio = (crossed[8]["chunks"]) / (crossed[1]["chunks"])
         row = {
-            "bytes_8_over_1": round(float(ratio), 4),
+            "bytes_8_over_1": round(ratio, 4),
             "with_all_else_8_over_1": round(sum(crossed[8].values()) / sum(crossed[1].values()), 4),
         }
         return self._say("eight readers at the site against one", row)
