@@ -97,7 +97,7 @@ class Origin:
         `most`: the bytes that it may have, where its size is not known.
         """
         if size is None:
-            parts = [self._pool.submit(self._again, lambda: self.store.get(key), key)]
+            parts = [self._pool.submit(self._again, lambda: self.store.get(key, most), key)]
         else:
             step = min(LARGEST_PART, max(SMALLEST_PART, -(-size // _AT_ONCE)))
             parts = [

@@ -437,6 +437,14 @@ def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
     assert place.far.bytes_of_chunks == place.chunks(0, None) + place.chunks(1, 0)
 
 
+def test_of_a_manifest_that_is_too_large_no_more_is_brought_than_one_may_have(tmp_path: Path) -> None:
+    place, key = Place(tmp_path), f"runs/{RUN}/weights/v000000/manifest.json"
+    place.there.put(key, bytes(50_000))
+    site = place.site()
+    assert len(site.get(key, 1000)) == 1001
+    assert site.origin.crossed == 1001
+
+
 def test_who_waits_for_a_relay_can_be_told_to_stop(tmp_path: Path) -> None:
     place, stop = Place(tmp_path), threading.Event()
     publish(place.there, range(1))
