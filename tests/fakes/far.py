@@ -29,7 +29,7 @@ class FarStore(FileStore):
 
     def get(self, key: str, size: int | None = None) -> bytes:
         self._go(key)
-        return self._counted(key, 0, super().get(key))
+        return self._counted(key, 0, super().get(key, size))
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
         self._go(key)
