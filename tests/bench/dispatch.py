@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from infra.choices import cores
 from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.deadline import DeadlinePolicy
@@ -47,7 +50,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench dispatch")
     parser.add_argument("--seed", type=int, default=0, help="draw anew")
-    parser.add_argument("--draws", type=int, default=5 if quick else 20)
+    parser.add_argument("--draws", type=int, default=20, help="of each case (default: %(default)s)")
     parser.add_argument("--case", help="only the cases whose name has this in it")
     parser.add_argument("--possible", action="store_true", help="say what could be reached (slow)")
     parser.add_argument("--lengths", type=Path, help="a file with lengths of your own, one a line")
@@ -55,18 +58,39 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     given = parser.parse_args(argv)
     if given.draw:
         _draw(given.draw, np.random.default_rng(given.seed))
-    rows = []
     cases = [case for case in _cases(given.lengths, quick) if (given.case or "") in case[0].name]
-    for case, (instances, slots) in track(cases, "dispatch", console=Console(stderr=True)):
-        measured = [
-            _one(case, instances, slots, np.random.default_rng([given.seed, number]), possible=given.possible)
-            for number in range(given.draws if case.name == INDEPENDENT else max(2, given.draws // 2))
-        ]
-        means = {column: float(np.mean([one[column] for one in measured])) for column in measured[0]}
+    draws = [(case, number) for case in range(len(cases)) for number in range(given.draws)]
+    with ProcessPoolExecutor(
+        cores(), get_context("fork"), _Drawing, (cases, given.seed, given.possible)
+    ) as pool:  # fmt: skip
+        found = pool.map(_Drawing.one, draws)
+        measured = list(track(found, "dispatch", len(draws), console=Console(stderr=True)))
+    rows = []
+    for number, (case, (instances, slots)) in enumerate(cases):
+        mine = measured[number * given.draws : (number + 1) * given.draws]
+        means = {column: float(np.mean([one[column] for one in mine])) for column in mine[0]}
         rows.append(
             {"case": case.name, "lengths": case.lengths, "instances": instances, "slots": slots, **means}
         )
     return _report(rows)
+
+
+class _Drawing:
+    """A process that makes draws, of cases that it was born with: they hold functions, which don't travel."""
+
+    _mine: _Drawing
+
+    def __init__(self, cases: Sequence[tuple[Case, tuple[int, int]]], seed: int, possible: bool) -> None:
+        self._cases, self._seed, self._possible = cases, seed, possible
+        _Drawing._mine = self
+
+    @staticmethod
+    def one(draw: tuple[int, int]) -> dict[str, float]:
+        """All policies on one draw of one case."""
+        mine, (place, number) = _Drawing._mine, draw
+        case, (instances, slots) = mine._cases[place]
+        rng = np.random.default_rng([mine._seed, number])
+        return _one(case, instances, slots, rng, possible=mine._possible)
 
 
 def _cases(file: Path | None, quick: bool) -> list[tuple[Case, tuple[int, int]]]:
