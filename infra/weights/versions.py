@@ -21,6 +21,7 @@ from infra.weights.bits import Model, model_of
 from infra.weights.codec.chunks import decode, encode, in_threads
 from infra.weights.codec.covered import Covered
 from infra.weights.codec.decoding import StaleTile
+from infra.weights.codec.scan import warm_up
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.errors import WeightsError
@@ -274,6 +275,9 @@ class WeightStore:
     def _taken(self, route: Route, copy: Copy, target: Manifest, progress: Progress) -> Copy:
         whole = sum(path.size for _, path in route)
         copy.version, done = None, 0
+        if any(path.since is not None for _, path in route):
+            for kind in {bits.kind for bits in copy.model.values()}:
+                warm_up(kind)
         for _, path in route:
             covered = Covered()
             fetched = in_threads(self._objects.get, path.chunks, UNDER_WAY)

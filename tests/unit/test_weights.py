@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from infra.store import FileStore, Missing, StoreError, open_store
-from infra.weights import leases, notes
+from infra.weights import leases, notes, versions
+from infra.weights.bits import kind_of
+from infra.weights.codec import scan as codec_scan
+from infra.weights.codec import scan_plain
 from infra.weights.digest import digests_of, file_digests, root_digest
 from infra.weights.errors import WeightsError
 from infra.weights.leases import Lease
@@ -128,6 +132,32 @@ def test_a_follower_fetches_what_changed(tmp_path: Path) -> None:
     sizes = [store.manifest(version).paths[0].size for version in range(20)]
     assert fetched[1] == sizes[1]
     assert sum(sizes[3:7]) in fetched, "what it has missed, one after the other"
+
+
+def test_what_applies_changes_is_loaded_while_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, kinds = weights(tmp_path), []
+    for version, model in enumerate(series(2)):
+        store.publish(version, model, trainer_epoch=0)
+    monkeypatch.setattr(versions, "warm_up", kinds.append)
+    weights(tmp_path).fetch(0)
+    assert not kinds
+    weights(tmp_path).fetch(1)
+    assert kinds == [kind_of("BF16")]
+
+
+def test_loading_it_changes_nothing_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def apply(*given: object) -> bool:
+        found.append(scan_plain.apply(*given))  # type: ignore[arg-type]
+        raise RuntimeError
+
+    plain = codec_scan.scanner("plain")
+    monkeypatch.setattr(codec_scan, "scanner", lambda: replace(plain, apply=apply))
+    codec_scan._apply_nothing(kind_of("BF16"))
+    assert found == [False]
 
 
 def test_a_copy_that_is_not_what_it_says_is_made_anew(tmp_path: Path) -> None:

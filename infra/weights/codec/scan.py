@@ -8,10 +8,14 @@ Of each band, in the order of the tile's elements:
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+
+import numpy as np
 
 from infra import choices
 from infra.weights.bits import Array, Kind
@@ -69,3 +73,16 @@ def _scanner(which: str) -> Scan:
             raise WeightsError(f"{VARIABLE}={which}: {error.name} is not installed") from error
         return _scanner("plain")
     return Scan(module.census, module.scan, module.apply)
+
+
+@cache
+def warm_up(kind: Kind) -> None:
+    """Have what applies changes loaded, in a thread: it takes a second, in which bytes can come already."""
+    threading.Thread(target=_apply_nothing, args=(kind,), daemon=True, name="scanner").start()
+
+
+def _apply_nothing(kind: Kind) -> None:
+    nothing, edges = np.zeros(1, np.int64), np.zeros(1, np.uint8)
+    none = np.zeros(0, np.uint32), np.zeros(0, kind.unsigned)
+    with contextlib.suppress(Exception):  # whoever has something to apply meets the same
+        scanner().apply(np.zeros(1, kind.unsigned), kind, edges, Changes(nothing, nothing, *none, 0, 0))
