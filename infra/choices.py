@@ -49,7 +49,7 @@ DEVICE = Choice(
     "cuda if torch sees a GPU, else cpu", ("cpu", "cuda"),
 )  # fmt: skip
 NUMBA = Choice(
-    "STREAMRL_NUMBA", "whether loops are compiled: of dispatch, exact sums, spreading, and scans of weights",
+    "STREAMRL_NUMBA", "whether loops are compiled: of dispatch, exact sums, spreading, and over weights",
     "compiled if numba can be imported, else plain", ("compiled", "plain"),
 )  # fmt: skip
 SCAN = Choice(
