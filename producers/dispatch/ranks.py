@@ -35,9 +35,7 @@ class _Group:
 
     open: dict[Key, Job] = field(default_factory=dict)
     done: list[float] = field(default_factory=list)  # scores
-    fresh: list[tuple[int, np.ndarray]] = field(
-        default_factory=list
-    )  # lengths and beliefs that have none yet
+    fresh: list[tuple[int, np.ndarray]] = field(default_factory=list)  # without one: length and belief
     pairs: list[Pair] = field(default_factory=list)  # of which the beliefs have not heard yet
 
     def scores(self) -> list[float]:
