@@ -34,8 +34,12 @@ Restore = Callable[[Mapping[str, torch.Tensor]], None]
 class Checkpoints:
     """A run's checkpoints."""
 
-    def __init__(self, store: Store, run: str, keys: KeyRing | None = None) -> None:
-        self._store, self._run, self._keys = store, run, keys or ring_from_env()
+    def __init__(
+        self, store: Store, run: str, keys: KeyRing | None = None,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`moved` is called whenever a piece of a state was taken by the store."""
+        self._store, self._run, self._keys, self._moved = store, run, keys or ring_from_env(), moved
         self._prefix = f"runs/{run}/checkpoints"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
@@ -45,7 +49,7 @@ class Checkpoints:
 
     def _written(self, state: Snapshot, iteration: int, trainer_epoch: int) -> Mapping[str, Tensor]:
         try:
-            return states.write(self._store, self._state_key(iteration, trainer_epoch), state)
+            return states.write(self._store, self._state_key(iteration, trainer_epoch), state, self._moved)
         finally:
             state.abandon()
 

@@ -5,7 +5,7 @@ What lies where follows from the manifest, which has a hash of each tensor: noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from blake3 import blake3
@@ -24,8 +24,10 @@ from infra.weights.manifest import Tensor
 _UNDER_WAY = 4  # pieces that are read at once
 
 
-def write(store: Store, key: str, state: Snapshot) -> dict[str, Tensor]:
-    """Put a state; what its tensors are."""
+def write(
+    store: Store, key: str, state: Snapshot, moved: Callable[[], None] = lambda: None
+) -> dict[str, Tensor]:
+    """Put a state; what its tensors are. `moved` is called whenever a piece of it was taken."""
     hashes = {name: TensorHash(*outline) for name, outline in state.outlines.items()}
 
     def parts() -> Iterator[bytes | memoryview]:
@@ -33,6 +35,7 @@ def write(store: Store, key: str, state: Snapshot) -> dict[str, Tensor]:
         for name, piece in state.pieces():
             hashes[name].update(piece)
             yield piece
+            moved()
 
     store.put_parts(key, parts(), len(state.head) + state.size)
     return {

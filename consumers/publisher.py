@@ -46,6 +46,7 @@ class Publisher:
         self._weights = WeightStore(context.store, context.run)
         self._jobs: queue.Queue[tuple[Callable[[], object], Callable[[], object]] | None] = queue.Queue()
         self._asked, self._put = 0, 0  # versions; each counts in one thread
+        self._pieces = 0  # that the store has taken: what takes hours moves as long as they come to more
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
         self._thread.start()
@@ -66,10 +67,16 @@ class Publisher:
                 f"not {made.root[:12]} as in the ledger. This machine's memory is damaged, or StreamRL is"
             )
         manifest = self._weights.publish(
-            version, tensors, trainer_epoch=self._epoch, base=self._base, files=self._files, known=found
-        )
+            version, tensors, trainer_epoch=self._epoch, base=self._base, files=self._files, known=found,
+            progress=lambda done, whole: self.moved(),
+        )  # fmt: skip
         self._put += 1
         self._announce(manifest)
+
+    def moved(self) -> None:
+        """The store has taken a piece of what is on its way there. All waits of the run hear of it."""
+        self._pieces += 1
+        self._context.heart.counters["stored_pieces"] = self._pieces
 
     def find(self, version: int) -> Manifest | None:
         """A published version's manifest."""
@@ -110,11 +117,10 @@ class Publisher:
         self.check()
         wait = Wait("weights and checkpoints to be in the object store", unblocked_by="the store",
                     deadline_s=self._context.spec.deadlines.progress_s)  # fmt: skip
-        left = self._jobs.unfinished_tasks
+        seen = self._jobs.unfinished_tasks, self._pieces
         while not true():
             self._context.check_stop()
-            if self._jobs.unfinished_tasks < left:
-                left = self._jobs.unfinished_tasks
+            if seen != (seen := (self._jobs.unfinished_tasks, self._pieces)):
                 wait.progress()
             wait.check()
             time.sleep(_POLL_S)

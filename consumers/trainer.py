@@ -59,8 +59,8 @@ class Trainer:
         self._start = epochs.begin(context.store, context.run, "trainer")
         self._epoch, self._looked = self._start.number, time.monotonic()
         self._scoring = Scoring(learner, learner.loss.needs, at_once=self._spec.trainer.ranks)
-        self._checkpoints = Checkpoints(context.store, context.run)
         self._publisher = Publisher(context, self._epoch, learner.base)
+        self._checkpoints = Checkpoints(context.store, context.run, moved=self._publisher.moved)
         self._ledger = Ledger(context, self._epoch, self._start.check)
         self._roots = Roots(context.spec, self._published_root)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step

@@ -76,6 +76,7 @@ class WeightStore:
     def publish(
         self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int,
         base: str | None = None, files: Mapping[str, bytes] | None = None, known: Inspected | None = None,
+        progress: Progress = lambda done, whole: None,
     ) -> Manifest:  # fmt: skip
         """Put a version; if it is there already with the same bits, that is fine (a trainer resumed).
 
@@ -83,8 +84,9 @@ class WeightStore:
         `known`: what was just found when they were looked at.
         """
         return self.publish_model(
-            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files, known=known
-        )
+            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files, known=known,
+            progress=progress,
+        )  # fmt: skip
 
     def publish_model(
         self, version: int, model: Model, *, trainer_epoch: int = 0, base: str | None = None,

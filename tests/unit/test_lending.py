@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers import lending
+from consumers.checkpoint import Checkpoints
 from consumers.learner import TorchLearner
-from consumers.lending import Made
+from consumers.lending import Made, made_of
 from consumers.publisher import Publisher
+from consumers.snapshot import Snapshot
 from infra.choices import CORES
+from infra.waiting import WaitedTooLong
 from infra.weights import inspection
 from infra.weights.digest import digests_of, tensor_digest
 from infra.weights.errors import WeightsError
@@ -169,6 +172,45 @@ def test_a_copy_that_is_not_what_the_ledger_says_is_not_published(model: str, tm
         assert publisher.newest() == 0
     finally:
         publisher.close()
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_an_upload_may_take_longer_than_the_deadline_while_the_store_takes_pieces(
+    model: str, tmp_path: Path, moves: bool
+) -> None:
+    (tmp_path / "model").symlink_to(model)
+    context = make_context(make_spec(deadlines={"progress_s": 0.5}), tmp_path)
+    publisher, ended = Publisher(context, 0), threading.Event()
+
+    def upload() -> None:
+        for _ in range(30 if moves else 1000):  # a piece each .05 s: three deadlines
+            if ended.wait(0.05):
+                return
+            if moves:
+                publisher.moved()
+
+    publisher.submit(upload)
+    if moves:
+        publisher.drain()
+        assert context.heart.counters["stored_pieces"] == 30
+    else:
+        with pytest.raises(WaitedTooLong, match="weights and checkpoints to be in the object store"):
+            publisher.drain()
+    ended.set()
+    publisher.close()
+
+
+def test_pieces_of_weights_and_checkpoints_move_a_publisher(model: str, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(model)
+    context = make_context(make_spec(), tmp_path)
+    publisher = Publisher(context, 0)
+    publisher.publish(0, made_of({"w": torch.arange(10.0)}))
+    publisher.drain()
+    before = context.heart.counters["stored_pieces"]
+    checkpoints = Checkpoints(context.store, context.run, moved=publisher.moved)
+    checkpoints.begin(Snapshot({}, {"w": torch.arange(10.0)}), 0, 0).result()
+    assert context.heart.counters["stored_pieces"] > before > 0
+    publisher.close()
 
 
 def test_what_waits_behind_a_failure_is_dropped(model: str, tmp_path: Path) -> None:
