@@ -24,6 +24,7 @@ from infra.gate import Gate
 from infra.store import Exists, Missing, whole
 from infra.weights import limits
 from infra.weights.bits import Bits, blank_file, file_model, model_of
+from infra.weights.codec import wide
 from infra.weights.codec.chunks import decode as decode_chunk
 from infra.weights.codec.chunks import encode as encode_chunk
 from infra.weights.digest import model_digests, root_digest
@@ -39,6 +40,7 @@ from tests.factories import make_sample, make_spec
 from tests.fakes.fill import fill
 
 RUN, WHERE = "r-1", "it"
+_WIDE, _COUNT = np.dtype(np.uint32), 300
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,14 @@ def _chunks() -> list[bytes]:
 def _chunk(raw: bytes) -> object:
     held = {name: Bits(bits.dtype, bits.shape, bits.data.copy()) for name, bits in _models()[0].items()}
     return decode_chunk(raw, held, WHERE)
+
+
+def _wide() -> list[bytes]:
+    draw = np.random.default_rng(0)
+    return [
+        wide.pack(np.minimum(draw.pareto(1.0, _COUNT) * 10**size, 2**32 - 1).astype(_WIDE))
+        for size in range(5)
+    ]
 
 
 def _file() -> list[bytes]:
@@ -274,6 +284,7 @@ def targets() -> list[Target]:
         Target("packed manifest", _packed, _unpack),
         Target("keyframe", lambda: [_keyframe()], lambda raw: read(raw, Keyframe, WHERE)),
         Target("chunk", _chunks, _chunk),
+        Target("wide numbers", _wide, lambda raw: wide.unpack(memoryview(raw), _WIDE, _COUNT, WHERE)),
         Target("safetensors", _file, file_model, (ValueError,)),
         Target("safetensors index", _index, _named),
         Target("lease", _lease, _leased),
