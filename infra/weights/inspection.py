@@ -16,7 +16,7 @@ from infra.weights import spent
 from infra.weights.bits import Bits, bits_of
 from infra.weights.digest import TensorHash, root_digest
 
-_PIECE = 1 << 17  # elements
+_PIECE = 1 << 18  # elements: a smaller one has threads wait for the interpreter's lock
 _ALONE = 1 << 14  # elements that torch converts without threads of its own: these are threads already
 _SMALL = 1 << 22  # elements of a model for which threads take longer to begin than one takes for it all
 _MOST_THREADS = 8  # more find the memory busy
