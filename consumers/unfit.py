@@ -3,12 +3,15 @@
 <run>.samples ──► trainer: unfit ──► <run>.dead ──► dispatcher: who makes it again ──► <run>.samples
 
 A sample that is made again and again and is never fit would be waited for in vain: that ends the run, and
-says what was wrong with it.
+says what was wrong with it. Garbage under its key anybody may have written: however much of it there is, it
+counts once in the time in which something fit should have come.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Callable, Mapping
 
 from infra.bus import Record, clamp, read_until
@@ -17,7 +20,8 @@ from infra.gate import Gate, passed_over
 from infra.process import Context
 from schemas.admission import window_of
 from schemas.identity import sample_id, sample_key
-from schemas.messages import DeadLetter
+from schemas.messages import DeadLetter, Sample
+from schemas.wire import Contradictory, Unreadable, decode
 
 _TIMES = 3
 _NEWEST = 10_000  # dead letters that are read again if it is not known from where on
@@ -45,6 +49,7 @@ class Unfit:
         self._known: dict[tuple[int, int], int] = {}
         self._end = self._read(start, letters)  # of the dead letters, at the least
         self._seen: dict[str, set[bytes]] = {}  # by sample: hashes of what came in its place and was not fit
+        self._garbage_at: dict[str, float] = {}  # by sample: when garbage in its place counted last
 
     def _read(self, start: Mapping[int, int], letters: int | None) -> int:
         """What a trainer before this one wrote: it meets the same records again."""
@@ -68,7 +73,7 @@ class Unfit:
         self._known[record.partition, record.offset] = self._end
         wanted = self._missing(record.key) if ours else ""
         self._context.dead_letter(record, reason, wanted=wanted)
-        if not wanted:
+        if not wanted or self._is_more_garbage(record, wanted):
             return
         seen = self._seen.setdefault(wanted, set())
         seen.add(hashlib.blake2b(record.value, digest_size=16).digest())
@@ -80,9 +85,23 @@ class Unfit:
                 "may say more"
             )
 
+    def _is_more_garbage(self, record: Record, wanted: str) -> bool:
+        """Whether it is no sample at all, and came soon after another that was none."""
+        try:
+            decode(record.value, Sample)
+        except Contradictory:
+            return False
+        except Unreadable:
+            now, last = time.monotonic(), self._garbage_at.get(wanted, -math.inf)
+            if now < last + self._context.spec.deadlines.progress_s:
+                return True
+            self._garbage_at[wanted] = now
+        return False
+
     def trained(self) -> None:
         """An iteration is done: what could not stand for its samples is of no interest any more."""
         self._seen = {name: seen for name, seen in self._seen.items() if self._missing(name.encode())}
+        self._garbage_at = {name: at for name, at in self._garbage_at.items() if name in self._seen}
 
     def settled(self, marks: Mapping[int, int]) -> int:
         """Samples before `marks` are not read again; from where on dead letters are about later ones."""

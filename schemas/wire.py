@@ -38,6 +38,10 @@ class Unreadable(ValueError):
     """A record that can't be read; the message is the reason that goes to the dead-letter topic."""
 
 
+class Contradictory(Unreadable):
+    """A record that is a message of its kind, whose fields contradict each other."""
+
+
 class Array:
     """Marks a field that travels as a raw one-dimensional array of one dtype."""
 
@@ -160,7 +164,7 @@ def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
     except (msgspec.DecodeError, TypeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
         raise Unreadable(f"{header.kind} schema {header.version}: {str(error)[:500]}") from None
     if wrong := message.wrong():
-        raise Unreadable(wrong)
+        raise Contradictory(wrong)
     return message
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,29 @@ def test_a_sample_that_is_never_fit_ends_the_run(tmp_path: Path) -> None:
     assert stream.received == 0
     put(context, GOOD[0])
     assert taken(context).received == 1
+
+
+def test_garbage_under_a_sample_s_key_does_not_end_the_run_until_it_has_lasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, clock = make_context(SPEC, tmp_path), [1000.0]
+    monkeypatch.setattr("consumers.unfit.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    stream = SampleStream(context, 24, {}, (0, 0), lambda _: "r")
+
+    def read(count: int) -> None:
+        wait_until(lambda: stream.pump(0.01) + 1 and len(letters(context)) == count, what="dead letters")
+
+    for number in range(30):
+        put(context, b"rubbish %d" % number, key=GOOD[0].id)
+    read(30)
+    clock[0] += SPEC.deadlines.progress_s
+    put(context, b"more of it", key=GOOD[0].id)
+    read(31)
+    clock[0] += SPEC.deadlines.progress_s
+    put(context, b"and more", key=GOOD[0].id)
+    with pytest.raises(NeverFit, match="was made 3 times and was never fit"):
+        read(32)
+    stream.close()
 
 
 CONTRADICTIONS: dict[str, dict[str, Any]] = {
