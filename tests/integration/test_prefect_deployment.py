@@ -26,6 +26,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(400)
+_PATIENT: dict[str, Any] = {"trust_env": False, "timeout": 60}  # two cores are shared with other tests
 
 
 @dataclass
@@ -60,10 +61,10 @@ class Deployed:
         return found.stdout
 
     def get(self, path: str) -> Any:
-        return httpx.get(f"{self.api}/{path}", trust_env=False, timeout=60).raise_for_status().json()
+        return httpx.get(f"{self.api}/{path}", **_PATIENT).raise_for_status().json()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return httpx.post(f"{self.api}/{path}", json=body, trust_env=False, timeout=60).raise_for_status().json()
+        return httpx.post(f"{self.api}/{path}", json=body, **_PATIENT).raise_for_status().json()
 
     def state(self, run: UUID) -> str:
         return str(self.get(f"flow_runs/{run}")["state"]["type"])
