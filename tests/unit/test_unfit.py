@@ -162,6 +162,20 @@ def test_a_sample_that_is_never_fit_ends_the_run(tmp_path: Path) -> None:
     assert taken(context).received == 1
 
 
+def test_a_sample_that_can_t_be_understood_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make_context(SPEC, tmp_path)
+
+    def wrong(sample: Sample) -> str:
+        raise OverflowError
+
+    monkeypatch.setattr(Sample, "wrong", wrong)
+    put(context, GOOD[0])
+    assert not here(taken(context))
+    assert [letter.wanted for letter in letters(context)] == [GOOD[0].id]
+
+
 def test_garbage_under_a_sample_s_key_does_not_end_the_run_until_it_has_lasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
