@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from infra.bad_step import bad_step, claimed_step
 from infra.bus import Reader, Record, clamp, read_until
 from infra.errors import Explained
 from infra.gate import Gate, Refuse
@@ -22,7 +23,8 @@ from infra.skipped import place_of, skipped
 from infra.waiting import Wait
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
-from schemas.topics import Topic
+from schemas.steps import steps_in, wrong_step
+from schemas.topics import Topics
 from schemas.wire import encode
 
 _BACK = 256  # records that are looked through before a position behind which a step is missing
@@ -30,10 +32,6 @@ _BACK = 256  # records that are looked through before a position behind which a 
 
 class AnotherTrainer(Explained):
     """Two trainers are at work on one run; the message says which one may go on."""
-
-
-class BadStep(Explained):
-    """A record of the ledger that can't be used, and without which nobody knows what was trained."""
 
 
 class Ledger:
@@ -152,14 +150,10 @@ class Ledger:
 
     def _refused(self, record: Record, reason: str) -> None:
         """A record that is not of another run: only one that could be a step that counts matters."""
-        number = int(record.key) if record.key.isdigit() and len(record.key) < 10 else -1
+        number = claimed_step(record)
         if number < self._needed or number in self._first or number >= steps_in(self._context.spec):
             return self._passed_over(record, reason)
-        raise BadStep(
-            f"{record.place} can't be used: {reason}. It may be step {number} of this run, so nobody knows "
-            f"what was trained then. If it is none, or is to be given up: streamrl skip {self._context.run} "
-            f"'{record.place}' --store {self._context.store.url}"
-        )
+        raise bad_step(record, reason, self._context.run, self._context.store)
 
     def _passed_over(self, record: Record, reason: str) -> None:
         self._context.dead_letter(record, reason)
@@ -170,38 +164,15 @@ class Ledger:
             self._reader.close()
 
 
-def steps_in(spec: RunSpec) -> int:
-    """How many optimizer steps a run has."""
-    return spec.algorithm.iterations * spec.algorithm.optimizer_steps
-
-
-def wrong_step(step: StepRecord, spec: RunSpec) -> str:
-    """Why a step can't be one of a run; empty if it can."""
-    iteration, mini = divmod(step.step, spec.algorithm.optimizer_steps)
-    last = mini + 1 == spec.algorithm.optimizer_steps
-    if (step.iteration, step.last_of_iteration) != (iteration, last):
-        return f"step {step.step} is not of iteration {step.iteration}"
-    if (step.version_in, step.version_out) != (iteration, iteration + last):
-        return f"step {step.step} does not lead from weights {step.version_in} to {step.version_out}"
-    return ""
-
-
 def steps_of(context: Context, start: int = 0) -> Iterator[StepRecord]:
     """The steps that this run's ledger still has behind a position, one by one, each once, in order."""
-    spec = context.spec
-    return (
-        step
-        for _, step in steps_in_log(
-            context, context.run, context.topics.ledger, {0: start}, lambda step: wrong_step(step, spec)
-        )
-    )
+    return (step for _, step in steps_in_log(context, context.run, context.spec, start))
 
 
 def steps_in_log(
-    context: Context, run: str, topic: Topic, start: dict[int, int],
-    wrong: Callable[[StepRecord], str] = lambda step: "",
-) -> Iterator[tuple[Record, StepRecord]]:  # fmt: skip
-    """The steps of a run's ledger, and where they stand. A trainer appends a step when all before it stand.
+    context: Context, run: str, spec: RunSpec, start: int
+) -> Iterator[tuple[Record, StepRecord]]:
+    """The steps of any run's ledger, and where they stand. A trainer appends a step when all before it stand.
 
     So the first record of a step comes behind those of earlier ones, and nothing has to be kept. Records
     that can't be used are passed over: whoever needs them misses the step.
@@ -209,8 +180,9 @@ def steps_in_log(
     refuse: Refuse = lambda record, reason: context.log.warning(  # noqa: E731
         "%s is passed over: %s", record.place, reason
     )
-    gate, places, number = Gate(StepRecord, run, refuse, unfit=wrong), skipped(context.store, run), -1
-    reader = context.bus.reader(topic, start)
+    gate = Gate(StepRecord, run, refuse, unfit=lambda step: wrong_step(step, spec))
+    topic, places, number = Topics(run, spec.lengths.classes).ledger, skipped(context.store, run), -1
+    reader = context.bus.reader(topic, {0: start})
     try:
         clamp(reader)
         ends, deadline_s = reader.end_offsets(), context.spec.deadlines.progress_s

@@ -299,7 +299,7 @@ def _steps(context: Context, source: RunRecord) -> Iterator[StepRecord]:
         found = began
     if not found:
         return
-    for record, step in steps_in_log(context, source.id, ledger, {0: int(found["first"])}):
+    for record, step in steps_in_log(context, source.id, source.spec, int(found["first"])):
         if record.offset >= int(found["end"]):
             return
         yield step

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from consumers.ledger import wrong_step
 from flows.request import RunFailed
 from infra.bus import Bus, Record, read_until
 from infra.gate import Gate
@@ -28,6 +27,7 @@ from schemas.messages import (
     StepRecord,
     WeightsAnnouncement,
 )
+from schemas.steps import wrong_step
 from schemas.topics import Topic, Topics
 from schemas.wire import Message
 

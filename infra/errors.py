@@ -12,7 +12,7 @@ Explained
 ├── EngineError       the engine               producers.engines
 ├── TrainingFailed    a step                   consumers.failing
 ├── AnotherTrainer    two trainers of one run  consumers.ledger
-├── BadStep           a record of the ledger   consumers.ledger, producers.steps
+├── BadStep           a record of the ledger   infra.bad_step
 ├── Replaced          a newer start            infra.epochs
 ├── SkipError         a record to go past      infra.skipped
 ├── NeverFit          a sample               consumers.unfit

@@ -73,7 +73,7 @@ class Feeder:
         finished = self._feed.subscribe(finished_of)
         self._feed.read_back()
         done = {key: length for key, length, place in finished.take() if place not in unfit}
-        past = Past(done, found.trained, {}, unfit, found.letters.position)
+        past = Past(done, found.trained, unfit, found.letters.position)
         self._dispatching = Dispatching(context, list(found.prompts.values()), past, finished)
         self._steps = self._begin_steps(snapshot)
         self._keeper = Keeper(snapshots, context.log.warning)

@@ -73,7 +73,7 @@ def look_at(context: Context, snapshot: Snapshot | None, train: list[Problem], t
     roots = Roots(context)
     trained = _trained(context, snapshot, behind, roots)
     opened = snapshot.opened() if snapshot else Opened()
-    letters = _letters(context, opened.dead)
+    letters = letters_of(context, opened.dead)
     evaluated, evals = _evaluations(context, snapshot, letters)
     open_then = {one.version for one in snapshot.evaluations} if snapshot else set()
     first = snapshot.planner.version if snapshot else trained - math.ceil(min(lookahead, 64)) - 1
@@ -152,7 +152,7 @@ def _trained(context: Context, snapshot: Snapshot | None, behind: Behind, roots:
         steps.close()
 
 
-def _letters(context: Context, position: int) -> Letters:
+def letters_of(context: Context, position: int) -> Letters:
     """The dead letters behind a position, up to their end as it is now."""
     topic = context.topics.dead
     end = ends_of(context.bus, topic)[0]

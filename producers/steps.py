@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 
+from infra.bad_step import bad_step, claimed_step
 from infra.bus import Record, clamp
-from infra.errors import Explained
 from infra.gate import Gate
 from infra.process import Context
 from infra.skipped import place_of, skipped
 from infra.waiting import Wait
 from producers.snapshots import Began, Positions
 from schemas.messages import StepRecord
-from schemas.runspec import RunSpec
-
-
-class BadStep(Explained):
-    """A record of the ledger that can't be used, and may be a step of the run."""
+from schemas.steps import steps_in, wrong_step
 
 
 class Steps:
@@ -83,27 +79,12 @@ class Steps:
 
     def _refused(self, record: Record, reason: str) -> None:
         """A record of this run, or an unreadable one: only what could be a step to come matters."""
-        number = int(record.key) if record.key.isdigit() and len(record.key) < 10 else -1
-        algorithm = self._context.spec.algorithm
-        if not self.number <= number < algorithm.iterations * algorithm.optimizer_steps:
+        if not self.number <= claimed_step(record) < steps_in(self._context.spec):
             return self._passed_over(record, reason)
-        raise BadStep(
-            f"{record.place} can't be used: {reason}. It may be step {number} of this run, so nobody knows "
-            f"what was trained then. If it is none, or is to be given up: streamrl skip {self._context.run} "
-            f"'{record.place}' --store {self._context.store.url}"
-        )
+        raise bad_step(record, reason, self._context.run, self._context.store)
 
     def _passed_over(self, record: Record, reason: str) -> None:
         self._context.log.warning("%s is passed over: %s", record.place, reason)
-
-
-def wrong_step(step: StepRecord, spec: RunSpec) -> str:
-    """Why a step can't be one of a run; empty if it can."""
-    algorithm = spec.algorithm
-    iteration, mini = divmod(step.step, algorithm.optimizer_steps)
-    if (step.iteration, step.last_of_iteration) != (iteration, mini + 1 == algorithm.optimizer_steps):
-        return f"step {step.step} is not of iteration {step.iteration}"
-    return "" if iteration < algorithm.iterations else f"the run has no iteration {iteration}"
 
 
 class Beginnings:

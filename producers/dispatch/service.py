@@ -32,12 +32,11 @@ from producers.dispatch.fleet import Fleet
 from producers.dispatch.on_the_way import Moves
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
 from producers.dispatch.ranks import Ranks
-from producers.dispatch.recovery import Letters, Past, fit_samples
+from producers.dispatch.recovery import Letters, Past
 from producers.dispatch.warm import WarmUp
-from producers.jobs import Job, Key, Place, Placed
-from schemas.fitness import contradiction
+from producers.jobs import Job, Key, Placed
 from schemas.identity import sample_key
-from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt, Sample
+from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt
 from schemas.runspec import RunSpec
 from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
 from schemas.wire import Message, encode
@@ -77,10 +76,8 @@ class Finished(Protocol):
 class Dispatching:
     """A thread that dispatches until it is closed."""
 
-    def __init__(
-        self, context: Context, known: Sequence[Placed], past: Past, samples: Finished | None = None
-    ) -> None:
-        """`samples`: those that are done and fit, if somebody reads them for all; else they are read here."""
+    def __init__(self, context: Context, known: Sequence[Placed], past: Past, samples: Finished) -> None:
+        """`samples`: those that are done, fit and of what was admitted."""
         self._context, self._past = context, past
         self._policy = policy_of(context.spec)
         self._dispatcher = Dispatcher(self._policy, latency_s=_LATENCY_S)
@@ -100,10 +97,8 @@ class Dispatching:
         self._by_deadline = False
         bus, topics = context.bus, context.topics
         self.admit(known)
-        if samples is not None:
-            samples.bell = self._bell
+        samples.bell = self._bell
         self._samples = samples
-        self._read = None if samples is not None else self._read_samples()
         letters = Letters(context)
         dead = bus.reader(topics.dead, {0: past.letters}, patient=True)
         self._letters = Tail(dead, letters.take, self._bell)
@@ -123,22 +118,6 @@ class Dispatching:
         gate = Gate(kind, self._context.run, self._context.dead_letter)
         reader = self._context.bus.reader(topic, ends_of(self._context.bus, topic), patient=True)
         return Tail(reader, lambda records: list(gate.take(records)), self._bell)
-
-    def _read_samples(self) -> Tail[tuple[Record, Sample]]:
-        gate = fit_samples(self._context)
-        reader = self._context.bus.reader(self._context.topics.samples, self._past.positions, patient=True)
-        return Tail(reader, lambda records: list(gate.take(records)), self._bell)
-
-    def _done(self) -> list[Done]:
-        """Samples that are done: fit, and of what was admitted."""
-        if self._samples is not None:
-            return self._samples.take()
-        assert self._read is not None
-        return [
-            ((sample.group, sample.index), sample.true_length, Place(record.partition, record.offset))
-            for record, sample in self._read.take()
-            if self._is_of_what_was_admitted(sample)
-        ]
 
     def admit(self, prompts: Sequence[Placed]) -> None:
         """Prompts that stand on `<run>.prompts`."""
@@ -163,9 +142,8 @@ class Dispatching:
         self._closed.set()
         self._bell.set()
         self._thread.join()
-        for tail in (self._read, self._reports, self._letters, self._parts):
-            if tail is not None:
-                tail.close()
+        for tail in (self._reports, self._letters, self._parts):
+            tail.close()
 
     def _run(self) -> None:
         try:
@@ -210,7 +188,7 @@ class Dispatching:
         letters = self._letters.take()  # before the samples: these may be of those that come only now
         self._unfit |= {letter.place for letter in letters}
         seen: dict[int, int] = {}
-        for key, length, place in self._done():  # before the reports: what is done is not given again
+        for key, length, place in self._samples.take():  # before the reports: what is done is not given again
             seen[place[0]] = place[1]
             if place not in self._unfit:
                 self._dispatcher.finished(key, length, now)
@@ -218,14 +196,6 @@ class Dispatching:
         self._unfit = {place for place in self._unfit if place.offset > seen.get(place.partition, -1)}
         for letter in letters:
             self._make_again(letter.wanted, now)
-
-    def _is_of_what_was_admitted(self, sample: Sample) -> bool:
-        """Else it is of no use to the trainer, and what was admitted is still to be made."""
-        if (known := self._open.get(sample.group)) is None:
-            return False
-        prompt = known.prompt
-        fits = sample.purpose == prompt.purpose and 0 <= sample.index < prompt.size
-        return fits and not contradiction(sample, prompt)
 
     def _make_again(self, name: str, now: float) -> None:
         if not name:

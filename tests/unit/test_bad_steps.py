@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner
 
-from consumers.ledger import BadStep
 from consumers.stream import CAME_BEFORE
 from flows import skipping
 from flows.cli import app
 from infra import runs
+from infra.bad_step import BadStep
 from infra.bus import read_all
 from infra.gate import Gate, passed_over
 from infra.skipped import skip

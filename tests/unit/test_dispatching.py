@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ from producers.dispatch import fleet
 from producers.dispatch.board import Board
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.ranks import Ranks
-from producers.dispatch.recovery import Past, look_back
-from producers.dispatch.service import Dispatching
 from producers.jobs import Job, Place, Placed
 from schemas.identity import sample_id
 from schemas.messages import EVERYONE, Assignment, InstanceReport, Prompt
 from schemas.topics import assignment_partition
 from schemas.wire import decode, encode
+from tests.dispatching import Dispatched
 from tests.factories import make_context, make_sample, make_spec
 from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
@@ -86,15 +84,8 @@ class Instance:
         self._context.writer.send(self._context.topics.samples, encode(sample), key=name)
 
 
-@contextmanager
-def dispatching(context: Context) -> Iterator[Dispatching]:
-    past = look_back(context, [])
-    service = Dispatching(context, placed(PROMPTS), past)
-    try:
-        yield service
-        service.check()
-    finally:
-        service.close()
+def dispatching(context: Context) -> Dispatched:
+    return Dispatched(context, placed(PROMPTS))
 
 
 def soon(condition: Callable[[], object], what: str, *alive: Instance) -> None:
@@ -232,13 +223,13 @@ def test_looking_back_finds_what_is_done(tmp_path: Path) -> None:
     samples = [make_sample(SPEC, group, index) for group, index in ((0, 0), (0, 1), (1, 1))]
     for sample in samples:
         context.writer.send(context.topics.samples, encode(sample), key="k")
-    past = look_back(context, [])
     done = {(sample.group, sample.index): sample.true_length for sample in samples}
-    assert past == Past(done, 0, {0: 3, 1: 0}, set(), 0)
+    with dispatching(context) as found:
+        assert found.done == done
     reject(context, "0000000-01", 1)
-    past = look_back(context, [])
     del done[0, 1]
-    assert past == Past(done, 0, {0: 3, 1: 0}, {(0, 1)}, 1)
+    with dispatching(context) as found:
+        assert found.done == done
 
 
 def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(
@@ -270,8 +261,7 @@ def test_one_that_measured_slow_and_was_left_out_is_tried_again(
     monkeypatch.setattr(fleet, "LEFT_OUT_S", 0.4)
     context = make_context(SPEC, tmp_path)
     slow, fast = Instance(context, "a", "1", slots=64), Instance(context, "b", "1", slots=64)
-    past = look_back(context, [])
-    service = Dispatching(context, [], past)
+    dispatched = Dispatched(context)
 
     def say() -> None:
         slow.report(seconds=[0.05])
@@ -283,16 +273,16 @@ def test_one_that_measured_slow_and_was_left_out_is_tried_again(
 
     try:
         wait_until(both, what="both", deadline_s=10)
-        service.admit(placed(PROMPTS[:1]))
+        dispatched.admit(placed(PROMPTS[:1]))
         wait_until(lambda: (say(), fast.look())[1], what="work for the fast one", deadline_s=10)
         assert not slow.look()
         began = time.monotonic()
         wait_until(lambda: (say(), time.monotonic() > began + 0.6)[1], what="a while", deadline_s=10)
-        service.admit(placed(PROMPTS[1:2]))
+        dispatched.admit(placed(PROMPTS[1:2]))
         wait_until(lambda: (say(), slow.look())[1], what="work for the other one", deadline_s=10)
-        service.check()
+        dispatched.service.check()
     finally:
-        service.close()
+        dispatched.close()
 
 
 def test_who_was_heard_during_a_long_turn_is_not_taken_for_dead(

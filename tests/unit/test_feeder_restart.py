@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from infra.bad_step import BadStep
 from infra.bus import read_all
 from infra.epochs import Replaced
 from infra.memory_bus import MemoryBus, MemoryWriter
 from infra.skipped import skip
-from producers.steps import BadStep
 from schemas.messages import Prompt, RankerAnnouncement
 from schemas.runspec import RunSpec
 from schemas.topics import Topic

@@ -12,12 +12,11 @@ from infra.memory_bus import MemoryBus
 from infra.process import Context
 from producers.assigned import Assigned
 from producers.dispatch.dispatcher import ALONE
-from producers.dispatch.recovery import Past
-from producers.dispatch.service import Dispatching
 from producers.jobs import Job, Place, Placed
 from schemas.messages import Assignment, InstanceReport
 from schemas.topics import ASSIGNMENT_PARTITIONS
 from schemas.wire import decode, encode
+from tests.dispatching import Dispatched
 from tests.factories import make_context, make_spec
 from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
@@ -84,11 +83,11 @@ def test_600_large_prompts_for_the_only_generator(tmp_path: Path) -> None:
     )  # fmt: skip
     context = make_context(spec, tmp_path)
     known = put(context, 600, 8)
-    service = Dispatching(context, known, Past({}, 0, {}))
+    dispatched = Dispatched(context, known)
     try:
         report(context, "g")
         wait_until(lambda: context.heart.counters.get("dispatched"), what="work", deadline_s=30)
-        service.check()
+        dispatched.service.check()
         counters = context.heart.counters
         assert counters["dispatched"] == 64 + ALONE, "work is given ahead, and not all there is"
         assert counters["undispatched"] == 600 * 8 - 64 - ALONE
@@ -96,7 +95,7 @@ def test_600_large_prompts_for_the_only_generator(tmp_path: Path) -> None:
         assert len({job.key for job in jobs}) == len(jobs) == 64 + ALONE
         assert all(job.prompt.tokens.size == PROMPT_TOKENS for job in jobs)
     finally:
-        service.close()
+        dispatched.close()
 
 
 @pytest.mark.timeout(300)
@@ -109,21 +108,21 @@ def test_256_generators_of_256_slots_with_large_prompts(tmp_path: Path) -> None:
     )  # fmt: skip
     context = make_context(spec, tmp_path)
     names = [f"generator-{number}@host" for number in range(count)]
-    service = Dispatching(context, [], Past({}, 0, {}))
+    dispatched = Dispatched(context)
     try:
         for name in names:
             report(context, name)
         wait_until(
             lambda: context.heart.counters.get("instances") == count, what="all of them", deadline_s=60
         )
-        service.admit(put(context, 1100, size))
+        dispatched.admit(put(context, 1100, size))
         wait_until(
-            lambda: service.check() or context.heart.counters["dispatched"] >= count * slots,
+            lambda: dispatched.service.check() or context.heart.counters["dispatched"] >= count * slots,
             what="work for every slot", deadline_s=120,
         )  # fmt: skip
-        service.check()
+        dispatched.service.check()
     finally:
-        service.close()
+        dispatched.close()
     bus = context.bus
     assert isinstance(bus, MemoryBus)
     records = [record for log in bus.log(context.topics.assignments) for record in log]
