@@ -38,6 +38,11 @@ class KeyRing:
         """Whether signatures are asked for."""
         return bool(self._trusted)
 
+    @property
+    def signs(self) -> bool:
+        """Whether there is a key to sign with."""
+        return self._own is not None
+
     def sign(self, content: bytes, kind: str = "") -> str | None:
         """The signature of some bytes, as text; None without a key.
 

@@ -310,7 +310,8 @@ class DeadlinePolicy:
         began = time.monotonic()
         self._kept = None
         self._told.clear()
-        self.ranks.look(board)
+        if len(board.instances) > 1:  # the only one is given the longest first all the same
+            self.ranks.look(board)
         self._doubted = self.ranks.doubt
         work = count * (_HEAP + len(board.instances))
         if why := self._why_not(board, work):

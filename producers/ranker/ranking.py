@@ -30,7 +30,7 @@ from schemas.identity import round_of
 from schemas.messages import TRAIN, StepRecord
 
 _POLL_S = 0.25
-_KEPT = 8  # versions in the store, beyond the lookahead
+_KEPT = 8  # versions in the store, beyond the lookahead; up to twice as many until they are collected
 
 
 class _Told(NamedTuple):
@@ -285,6 +285,7 @@ class Ranking:
     def _keep(self, ranker: Ranker) -> None:
         try:
             self._states.put(ranker.version, ranker)
-            self._states.collect(kept_versions(self._context))
+            if ranker.version % _KEPT == 0:  # now and then: the store has to be listed for it
+                self._states.collect(kept_versions(self._context))
         except StoreError as error:  # it can be learned from the log again
             self._context.log.warning("ranker %d is not kept: %s", ranker.version, error)

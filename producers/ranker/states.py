@@ -97,9 +97,11 @@ def _read(where: str, store: Store) -> bytes:
 def packed(ranker: Ranker) -> bytes:
     """The bytes of a file, signed if there is a key."""
     about = json.dumps({"schema": SCHEMA, "backbone": ranker.backbone.name, "version": ranker.version})
-    plain = save(ranker.arrays(), metadata={_ABOUT: about})
-    signature = ring_from_env().sign(_signed(plain, "a ranker"), _KIND)
-    return save(ranker.arrays(), metadata={_ABOUT: about, _SIGNATURE: signature}) if signature else plain
+    plain, ring = save(ranker.arrays(), metadata={_ABOUT: about}), ring_from_env()
+    if not ring.signs:
+        return plain
+    signature = str(ring.sign(_signed(plain, "a ranker"), _KIND))
+    return save(ranker.arrays(), metadata={_ABOUT: about, _SIGNATURE: signature})
 
 
 def unpacked(data: bytes, backbone: Backbone, where: str) -> Ranker:
