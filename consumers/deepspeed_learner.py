@@ -160,22 +160,26 @@ class DeepSpeedLearner(LocalLearner):
             self._optimizer.refresh_fp32_params()
 
     def _policy_parts(self) -> Parts:
-        """Whole tensors; gathered one by one, and copied on rank 0, for the next step to be taken at once."""
+        """Whole tensors on rank 0. What each rank holds whole is lent; the rest is gathered one by one."""
         first = collective.rank() == 0
+        live: dict[str, torch.Tensor] = {}
         state = {"steps": torch.tensor(self._steps)}
+
+        def put(name: str, value: torch.Tensor, *, is_whole: bool) -> None:
+            if first and is_whole:
+                live[name] = value.detach()
+            elif first:
+                state[name] = value.detach().to("cpu", copy=True)
+
         for name, parameter in self._named.items():
             with self._whole(parameter):
-                if first:
-                    state[f"weights.{name}"] = parameter.detach().to("cpu", copy=True)
+                put(f"weights.{name}", parameter, is_whole=self._stage < 3)
             if not self._steps:
                 continue
-            if first:
-                state[f"optimizer.step.{name}"] = torch.tensor(float(self._steps))
+            put(f"optimizer.step.{name}", torch.tensor(float(self._steps)), is_whole=False)
             for key in _MOMENTS:
-                value = self._moment(parameter, key)
-                if first:
-                    state[f"optimizer.{key}.{name}"] = value.detach().to("cpu", copy=True)
-        return {}, state
+                put(f"optimizer.{key}.{name}", self._moment(parameter, key), is_whole=not self._stage)
+        return live, state
 
     def _moment(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
         if not self._stage:

@@ -7,7 +7,7 @@ import difflib
 import importlib.util
 from pathlib import Path
 
-from flows.looking.model import BadModel, longest_context, wrong_config, wrong_tensors
+from flows.looking.model import BadModel, longest_context, no_tensors, wrong_config, wrong_tensors
 from flows.looking.places import wrong_folder
 from flows.places import store_url
 from flows.request import Request
@@ -55,7 +55,7 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: there is no folder {folder}"]
     if not (folder / "config.json").is_file():
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
-    if damaged := [*wrong_config(folder), *wrong_tensors(folder)]:
+    if damaged := [*wrong_config(folder), *wrong_tensors(folder), *no_tensors(folder)]:
         return [f"model.path: {one}" for one in damaged]
     return [*_context_problems(spec, folder), *_lora_problems(spec, folder)]
 
@@ -68,8 +68,6 @@ def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
         return ["model.lora: peft is not installed: pip install 'streamrl[peft]'"]
     try:
         shapes = ModelFolder(folder).shapes
-        if not shapes:
-            return [f"model.lora: {folder} has no model.safetensors: save the model with save_pretrained()"]
         layers = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
         if not isinstance(spec.model.lora.targets, str):
             check_targets(spec.model.lora.targets, [one for one in layers if _may_have(one)], folder)
@@ -93,7 +91,7 @@ def _backbone_problems(spec: RunSpec) -> list[str]:
 
 def check_context(spec: RunSpec, model: Path) -> None:
     """Raise if the run file asks too much of the model. One that is built can be asked only then."""
-    problems = [*_context_problems(spec, model), *_lora_problems(spec, model)]
+    problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
     if problems:
         raise RunFileError("\n".join(problems))
 

@@ -25,13 +25,13 @@ def collect(
         float, Field(ge=0, description="Seconds that an object stays after no version names it any more.")
     ] = GRACE_S,
 ) -> dict[str, Any]:
-    """Remove them; what was removed, what is left and how long it took."""
+    """Remove them, and what killed writes left; what was removed, what is left and how long it took."""
     weights, since = weights_at(url), time.monotonic()
     newest(weights, url, None)
-    found = weights.collect(keep, grace_s=grace_s)
+    found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
     row = {
         "version": found.kept[-1], "oldest": found.kept[0], "removed": len(found.removed),
         "objects removed": found.chunks,
-        "objects that go later": found.waiting, "bytes": found.size,
+        "killed writes": orphans, "objects that go later": found.waiting, "bytes": found.size,
     }  # fmt: skip
     return told("collect", f"Garbage of {url}", row, since=since)

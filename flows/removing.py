@@ -59,7 +59,15 @@ def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None)
     objects = [key for key in store.list(f"runs/{run}") if key.startswith(f"runs/{run}/")]
     if f"runs/{run}/run.json" not in objects:
         return Remains(run, None, objects=objects)
-    record = find(store, run)
+    try:
+        record = find(store, run)
+    except RunError as error:
+        if open_bus is not None:
+            raise RunError(
+                f"{error}. So nobody knows its topics, nor where they are: --no-topics removes its "
+                "objects alone"
+            ) from error
+        return Remains(run, None, objects=objects)
     check_identity(store, record.store_id)
     folder = report_folder(record)
     found = Remains(run, record, objects=objects, report=folder if folder.is_dir() else None)

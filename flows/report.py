@@ -27,7 +27,7 @@ from flows.notes import LEFT_OUT_FILE, PROCESSES_FILE
 from flows.results import comparison
 from flows.rows import Row, Thinned, evaluation_row
 from flows.totals import Totals
-from infra.bus import Bus, BusError, ends_of, near_ends, read_all
+from infra.bus import Bus, BusError, clamp, ends_of, near_ends, read_all, read_until
 from infra.gate import Gate, passed_over
 from infra.logs import set_up
 from infra.private import make_private
@@ -87,10 +87,16 @@ def _evaluations(bus: Bus, topics: Topics, run: str) -> tuple[list[Row], list[Ev
     rows: list[Row] = []
     first: Evaluation | None = None
     last: Evaluation | None = None
-    for one in gate.messages(read_all(bus, topics.evals, deadline_s=READ_DEADLINE_S)):
-        rows.append(evaluation_row(one))
-        first = one if first is None or one.version <= first.version else first
-        last = one if last is None or one.version >= last.version else last
+    reader = bus.reader(topics.evals)
+    try:
+        clamp(reader)
+        records = read_until(reader, reader.end_offsets(), topics.evals, deadline_s=READ_DEADLINE_S)
+        for _, one in gate.take(records):  # a long run has more of them than memory is worth
+            rows.append(evaluation_row(one))
+            first = one if first is None or one.version <= first.version else first
+            last = one if last is None or one.version >= last.version else last
+    finally:
+        reader.close()
     return rows, [one for one in (first, last) if one is not None]
 
 

@@ -50,14 +50,17 @@ def collect(
 ) -> None:
     """Remove old versions, and chunks that none names any more; what somebody reads or publishes stays.
 
-    A chunk is noted first, and goes when this is called again after the grace.
+    What killed writes left goes too, once it is older than any write that may be alive. A chunk is noted
+    first, and goes when this is called again after the grace.
     """
-    found = weights_at(url).collect(keep, grace_s=grace_s)
+    weights = weights_at(url)
+    found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
     if not found.kept:
         fail(f"{url} has no versions of weights")
     say(
-        f"{len(found.removed)} versions and {found.chunks} chunks are gone; {len(found.kept)} versions from "
-        f"{found.kept[0]} on stay, in {in_bytes(found.size)}; {found.waiting} chunks go later"
+        f"{len(found.removed)} versions, {found.chunks} chunks and {orphans} killed writes are gone; "
+        f"{len(found.kept)} versions from {found.kept[0]} on stay, in {in_bytes(found.size)}; "
+        f"{found.waiting} chunks go later"
     )
 
 

@@ -24,7 +24,8 @@ class BadModel(ValueError):
 
 def look_at_model(folder: Path) -> Iterator[Finding]:
     """All that is found about a folder; one finding without anything wrong if it is fine."""
-    wrong = [*wrong_config(folder), *_missing_kind(folder), *wrong_tensors(folder), *_missing_files(folder)]
+    wrong = [*wrong_config(folder), *_missing_kind(folder), *wrong_tensors(folder), *no_tensors(folder)]
+    wrong += _missing_tokenizer(folder)
     for text in wrong:
         yield Finding("model", text, wrong=True)
     if not wrong:
@@ -95,16 +96,21 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
-def _missing_files(folder: Path) -> list[str]:
-    found = []
-    if not has_tokenizer(folder):
-        found.append(f"{folder} has no tokenizer: save it there with tokenizer.save_pretrained()")
+def no_tensors(folder: Path) -> list[str]:
+    """Whether the model has no safetensors files, and only what would have to be unpickled."""
     try:
-        if not ModelFolder(folder).files:
-            found.append(f"{folder} has no model.safetensors: save the model with save_pretrained()")
-    except WeightsError:
-        pass  # said already
-    return found
+        there = bool(ModelFolder(folder).files)
+    except (WeightsError, OSError, RecursionError):
+        return []  # `wrong_tensors` says it
+    if there:
+        return []
+    return [f"{folder} has no model.safetensors: save the model with save_pretrained()"]
+
+
+def _missing_tokenizer(folder: Path) -> list[str]:
+    if has_tokenizer(folder):
+        return []
+    return [f"{folder} has no tokenizer: save it there with tokenizer.save_pretrained()"]
 
 
 def wrong_tensors(folder: Path) -> list[str]:

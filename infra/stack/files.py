@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.private import make_private
-from infra.stack.errors import StackBusy
+from infra.stack.errors import StackBusy, StackError
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -37,8 +37,11 @@ def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[int]:
 
     Waits for: the process whose pid stands in the file. Unblocked by: its end.
     """
-    make_private(path.parent)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        make_private(path.parent)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _no_lock(path, what, error) from error
     try:
         until = time.monotonic() + deadline_s
         while True:
@@ -53,11 +56,21 @@ def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[int]:
                         fix=f"wait for it, or end it: kill {holder}",
                     ) from None
                 time.sleep(0.05)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        except OSError as error:  # a full disk
+            raise _no_lock(path, what, error) from error
         yield handle
     finally:
         os.close(handle)
+
+
+def _no_lock(path: Path, what: str, error: OSError) -> StackError:
+    return StackError(
+        f"{what} can't be locked: {path}: {error.strerror or error}",
+        fix=f"make room in {path.parent}, or make it writable for you",
+    )
 
 
 def tail(path: Path, lines: int = 15) -> str:

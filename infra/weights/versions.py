@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from infra import choices
+from infra.orphans import sweep
 from infra.store import Exists, Missing, Store
 from infra.weights import limits
 from infra.weights.bits import Model, model_of
@@ -310,6 +311,10 @@ class WeightStore:
     def collect(self, keep: int, *, grace_s: float = GRACE_S) -> Collected:
         """Remove all but the newest versions, and what these and those that are being read need."""
         return collect(self._store, self._prefix, self._readable, keep, grace_s=grace_s)
+
+    def sweep(self) -> int:
+        """Remove what killed writes left; how many there were."""
+        return sweep(self._store, self._prefix)
 
     def manifests(self) -> dict[int, Manifest]:
         """All published versions, with all ways to each; those that can't be read are passed over."""

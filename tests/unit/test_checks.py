@@ -9,10 +9,11 @@ import pytest
 
 from flows.checks import check_context
 from schemas.loading import RunFileError
-from tests.factories import make_spec, make_tiny_model
+from tests.factories import make_model_files, make_spec, make_tiny_model
 
 
 def test_a_model_too_small_for_the_longest_sample_is_refused(tmp_path: Path) -> None:
+    make_model_files(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 24}))
     check_context(make_spec(sampling={"max_tokens": 16, "max_prompt_tokens": 8}), tmp_path)
     with pytest.raises(RunFileError, match=r"= 25, but the model in .* holds 24 tokens"):
@@ -31,9 +32,15 @@ def test_layers_to_adapt_are_looked_for_in_the_models_files(tmp_path: Path) -> N
         look(model, {"targets": ["qproj"]})
     with pytest.raises(RunFileError, match=r"'embed_tokens' below its head \(it has: down_proj, "):
         look(model, {"targets": ["embed_tokens"]})
-    (model / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("lora", [None, {}])
+def test_a_model_without_safetensors_is_refused(tmp_path: Path, lora: dict[str, object] | None) -> None:
+    """Its weights may be there as a file that would have to be unpickled."""
+    model = make_model_files(tmp_path / "model")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(RunFileError, match=r"model has no model\.safetensors: save the model with save_pre"):
-        look(model, {})
+        check_context(make_spec(model={"lora": lora}), model)
 
 
 def test_an_adapter_needs_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,6 @@ def test_the_commands(tmp_path: Path, models: list[dict[str, torch.Tensor]]) -> 
     assert "from nothing" in run("show", url)
     assert "12 versions, all whole" in run("verify", url)
     said = run("collect", url, "--keep", "1")
-    assert "10 versions and 0 chunks are gone; 2 versions from 10 on stay" in said
-    assert "0 chunks are gone" not in run("collect", url, "--keep", "1", "--grace", "0")
+    assert "10 versions, 0 chunks and 0 killed writes are gone; 2 versions from 10 on stay" in said
+    assert " 0 chunks and" not in run("collect", url, "--keep", "1", "--grace", "0")
     assert "has no versions of weights" in run("collect", f"file://{tmp_path}/nothing/x", code=2)

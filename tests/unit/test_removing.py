@@ -150,3 +150,12 @@ def test_the_command_asks_and_says_when_there_is_nothing(made: Made, monkeypatch
     assert done.exit_code == 0 and "run test-1 is gone" in done.output and "its report stays" in done.output
     again = cli.invoke(app, [*words, "--yes"])
     assert again.exit_code == 0 and "there is nothing of run test-1" in again.output
+
+
+def test_a_run_whose_record_is_unreadable_goes_without_its_topics(made: Made) -> None:
+    made.store.put("runs/test-1/run.json", b"{")
+    with pytest.raises(RunError, match=r"is not a run record.*--no-topics removes its objects alone"):
+        remains(made.store, "test-1", made.open)
+    remove(made.store, remains(made.store, "test-1", None), None)
+    assert runs.runs_of(made.store) == ["test-10"]
+    assert len(made.bus.topic_names()) == 2 * TOPICS

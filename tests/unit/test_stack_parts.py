@@ -1,5 +1,7 @@
 """Ports, files, settings and the doctor."""
 
+import errno
+import os
 import socket
 import threading
 from pathlib import Path
@@ -7,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from infra.private import make_private
-from infra.stack import doctor, kafka_install, ports
-from infra.stack.errors import PortTaken, StackBusy, ToolFailed, ToolMissing
+from infra.stack import doctor, files, kafka_install, ports
+from infra.stack.errors import PortTaken, StackBusy, StackError, ToolFailed, ToolMissing
 from infra.stack.files import locked, tail, write_whole
 from infra.stack.kafka_config import LARGEST_BATCH, server_properties
 from infra.stack.paths import StackPaths
@@ -80,6 +82,21 @@ def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
         raise AssertionError("two hold the lock")
     with locked(lock, what="the stack", deadline_s=0.1):
         pass
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+def test_a_lock_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, call, full)
+    with (
+        pytest.raises(
+            StackError, match=r"the stack can't be locked: .*lock: No space left.*\n.*make room in"
+        ),
+        locked(tmp_path / "lock", what="the stack", deadline_s=0.1),
+    ):
+        raise AssertionError("nobody holds it")
 
 
 def test_tail_of_a_log_and_of_no_log(tmp_path: Path) -> None:
