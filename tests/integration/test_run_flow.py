@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import psutil
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from flows import workers
 from flows.plain import train_plainly
@@ -42,6 +44,7 @@ def folder(tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(workers, "MODULES", FAKES)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
+    save_file({"w": np.zeros(1, np.float32)}, tmp_path / "model" / "model.safetensors")
     (tmp_path / "task.py").write_text(TASK)
     name = re.sub("[^a-z0-9]+", "-", tmp_path.name.lower())
     spec = make_spec(
