@@ -194,7 +194,7 @@ def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None
             dispatcher = service.service._dispatcher
             sizes.append(held(dispatcher) + len(service.service._unfit) + len(service.service._past.done))
     service.dispatched.close()
-    assert max(sizes[3:]) <= max(sizes[:3]), sizes
+    assert max(sizes) <= 100, f"{sizes}: an instance remembers 64 ends, and nothing else stays"
 
 
 def test_an_evaluation_is_open_until_it_is_done(service: Service) -> None:
