@@ -17,27 +17,28 @@ import sys
 import time
 from collections.abc import Sequence
 
-from consumers.batching import plan
-from consumers.checkpoint import Checkpoints, Manifest
-from consumers.failing import FailedSteps, TrainingFailed, named
-from consumers.learner import Learner
-from consumers.learners import learner_of
-from consumers.ledger import Ledger
-from consumers.optimizing import NotFinite
-from consumers.places import Gone
-from consumers.publisher import Publisher
-from consumers.record import Step, recipe_of, step_record
-from consumers.recorded import RecordedStream, Replay, samples_topic
-from consumers.redo import take_again, update, version_trained
-from consumers.roots import Roots
-from consumers.rows import Row
-from consumers.scoring import Scoring
-from consumers.stream import Bundle, Key, SampleStream, Stream
-from consumers.telling import tell
+from consumers.batches.log_places import Gone
+from consumers.batches.micro_batches import plan
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import Learner
+from consumers.learners.optimizing import NotFinite
+from consumers.ranks.choose_learner import learner_of
+from consumers.steps.checkpoint import AnyCheckpointManifest, Checkpoints
+from consumers.steps.failing import FailedSteps, TrainingFailed, named
+from consumers.steps.ledger import Ledger
+from consumers.steps.publisher import Publisher
+from consumers.steps.redo import take_again, update, version_trained
+from consumers.steps.scoring import Scoring
+from consumers.steps.step_record import StepParts, recipe_of, step_record
+from consumers.steps.telling import tell
+from consumers.stream.recorded_groups import RecordedStream, Replay, samples_topic
+from consumers.stream.roots import TrainerRoots
+from consumers.stream.sample_stream import Bundle, SampleStream, StepKey, Stream
 from infra import epochs
 from infra.logs import at_step
-from infra.process import Context, run_role
-from infra.store import StoreError
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
+from infra.stores.store import StoreError
 from schemas.messages import StepRecord
 from schemas.runspec import AlgorithmSection
 
@@ -48,7 +49,7 @@ _FENCE_S = 5.0  # between looks for a newer trainer, while there is nothing to d
 class Trainer:
     """Trains a run to its last iteration."""
 
-    def __init__(self, context: Context, learner: Learner) -> None:
+    def __init__(self, context: RoleContext, learner: Learner) -> None:
         self._context, self._learner, self._loss = context, learner, learner.loss
         self._spec = context.spec
         self._algorithm: AlgorithmSection = context.spec.algorithm
@@ -62,7 +63,7 @@ class Trainer:
         self._publisher = Publisher(context, self._epoch, learner.base)
         self._checkpoints = Checkpoints(context.store, context.run, moved=self._publisher.moved)
         self._ledger = Ledger(context, self._epoch, self._start.check)
-        self._roots = Roots(context.spec, self._published_root)
+        self._roots = TrainerRoots(context.spec, self._published_root)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
         self._root = ""
 
@@ -85,7 +86,7 @@ class Trainer:
             self._publisher.close()
             self._ledger.close()
 
-    def _open(self, manifest: Manifest | None) -> Stream:
+    def _open(self, manifest: AnyCheckpointManifest | None) -> Stream:
         if self._offline:
             return RecordedStream(self._context, self._learner.vocabulary)
         if self._spec.loss.replay:
@@ -100,7 +101,7 @@ class Trainer:
         found = self._publisher.find(version)
         return None if found is None else found.root
 
-    def _restore(self) -> Manifest | None:
+    def _restore(self) -> AnyCheckpointManifest | None:
         """From the newest checkpoint, or the beginning."""
         manifest = self._checkpoints.restored(self._learner.restore, self._context.log.warning)
         if manifest is None:
@@ -222,7 +223,7 @@ class Trainer:
     def _train_step(self, stream: Stream) -> None:
         """One optimizer step: whatever is complete is accumulated, until all is."""
         at_step(self._number)
-        key: Key = (self._iteration, self._mini)
+        key: StepKey = (self._iteration, self._mini)
         self._begin()
         step = self._collect(stream, key)
         began = time.monotonic()
@@ -249,8 +250,8 @@ class Trainer:
             if self._iteration % every == 0 or self._iteration == self._algorithm.iterations:
                 self._checkpoint(stream)
 
-    def _collect(self, stream: Stream, key: tuple[int, int]) -> Step:
-        step = Step(self._iteration, self._number)
+    def _collect(self, stream: Stream, key: tuple[int, int]) -> StepParts:
+        step = StepParts(self._iteration, self._number)
         if self._replay is not None and (rows := self._replay.rows(self._number)):
             self._train(step, rows)
         groups = self._algorithm.groups // self._algorithm.optimizer_steps
@@ -300,7 +301,7 @@ class Trainer:
         tokens = sum(row.sample.true_length for bundle in ready for row in bundle.in_order())
         return ready if not missing or tokens >= self._spec.trainer.bundle_tokens else []
 
-    def _train(self, step: Step, rows: Sequence[Row]) -> None:
+    def _train(self, step: StepParts, rows: Sequence[TrainingRow]) -> None:
         began = time.monotonic()
         scored = self._scoring.scored(rows)
         version, trainer = version_trained(self._spec, step.number), self._spec.trainer
@@ -312,13 +313,13 @@ class Trainer:
             raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
 
-    def _record(self, step: Step, root: str, norm: float) -> StepRecord:
+    def _record(self, step: StepParts, root: str, norm: float) -> StepRecord:
         return step_record(
             step, run=self._context.run, trainer_epoch=self._epoch, recipe=self._recipe,
             last=self._mini + 1 == self._algorithm.optimizer_steps, root=root, norm=norm,
         )  # fmt: skip
 
-    def _failure(self, step: Step, error: NotFinite) -> TrainingFailed:
+    def _failure(self, step: StepParts, error: NotFinite) -> TrainingFailed:
         """Nothing of it is in the ledger: what it was made of is kept beside."""
         store, run = self._context.store, self._context.run
         what = f"step {step.number}: {error}; samples {named(error.rows or step.rows)}"
@@ -346,7 +347,7 @@ class Trainer:
         )  # fmt: skip
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     """What the trainer does."""
     learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log)
     try:

@@ -1,6 +1,6 @@
 """The Prefect flow `refresh-ranker`: a length ranker trained anew from what runs recorded.
 
-`flows.retrain.retrain` does the same with no Prefect installed or running.
+`flows.run.retrain.retrain` does the same with no Prefect installed or running.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from flows.retrain import retrain
+from flows.run.retrain import retrain
 
 
 @flow(name="refresh-ranker", description="Train a length ranker from runs' recorded samples.")

@@ -16,11 +16,11 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from flows.follow import Follower, look
-from flows.joining import joining, take_part
-from flows.live import site_row
-from flows.view import RunView
-from infra.weights.garbage import Progress
+from flows.run.joining import joining, take_part
+from flows.view.follow import Follower, look_once
+from flows.view.live import site_row
+from flows.view.run_view import RunView
+from infra.weights.garbage import ByteProgress
 
 _EVERY_S = 10.0
 
@@ -58,12 +58,12 @@ def sync_weights(
                 _publish(run, follower.see(_rows))
 
         take_part(record, workers, lambda text: log.info("%s", text), tick=show)
-    rows = _rows(look(record))  # to the end, which the follower may not have seen
+    rows = _rows(look_once(record))  # to the end, which the follower may not have seen
     _publish(run, rows)
     return rows
 
 
-def _tenths(say: Callable[[int], None]) -> Progress:
+def _tenths(say: Callable[[int], None]) -> ByteProgress:
     """Tells of each tenth of some bytes."""
     said = 0
 

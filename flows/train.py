@@ -1,6 +1,6 @@
 """The Prefect flow `train`: a run, with its phases as tasks.
 
-`flows.plain.train_plainly` does the same with no Prefect installed or running.
+`flows.run.without_prefect.train_plainly` does the same with no Prefect installed or running.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled as PrefectCancelled
 from pydantic import Field
 
-from flows.live import number, one_line
-from flows.phases import conduct
-from flows.plain import train_plainly
-from flows.request import Request, Result, RunCancelled
-from flows.screen import Screen, Screens
-from flows.view import RunView
+from flows.run.phases import conduct
+from flows.run.request import RunCancelled, RunRequest, RunResult
+from flows.run.without_prefect import train_plainly
+from flows.view.live import number, one_line
+from flows.view.run_view import RunView
+from flows.view.screen import Screen, Screens
 from infra.runs import RunRecord
 
 __all__ = ["train", "train_plainly"]
@@ -54,7 +54,7 @@ def train(
 ) -> Any:
     """Run a run file to its end. Cancelled or killed in any way, it leaves no process of the run."""
     screen = Screens([PrefectScreen(), *watchers])
-    request = Request(runfile, tuple(overrides), resume)
+    request = RunRequest(runfile, tuple(overrides), resume)
     try:
         result = conduct(
             request, screen, as_phase=_as_task, told_to_stop=_cancelled_by_prefect(), call_site=_call_site
@@ -142,7 +142,7 @@ def _call_site(record: RunRecord, site: str) -> bool:
     return True
 
 
-def _publish(result: Result) -> None:
+def _publish(result: RunResult) -> None:
     """The result as artifacts."""
     with suppress(Exception):  # the run is done and its report is written: that counts
         if rows := result.summary["result"]:
@@ -157,7 +157,7 @@ def _publish(result: Result) -> None:
         )
 
 
-def markdown(result: Result) -> str:
+def markdown(result: RunResult) -> str:
     """The result as a page."""
     summary = result.summary
     lines = [f"# {result.run}", "", "| | problems | before | after | gain |", "|---|---|---|---|---|"]

@@ -1,185 +1,102 @@
-"""What can be done with versions of weights beside a run: put, fetch, compare."""
+"""The Prefect flows on versions of weights: keyframe, verify, collect and promote.
+
+`streamrl weights` does the same with no Prefect installed or running.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
 from pathlib import Path
+from typing import Annotated, Any
 
-import numpy as np
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_table_artifact
+from pydantic import Field
 
-from infra.weights.bits import Model
-from infra.weights.codec.chunks import check_alike, encode
-from infra.weights.copy import Copy
-from infra.weights.digest import model_digests, root_digest
-from infra.weights.errors import WeightsError
-from infra.weights.folder import ADAPTER, MARK, SINGLE, AdapterFolder, ModelFolder, is_beside, opened
-from infra.weights.garbage import Progress
-from infra.weights.manifest import Chunk, Manifest
-from infra.weights.seen import Seen
-from infra.weights.versions import WeightStore
+from flows.checkpoints.audit import Audit
+from flows.checkpoints.promote import promote_version, where_to_read
+from flows.checkpoints.push_and_pull import newest_version
+from flows.checkpoints.version_source import VersionSource
+from infra.weights.garbage import COLLECT_GRACE_S
+from infra.weights.places import seen_at, weights_at
+from infra.weights.weights_error import WeightsError
 
-_log = logging.getLogger("streamrl.weights")
-_GO_BACK = "If that is right, name the version with --version N, or say --allow-older"
-
-
-def newest(
-    weights: WeightStore, where: str, version: int | None, seen: Seen | None = None,
-    *, allow_older: bool = False, held: int = -1,
-) -> int:  # fmt: skip
-    """The version that is asked for, by default the newest: none older than what was seen, or is held."""
-    versions = weights.versions()
-    if not versions:
-        raise WeightsError(f"{where} has no versions of weights")
-    if version is None:
-        if not allow_older and seen is not None:
-            seen.check(versions[-1], where, _GO_BACK)
-        if not allow_older and versions[-1] < held:
-            raise WeightsError(
-                f"{where} has version {versions[-1]} as its newest, and the folder holds version {held}. "
-                f"{_GO_BACK}"
-            )
-        return versions[-1]
-    if version not in versions:
-        there = _ranges(versions)
-        raise WeightsError(
-            f"{where} has no version {version}; it has {there} (older ones may have been collected)"
-        )
-    return version
+UrlParameter = Annotated[
+    str, Field(min_length=1, description="Where the versions are: s3://…/runs/count-1/weights.")
+]
+VersionParameter = Annotated[int | None, Field(ge=0, description="By default the newest.")]
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """3–7, 9"""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs)
+@flow(name="keyframe", description="Give a version of weights a way from nothing, for those who join late.")
+def keyframe(url: UrlParameter, version: VersionParameter = None) -> dict[str, Any]:
+    """Put a keyframe unless the version has one. Returns its size and the seconds it took."""
+    weights, since = weights_at(url), time.monotonic()
+    manifest, new = weights.add_keyframe(newest_version(weights, url, version))
+    path = manifest.path(None)
+    assert path is not None
+    row = {"version": manifest.version, "new": new, "bytes": path.size, "bytes of the model": manifest.size}
+    return _reported("keyframe", f"A way from nothing in {url}", row, since=since)
 
 
-def push(
-    folder: Path, weights: WeightStore, *, version: int | None = None, old: Path | None = None,
-    base: Path | None = None, progress: Progress = lambda done, whole: None,
-) -> Manifest:  # fmt: skip
-    """Put a Hugging Face folder as the next version: what changed, if `old` holds the one before.
-
-    `base`: of a folder that holds an adapter, the model that it is for.
-    """
-    source = opened(folder)
-    model = source.bits()
-    root = _base_of(source, base)
-    known = weights.versions()
-    number = (known[-1] + 1 if known else 0) if version is None else version
-    if old is not None:
-        before = opened(old).bits()
-        manifest = weights.manifest(number - 1)
-        if root_digest(model_digests(before)) != manifest.root:
-            raise WeightsError(f"{old} does not hold version {number - 1}: its tensors have other bits")
-        weights.goes_on_from(number - 1, before)
-    return weights.publish_model(number, model, base=root, files=source.beside, progress=progress)
+@flow(name="verify", description="Audit all versions of weights: manifests, objects, and where ways lead.")
+def verify(url: UrlParameter) -> dict[str, Any]:
+    """Read every version. Returns what was read and the seconds it took; raises if anything is wrong."""
+    weights, since = weights_at(url), time.monotonic()
+    version, audit = newest_version(weights, url, None), Audit(weights)
+    problems = list(audit.problems())
+    row = {"version": version, "versions": len(audit.versions), "bytes": audit.size, "wrong": audit.wrong}
+    row = _reported("verify", "\n\n".join([f"Audit of {url}", *problems]), row, since=since)
+    if problems:
+        raise WeightsError(f"{audit.wrong} things are wrong with {url}: {'; '.join(problems[:3])}")
+    return row
 
 
-def _base_of(source: ModelFolder, base: Path | None) -> str | None:
-    """The root of the model that an adapter is for."""
-    if not isinstance(source, AdapterFolder):
-        if base is not None:
-            raise WeightsError(f"{source.path} holds a whole model: leave --base out")
-        return None
-    if base is None:
-        base = source.base
-    if base is None or not ModelFolder(base).files:
-        raise WeightsError(
-            f"{source.path} holds an adapter: name the folder of the model that it is for with --base"
-            f"{f' (it says {base}, which is no folder with safetensors here)' if base else ''}"
-        )
-    return ModelFolder(base).root
+@flow(name="collect", description="Remove old versions of weights, and objects that none names any more.")
+def collect(
+    url: UrlParameter,
+    keep: Annotated[int, Field(ge=1, description="So many of the newest versions stay.")] = 16,
+    grace_s: Annotated[
+        float, Field(ge=0, description="Seconds that an object stays after no version names it any more.")
+    ] = COLLECT_GRACE_S,
+) -> dict[str, Any]:
+    """Remove them, and what killed writes left. Returns what was removed, what is left and the seconds."""
+    weights, since = weights_at(url), time.monotonic()
+    newest_version(weights, url, None)
+    found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
+    row = {
+        "version": found.kept[-1], "oldest": found.kept[0], "removed": len(found.removed),
+        "objects removed": found.chunks, "killed writes": orphans, "objects that go later": found.waiting,
+        "bytes": found.size,
+    }  # fmt: skip
+    return _reported("collect", f"Garbage of {url}", row, since=since)
 
 
-def held_version(folder: Path) -> int:
-    """The version that a folder says it holds; -1 if it says none."""
+@flow(name="promote", description="Write a version of weights as a Hugging Face checkpoint.")
+def promote(
+    url: UrlParameter,
+    folder: Annotated[str, Field(min_length=1, description="A new or empty folder on the worker's machine.")],
+    version: VersionParameter = None,
+    base: Annotated[
+        str | None, Field(description="Folder of the model that it began with; a run's is known.")
+    ] = None,
+    adapter: Annotated[bool, Field(description="Of an adapter: it alone, for peft.")] = False,
+) -> dict[str, Any]:
+    """Write the folder. Returns what was written and the seconds it took."""
+    weights, since = weights_at(url), time.monotonic()
+    seen = seen_at(url)
+    number = newest_version(weights, url, version, seen)
+    found = promote_version(weights, VersionSource.at(url, base), number, Path(folder), adapter=adapter)
+    seen.remember(number)
+    row = {"version": number, "folder": str(found.folder), "bytes": found.size}
+    return _reported("promote", f"Version {number} of {url}: `{where_to_read(found)}`", row, since=since)
+
+
+def _reported(key: str, text: str, row: dict[str, Any], *, since: float) -> dict[str, Any]:
+    """Add the seconds since `since` (as monotonic() says), then log the row and keep it as an artifact."""
+    row = {**row, "seconds": round(time.monotonic() - since, 2)}
+    get_run_logger().info("%s: %s", text, row)
     try:
-        return int(json.loads((folder / MARK).read_text())["version"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return -1
-
-
-def pull(
-    weights: WeightStore, version: int, folder: Path, progress: Progress = lambda done, whole: None,
-    *, seen: Seen | None = None, lower: bool = False,
-) -> Manifest:  # fmt: skip
-    """Make a folder a version: of a folder that holds another one, only what changed is fetched.
-
-    `seen` remembers it, if it is newer, or in any case (`lower`).
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        raise WeightsError(f"{folder} is not empty, and nothing that was pulled: name another folder")
-    manifest, copy = weights.update(_held(folder), version, progress=progress)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, chunk in beside_of(manifest).items():
-        _written(folder / name, weights.file(chunk))
-    file, other = (SINGLE, ADAPTER) if manifest.base is None else (ADAPTER, SINGLE)
-    _written(folder / file, copy.file)
-    mark = {"run": manifest.run, "version": manifest.version, "root": manifest.root}
-    _written(folder / MARK, json.dumps(mark).encode())  # last: until then it is of the version before
-    (folder / other).unlink(missing_ok=True)
-    if seen is not None:
-        seen.remember(version, lower=lower)
-    return manifest
-
-
-def beside_of(manifest: Manifest) -> dict[str, Chunk]:
-    """The files of a version that are config or tokenizer, and nothing that a reader would not want."""
-    found = {name: chunk for name, chunk in manifest.files.items() if is_beside(name)}
-    if others := sorted(set(manifest.files) - set(found)):
-        _log.warning(
-            "version %d of run %s has files that are neither config nor tokenizer; they are left out: %s",
-            manifest.version, manifest.run, ", ".join(others)[:500],
-        )  # fmt: skip
-    return found
-
-
-def _held(folder: Path) -> Copy | None:
-    """What a folder holds; nothing if it can't be read. Whatever it says of itself is verified."""
-    try:
-        said = json.loads((folder / MARK).read_text())
-        (file,) = opened(folder).files
-        return Copy(bytearray(file.read_bytes()), int(said["version"]), str(said["root"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, WeightsError):
-        return None
-
-
-def _written(path: Path, data: bytes | bytearray) -> None:
-    work = path.with_name(f".{path.name}.tmp")
-    try:
-        work.write_bytes(data)
-        work.replace(path)
-    except OSError as error:
-        work.unlink(missing_ok=True)
-        raise WeightsError(f"{path} can't be written: {error}") from error
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Between two models."""
-
-    tensors: int
-    changed_tensors: int
-    elements: int
-    changed: int
-    size: int  # bytes of the new model
-    sent: int  # bytes that tell what changed
-
-
-def difference(old: Model, new: Model) -> Difference:
-    """How much changes from one model to another, and what telling it takes."""
-    check_alike(old, new)
-    changed = {name: int(np.count_nonzero(old[name].data != new[name].data)) for name in new}
-    return Difference(
-        tensors=len(new), changed_tensors=sum(map(bool, changed.values())),
-        elements=sum(bits.data.size for bits in new.values()), changed=sum(changed.values()),
-        size=sum(bits.data.nbytes for bits in new.values()), sent=sum(map(len, encode(old, new))),
-    )  # fmt: skip
+        create_table_artifact([row], key=key, description=text)
+    except Exception as error:  # the work is done: an artifact that can't be made does not undo it
+        get_run_logger().warning("the artifact %s can't be made: %s", key, error)
+    return row

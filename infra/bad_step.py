@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infra.bus import Record
 from infra.errors import Explained
-from infra.store import Store
+from infra.stores.store import Store
 
 _DIGITS = 9  # of the greatest number of a step
 

@@ -92,7 +92,7 @@ def _compute(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return linear(x, layer.weight, layer.bias)
 
 
-def use_in(model: torch.nn.Module, *, most_rows: int) -> None:
+def use_cpu_linear(model: torch.nn.Module, *, most_rows: int) -> None:
     """Let all linear layers of a model compute this way, with kernels ready for up to so many rows."""
     shapes: set[tuple[int, int, bool]] = set()
     for module in model.modules():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from infra.errors import Explained
 from infra.runs import host_name
-from infra.store import Exists, Store, StoreError
+from infra.stores.store import Exists, Store, StoreError
 
 _KEPT = 8
 

@@ -2,7 +2,7 @@
 
 Explained
 ├── BusError          Kafka                    infra.bus
-├── StoreError        the object store         infra.store
+├── StoreError        the object store         infra.stores.store
 ├── WeightsError      weights                  infra.weights
 ├── KeysError         signatures               infra.keys
 ├── RunError          a run's record           infra.runs
@@ -10,17 +10,17 @@ Explained
 ├── WaitedTooLong     a deadline               infra.waiting
 ├── TaskError         the user's task          producers.problems
 ├── EngineError       the engine               producers.engines
-├── TrainingFailed    a step                   consumers.failing
-├── AnotherTrainer    two trainers of one run  consumers.ledger
+├── TrainingFailed    a step                   consumers.steps.failing
+├── AnotherTrainer    two trainers of one run  consumers.steps.ledger
 ├── BadStep           a record of the ledger   infra.bad_step
 ├── Replaced          a newer start            infra.epochs
 ├── SkipError         a record to go past      infra.skipped
-├── NeverFit          a sample               consumers.unfit
-├── RanksError        a trainer's ranks        consumers.collective
+├── NeverFit          a sample               consumers.stream.unfit
+├── RanksError        a trainer's ranks        consumers.learners.collective
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
 ├── RunFailed         a run                    flows
-└── ExportError       a model's folder         flows.origin
+└── ExportError       a model's folder         flows.checkpoints.version_source
 """
 
 

@@ -11,12 +11,11 @@ that meets it. `refuse` decides about it: a dead letter where this reader is the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from infra.bus import Record
-from schemas.wire import Message, Unreadable, decode
+from schemas.wire import MessageT, Unreadable, decode
 
-MessageT = TypeVar("MessageT", bound=Message)
 Refuse = Callable[[Record, str], None]
 
 

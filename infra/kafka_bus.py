@@ -16,7 +16,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPart
 from infra.bus import LARGEST_RECORD, SMALL_BATCH, BusError, Record
 from infra.kafka_fetcher import KafkaFetcher
 from infra.kafka_probe import Trouble, trouble
-from infra.kafka_security import checked, security_from_environment
+from infra.kafka_security import checked_settings, security_from_environment
 from schemas.topics import FOR_EVER, Topic
 
 _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
@@ -41,7 +41,7 @@ class KafkaBus:
         self.bootstrap_servers = bootstrap_servers
         self._replication, self._retention_hours = replication, retention_hours
         self._delivery_s = delivery_s
-        self._security = checked(security_from_environment())
+        self._security = checked_settings(security_from_environment())
         self._probed = False
         self._common: dict[str, Any] = {
             "bootstrap_servers": bootstrap_servers.split(","),

@@ -40,7 +40,7 @@ def security_from_environment(environment: Mapping[str, str] = os.environ) -> di
     return {option: value for option, value in found.items() if value}
 
 
-def checked(options: dict[str, Any]) -> dict[str, Any]:
+def checked_settings(options: dict[str, Any]) -> dict[str, Any]:
     """The same options if they can be used together; raises BusError that names the variable."""
     protocol = options.get("security_protocol", "PLAINTEXT")
     if protocol not in PROTOCOLS:

@@ -38,7 +38,7 @@ _MOST_PROCESSES, _MOST_COUNTERS, _MOST_WAITS = 4096, 64, 12
 _NO_PROGRESS = {"dead_letters", "duplicates"}  # they grow when things go wrong
 _LONGEST = 2000
 
-Clock = Callable[[], float]
+Now = Callable[[], float]
 _Name = tuple[str, int, str, int]  # role, instance, host, process
 
 
@@ -78,7 +78,7 @@ class _Seen:
 class Evidence:
     """When something last moved, from the heartbeats of all processes. Not thread-safe."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Now = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[_Name, _Seen] = {}
         self._ticked_at = self._forget_at = clock()

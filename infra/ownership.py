@@ -27,7 +27,7 @@ class NotOurTopics(Explained):
 
 def claim(bus: Bus, record: RunRecord, topics: Topics) -> None:
     """Make the topics this run's if they are nobody's; raise if they are another one's."""
-    if owner_of(bus, topics, record.id) is None and record.identity:
+    if topics_owner(bus, topics, record.id) is None and record.identity:
         mark = Owner(run=record.id, identity=record.identity, store=record.store, made_at=time.time())
         writer = bus.writer()
         try:
@@ -42,7 +42,7 @@ def claim(bus: Bus, record: RunRecord, topics: Topics) -> None:
 
 def check_owner(bus: Bus, record: RunRecord, topics: Topics) -> None:
     """Raise if the topics are those of another run. If nobody has claimed them, nothing is known."""
-    owner = owner_of(bus, topics, record.id)
+    owner = topics_owner(bus, topics, record.id)
     if owner is None or owner.identity == record.identity:
         return
     raise NotOurTopics(
@@ -52,7 +52,7 @@ def check_owner(bus: Bus, record: RunRecord, topics: Topics) -> None:
     )
 
 
-def owner_of(bus: Bus, topics: Topics, run: str) -> Owner | None:
+def topics_owner(bus: Bus, topics: Topics, run: str) -> Owner | None:
     """The run that has claimed the topics first."""
     reader = bus.reader(topics.owner)
     gate = Gate(Owner, run, passed_over)

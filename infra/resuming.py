@@ -16,7 +16,7 @@ from typing import Any
 from infra.contents import FILES, MODEL
 from schemas.runspec import RunSpec
 
-KEPT = """
+KEPT_SETTINGS = """
 run seed
 task: prompt_field id_field train_split held_out_split limit shuffle
 model: dtype

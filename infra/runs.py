@@ -13,14 +13,15 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.contents import contents_of
 from infra.errors import Explained
 from infra.keys import SIGNING, TRUSTED, ring_from_env
 from infra.resuming import other_bits, refused
-from infra.store import Exists, Missing, Store
-from infra.store_identity import check_identity, identify
+from infra.stores.store import Exists, Missing, Store
+from infra.stores.store_identity import check_identity, identify
 from schemas.runspec import RunSpec
 
 _log = logging.getLogger(__name__)
@@ -125,8 +126,8 @@ def find(store: Store, run: str) -> RunRecord:
         raw = store.get(_key(run))
     except Missing:
         known = ", ".join(runs_of(store)[-5:])
-        newest = known or "none. If there should be some: is the store mounted, and is that its URL?"
-        raise RunError(f"there is no run {run} in {store.url}; the newest there: {newest}") from None
+        newest_run = known or "none. If there should be some: is the store mounted, and is that its URL?"
+        raise RunError(f"there is no run {run} in {store.url}; the newest there: {newest_run}") from None
     where = f"{store.url}/{_key(run)}"
     try:
         said = json.loads(raw)
@@ -139,7 +140,13 @@ def find(store: Store, run: str) -> RunRecord:
     return record
 
 
-def newest(store: Store) -> RunRecord | None:
+def unique_name(record: RunRecord) -> str:
+    """A name for a run that no other one has, of this or of another store."""
+    drawn = record.identity or f"{record.store} {record.created_at!r}"
+    return f"{record.id}-{blake3(f'{record.store_id} {record.id} {drawn}'.encode()).hexdigest(8)}"
+
+
+def newest_run(store: Store) -> RunRecord | None:
     """The run that was started last, of those whose records this version can read."""
     records = []
     for run in runs_of(store):

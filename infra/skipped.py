@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.bus import Record
 from infra.errors import Explained
-from infra.store import Missing, Store
+from infra.stores.store import Missing, Store
 
 _MOST = 10_000
 _PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})")
 
-Place = tuple[str, int, int]  # topic, partition, offset
+SkippedPlace = tuple[str, int, int]  # topic, partition, offset
 
 
 class SkipError(Explained):
@@ -46,12 +46,12 @@ class _File(BaseModel):
     records: list[_Entry] = Field([], max_length=_MOST)
 
 
-def skipped(store: Store, run: str) -> frozenset[Place]:
+def skipped(store: Store, run: str) -> frozenset[SkippedPlace]:
     """The places that a run goes on past."""
     return frozenset((one.topic, one.partition, one.offset) for one in _read(store, run).records)
 
 
-def skip(store: Store, run: str, place: Place, why: str) -> None:
+def add_skipped(store: Store, run: str, place: SkippedPlace, why: str) -> None:
     """Add a place to the list; one that is there already stays."""
     found = _read(store, run)
     if place in {(one.topic, one.partition, one.offset) for one in found.records}:
@@ -67,12 +67,12 @@ def skip(store: Store, run: str, place: Place, why: str) -> None:
     store.put(_key(run), found.model_dump_json(indent=1).encode())
 
 
-def place_of(record: Record) -> Place:
+def place_of(record: Record) -> SkippedPlace:
     """Where a record stands."""
     return record.topic, record.partition, record.offset
 
 
-def parsed_place(text: str) -> Place:
+def parsed_place(text: str) -> SkippedPlace:
     """TOPIC[PARTITION]@OFFSET, as messages name a record."""
     if (found := _PLACE.fullmatch(text.strip())) is None:
         raise SkipError(
@@ -82,7 +82,7 @@ def parsed_place(text: str) -> Place:
     return found["topic"], int(found["partition"]), int(found["offset"])
 
 
-def unskipped(records: Collection[Record], places: Collection[Place]) -> list[Record]:
+def unskipped(records: Collection[Record], places: Collection[SkippedPlace]) -> list[Record]:
     """Records but those that are skipped."""
     return [one for one in records if not places or place_of(one) not in places]
 

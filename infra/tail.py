@@ -9,24 +9,24 @@ from typing import Generic, TypeVar
 
 from infra.bus import Reader, Record
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 _POLL_S = 2.0
 
 
-class Inbox(Generic[Item]):
+class Inbox(Generic[_Item]):
     """Where a thread leaves what came for another one, or the error that ended it."""
 
     def __init__(self) -> None:
-        self._came: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[_Item | BaseException] = queue.SimpleQueue()
 
-    def put(self, item: Item | BaseException) -> None:
+    def put(self, item: _Item | BaseException) -> None:
         """Leave something."""
         self._came.put(item)
 
-    def take(self) -> list[Item]:
+    def take(self) -> list[_Item]:
         """What came since the last call. Never waits; raises what went wrong in the thread."""
-        items: list[Item] = []
+        items: list[_Item] = []
         while True:
             try:
                 item = self._came.get_nowait()
@@ -37,22 +37,22 @@ class Inbox(Generic[Item]):
             items.append(item)
 
 
-class Tail(Generic[Item]):
+class Tail(Generic[_Item]):
     """A thread that owns a patient reader from now on, and makes of each batch what the loop wants of it.
 
     `bell` is rung whenever something came: a loop that waits for several things waits for one bell.
     """
 
     def __init__(
-        self, reader: Reader, work: Callable[[list[Record]], list[Item]], bell: threading.Event
+        self, reader: Reader, work: Callable[[list[Record]], list[_Item]], bell: threading.Event
     ) -> None:
         self._reader, self._work, self._bell = reader, work, bell
-        self._came = Inbox[Item]()
+        self._came = Inbox[_Item]()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="tail")
         self._thread.start()
 
-    def take(self) -> list[Item]:
+    def take(self) -> list[_Item]:
         """What came since the last call. Never waits; raises what went wrong in the thread."""
         return self._came.take()
 

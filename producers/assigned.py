@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from infra.bus import Record
 from infra.gate import Gate
-from infra.process import Context
-from producers.jobs import Job, Place
+from infra.roles.context import RoleContext
+from producers.dispatch.jobs import RecordPlace, SampleJob
 from producers.stored import Stored
 from schemas.messages import EVERYONE, Assignment, Part, Prompt
 
@@ -25,7 +25,7 @@ _KEPT_BYTES = 32 << 20  # of prompts
 class Work:
     """What one assignment says."""
 
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[SampleJob] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
     tell: bool = False  # the dispatcher asks what there is
@@ -34,7 +34,7 @@ class Work:
 class Assigned:
     """Makes work of records. Used by one thread."""
 
-    def __init__(self, context: Context, start: str) -> None:
+    def __init__(self, context: RoleContext, start: str) -> None:
         self._context, self._start = context, start
         self._mine = {context.name, EVERYONE}
         self._gate = Gate(Assignment, context.run, context.dead_letter)
@@ -66,18 +66,19 @@ class Assigned:
         """Let go."""
         self._fetcher.close()
 
-    def _jobs(self, record: Record, assignment: Assignment) -> list[Job]:
+    def _jobs(self, record: Record, assignment: Assignment) -> list[SampleJob]:
         """Those of its rows that are what they say; of the others the first one goes to the dead letters."""
         places = [
-            Place(*at) for at in zip(assignment.partitions.tolist(), assignment.offsets.tolist(), strict=True)
+            RecordPlace(*at)
+            for at in zip(assignment.partitions.tolist(), assignment.offsets.tolist(), strict=True)
         ]
         prompts = self._prompts.get(set(places))
-        parts = self._parts.get({Place(0, at) for at in assignment.parts.tolist() if at >= 0})
+        parts = self._parts.get({RecordPlace(0, at) for at in assignment.parts.tolist() if at >= 0})
         rows = zip(
             places, assignment.groups.tolist(), assignment.indexes.tolist(), assignment.parts.tolist(),
             strict=True,
         )  # fmt: skip
-        jobs: list[Job] = []
+        jobs: list[SampleJob] = []
         wrong: list[str] = []
         for place, group, index, at in rows:
             prompt = prompts[place]
@@ -89,7 +90,9 @@ class Assigned:
                     f"samples, which stands at {self._context.topics.prompts.name}[{place[0]}]@{place[1]}"
                 )
             else:
-                jobs.append(Job(prompt, index, self._part(parts.get(Place(0, at)), group, index), place))
+                jobs.append(
+                    SampleJob(prompt, index, self._part(parts.get(RecordPlace(0, at)), group, index), place)
+                )
         if wrong:
             self._context.dead_letter(
                 record, f"{len(wrong)} of its {len(places)} samples can't be made: {wrong[0]}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from infra.supervise import children
 from infra.waiting import Wait
-from producers.jobs import Key
+from schemas.identity import SampleKey
 
 _BUSY = 0.1  # of a processor: a prompt may take long before its first token
 
@@ -17,11 +17,11 @@ class Drawing:
 
     def __init__(self, deadline_s: float) -> None:
         self._wait = Wait("a token", unblocked_by="the engine process", deadline_s=deadline_s)
-        self._had: dict[Key, int] = {}
+        self._had: dict[SampleKey, int] = {}
         self._cpu = time.monotonic(), children.cpu_s()
         self.tokens = 0
 
-    def saw(self, held: Iterable[tuple[Key, int]], *, running: int) -> None:
+    def saw(self, held: Iterable[tuple[SampleKey, int]], *, running: int) -> None:
         """Take what each sample has. Raises WaitedTooLong if some run and none moves for too long."""
         now = {key: count for key, count in held if count > 0}
         drawn = sum(max(0, count - self._had.get(key, 0)) for key, count in now.items())

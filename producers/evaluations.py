@@ -18,17 +18,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from infra.bus import Record
-from infra.process import Context
-from producers.jobs import Place
-from producers.sample_feed import SampleFeed, Taken
+from infra.roles.context import RoleContext
+from producers.dispatch.jobs import RecordPlace
+from producers.sample_feed import AdmittedSample, SampleFeed
 from producers.snapshots import Opened, OpenEvaluation, Positions
-from schemas.identity import sample_id
+from schemas.identity import SampleKey, sample_id
 from schemas.messages import EVAL, Evaluation, Prompt
 from schemas.wire import encode
 
 _TIMES = 3  # that a sample is made until it counts as failed
-
-Key = tuple[int, int]  # group and index
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class _Came:
     """A sample of an evaluation; `record` if it is not fit, and why."""
 
     version: int
-    key: Key
+    key: SampleKey
     answer: _Answer
     record: Record | None = None
     fault: str = ""
@@ -60,8 +58,8 @@ class _Open:
     prompts: Sequence[Prompt]
     opened: Opened
     samples: Positions
-    found: dict[Key, _Answer] = field(default_factory=dict)
-    unfit: dict[Key, int] = field(default_factory=dict)
+    found: dict[SampleKey, _Answer] = field(default_factory=dict)
+    unfit: dict[SampleKey, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.wanted = {(prompt.group, index) for prompt in self.prompts for index in range(prompt.size)}
@@ -71,8 +69,8 @@ class Evaluations:
     """Collects the samples of open evaluations, and writes what is whole."""
 
     def __init__(
-        self, context: Context, feed: SampleFeed, *, done: Iterable[int], letters: Collection[Place],
-        position: int, fence: Callable[[], None],
+        self, context: RoleContext, feed: SampleFeed, *, done: Iterable[int],
+        letters: Collection[RecordPlace], position: int, fence: Callable[[], None],
     ) -> None:  # fmt: skip
         """`done`: versions that are evaluated, as far as the topic was read up to `position`.
 
@@ -127,7 +125,7 @@ class Evaluations:
         """Let go of the reader."""
         self._evals.close()
 
-    def _wanted(self, taken: Taken) -> _Came | None:
+    def _wanted(self, taken: AdmittedSample) -> _Came | None:
         """In the feed's thread."""
         sample = taken.sample
         if taken.prompt.purpose != EVAL:

@@ -21,19 +21,20 @@ from collections.abc import Sequence
 from infra.bus import ends_of
 from infra.epochs import begin
 from infra.logs import at_step
-from infra.process import Context, run_role
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
+from producers.dispatch.jobs import RecordPlace
 from producers.dispatch.recovery import Past
-from producers.dispatch.service import Dispatching, Done
+from producers.dispatch.service import Dispatching, FinishedSample
 from producers.evaluations import Evaluations
-from producers.jobs import Place
+from producers.ledger_steps import Beginnings, Steps
 from producers.outbox import Outbox
 from producers.planner import Tokenize
-from producers.ranker.ranking import Ranking, kept_versions
+from producers.ranking import Ranking, kept_versions
 from producers.resampling import Resampling
 from producers.restart import look_at, misfit
-from producers.sample_feed import SampleFeed, Taken
-from producers.snapshots import Announced, Keeper, Opened, Positions, Snapshot, Snapshots
-from producers.steps import Beginnings, Steps
+from producers.sample_feed import AdmittedSample, SampleFeed
+from producers.snapshots import Announced, FeederSnapshot, Keeper, Opened, Positions, Snapshots
 from producers.tasks import Problem, TaskError, load_problems
 from producers.tokenizing import load_tokenize
 from schemas.messages import EVAL, TRAIN, Prompt, RankerAnnouncement, StepRecord
@@ -47,7 +48,7 @@ class Feeder:
     """Sends what the planner plans."""
 
     def __init__(
-        self, context: Context, train: Sequence[Problem], held_out: Sequence[Problem], tokenize: Tokenize
+        self, context: RoleContext, train: Sequence[Problem], held_out: Sequence[Problem], tokenize: Tokenize
     ) -> None:
         self._context, self._spec, self._held_out = context, context.spec, held_out
         self._epoch = begin(context.store, context.run, "feeder")
@@ -79,7 +80,7 @@ class Feeder:
         self._keeper = Keeper(snapshots, context.log.warning)
         self._feed.follow()
 
-    def _begin_steps(self, snapshot: Snapshot | None) -> Steps:
+    def _begin_steps(self, snapshot: FeederSnapshot | None) -> Steps:
         """The ledger behind the snapshot. Of what is before, the ranker learns what its state lacks."""
         state = self._planner.state()
         self._beginnings = Beginnings(kept_versions(self._context), snapshot.began if snapshot else {})
@@ -232,7 +233,7 @@ class Feeder:
         windows = self._outbox.windows
         ends = Opened() if windows or self._evaluations.open else self._outbox.ends()
         self._keeper.offer(
-            Snapshot(
+            FeederSnapshot(
                 run=self._context.run, epoch=self._epoch.number, planner=self._planner.state(),
                 ledger=self._steps.position, began=self._beginnings.known, samples=settled,
                 samples_of=self._behind.pending, windows=windows, ends=ends,
@@ -276,9 +277,9 @@ class Feeder:
         self._context.heart.working("admitting")
 
 
-def finished_of(taken: Taken) -> Done | None:
+def finished_of(taken: AdmittedSample) -> FinishedSample | None:
     """What the dispatcher wants of a sample. What is unfit is made again, and not done."""
-    place = Place(taken.record.partition, taken.record.offset)
+    place = RecordPlace(taken.record.partition, taken.record.offset)
     return None if taken.fault else (taken.key, taken.sample.true_length, place)
 
 
@@ -297,7 +298,7 @@ def that_fit(
     return fit
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     """What the feeder does."""
     spec, tokenize = context.spec, load_tokenize(context.record.model)
     longest = spec.sampling.max_prompt_tokens

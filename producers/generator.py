@@ -25,16 +25,17 @@ from typing import Protocol
 import numpy as np
 
 from infra.bus import BusError, ends_of
-from infra.process import Context, run_role
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
 from infra.tail import Tail
 from producers.assigned import Assigned
-from producers.decoding import Decoding, Made
 from producers.drawing import Drawing
-from producers.engines.base import Engine
-from producers.engines.messages import EngineOptions
+from producers.engines.engine import Engine
+from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
-from producers.reporting import Reporting, State
-from producers.rewards import RewardPool, Score
+from producers.generator_core import Decoding, MadeSample
+from producers.generator_reports import GeneratorReports, GeneratorState
+from producers.rewards import RewardOutcome, RewardPool
 from producers.tokenizing import load_to_text
 from producers.weights_watch import WeightsWatch
 from schemas.identity import sample_id
@@ -68,7 +69,7 @@ class Rewards(Protocol):
     def pending(self) -> int:
         """Completions without a score so far."""
 
-    def poll(self) -> list[Score]:
+    def poll(self) -> list[RewardOutcome]:
         """The scores that have come. Never waits."""
 
     def close(self) -> None:
@@ -79,13 +80,13 @@ class Generator:
     """Runs one engine for a run."""
 
     def __init__(
-        self, context: Context, engine: Engine, rewards: Rewards, to_text: Callable[[np.ndarray], str],
+        self, context: RoleContext, engine: Engine, rewards: Rewards, to_text: Callable[[np.ndarray], str],
         bell: threading.Event,
     ) -> None:  # fmt: skip
         self._context, self._engine, self._rewards, self._text = context, engine, rewards, to_text
         self._spec = context.spec
         self._decoding = Decoding(context.spec, engine)
-        self._scoring: dict[str, Made] = {}
+        self._scoring: dict[str, MadeSample] = {}
         self._held: list[Sample] = []  # finished and scored, not sent yet
         self._held_since = 0.0
         self._hold_s = _HOLD_IN_SYNC_S if context.spec.algorithm.mode == "sync" else _HOLD_S
@@ -93,7 +94,7 @@ class Generator:
         self._drawing = Drawing(context.spec.deadlines.progress_s)
         start = secrets.token_hex(8)
         self._moving: list[str] = []  # what others shall go on with
-        self._reporting = Reporting(context, start)
+        self._reporting = GeneratorReports(context, start)
         self._assigned = Assigned(context, start)
         self._bell = bell
         topic, only = context.topics.assignments, assignment_partition(context.name)
@@ -193,7 +194,7 @@ class Generator:
             return _SCORES_S
         return self._hold_s if self._held or self._rewards.pending() else _IDLE_S
 
-    def _collect(self, scores: list[Score]) -> int:
+    def _collect(self, scores: list[RewardOutcome]) -> int:
         """Samples that are scored are whole."""
         for score in scores:
             sample = self._sample(self._scoring.pop(score.key), score)
@@ -217,7 +218,7 @@ class Generator:
             )
         self._held.clear()
 
-    def _sample(self, made: Made, score: Score) -> Sample:
+    def _sample(self, made: MadeSample, score: RewardOutcome) -> Sample:
         begun, finished = made.begun, made.finished
         prompt = begun.job.prompt
         return Sample(
@@ -237,12 +238,12 @@ class Generator:
         """Say that it is there, what it has, and how it gets on."""
         self._reporting.report(lambda: self._state(leaving), leaving=leaving)
 
-    def _state(self, leaving: bool) -> State:
+    def _state(self, leaving: bool) -> GeneratorState:
         scoring = [(made.begun.job.key, made.finished.tokens.size) for made in self._scoring.values()]
         held = self._decoding.held() + scoring
         if not leaving:
             self._drawing.saw(held, running=self._decoding.running)
-        return State(self._engine.pace(), self._decoding.version, held)
+        return GeneratorState(self._engine.pace(), self._decoding.version, held)
 
     def _say_goodbye(self) -> None:
         """What it has goes to others at once; without this, when it has been silent for long enough."""
@@ -259,7 +260,7 @@ class Generator:
         )  # fmt: skip
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     """What a generator does."""
     spec = context.spec
     began = time.monotonic()

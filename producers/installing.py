@@ -14,18 +14,18 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infra.weights.adapter import Merging, check_fits
+from infra.weights.adapter_tensors import Merging, check_fits
 from infra.weights.bits import Bits, Model, file_model
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests
 from infra.weights.folder import ModelFolder
-from infra.weights.manifest import Manifest
+from infra.weights.manifest import VersionManifest
 from infra.weights.patch import PatchFile
 from schemas.runspec import ModelSection
 
 
 @dataclass(frozen=True)
-class Version:
+class VerifiedWeights:
     """Verified weights, ready to be installed."""
 
     version: int
@@ -46,18 +46,18 @@ class Newest:
         self._spec, self._base = spec, base
         self._held: dict[str, Bits] = {}
         self._root: str | None = None  # of `_held`
-        self._given: Version | None = None
+        self._given: VerifiedWeights | None = None
 
-    def version(self, manifest: Manifest, copy: Copy) -> Version:
+    def version(self, manifest: VersionManifest, copy: Copy) -> VerifiedWeights:
         """A version as an engine takes it. The one before is void, unless the engine has claimed it."""
         check_fits(manifest, self._spec, self._base)
         new, digests = self._whole(manifest, copy)
         self._settle()
         patch = PatchFile(self._held, new, since=self._root, root=manifest.root)
-        self._given = Version(manifest.version, manifest.root, digests, patch)
+        self._given = VerifiedWeights(manifest.version, manifest.root, digests, patch)
         return self._given
 
-    def _whole(self, manifest: Manifest, copy: Copy) -> tuple[Model, Mapping[str, str]]:
+    def _whole(self, manifest: VersionManifest, copy: Copy) -> tuple[Model, Mapping[str, str]]:
         """Whole tensors. An adapter is merged here, into the layers that it changes: engines know none."""
         if self._spec.lora is None:
             return copy.model, manifest.digests

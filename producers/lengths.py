@@ -8,7 +8,7 @@ from collections.abc import Sequence
 _MOVED = 0.05  # edges that have moved by less are left as they are
 
 
-def edges_of(predicted: Sequence[float], classes: int) -> list[float] | None:
+def class_edges(predicted: Sequence[float], classes: int) -> list[float] | None:
     """Edges that put equally many of these into each class, as far as ties allow; None if all are alike."""
     ordered = sorted(predicted)
     if not ordered or ordered[-1] <= ordered[0] * 1.001:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from infra.process import Context
-from producers.jobs import Place, Placed
+from infra.roles.context import RoleContext
+from producers.dispatch.jobs import Placed, RecordPlace
 from producers.snapshots import Opened
 from schemas.messages import TRAIN, Prompt
 from schemas.wire import encode
@@ -14,7 +14,9 @@ from schemas.wire import encode
 class Outbox:
     """Sends prompts, and knows those that are open."""
 
-    def __init__(self, context: Context, *, sent: Iterable[Prompt], windows: Mapping[int, Opened]) -> None:
+    def __init__(
+        self, context: RoleContext, *, sent: Iterable[Prompt], windows: Mapping[int, Opened]
+    ) -> None:
         """`sent`: open prompts that stand there already. `windows`: where their iterations were opened."""
         self._context = context
         self._sent = {prompt.group: prompt.window for prompt in sent}
@@ -38,7 +40,7 @@ class Outbox:
         self._sent |= {prompt.group: prompt.window for prompt in prompts}
         counters = self._context.heart.counters
         counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in prompts)
-        return [Placed(prompt, Place(prompt.length_class, record.offset())) for prompt, record in sent]
+        return [Placed(prompt, RecordPlace(prompt.length_class, record.offset())) for prompt, record in sent]
 
     def _open(self, windows: set[int]) -> None:
         if windows:

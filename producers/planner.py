@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from producers.lengths import class_of, edges_of, have_moved
+from producers.lengths import class_edges, class_of, have_moved
 from producers.ranker.ranker import Predictor, Question, question_of
 from producers.snapshots import Lot, PlannerState
 from producers.tasks import Problem, TaskError
@@ -208,10 +208,10 @@ class Planner:
     def _move_edges(self, predicted: Sequence[float]) -> None:
         """Classes are quantiles of what was predicted lately: they drift with the policy."""
         classes = self._spec.lengths.classes
-        if self._fixed or edges_of(predicted, classes) is None:
+        if self._fixed or class_edges(predicted, classes) is None:
             return  # the ranker knows nothing yet
         self._recent.extend(predicted)
-        edges = edges_of(self._recent, classes)
+        edges = class_edges(self._recent, classes)
         if edges is not None and have_moved(self.edges, edges):
             self.edges = edges
 

@@ -14,7 +14,7 @@ from schemas.shortening import printable, shown
 
 Problem = dict[str, Any]
 
-LARGEST = 4 << 20  # bytes of a problem as JSON: with its tokens it has to fit a record
+LARGEST_PROBLEM = 4 << 20  # bytes of a problem as JSON: with its tokens it has to fit a record
 _LONGEST_ID = 256  # characters
 _DEEPEST = 64  # levels of lists and dicts
 
@@ -28,7 +28,7 @@ def said(error: BaseException) -> str:
     return printable(f"{type(error).__name__}: {error}", 1_000)
 
 
-def checked(problem: Any, number: int, task: TaskSection) -> Problem:
+def checked_problem(problem: Any, number: int, task: TaskSection) -> Problem:
     """A problem with "id" and "prompt"; the id is None if it has none of its own."""
     if not isinstance(problem, dict):
         raise TaskError(f"problem {number} is a {type(problem).__name__}; a dict is expected")
@@ -69,7 +69,11 @@ def _wrong(problem: Problem) -> str:
         size = len(text.encode())
     except UnicodeEncodeError as error:
         return f"has text that is no Unicode: the lone surrogate U+{ord(text[error.start]):04X}"
-    return f"has {size:,} bytes as JSON; at most {LARGEST:,} are allowed" if size > LARGEST else ""
+    return (
+        f"has {size:,} bytes as JSON; at most {LARGEST_PROBLEM:,} are allowed"
+        if size > LARGEST_PROBLEM
+        else ""
+    )
 
 
 def _levels(value: Any) -> int:
@@ -93,10 +97,10 @@ def read_jsonl(path: Path) -> Iterator[Any]:
             raise TaskError(f"{path}: there is no such file")
         with path.open("rb") as file:
             number = 0
-            while line := file.readline(LARGEST + 1):
+            while line := file.readline(LARGEST_PROBLEM + 1):
                 number += 1
-                if len(line) > LARGEST:
-                    raise TaskError(f"{path}:{number}: a line of more than {LARGEST:,} bytes")
+                if len(line) > LARGEST_PROBLEM:
+                    raise TaskError(f"{path}:{number}: a line of more than {LARGEST_PROBLEM:,} bytes")
                 if line.strip():
                     yield _parsed(line, f"{path}:{number}")
     except OSError as error:

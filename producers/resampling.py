@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from infra.process import Context
-from producers.sample_feed import SampleFeed, Taken
+from infra.roles.context import RoleContext
+from producers.sample_feed import AdmittedSample, SampleFeed
 from schemas.admission import tells_nothing
 from schemas.identity import round_of
 from schemas.messages import TRAIN
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupPlace:
     """A group, and where it belongs."""
 
     group: int
@@ -29,15 +29,15 @@ class Place:
 class Resampling:
     """`found` is called now and then; each place is said once."""
 
-    def __init__(self, context: Context, feed: SampleFeed, trained: int) -> None:
+    def __init__(self, context: RoleContext, feed: SampleFeed, trained: int) -> None:
         """`trained`: iterations that need no more."""
         self._trained = trained
         self._most = context.spec.loss.resample or 0
         self._size = context.spec.algorithm.group_size
         self._samples = feed.subscribe(self._wanted) if self._most else None
-        self._rewards: dict[Place, dict[int, float]] = {}
+        self._rewards: dict[GroupPlace, dict[int, float]] = {}
 
-    def found(self, trained: int) -> list[Place]:
+    def found(self, trained: int) -> list[GroupPlace]:
         """Groups that are whole now and told nothing; `trained` iterations need no more."""
         if self._samples is None:
             return []
@@ -48,15 +48,15 @@ class Resampling:
             }
         return [place for place, index, reward in self._samples.take() if self._take(place, index, reward)]
 
-    def _wanted(self, taken: Taken) -> tuple[Place, int, float] | None:
+    def _wanted(self, taken: AdmittedSample) -> tuple[GroupPlace, int, float] | None:
         """In the feed's thread; what is unfit the trainer reports, and it is made again."""
         sample = taken.sample
         if taken.fault or sample.purpose != TRAIN or round_of(sample.group) >= self._most:
             return None
         reward = math.nan if sample.reward_error else sample.reward
-        return Place(sample.group, sample.window, sample.mini), sample.index, reward
+        return GroupPlace(sample.group, sample.window, sample.mini), sample.index, reward
 
-    def _take(self, place: Place, index: int, reward: float) -> bool:
+    def _take(self, place: GroupPlace, index: int, reward: float) -> bool:
         """Whether it was the last of a group that told nothing."""
         if place.window < self._trained:
             return False

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from infra.bus import Record, clamp, ends_of, read_until
 from infra.gate import Gate, Refuse, passed_over
-from infra.process import Context
+from infra.roles.context import RoleContext
 from infra.weights.versions import WeightStore
-from producers.jobs import Place, Placed
+from producers.dispatch.jobs import Placed, RecordPlace
+from producers.ledger_steps import Behind, Steps
 from producers.planner import Planner, Tokenize
-from producers.sample_feed import Roots
-from producers.snapshots import Opened, Positions, Snapshot
-from producers.steps import Behind, Steps
+from producers.sample_feed import FeederRoots
+from producers.snapshots import FeederSnapshot, Opened, Positions
 from producers.tasks import Problem
 from schemas.admission import window_of
 from schemas.identity import round_of
@@ -29,19 +29,19 @@ from schemas.wire import MessageT
 
 
 @dataclass
-class Found:
+class FeederState:
     """The state of a run, as a feeder needs it to go on."""
 
-    snapshot: Snapshot | None
+    snapshot: FeederSnapshot | None
     trained: int  # iterations, as the ledger ends now
     planner: Planner  # where the snapshot was; it has yet to observe the ledger
     prompts: dict[int, Placed]  # open ones that stand on the topic, by group
     opened: Opened  # from there on the topic was read
-    letters: Letters
+    letters: KnownDeadLetters
     evaluated: set[int]
     evals: int  # position behind the evaluations that were read
     behind: Behind
-    roots: Roots
+    roots: FeederRoots
     start: Positions  # in `<run>.samples`
 
     @property
@@ -53,24 +53,28 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Letters:
+class KnownDeadLetters:
     """Records that are dead letters already, and where the dead letters were read up to."""
 
     places: set[tuple[str, int, int]]  # topic, partition and position
     position: int
 
-    def of(self, topic: Topic) -> set[Place]:
+    def of(self, topic: Topic) -> set[RecordPlace]:
         """Those of one topic."""
-        return {Place(partition, offset) for name, partition, offset in self.places if name == topic.name}
+        return {
+            RecordPlace(partition, offset) for name, partition, offset in self.places if name == topic.name
+        }
 
 
-def look_at(context: Context, snapshot: Snapshot | None, train: list[Problem], tokenize: Tokenize) -> Found:
+def look_at(
+    context: RoleContext, snapshot: FeederSnapshot | None, train: list[Problem], tokenize: Tokenize
+) -> FeederState:
     """Read what came since a snapshot; without one, all that the log still has."""
     lookahead = context.spec.algorithm.lookahead
     behind = Behind(lookahead)
     if snapshot:
         behind = Behind(lookahead, snapshot.samples, snapshot.samples_of)
-    roots = Roots(context)
+    roots = FeederRoots(context)
     trained = _trained(context, snapshot, behind, roots)
     opened = snapshot.opened() if snapshot else Opened()
     letters = letters_of(context, opened.dead)
@@ -93,12 +97,12 @@ def look_at(context: Context, snapshot: Snapshot | None, train: list[Problem], t
     for evaluation in snapshot.evaluations if snapshot else []:
         if evaluation.version not in evaluated:
             start = {p: min(at, evaluation.samples.get(p, 0)) for p, at in start.items()}
-    return Found(
+    return FeederState(
         snapshot, trained, planner, prompts, opened, letters, evaluated, evals, behind, roots, start
     )  # fmt: skip
 
 
-def misfit(context: Context, snapshot: Snapshot) -> str:
+def misfit(context: RoleContext, snapshot: FeederSnapshot) -> str:
     """Why a snapshot does not go with the log; empty if it does."""
     bus, topics = context.bus, context.topics
     opened = snapshot.opened()
@@ -116,7 +120,7 @@ def misfit(context: Context, snapshot: Snapshot) -> str:
     return _other_ledger(context, snapshot)
 
 
-def _other_ledger(context: Context, snapshot: Snapshot) -> str:
+def _other_ledger(context: RoleContext, snapshot: FeederSnapshot) -> str:
     """Whether the ledger, as far as it still has it, says otherwise of the step before the snapshot."""
     topic, before = context.topics.ledger, snapshot.ledger - 1
     reader = context.bus.reader(topic, {0: max(0, before)})
@@ -133,7 +137,9 @@ def _other_ledger(context: Context, snapshot: Snapshot) -> str:
         reader.close()
 
 
-def _trained(context: Context, snapshot: Snapshot | None, behind: Behind, roots: Roots) -> int:
+def _trained(
+    context: RoleContext, snapshot: FeederSnapshot | None, behind: Behind, roots: FeederRoots
+) -> int:
     """Iterations that are trained, by the ledger as it ends now."""
     planner = snapshot.planner if snapshot else None
     trained = planner.version if planner else 0
@@ -152,16 +158,18 @@ def _trained(context: Context, snapshot: Snapshot | None, behind: Behind, roots:
         steps.close()
 
 
-def letters_of(context: Context, position: int) -> Letters:
+def letters_of(context: RoleContext, position: int) -> KnownDeadLetters:
     """The dead letters behind a position, up to their end as it is now."""
     topic = context.topics.dead
     end = ends_of(context.bus, topic)[0]
     gate = Gate(DeadLetter, context.run, passed_over)  # no letter about letters
     read = _read(context, topic, {0: position}, gate, {0: end})
-    return Letters({(letter.topic, letter.partition, letter.offset) for _, letter in read}, end)
+    return KnownDeadLetters({(letter.topic, letter.partition, letter.offset) for _, letter in read}, end)
 
 
-def _evaluations(context: Context, snapshot: Snapshot | None, letters: Letters) -> tuple[set[int], int]:
+def _evaluations(
+    context: RoleContext, snapshot: FeederSnapshot | None, letters: KnownDeadLetters
+) -> tuple[set[int], int]:
     """Versions that are evaluated, and where the topic was read up to."""
     topic = context.topics.evals
     end = ends_of(context.bus, topic)[0]
@@ -171,8 +179,8 @@ def _evaluations(context: Context, snapshot: Snapshot | None, letters: Letters) 
 
 
 def _prompts(
-    context: Context, opened: Opened, letters: Letters, still_open: dict[int, Placed], trained: int,
-    is_being_evaluated: Callable[[int], bool],
+    context: RoleContext, opened: Opened, letters: KnownDeadLetters, still_open: dict[int, Placed],
+    trained: int, is_being_evaluated: Callable[[int], bool],
 ) -> Iterator[Prompt]:  # fmt: skip
     """Each prompt on the topic; those that are open stay in `still_open`."""
     spec = context.spec
@@ -184,7 +192,7 @@ def _prompts(
         if prompt.purpose == EVAL:
             is_open = is_being_evaluated(prompt.window)
         if is_open:
-            still_open.setdefault(prompt.group, Placed(prompt, Place(record.partition, record.offset)))
+            still_open.setdefault(prompt.group, Placed(prompt, RecordPlace(record.partition, record.offset)))
         yield prompt
 
 
@@ -203,7 +211,7 @@ def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
     return ""
 
 
-def _reports(context: Context, letters: Letters) -> Refuse:
+def _reports(context: RoleContext, letters: KnownDeadLetters) -> Refuse:
     """Puts records that can't be used to the dead letters, once each."""
 
     def refuse(record: Record, reason: str) -> None:
@@ -214,7 +222,7 @@ def _reports(context: Context, letters: Letters) -> Refuse:
 
 
 def _read(
-    context: Context, topic: Topic, start: Mapping[int, int], gate: Gate[MessageT],
+    context: RoleContext, topic: Topic, start: Mapping[int, int], gate: Gate[MessageT],
     ends: Mapping[int, int] | None = None,
 ) -> Iterator[tuple[Record, MessageT]]:  # fmt: skip
     """The messages of a topic up to `ends`, or to its end as it is now, one by one."""

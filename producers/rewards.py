@@ -17,8 +17,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.code import module
 from infra.credentials import without_credentials
-from infra.supervise.children import kill, start
+from infra.supervise.children import kill, start_child
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
 
@@ -29,7 +30,7 @@ _START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class RewardOutcome:
     """A reward, or why there is none."""
 
     key: str
@@ -44,8 +45,8 @@ class Score:
 
 class _Worker:
     def __init__(self, task: TaskSection) -> None:
-        self.process = start(
-            [sys.executable, "-m", "producers.reward_worker", task.model_dump_json()],
+        self.process = start_child(
+            [sys.executable, "-m", module("producers.reward_worker"), task.model_dump_json()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=without_credentials(), close_fds=True,
         )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -104,9 +105,9 @@ class RewardPool:
         """Completions without a score so far."""
         return len(self._waiting) + sum(len(worker.jobs) for worker in self._workers)
 
-    def poll(self) -> list[Score]:
+    def poll(self) -> list[RewardOutcome]:
         """The scores that have come since the last call. Never waits."""
-        scores: list[Score] = []
+        scores: list[RewardOutcome] = []
         for number, worker in enumerate(self._workers):
             lines, gone = worker.lines()
             for line in lines:
@@ -122,17 +123,17 @@ class RewardPool:
         self._hand_out()
         return scores
 
-    def _take(self, worker: _Worker, answer: dict[str, Any], scores: list[Score]) -> None:
+    def _take(self, worker: _Worker, answer: dict[str, Any], scores: list[RewardOutcome]) -> None:
         if not worker.ready:
             if "error" in answer:
                 raise TaskError(answer["error"])
             worker.ready = True
         else:
             key, _ = worker.jobs.popleft()
-            scores.append(Score(key, answer.get("parts", {}), answer.get("error", "")))
+            scores.append(RewardOutcome(key, answer.get("parts", {}), answer.get("error", "")))
         worker.since = time.monotonic()
 
-    def _replace(self, number: int, reason: str, scores: list[Score]) -> None:
+    def _replace(self, number: int, reason: str, scores: list[RewardOutcome]) -> None:
         worker = self._workers[number]
         kill(worker.process)
         if not worker.ready:
@@ -141,7 +142,7 @@ class RewardPool:
             )
         if worker.jobs:
             key, _ = worker.jobs.popleft()
-            scores.append(Score(key, error=reason))
+            scores.append(RewardOutcome(key, error=reason))
         self._waiting.extendleft(reversed(worker.jobs))
         self._workers[number] = _Worker(self._task)
         self.restarts += 1

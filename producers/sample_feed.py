@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 from infra.bus import Record, clamp, read_until
 from infra.errors import Explained
 from infra.gate import Gate, passed_over
-from infra.process import Context
+from infra.roles.context import RoleContext
 from infra.tail import Inbox
 from infra.weights.versions import WeightStore
 from schemas.admission import window_of
@@ -32,7 +32,7 @@ from schemas.fitness import contradiction, fault, weights_fault
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, Prompt, Sample, StepRecord
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 _POLL_S = 0.5
 _MOST_HELD, _MOST_HELD_BYTES = 4096, 64 << 20
@@ -41,7 +41,7 @@ _ASK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AdmittedSample:
     """A sample of a group that was admitted."""
 
     sample: Sample
@@ -55,14 +55,14 @@ class Taken:
         return self.sample.group, self.sample.index
 
 
-class Subscription(Generic[Item]):
+class Subscription(Generic[_Item]):
     """What one reader wants of each sample, as it comes."""
 
-    def __init__(self, pick: Callable[[Taken], Item | None], bell: threading.Event) -> None:
+    def __init__(self, pick: Callable[[AdmittedSample], _Item | None], bell: threading.Event) -> None:
         self._pick, self.bell = pick, bell
-        self._came = Inbox[Item]()
+        self._came = Inbox[_Item]()
 
-    def offer(self, taken: Taken) -> bool:
+    def offer(self, taken: AdmittedSample) -> bool:
         """Called by the feed: whether something of a sample was wanted."""
         item = self._pick(taken)
         if item is None:
@@ -75,15 +75,15 @@ class Subscription(Generic[Item]):
         self._came.put(error)
         self.bell.set()
 
-    def take(self) -> list[Item]:
+    def take(self) -> list[_Item]:
         """What came since the last call. Never waits; raises what went wrong in the feed."""
         return self._came.take()
 
 
-class Roots:
+class FeederRoots:
     """Root hashes of this run's versions: the ledger says them; of those before it does, the store."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._weights = WeightStore(context.store, context.run)
         self._known: dict[int, str] = {}
         self._asked: dict[int, float] = {}
@@ -121,7 +121,9 @@ class Roots:
 class SampleFeed:
     """Reads for all who subscribe before `read_back`; `follow` starts the thread."""
 
-    def __init__(self, context: Context, start: Mapping[int, int], trained: int, roots: Roots) -> None:
+    def __init__(
+        self, context: RoleContext, start: Mapping[int, int], trained: int, roots: FeederRoots
+    ) -> None:
         """`trained`: iterations of which no sample is wanted any more."""
         self._context, self._trained, self._roots = context, trained, roots
         self._resample = context.spec.loss.resample or 0
@@ -140,8 +142,8 @@ class SampleFeed:
         self._thread: threading.Thread | None = None
 
     def subscribe(
-        self, pick: Callable[[Taken], Item | None], bell: threading.Event | None = None
-    ) -> Subscription[Item]:
+        self, pick: Callable[[AdmittedSample], _Item | None], bell: threading.Event | None = None
+    ) -> Subscription[_Item]:
         """`pick` says what is wanted of a sample, in the feed's thread; then `bell` is rung."""
         subscription = Subscription(pick, bell or threading.Event())
         self._subscriptions.append(subscription)  # type: ignore[arg-type]
@@ -226,7 +228,7 @@ class SampleFeed:
         if any(self._roots.of(version) is None for version in sample.versions.tolist()):
             self._hold(record, sample)  # whether it was made by true weights will be known
             return set()
-        taken = Taken(sample, prompt, record, self._fault(sample, prompt))
+        taken = AdmittedSample(sample, prompt, record, self._fault(sample, prompt))
         return {one.bell for one in self._subscriptions if one.offer(taken)}
 
     def _may_be_admitted(self, sample: Sample, trained: int) -> bool:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.errors import Explained
 from infra.keys import ring_from_env
-from infra.store import Store, StoreError
+from infra.stores.store import Store, StoreError
 
 _KEPT = 3
 _KIND = "feeder's snapshot"
@@ -85,7 +85,7 @@ class Announced(_Part):
     edges: list[float] = []
 
 
-class Snapshot(_Part):
+class FeederSnapshot(_Part):
     """All of it."""
 
     format: Literal[1] = 1
@@ -129,7 +129,7 @@ class Snapshots:
         self._folder = f"runs/{run}/feeder"
         self._known: deque[str] | None = None
 
-    def newest(self, misfit: Callable[[Snapshot], str]) -> Snapshot | None:
+    def newest(self, misfit: Callable[[FeederSnapshot], str]) -> FeederSnapshot | None:
         """The newest one that can be used; `misfit`: why one does not go with the log, empty if it does."""
         try:
             keys = self._keys()
@@ -138,7 +138,7 @@ class Snapshots:
             return None
         for key in reversed(keys):
             try:
-                snapshot = unpacked(self._store.get(key), f"{self._store.url}/{key}")
+                snapshot = unpacked_snapshot(self._store.get(key), f"{self._store.url}/{key}")
                 why = misfit(snapshot) if snapshot.run == self._run else f"it is of run {snapshot.run[:64]}"
             except (Explained, ValueError, RecursionError) as error:
                 why = str(error)[:500]
@@ -147,12 +147,12 @@ class Snapshots:
             self._warn(f"{self._store.url}/{key} is passed over: {why}; an older one stands in for it")
         return None
 
-    def put(self, snapshot: Snapshot) -> None:
+    def put(self, snapshot: FeederSnapshot) -> None:
         """Write one, and remove all but the newest few."""
         if self._known is None:
             self._known = deque(self._keys())
         key = f"{self._folder}/{snapshot.planner.version:08d}-{snapshot.epoch:02d}.json"
-        self._store.put(key, packed(snapshot))
+        self._store.put(key, packed_snapshot(snapshot))
         if key not in self._known:
             self._known.append(key)
         while len(self._known) > _KEPT:
@@ -166,7 +166,7 @@ class Snapshots:
         return [match[0] for match in sorted(found, key=lambda one: (int(one[1]), int(one[2])))]
 
 
-def packed(snapshot: Snapshot) -> bytes:
+def packed_snapshot(snapshot: FeederSnapshot) -> bytes:
     """The bytes of a file: a snapshot, a digest over all of it, and a signature if there is a key."""
     content: dict[str, Any] = json.loads(snapshot.model_dump_json())
     digest = _digest(content)
@@ -174,7 +174,7 @@ def packed(snapshot: Snapshot) -> bytes:
     return json.dumps({"content": content, "digest": digest, "signature": signature}).encode()
 
 
-def unpacked(data: bytes, where: str) -> Snapshot:
+def unpacked_snapshot(data: bytes, where: str) -> FeederSnapshot:
     """The snapshot in a file's bytes; a ValueError or a KeysError says what is wrong with them."""
     if len(data) > _LARGEST:
         raise ValueError(f"it has {len(data)} bytes; {_LARGEST} are the most")
@@ -183,7 +183,7 @@ def unpacked(data: bytes, where: str) -> Snapshot:
         if _digest(file.content) != file.digest:
             raise ValueError("it is damaged: its digest is not that of its content")
         ring_from_env().verify(file.digest.encode(), file.signature, where, _KIND)
-        return Snapshot.model_validate_json(json.dumps(file.content))
+        return FeederSnapshot.model_validate_json(json.dumps(file.content))
     except ValidationError as error:
         raise ValueError(f"it is no snapshot: {error}") from error
 
@@ -197,12 +197,12 @@ class Keeper:
 
     def __init__(self, snapshots: Snapshots, warn: Callable[[str], None]) -> None:
         self._snapshots, self._warn = snapshots, warn
-        self._newest: Snapshot | None = None
+        self._newest: FeederSnapshot | None = None
         self._came, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="snapshots")
         self._thread.start()
 
-    def offer(self, snapshot: Snapshot) -> None:
+    def offer(self, snapshot: FeederSnapshot) -> None:
         """This is how things are now; one that waits still is out of date."""
         self._newest = snapshot
         self._came.set()
@@ -225,7 +225,7 @@ class Keeper:
                 return
             self._closed.wait(_LEAST_S)
 
-    def _put(self, snapshot: Snapshot) -> None:
+    def _put(self, snapshot: FeederSnapshot) -> None:
         try:
             self._snapshots.put(snapshot)
         except Exception as error:  # it is a short cut: the run goes on without

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import Generic, TypeVar
+from typing import Generic
 
 from infra.bus import Fetcher, Record
 from infra.gate import Gate
-from producers.jobs import Place
+from producers.dispatch.jobs import RecordPlace
 from schemas.topics import Topic
-from schemas.wire import Message
-
-MessageT = TypeVar("MessageT", bound=Message)
+from schemas.wire import MessageT
 
 
 class Stored(Generic[MessageT]):
@@ -28,15 +26,15 @@ class Stored(Generic[MessageT]):
     ) -> None:  # fmt: skip
         self._fetcher, self._topic, self._deadline_s = fetcher, topic, deadline_s
         self._gate = Gate(kind, run, self._refuse)
-        self._refused: dict[Place, str] = {}
-        self._kept: OrderedDict[Place, bytes] = OrderedDict()  # the newest last
+        self._refused: dict[RecordPlace, str] = {}
+        self._kept: OrderedDict[RecordPlace, bytes] = OrderedDict()  # the newest last
         self._most_bytes, self.bytes = most_bytes, 0
 
-    def get(self, places: Collection[Place]) -> dict[Place, MessageT | str]:
+    def get(self, places: Collection[RecordPlace]) -> dict[RecordPlace, MessageT | str]:
         """The message at each place, or why there is none."""
         self._refused.clear()
         records = self._records(places)
-        found: dict[Place, MessageT | str] = {}
+        found: dict[RecordPlace, MessageT | str] = {}
         for place in places:
             if (record := records.get(place)) is None:
                 found[place] = f"nothing stands at {self._topic.name}[{place.partition}]@{place.offset}"
@@ -46,8 +44,8 @@ class Stored(Generic[MessageT]):
                 found[place] = message
         return found
 
-    def _records(self, places: Collection[Place]) -> dict[Place, Record]:
-        found: dict[Place, Record] = {}
+    def _records(self, places: Collection[RecordPlace]) -> dict[RecordPlace, Record]:
+        found: dict[RecordPlace, Record] = {}
         missing: dict[int, list[int]] = {}
         for place in places:
             if (value := self._kept.get(place)) is None:
@@ -58,11 +56,11 @@ class Stored(Generic[MessageT]):
         if missing:
             came = self._fetcher.fetch(self._topic, missing, deadline_s=self._deadline_s)
             for (partition, offset), record in came.items():
-                found[Place(partition, offset)] = record
-                self._keep(Place(partition, offset), record.value)
+                found[RecordPlace(partition, offset)] = record
+                self._keep(RecordPlace(partition, offset), record.value)
         return found
 
-    def _keep(self, place: Place, value: bytes) -> None:
+    def _keep(self, place: RecordPlace, value: bytes) -> None:
         if place in self._kept:
             return
         self._kept[place] = value
@@ -71,4 +69,4 @@ class Stored(Generic[MessageT]):
             self.bytes -= len(self._kept.popitem(last=False)[1])
 
     def _refuse(self, record: Record, reason: str) -> None:
-        self._refused[Place(record.partition, record.offset)] = reason
+        self._refused[RecordPlace(record.partition, record.offset)] = reason

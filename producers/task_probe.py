@@ -7,7 +7,7 @@
             {"pid", "done"}                   all was looked at
 
 What the task prints goes to standard output and error, which are not read as answers. The task may hang,
-exit, fork or print what it likes: `flows.looking.task` waits for this process, and kills it.
+exit, fork or print what it likes: `flows.run.inspection.task` waits for this process, and kills it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from schemas.runspec import TaskSection
 from schemas.shortening import printable, shown
 
 
-class Job(BaseModel):
+class ProbeRequest(BaseModel):
     """What is to be looked at."""
 
     task: TaskSection
@@ -56,7 +56,7 @@ class _Answers:
 def main() -> None:
     """Look, and say what is found; each part by itself, so that one that is broken hides no other."""
     answers = _Answers(int(sys.argv[2]))
-    job = Job.model_validate_json(sys.argv[1])
+    job = ProbeRequest.model_validate_json(sys.argv[1])
     reward = _reward(job, answers)
     problems = [problem for split in job.splits for problem in _problems(job, split, answers)]
     if problems and job.tokenizer:
@@ -66,7 +66,7 @@ def main() -> None:
     answers.tell(done=True)
 
 
-def _reward(job: Job, answers: _Answers) -> Reward | None:
+def _reward(job: ProbeRequest, answers: _Answers) -> Reward | None:
     where = job.task.reward or f"{job.task.python}:reward"
     answers.doing(f"the import of {where}")
     try:
@@ -76,7 +76,7 @@ def _reward(job: Job, answers: _Answers) -> Reward | None:
         return None
 
 
-def _problems(job: Job, split: str, answers: _Answers) -> list[Problem]:
+def _problems(job: ProbeRequest, split: str, answers: _Answers) -> list[Problem]:
     answers.doing(f"reading the first problems of split {split!r}")
     try:
         found = first_problems(job.task, split, job.first)
@@ -90,7 +90,7 @@ def _problems(job: Job, split: str, answers: _Answers) -> list[Problem]:
     return found
 
 
-def _tokenize(job: Job, folder: str, problems: list[Problem], answers: _Answers) -> None:
+def _tokenize(job: ProbeRequest, folder: str, problems: list[Problem], answers: _Answers) -> None:
     answers.doing(f"tokenizing with the tokenizer in {folder}")
     try:
         tokenize = load_tokenize(folder)

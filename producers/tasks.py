@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from producers.problems import Problem, TaskError, checked, read_jsonl, said
+from producers.problems import Problem, TaskError, checked_problem, read_jsonl, said
 from schemas.runspec import RunSpec, TaskSection
 from schemas.shortening import shown
 
@@ -50,7 +50,7 @@ def identified(rows: Iterable[Any], task: TaskSection, split: str) -> Iterator[P
     """Rows as problems, each with an id of its own; raises TaskError for one that can't be used."""
     seen: dict[str, int] = {}
     for number, row in enumerate(rows):
-        problem = checked(row, number, task)
+        problem = checked_problem(row, number, task)
         name = problem["id"]
         if name is None:
             name = _name_by_prompt(problem["prompt"], seen)

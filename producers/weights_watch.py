@@ -11,22 +11,23 @@ import queue
 import threading
 
 from infra.bus import Record
-from infra.process import Context
+from infra.roles.context import RoleContext
+from infra.roles.refusing import refusal
+from infra.runs import unique_name
 from infra.sites.followed import Followed
-from infra.sites.news import News, refusal
-from infra.sites.place import owner_of
-from infra.store import Missing, StoreError
+from infra.sites.news import News
+from infra.stores.store import Missing, StoreError
 from infra.tail import Tail
 from infra.waiting import Wait
 from infra.weights import spent
 from infra.weights.copy import Copy
-from infra.weights.errors import WeightsError
 from infra.weights.expected import Expected
 from infra.weights.folder import ModelFolder
 from infra.weights.seen import Seen
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
-from producers.installing import Newest, Version
+from infra.weights.weights_error import WeightsError
+from producers.installing import Newest, VerifiedWeights
 from schemas.messages import WeightsAnnouncement
 
 _LOOK_S = 0.5
@@ -38,11 +39,11 @@ class WeightsWatch:
     One thread hears, another one fetches: a relay is heard while what it brings is waited for.
     """
 
-    def __init__(self, context: Context, bell: threading.Event) -> None:
+    def __init__(self, context: RoleContext, bell: threading.Event) -> None:
         self._context, self._bell = context, bell
         news = News(context.run, refusal(context))
         self._followed = Followed(news, context.site.name if context.site else None)
-        self._seen = Seen(owner_of(context.record)) if Keys.from_env().trusts else None
+        self._seen = Seen(unique_name(context.record)) if Keys.from_env().trusts else None
         self._closed, self._news = threading.Event(), threading.Event()
         base = ModelFolder(context.record.model)
         self._newest, self._expected = Newest(context.spec.model, base), Expected(context.spec.model, base)
@@ -50,15 +51,15 @@ class WeightsWatch:
         self._weights = self._opened()
         self._copy: Copy | None = None  # of the newest version: of the next one only what changed is fetched
         self._failing: Wait | None = None
-        self._came: queue.SimpleQueue[Version | Exception] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[VerifiedWeights | Exception] = queue.SimpleQueue()
         self._tail = Tail(context.bus.reader(context.topics.weights, patient=True), self._hear, self._news)
         self._thread = threading.Thread(target=self._work, daemon=True, name="weights")
         self._thread.start()
 
-    def take(self) -> list[Version]:
+    def take(self) -> list[VerifiedWeights]:
         """What came since the last call. Never waits; raises what went wrong in the threads."""
         self._tail.take()
-        found: list[Version] = []
+        found: list[VerifiedWeights] = []
         while not self._came.empty():
             item = self._came.get()
             if isinstance(item, Exception):
@@ -91,7 +92,7 @@ class WeightsWatch:
             self._came.put(error)
             self._bell.set()
 
-    def _next(self) -> Version | None:
+    def _next(self) -> VerifiedWeights | None:
         """A version as it is installed, if there is a newer one. What can't be had is tried again."""
         wanted = self._followed.choose(self._have)
         if wanted is None:

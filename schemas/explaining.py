@@ -19,7 +19,7 @@ _MOST = 20  # problems that are told of one file
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SettingsOrigin:
     """Where settings come from: the file, the lines of its parts, and what the command line changes."""
 
     path: Path
@@ -45,14 +45,14 @@ class Origin:
         return None
 
 
-def explain(problems: Sequence[Any], origin: Origin) -> str:
+def explain(problems: Sequence[Any], origin: SettingsOrigin) -> str:
     """A line for each problem; of very many the first ones, and how many more there are."""
     lines = dict.fromkeys(_explain(problem, origin) for problem in problems[:_MOST])
     more = len(problems) - _MOST
     return "\n".join([*lines, *([f"{origin.path}: … and {more} more problems"] if more > 0 else [])])
 
 
-def _explain(problem: Any, origin: Origin) -> str:
+def _explain(problem: Any, origin: SettingsOrigin) -> str:
     location = tuple(
         part for part in problem["loc"] if not str(part).startswith(("literal[", "list[", "constrained"))
     )

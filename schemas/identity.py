@@ -8,6 +8,8 @@ import re
 # A group that was drawn in place of group g has the number g + ROUND; one in place of that, g + 2 * ROUND.
 ROUND = 1 << 40
 
+SampleKey = tuple[int, int]  # group and index
+
 
 _ID = re.compile(r"-?[0-9]{1,13}(\+[0-9]{1,4})?-[0-9]{1,5}")  # of a first attempt
 
@@ -29,7 +31,7 @@ def sample_id(group: int, index: int, attempt: int = 0) -> str:
     return f"{group - again * ROUND:07d}{f'+{again}' if again else ''}-{index:02d}{tail}"
 
 
-def sample_key(name: str) -> tuple[int, int]:
+def sample_key(name: str) -> SampleKey:
     """Group and index of a first attempt's id. A group may be below 0: evaluation's are."""
     group, index = name.rsplit("-", 1)
     first, _, again = group.partition("+")

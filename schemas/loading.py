@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from schemas.explaining import Origin, explain
+from schemas.explaining import SettingsOrigin, explain
 from schemas.runspec import RunSpec
 from schemas.shortening import bounded, printable
-from schemas.yaml_text import LARGEST, BadYaml, Document, Location, read
+from schemas.yaml_text import LARGEST_FILE, BadYaml, Document, Location, read_yaml
 
 _MOST_OVERRIDES = 1_000
 _DEEPEST_NAME = 8  # sections in sections, as a.b.c
@@ -27,7 +27,7 @@ class RunFileError(ValueError):
         super().__init__(bounded(message))
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
+def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
     """The run spec in a YAML file, with `a.b=value` overrides; raises RunFileError, and nothing else."""
     path = Path(path)
     document = _document(path, _text(path))
@@ -46,9 +46,11 @@ def _text(path: Path) -> str:
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RunFileError(f"{path}: can't be read: it is no file")
-            raw = file.read(LARGEST + 1)
-        if len(raw) > LARGEST:
-            raise RunFileError(f"{path}: it is larger than {LARGEST:,} bytes: a run file is a page of text")
+            raw = file.read(LARGEST_FILE + 1)
+        if len(raw) > LARGEST_FILE:
+            raise RunFileError(
+                f"{path}: it is larger than {LARGEST_FILE:,} bytes: a run file is a page of text"
+            )
         return raw.decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -65,7 +67,7 @@ def _text(path: Path) -> str:
 
 def _document(path: Path, text: str) -> Document:
     try:
-        document = read(text)
+        document = read_yaml(text)
     except BadYaml as error:
         raise RunFileError(f"{path}{f':{error.line}' if error.line else ''}: {error}") from None
     if not isinstance(document.data, dict):
@@ -86,7 +88,7 @@ def validate(
         return resolve_paths(RunSpec.model_validate(data), path.parent)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        raise RunFileError(explain(problems, Origin(path, lines or {}, overrides))) from None
+        raise RunFileError(explain(problems, SettingsOrigin(path, lines or {}, overrides))) from None
 
 
 def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
@@ -148,7 +150,7 @@ def _override(data: dict[str, Any], override: str) -> None:
             f"{written}: {len(names)} names; the settings of a run have {_DEEPEST_NAME} at most"
         )
     try:
-        value = read(text)
+        value = read_yaml(text)
     except BadYaml as error:
         raise RunFileError(f"{written}: the value is {_not_yaml(error)}") from None
     if value.double:

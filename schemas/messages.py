@@ -22,12 +22,12 @@ TRAIN = "train"
 EVAL = "eval"
 
 # What a field may hold: nothing that arithmetic or memory could not bear.
-Name = Annotated[str, Meta(min_length=1, max_length=512)]
+WireName = Annotated[str, Meta(min_length=1, max_length=512)]
 Line = Annotated[str, Meta(max_length=4096)]  # for people
-Version = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # of weights, and iterations; -1: none
+VersionNumber = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # of weights, and iterations; -1: none
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=2**62)]
-Group = Annotated[int, Meta(ge=-(2**40), le=1025 * ROUND)]
+GroupNumber = Annotated[int, Meta(ge=-(2**40), le=1025 * ROUND)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
 _ABOVE_ZERO = 1e-3  # a logprob may be so much, by rounding
 Slots = Annotated[int, Meta(ge=1, le=2**20)]  # that an instance has: tables have as many rows
@@ -54,7 +54,7 @@ def finite(**numbers: float) -> str:
     )
 
 
-def all_finite(name: str, numbers: Iterable[float]) -> str:
+def are_finite(name: str, numbers: Iterable[float]) -> str:
     """Whether one of many is no finite number."""
     return "" if all(map(math.isfinite, numbers)) else f"{name} has a value that is no number"
 
@@ -63,9 +63,9 @@ class Prompt(Message, frozen=True, kw_only=True):
     """`<run>.prompts`: a group that is admitted to be generated. Partition = predicted length class."""
 
     KIND: ClassVar[str] = "prompt"
-    run: Name
+    run: WireName
     purpose: str  # TRAIN or EVAL: evaluation shares the generators but never reaches the trainer
-    group: Group  # number in order of admission: the group's identity; below 0 for EVAL
+    group: GroupNumber  # number in order of admission: the group's identity; below 0 for EVAL
     size: Count  # how many samples are wanted
     problem_id: Line  # stable over epochs: what history is kept by
     problem: str  # the task's problem as JSON: the reward needs it
@@ -73,7 +73,9 @@ class Prompt(Message, frozen=True, kw_only=True):
     tokens: Int32s
     window: Count  # the iteration that trains it (for EVAL: the version that is evaluated)
     mini: Count  # which optimizer step of the iteration
-    bundle: Group  # micro-batches are formed inside a bundle, so that no sum depends on who finished first
+    bundle: (
+        GroupNumber  # micro-batches are formed inside a bundle, so that no sum depends on who finished first
+    )
     bundle_groups: Count  # how many groups the bundle has: the trainer knows when it is whole
     min_version: Count  # weights older than this would break the staleness bound
     predicted: float  # predicted length in tokens
@@ -98,9 +100,9 @@ class Sample(Message, frozen=True, kw_only=True):
     """`<run>.samples`: one finished sample, published at once. Partition = predicted length class."""
 
     KIND: ClassVar[str] = "sample"
-    run: Name
+    run: WireName
     purpose: str
-    group: Group
+    group: GroupNumber
     index: int
     attempt: int
     size: int
@@ -183,9 +185,9 @@ class Assignment(Message, frozen=True, kw_only=True):
 
     KIND: ClassVar[str] = "assignment"
     VERSION: ClassVar[int] = 2
-    run: Name
-    instance: Name  # or EVERYONE
-    start: Name  # of the instance's process that is meant: one that was started since does not take it
+    run: WireName
+    instance: WireName  # or EVERYONE
+    start: WireName  # of the instance's process that is meant: one that was started since does not take it
     partitions: Int16s  # where the sample's prompt stands on `<run>.prompts` ...
     offsets: Int64s
     groups: Int64s  # ... and which sample it is
@@ -214,8 +216,8 @@ class Part(Message, frozen=True, kw_only=True):
     """`<run>.parts`: how far an instance made a sample that another one goes on with. Keyed by sample."""
 
     KIND: ClassVar[str] = "part"
-    run: Name
-    group: Group
+    run: WireName
+    group: GroupNumber
     index: Count
     tokens: Int32s
     logprobs: Float32s
@@ -244,13 +246,13 @@ class InstanceReport(Message, frozen=True, kw_only=True):
     """`<run>.instances`: a generator is there, and how far it is. It says no more than has changed."""
 
     KIND: ClassVar[str] = "report"
-    run: Name
-    instance: Name
-    start: Name  # drawn when the process started: tells it from the one before of the same name
+    run: WireName
+    instance: WireName
+    start: WireName  # drawn when the process started: tells it from the one before of the same name
     slots: Slots
     batches: Points[int]  # measured: a decode step of so many samples; empty: as was said before ...
     seconds: Points[float]  # ... takes so long
-    version: Version  # weights that it decodes with; -1: none yet
+    version: VersionNumber  # weights that it decodes with; -1: none yet
     groups: Int64s  # if `whole`: of the samples that it has and has not finished
     indexes: Int16s
     tokens: Int32s  # how many tokens each has; -1: not begun
@@ -272,13 +274,15 @@ class StepRecord(Message, frozen=True, kw_only=True):
     """`<run>.ledger`: one optimizer step, complete enough to run it again. One row a sample, in order."""
 
     KIND: ClassVar[str] = "step"
-    run: Name
+    run: WireName
     trainer_epoch: Count  # grows with every start of a trainer: tells a resumed one from the one before
     iteration: Count
     step: Count  # optimizer steps of the run, counted from 0
     last_of_iteration: bool
-    version_in: Version
-    version_out: Version  # the version that the iteration publishes; equal to version_in before its last step
+    version_in: VersionNumber
+    version_out: (
+        VersionNumber  # the version that the iteration publishes; equal to version_in before its last step
+    )
     root_out: str  # root hash of the weights after this step
     recipe: str  # hash of the algorithm settings: a replay with others would not be the same step
     partitions: Int16s
@@ -318,7 +322,7 @@ class WeightsAnnouncement(Message, frozen=True, kw_only=True):
     """`<run>.weights`: a version whose manifest is in the store. Compacted: the newest is what counts."""
 
     KIND: ClassVar[str] = "weights"
-    run: Name
+    run: WireName
     version: Count
     root: Line
     manifest: Line  # key of the manifest in the object store
@@ -333,11 +337,11 @@ class SiteReport(Message, frozen=True, kw_only=True):
     """`<run>.weights`: what a site's relay has and does. Keyed by relay, so that the newest is kept."""
 
     KIND: ClassVar[str] = "site"
-    run: Name
-    site: Name
+    run: WireName
+    site: WireName
     relay: Count  # number among the run's relays
-    version: Version  # the newest that is whole and verified in the site's cache; -1: none
-    target: Version  # the one that it fetches now; -1: none
+    version: VersionNumber  # the newest that is whole and verified in the site's cache; -1: none
+    target: VersionNumber  # the one that it fetches now; -1: none
     done: Bytes  # bytes of the target that are here ...
     whole: Bytes  # ... of so many that were not
     lag_s: float  # from the announcement until `version` was here; by two machines' clocks
@@ -346,22 +350,24 @@ class SiteReport(Message, frozen=True, kw_only=True):
     cache: Line  # where other sites may read what it has; empty: nowhere
     trouble: str  # why nothing comes
     sent_at: float
-    passed_over: Annotated[tuple[Version, ...], Meta(max_length=64)] = ()  # announced, and not to be had
+    passed_over: Annotated[
+        tuple[VersionNumber, ...], Meta(max_length=64)
+    ] = ()  # announced, and not to be had
 
     def wrong(self) -> str:
-        return all_finite("rates", self.rates.values()) or finite(lag_s=self.lag_s, sent_at=self.sent_at)
+        return are_finite("rates", self.rates.values()) or finite(lag_s=self.lag_s, sent_at=self.sent_at)
 
 
 class RankerAnnouncement(Message, frozen=True, kw_only=True):
     """`<run>.ranker`: the ranker and the length classes in force from a group on; one for each change."""
 
     KIND: ClassVar[str] = "ranker"
-    run: Name
+    run: WireName
     predictor: Line  # as prompts name it
     version: Count  # iterations that it has learned from
     state: Line  # key in the object store
     edges: list[float]
-    first_group: Group
+    first_group: GroupNumber
     recall: list[float]  # of the longest 20, 10 and 5 % of the newest iteration; empty if there is none
     error: float  # of the same predictions: root mean square, in log units
     announced_at: float
@@ -371,7 +377,7 @@ class Evaluation(Message, frozen=True, kw_only=True):
     """`<run>.evals`: what one weights version earns on held-out problems. One row a sample."""
 
     KIND: ClassVar[str] = "evaluation"
-    run: Name
+    run: WireName
     version: Count
     problem_ids: list[str]
     rewards: Float32s
@@ -379,7 +385,9 @@ class Evaluation(Message, frozen=True, kw_only=True):
     predicted: Float32s
     failed: Count  # samples without a reward
     finished_at: float
-    newest: Version = -1  # version that drew a token of it: async, weights may change meanwhile; -1: unknown
+    newest: VersionNumber = (
+        -1
+    )  # version that drew a token of it: async, weights may change meanwhile; -1: unknown
 
     def wrong(self) -> str:
         return alike(
@@ -392,8 +400,8 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     """`<run>.dead`: a record that could not be used, where it came from and why."""
 
     KIND: ClassVar[str] = "dead"
-    run: Name
-    topic: Name
+    run: WireName
+    topic: WireName
     partition: Count
     offset: Offset
     reason: str
@@ -410,8 +418,8 @@ class Owner(Message, frozen=True, kw_only=True):
     """`<run>.owner`: the run that the topics were made for. Another store may have a run of the same id."""
 
     KIND: ClassVar[str] = "owner"
-    run: Name
-    identity: Name  # as its record says
+    run: WireName
+    identity: WireName  # as its record says
     store: Line
     made_at: float
 
@@ -420,8 +428,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """`<run>.status`: what a process does and what it waits for. Compacted by process; people watch it."""
 
     KIND: ClassVar[str] = "heartbeat"
-    run: Name
-    role: Name
+    run: WireName
+    role: WireName
     instance: Count
     pid: Count
     host: str
@@ -433,7 +441,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     sent_at: float
 
     def wrong(self) -> str:
-        return all_finite("counters", self.counters.values()) or finite(
+        return are_finite("counters", self.counters.values()) or finite(
             since=self.since, sent_at=self.sent_at
         )
 
@@ -442,7 +450,7 @@ class Pulse(Message, frozen=True, kw_only=True):
     """`<run>.pulse`: the feeder is alive, and says when anything last moved. Every two seconds."""
 
     KIND: ClassVar[str] = "pulse"
-    run: Name
+    run: WireName
     still_s: float  # since anything moved, as far as the feeder has heard
     moved: Line  # the last thing that moved, for people
     waits: Line  # each process with what it waits for, for people

@@ -32,7 +32,7 @@ null, in lists and mappings; an alias counts as all that it stands for. Dates an
 """
 
 
-def markdown() -> str:
+def reference_page() -> str:
     """The whole page."""
     head = _HEAD.format(values=MOST_NODES, levels=DEEPEST)
     sections = [head, "## Top level\n", _table(RunSpec, skip_sections=True)]

@@ -26,7 +26,7 @@ def _plain(name: str) -> str:
     return name
 
 
-Name = Annotated[str, AfterValidator(_plain)]
+PlainName = Annotated[str, AfterValidator(_plain)]
 
 
 class TaskSection(Section):
@@ -469,7 +469,7 @@ class PlacementSection(Section):
         le=4096,
         description="Generator processes that the run starts; more may `streamrl join` it at any moment.",
     )
-    sites: dict[Name, SiteSection] = Field(
+    sites: dict[PlainName, SiteSection] = Field(
         {}, max_length=1000, description="Far sites by name, each with generators."
     )
     restarts: int = Field(
@@ -498,7 +498,7 @@ class DeadlinesSection(Section):
 class RunSpec(Section):
     """A run."""
 
-    run: Name = Field(
+    run: PlainName = Field(
         description="Name: small letters, digits and dashes. Each start gets a number: count-1."
     )
     seed: int = Field(

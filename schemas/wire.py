@@ -42,20 +42,20 @@ class Contradictory(Unreadable):
     """A record that is a message of its kind, whose fields contradict each other."""
 
 
-class Array:
+class RawArray:
     """Marks a field that travels as a raw one-dimensional array of one dtype."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
 
 
-Int8s = Annotated[np.ndarray, Array("int8")]
-Int16s = Annotated[np.ndarray, Array("int16")]
-Int32s = Annotated[np.ndarray, Array("int32")]
-Int64s = Annotated[np.ndarray, Array("int64")]
-UInt64s = Annotated[np.ndarray, Array("uint64")]
-Float32s = Annotated[np.ndarray, Array("float32")]
-Float64s = Annotated[np.ndarray, Array("float64")]
+Int8s = Annotated[np.ndarray, RawArray("int8")]
+Int16s = Annotated[np.ndarray, RawArray("int16")]
+Int32s = Annotated[np.ndarray, RawArray("int32")]
+Int64s = Annotated[np.ndarray, RawArray("int64")]
+UInt64s = Annotated[np.ndarray, RawArray("uint64")]
+Float32s = Annotated[np.ndarray, RawArray("float32")]
+Float64s = Annotated[np.ndarray, RawArray("float64")]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ def _array_fields(kind: type[Message]) -> dict[str, str]:
     known = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated:
-            marks = [mark for mark in get_args(hint) if isinstance(mark, Array)]
+            marks = [mark for mark in get_args(hint) if isinstance(mark, RawArray)]
             if marks:
                 known[name] = marks[0].dtype
     return known

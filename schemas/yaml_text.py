@@ -22,7 +22,7 @@ from yaml.resolver import Resolver
 
 from schemas.shortening import printable, shown
 
-LARGEST = 1 << 20  # bytes of a file
+LARGEST_FILE = 1 << 20  # bytes of a file
 DEEPEST = 16  # levels of lists and mappings: a run file has four
 MOST_NODES = 10_000  # an alias counts as all that it stands for
 LONGEST_TEXT = 4_096  # characters of one value
@@ -62,10 +62,10 @@ class _Anchored:
     levels: int
 
 
-def read(text: str) -> Document:
+def read_yaml(text: str) -> Document:
     """The one document in a text; data is None if it is empty. Raises BadYaml, and nothing else."""
-    if len(text) > LARGEST:
-        raise BadYaml(f"{len(text):,} characters are too many: at most {LARGEST:,} are read")
+    if len(text) > LARGEST_FILE:
+        raise BadYaml(f"{len(text):,} characters are too many: at most {LARGEST_FILE:,} are read")
     try:
         return _Reading(text).document()
     except yaml.YAMLError as error:

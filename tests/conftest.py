@@ -54,11 +54,11 @@ def kafka(new_home: Callable[[str], StackPaths]) -> Iterator[str]:
     """Bootstrap servers of the session's broker. Use topics of your own; to kill a broker, start your own."""
     paths = new_home("kafka")
     try:
-        address = local.up(kafka=True, prefect=False, paths=paths).bootstrap_servers
+        address = local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers
         assert address is not None
         yield address
     finally:
-        local.down(paths=paths)
+        local.stop_stack(paths=paths)
 
 
 @pytest.fixture(scope="session")
@@ -70,11 +70,11 @@ def s3_home(new_home: Callable[[str], StackPaths]) -> StackPaths:
 def s3(s3_home: StackPaths) -> Iterator[S3Access]:
     """The session's S3 server: `.endpoint_url`, `.bucket`, `.url`, and `.env()` with the keys."""
     try:
-        access = local.up(kafka=False, s3=True, prefect=False, paths=s3_home).s3
+        access = local.start_stack(kafka=False, s3=True, prefect=False, paths=s3_home).s3
         assert access is not None
         yield access
     finally:
-        local.down(paths=s3_home)
+        local.stop_stack(paths=s3_home)
 
 
 @pytest.fixture(scope="session")
@@ -82,9 +82,9 @@ def prefect_stack(new_home: Callable[[str], StackPaths]) -> Iterator[local.Stack
     """The session's Prefect server; `.env()` is what its clients need."""
     paths = new_home("prefect")
     try:
-        yield local.up(kafka=False, prefect=True, paths=paths)
+        yield local.start_stack(kafka=False, prefect=True, paths=paths)
     finally:
-        local.down(paths=paths)
+        local.stop_stack(paths=paths)
 
 
 @pytest.fixture(scope="session")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from infra.process import Context
+from infra.roles.context import RoleContext
+from producers.dispatch.jobs import Placed
 from producers.dispatch.recovery import Past
 from producers.dispatch.service import Dispatching
 from producers.feeder import finished_of
-from producers.jobs import Placed
 from producers.restart import letters_of
-from producers.sample_feed import Roots, SampleFeed
+from producers.sample_feed import FeederRoots, SampleFeed
 
 
 class Dispatched:
     """What a feeder that starts now has of both; weights of any root count as published."""
 
-    def __init__(self, context: Context, known: Sequence[Placed] = ()) -> None:
-        roots = Roots(context)
+    def __init__(self, context: RoleContext, known: Sequence[Placed] = ()) -> None:
+        roots = FeederRoots(context)
         roots._published = lambda version: "r"  # type: ignore[method-assign]
         self.feed = SampleFeed(context, {}, 0, roots)
         self.feed.admitted(one.prompt for one in known)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infra.memory_bus import MemoryBus
-from infra.process import Context, Heart
+from infra.roles.context import RoleContext
+from infra.roles.heart import Heart
 from infra.runs import RunRecord
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.weights.bits import model_of
 from infra.weights.patch import PatchFile
 from schemas.admission import oldest_version, window_of
@@ -52,7 +53,7 @@ def make_spec(**sections: Any) -> RunSpec:
     return RunSpec.model_validate(data)
 
 
-def make_context(spec: RunSpec, folder: Path, *, role: str = "trainer", run: str = "test-1") -> Context:
+def make_context(spec: RunSpec, folder: Path, *, role: str = "trainer", run: str = "test-1") -> RoleContext:
     """A context on the fake bus and a store in a folder."""
     store = open_store(f"file://{folder}/store")
     record = RunRecord(
@@ -66,7 +67,7 @@ def make_context(spec: RunSpec, folder: Path, *, role: str = "trainer", run: str
     bus = MemoryBus()
     topics = Topics(run, spec.lengths.classes)
     bus.create_topics(topics.all())
-    return Context(
+    return RoleContext(
         record, role, 0, store, bus, bus.writer(), topics, Heart(run, role, 0), threading.Event(),
         logging.getLogger("streamrl.test"),
     )  # fmt: skip

@@ -14,7 +14,8 @@ import numpy as np
 from infra.bus import read_all
 from infra.epochs import Replaced
 from infra.gate import Gate, passed_over
-from infra.process import Context, Heart, Stopped
+from infra.roles.context import RoleContext, Stopped
+from infra.roles.heart import Heart
 from producers.feeder import Feeder
 from schemas.admission import oldest_version, window_of
 from schemas.messages import TRAIN, DeadLetter, Evaluation, Prompt, Sample, StepRecord
@@ -88,12 +89,12 @@ def answer(spec: RunSpec, prompt: Prompt, index: int, **fields: Any) -> Sample:
 class Others:
     """The rest of a run: who generates, and who trains."""
 
-    def __init__(self, spec: RunSpec, folder: Path, context: Context | None = None) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, context: RoleContext | None = None) -> None:
         self.spec = spec
         self.context = context or make_context(spec, folder, role="feeder")
         self.answered: set[tuple[int, int]] = set()
 
-    def life(self) -> Context:
+    def life(self) -> RoleContext:
         """A context for one more feeder of the same run."""
         heart = Heart(self.context.run, "feeder", 0)
         return replace(self.context, heart=heart, stop=threading.Event(), writer=self.context.bus.writer())
@@ -162,7 +163,7 @@ class Others:
 class Life:
     """A feeder in a thread: `end` stops it; what it raised is `error`."""
 
-    def __init__(self, context: Context, held_out: Sequence[Any] = ()) -> None:
+    def __init__(self, context: RoleContext, held_out: Sequence[Any] = ()) -> None:
         self.context = context
         self.feeder = Feeder(context, PROBLEMS, list(held_out), lambda text: [4, 5])
         self.error: BaseException | None = None

@@ -6,11 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from infra.weights.manifest import Chunk
 from infra.weights.spreading.links import Link, Links
-from infra.weights.spreading.plan import Fetch, Plan
+from infra.weights.spreading.plan import Fetch, SpreadingPlan
 
 
 def followed(
-    plan: Plan, chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links
+    plan: SpreadingPlan,
+    chunks: Sequence[Chunk],
+    sites: Mapping[str, Collection[str]],
+    origin: str,
+    links: Links,
 ) -> dict[str, float]:
     """Over each link one chunk after the other, in the plan's order, each as soon as may be."""
     sizes = {chunk.hash: chunk.size for chunk in chunks}

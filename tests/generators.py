@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from infra.bus import read_all
-from infra.process import Context
+from infra.roles.context import RoleContext
 from infra.weights.versions import WeightStore
 from producers.dispatch.assigning import assignments, question
-from producers.engines.base import Engine
+from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
+from producers.engines.engine import Engine
 from producers.generator import Generator
-from producers.jobs import Job, Place, Placed
-from producers.rewards import Score
+from producers.rewards import RewardOutcome
 from schemas.identity import sample_key
 from schemas.messages import Assignment, InstanceReport, Prompt, WeightsAnnouncement
 from schemas.topics import assignment_partition
@@ -28,17 +28,17 @@ class Rewards:
     """One for each, or an error for what is called bad."""
 
     def __init__(self) -> None:
-        self.scores: list[Score] = []
+        self.scores: list[RewardOutcome] = []
         self.closed = False
 
     def score(self, key: str, problem: str, completion: str) -> None:
         error = "it is bad" if "bad" in problem else ""
-        self.scores.append(Score(key, {} if error else {"one": 1.0}, error))
+        self.scores.append(RewardOutcome(key, {} if error else {"one": 1.0}, error))
 
     def pending(self) -> int:
         return 0
 
-    def poll(self) -> list[Score]:
+    def poll(self) -> list[RewardOutcome]:
         scores, self.scores = self.scores, []
         return scores
 
@@ -49,7 +49,7 @@ class Rewards:
 class Running:
     """A generator in a thread, and the log around it."""
 
-    def __init__(self, context: Context, engine: Engine, bell: threading.Event) -> None:
+    def __init__(self, context: RoleContext, engine: Engine, bell: threading.Event) -> None:
         self.context, self.engine, self.rewards = context, engine, Rewards()
         generator = Generator(context, engine, self.rewards, lambda tokens: "", bell)
         self.ended: list[BaseException] = []
@@ -74,7 +74,9 @@ class Running:
     def assign(self, *prompts: Prompt, start: str | None = None, withdrawn: tuple[str, ...] = ()) -> None:
         """Both samples of each prompt, which is put on the log."""
         jobs = [
-            Job(one.prompt, index, place=one.place) for one in map(self.place, prompts) for index in (0, 1)
+            SampleJob(one.prompt, index, place=one.place)
+            for one in map(self.place, prompts)
+            for index in (0, 1)
         ]
         self._send(jobs, start=start, withdrawn=withdrawn)
 
@@ -82,10 +84,10 @@ class Running:
         """Put a prompt on the log."""
         context = self.context
         sent = context.writer.send(context.topics.prompts, encode(prompt), key=str(prompt.group))
-        return Placed(prompt, Place(0, sent.offset()))
+        return Placed(prompt, RecordPlace(0, sent.offset()))
 
     def _send(
-        self, jobs: list[Job], *, start: str | None = None, withdrawn: tuple[str, ...] = (),
+        self, jobs: list[SampleJob], *, start: str | None = None, withdrawn: tuple[str, ...] = (),
         moving: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         name = self.context.name

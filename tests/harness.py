@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from consumers.stream import CAME_BEFORE
+from consumers.stream.sample_stream import CAME_BEFORE
 from infra import runs
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
 from infra.ownership import claim
 from infra.runs import RunRecord
-from infra.store import open_store
-from infra.supervise.children import kill, start
+from infra.stores.opening import open_store
+from infra.supervise.children import kill, start_child
 from schemas.messages import DeadLetter, Evaluation, InstanceReport, Sample, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 
 MODULES = {
     "feeder": "producers.feeder", "trainer": "consumers.trainer", "generator": "producers.generator",
-    "relay": "infra.sites.relay",
+    "relay": "infra.relay",
 }  # fmt: skip
 ROOT = Path(__file__).parents[1]
 
@@ -66,7 +66,7 @@ class Run:
             argv += ["--site", site, "--cache", f"file://{self.folder}/{site}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         with self.log(name).open("ab") as log:
-            self.processes[name] = start(
+            self.processes[name] = start_child(
                 [*argv, "--instance", str(instance)], stdout=log, stderr=log, cwd=ROOT, env=environment
             )
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import itertools
 
-from consumers.batching import MicroBatch, plan
-from consumers.learner import Learner
+from consumers.batches.micro_batches import MicroBatch, plan
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import Learner
 from consumers.losses import loss_of
-from consumers.rows import Row
 from schemas.runspec import RunSpec
 from tests.factories import make_sample
 
 
-def rows_of(spec: RunSpec) -> list[Row]:
+def rows_of(spec: RunSpec) -> list[TrainingRow]:
     pairs = itertools.product(range(spec.algorithm.groups), range(spec.algorithm.group_size))
-    return [Row(make_sample(spec, g, i), 0, n) for n, (g, i) in enumerate(pairs)]
+    return [TrainingRow(make_sample(spec, g, i), 0, n) for n, (g, i) in enumerate(pairs)]
 
 
-def batches_of(spec: RunSpec, rows: list[Row], budget: int = 64) -> list[MicroBatch]:
+def batches_of(spec: RunSpec, rows: list[TrainingRow], budget: int = 64) -> list[MicroBatch]:
     return plan(rows, loss_of(spec), budget, 0, parts=spec.trainer.parts).batches
 
 
-def total(rows: list[Row], spec: RunSpec) -> float:
+def total(rows: list[TrainingRow], spec: RunSpec) -> float:
     return loss_of(spec).total([row.sample for row in rows])
 
 
-def scores(learner: Learner, rows: list[Row]) -> list[Row]:
+def scores(learner: Learner, rows: list[TrainingRow]) -> list[TrainingRow]:
     (scored,) = learner.score([rows], learner.loss.needs)
     return scored
 

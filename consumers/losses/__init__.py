@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from consumers.losses.base import Loss
 from consumers.losses.cispo import Cispo
 from consumers.losses.dapo import Dapo
 from consumers.losses.dr_grpo import DrGrpo
 from consumers.losses.grpo import Grpo
 from consumers.losses.gspo import Gspo
+from consumers.losses.loss import Loss
 from consumers.losses.ppo import Ppo
 from consumers.losses.reinforce_pp import ReinforcePlusPlus
 from consumers.losses.rloo import Rloo

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from consumers.batches.training_rows import TrainingRow, says_nothing
 from consumers.losses.grpo import Grpo
-from consumers.rows import Row, says_nothing
 from schemas.messages import Sample
 
 
 class Dapo(Grpo):
     """DAPO, 2025."""
 
-    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([self.reward(row) for row in rows])
         return [np.array([value]) for value in self.centred(rows, rewards, scaled=True)]
 
@@ -32,7 +32,7 @@ class Dapo(Grpo):
             groups.setdefault(sample.group, []).append(sample)
         return {group for group, members in groups.items() if says_nothing(members)}
 
-    def reward(self, row: Row) -> float:
+    def reward(self, row: TrainingRow) -> float:
         zone = self.settings.overlong_tokens or 0
         over = row.sample.true_length - (self._longest - zone)
         lost = (self.settings.overlong_penalty or 0.0) * over / zone if zone and over > 0 else 0.0

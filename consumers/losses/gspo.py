@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from consumers.losses.base import GroupLoss, Tokens
+from consumers.losses.loss import GroupLoss, Tokens
 
 
 class Gspo(GroupLoss):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from consumers.batching import MicroBatch
-from consumers.losses.base import Loss, Tokens
+from consumers.batches.micro_batches import MicroBatch
+from consumers.losses.loss import Loss, Tokens
 
 
 @dataclass(frozen=True)

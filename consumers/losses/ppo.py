@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from consumers.losses.base import Loss, Tokens, divergence, whitened
-from consumers.rows import Row, groups_of
+from consumers.batches.training_rows import TrainingRow, groups_of
+from consumers.losses.loss import Loss, Tokens, divergence, whitened
 
 
 class Ppo(Loss):
@@ -26,7 +26,7 @@ class Ppo(Loss):
     def whole_step(self) -> bool:
         return bool(self.settings.whiten)
 
-    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         found = [np.zeros(1) if row.sample.reward_error else self._of_tokens(row) for row in rows]
         if not self.settings.whiten:
             return found
@@ -39,7 +39,7 @@ class Ppo(Loss):
                 found[number] = part
         return found
 
-    def _of_tokens(self, row: Row) -> np.ndarray:
+    def _of_tokens(self, row: TrainingRow) -> np.ndarray:
         values = row.scores.values
         assert values is not None, "the critic was not asked"
         rewards = np.zeros(row.sample.true_length)
@@ -55,7 +55,7 @@ class Ppo(Loss):
             found[place], next_value = after, value
         return found
 
-    def returns(self, row: Row, advantage: np.ndarray) -> np.ndarray:
+    def returns(self, row: TrainingRow, advantage: np.ndarray) -> np.ndarray:
         assert row.scores.values is not None
         own = self._of_tokens(row) if self.settings.whiten else advantage
         found: np.ndarray = own + row.scores.values

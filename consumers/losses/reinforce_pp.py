@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from consumers.losses.base import Loss, Tokens, divergence, whitened
-from consumers.rows import Row, groups_of
+from consumers.batches.training_rows import TrainingRow, groups_of
+from consumers.losses.loss import Loss, Tokens, divergence, whitened
 
 
 class ReinforcePlusPlus(Loss):
@@ -22,7 +22,7 @@ class ReinforcePlusPlus(Loss):
     def whole_step(self) -> bool:
         return True
 
-    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([np.nan if r.sample.reward_error else r.sample.reward for r in rows], dtype=float)
         if self.settings.advantage == "mean":
             known = ~np.isnan(rewards)
@@ -40,7 +40,7 @@ class ReinforcePlusPlus(Loss):
                 result[number] = part
         return result
 
-    def _of_tokens(self, row: Row, reward: float) -> np.ndarray:
+    def _of_tokens(self, row: TrainingRow, reward: float) -> np.ndarray:
         if self.settings.kl and self.settings.kl_in == "reward":
             paid = self.settings.kl * divergence(row, self.settings.kl_estimator or "k1")
             found: np.ndarray = reward - np.cumsum(paid[::-1])[::-1]

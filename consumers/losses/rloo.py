@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from consumers.losses.base import GroupLoss, Tokens
-from consumers.rows import Row, groups_of
+from consumers.batches.training_rows import TrainingRow, groups_of
+from consumers.losses.loss import GroupLoss, Tokens
 
 
 class Rloo(GroupLoss):
     """Back to basics, 2024."""
 
-    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([self.reward(row) for row in rows])
         over = self.centred(rows, rewards, scaled=False)
         for members in map(np.array, groups_of(rows)):

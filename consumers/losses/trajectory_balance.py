@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from consumers.losses.base import GroupLoss, Needs, Tokens
-from consumers.rows import Row
+from consumers.batches.training_rows import TrainingRow
+from consumers.losses.loss import GroupLoss, Needs, Tokens
 
 
 class TrajectoryBalance(GroupLoss):
@@ -26,11 +26,11 @@ class TrajectoryBalance(GroupLoss):
     def needs(self) -> Needs:
         return Needs(reference=True, before="step")
 
-    def advantages(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([self._residual(row) for row in rows])
         return [np.array([value]) for value in self.centred(rows, rewards, scaled=False)]
 
-    def _residual(self, row: Row) -> float:
+    def _residual(self, row: TrainingRow) -> float:
         scores = row.scores
         assert scores.before is not None and scores.reference is not None
         farther = float((scores.before - scores.reference).sum())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from flows.cli import (  # fmt: skip
@@ -32,6 +34,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from streamrl import __version__
+
+        typer.echo(f"streamrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Called before each command."""
+
 
 _COMMANDS = up, run, join, status, logs, replay, skip, export, weights, ranker, rm, demo, down, doctor, schema
 for command in _COMMANDS:

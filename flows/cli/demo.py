@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from flows.cli.talk import fail, out, plain_errors, sigterm_interrupts
+from infra.code import ROOT
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,27 +24,27 @@ def demo() -> None:
     Example: [bold]streamrl demo[/bold]
     """
     from flows.cli.run import carry_out
-    from flows.request import Request
+    from flows.run.request import RunRequest
     from infra.stack import local
 
     runfile = _runfile()
     console = out()
-    before = {service.name for service in local.state() if service.status == "running"}
+    before = {service.name for service in local.stack_state() if service.status == "running"}
     try:
         with sigterm_interrupts():
-            local.up(
+            local.start_stack(
                 kafka=True, prefect=True,
                 progress=lambda name, text: console.print(f"[dim]{name}[/dim] {text}", highlight=False),
             )  # fmt: skip
-        carry_out(Request(str(runfile)), prefect=True)
+        carry_out(RunRequest(str(runfile)), prefect=True)
     finally:
         if not before:
-            local.down()
+            local.stop_stack()
 
 
 def _runfile() -> Path:
     """In the current folder, or beside this code: a wheel has no examples."""
-    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
+    for folder in (Path.cwd(), ROOT):
         if (folder / "examples" / "count.yaml").is_file():
             return folder / "examples" / "count.yaml"
     return fail("examples/count.yaml is not here: run this in a clone of StreamRL")

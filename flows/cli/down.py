@@ -22,7 +22,7 @@ def down() -> None:
     from infra.stack import local
 
     console = out()
-    ended = local.down(
+    ended = local.stop_stack(
         progress=lambda name, text: console.print(f"[dim]{name}[/dim] {text}", highlight=False)
     )
     if not ended:

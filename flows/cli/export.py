@@ -42,17 +42,17 @@ def export(
 
     [bold]streamrl export count-1 models/adapter --adapter[/bold]   for peft.PeftModel.from_pretrained
     """
-    from flows.export import export as write
-    from flows.places import store_url
-    from flows.promote import where_to_read
+    from flows.checkpoints.export_run import export_run
+    from flows.checkpoints.promote import where_to_read
+    from flows.run.locations import store_url
     from infra.runs import find
-    from infra.store import open_store
+    from infra.stores.opening import open_store
 
     opened = open_store(store_url(store))
     record = find(opened, run)
     try:
         with sigterm_interrupts(), shares() as progress:
-            exported = write(record, opened, folder, version=version, adapter=adapter, progress=progress)
+            exported = export_run(record, opened, folder, version=version, adapter=adapter, progress=progress)
     except KeyboardInterrupt:
         fail("stopped; nothing was written", INTERRUPTED)
     out().print(

@@ -55,7 +55,7 @@ def join(
 
     At a site with one relay: [bold]streamrl join count-3 --store s3://streamrl/runs --site far[/bold]
     """
-    from flows.joining import joining, take_part
+    from flows.run.joining import joining, take_part
 
     console = out()
     with bar(f"fetching the model of {run}") as progress:

@@ -28,10 +28,10 @@ def logs(
 
     Example: [bold]streamrl logs count-3 trainer -n 100[/bold]
     """
-    from flows.places import logs_folder, store_url
+    from flows.run.locations import logs_folder, store_url
     from infra.runs import find
     from infra.stack.files import tail
-    from infra.store import open_store
+    from infra.stores.opening import open_store
 
     folder = logs_folder(find(open_store(store_url(store)), run))
     found = sorted(file for file in folder.glob("*.log") if role is None or file.stem.startswith(role))

@@ -29,7 +29,7 @@ def ranker(
     """
     from rich.table import Table
 
-    from flows.retrain import retrain
+    from flows.run.retrain import retrain
 
     console = out()
     with shares() as progress:

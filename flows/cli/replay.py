@@ -12,7 +12,7 @@ from flows.cli.talk import FAILED, out, plain_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from consumers.again import Replayed, Spoilt
+    from consumers.replay import Replayed, Spoilt
 
 _NAMED = 12  # samples
 
@@ -40,8 +40,8 @@ def replay(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from flows.places import store_url
-    from flows.replaying import replaying
+    from flows.run.locations import store_url
+    from flows.run.replaying import replaying
 
     console = out()
     columns = TextColumn("steps before it"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from flows.live import number, share, tiny
-from flows.request import Result
+from flows.run.request import RunResult
+from flows.view.live import number, share, tiny
 
 
-def show_result(console: Console, result: Result) -> None:
+def show_result(console: Console, result: RunResult) -> None:
     """Before and after, what it took, and where the report is."""
     summary = result.summary
     if summary["result"]:

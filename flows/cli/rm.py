@@ -32,10 +32,10 @@ def rm(
 
     Example: [bold]streamrl rm count-1[/bold]
     """
-    from flows.places import store_url
-    from flows.removing import remains, remove
-    from infra.process import connect
-    from infra.store import open_store
+    from flows.run.locations import store_url
+    from flows.run.removing import remains, remove
+    from infra.run_bus import connect
+    from infra.stores.opening import open_store
 
     console, opened = out(), open_store(store_url(store))
     open_bus = (lambda record: connect(record, "streamrl-rm")) if topics else None

@@ -48,13 +48,13 @@ def run(
 
     [bold]streamrl run examples/count.yaml --resume count-3[/bold]
     """
-    from flows.checks import check as look_at
-    from flows.request import Request
+    from flows.run.checks import check as look_at
+    from flows.run.request import RunRequest
     from schemas.loading import RunFileError
 
     if resume_id and not resume:
         raise RunFileError(f"{resume_id}: a second argument is the id of a run to go on with, after --resume")
-    request = Request(runfile, tuple(changes or ()), (resume_id or True) if resume else None)
+    request = RunRequest(runfile, tuple(changes or ()), (resume_id or True) if resume else None)
     if check:
         check_only(request)
         return
@@ -66,16 +66,16 @@ def check_only(request: object) -> None:
     """Say of each thing if it is fine. Ends with 2 if the run file names what is not there, else with 1."""
     from rich.console import Console
 
-    from flows.checks import problems_of
-    from flows.looking import Finding, look
-    from flows.request import Request
-    from schemas.loading import load
+    from flows.run.checks import problems_of
+    from flows.run.inspection import Finding, inspect_run
+    from flows.run.request import RunRequest
+    from schemas.loading import load_run_file
 
-    assert isinstance(request, Request)
-    spec = load(request.runfile, request.overrides)
+    assert isinstance(request, RunRequest)
+    spec = load_run_file(request.runfile, request.overrides)
     problems, errors = problems_of(spec), Console(stderr=True)
     named = [Finding(request.runfile, problem, wrong=True) for problem in problems]
-    findings = [*named, *look(spec, problems)]
+    findings = [*named, *inspect_run(spec, problems)]
     for finding in findings:
         console, sign = (errors, "") if finding.wrong else (out(), "✓ ")
         style = "red" if finding.wrong else None
@@ -93,9 +93,9 @@ def carry_out(request: object, *, prefect: bool) -> None:
     """Run it, with the terminal as its screen, and show the result."""
     from flows.cli.result import show_result
     from flows.cli.running import run_here
-    from flows.request import Request, RunCancelled
+    from flows.run.request import RunCancelled, RunRequest
 
-    assert isinstance(request, Request)
+    assert isinstance(request, RunRequest)
     console = out()
     try:
         with sigterm_interrupts():

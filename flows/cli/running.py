@@ -12,16 +12,16 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.live import terminal
-from flows.plain import train_plainly
-from flows.request import Request, Result, RunCancelled
-from flows.screen import Screen
+from flows.run.request import RunCancelled, RunRequest, RunResult
+from flows.run.without_prefect import train_plainly
+from flows.view.live import terminal
+from flows.view.screen import Screen
 from infra.stack import local
 
 SEND_S = 10.0
 
 
-def run_here(request: Request, console: Console, *, prefect: bool) -> Result:
+def run_here(request: RunRequest, console: Console, *, prefect: bool) -> RunResult:
     """Run it to its end."""
     env = prefect_environment() if prefect else {}
     with terminal(console) as screen:
@@ -43,7 +43,7 @@ def prefect_environment() -> dict[str, str]:
     return {name: value for name, value in stack.env().items() if name.startswith(("PREFECT_", "DO_NOT"))}
 
 
-def _as_flow(request: Request, screen: Screen, env: dict[str, str]) -> Result:
+def _as_flow(request: RunRequest, screen: Screen, env: dict[str, str]) -> RunResult:
     # Prefect reads these when it is imported. Its own lines would tear the live view: they go to the server.
     os.environ.update(env)
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
@@ -57,7 +57,7 @@ def _as_flow(request: Request, screen: Screen, env: dict[str, str]) -> Result:
             found: dict[str, Any] = train(request.runfile, list(request.overrides), request.resume)
         except CancelledRun as cancelled:
             raise RunCancelled(str(cancelled)) from None
-    return Result(found.pop("run"), Path(found.pop("report")), found)
+    return RunResult(found.pop("run"), Path(found.pop("report")), found)
 
 
 @contextmanager

@@ -25,4 +25,4 @@ def schema(
     """
     from schemas import loading, reference
 
-    typer.echo(reference.markdown() if markdown else json.dumps(loading.json_schema(), indent=1))
+    typer.echo(reference.reference_page() if markdown else json.dumps(loading.json_schema(), indent=1))

@@ -34,10 +34,10 @@ def skip(
     Example: [bold]streamrl skip count-3 'count-3.ledger[0]@17'[/bold], then
     [bold]streamrl run count.yaml --resume[/bold]
     """
-    from flows.places import store_url
-    from flows.skipping import skipping
+    from flows.run.locations import store_url
+    from flows.run.skipping import skipping
     from infra.skipped import parsed_place
-    from infra.store import open_store
+    from infra.stores.opening import open_store
 
     found = skipping(open_store(store_url(store)), run, parsed_place(place), force=force)
     say = lambda text: out().print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731

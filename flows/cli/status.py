@@ -38,7 +38,7 @@ def _services(console: Console) -> None:
     from infra.stack import local
 
     table = Table("service", "status", "where", "process", "memory", "since", box=None, pad_edge=False)
-    for service in local.state():
+    for service in local.stack_state():
         table.add_row(
             service.name, service.status, service.url or "", str(service.pid or ""),
             f"{service.rss_bytes / 2**20:.0f} MiB" if service.rss_bytes else "",
@@ -48,18 +48,18 @@ def _services(console: Console) -> None:
 
 
 def _run(console: Console, run: str | None, store_name: str) -> None:
-    from flows.follow import look
-    from flows.live import one_line, picture
-    from flows.places import store_url
-    from infra.runs import find, newest
-    from infra.store import open_store
+    from flows.run.locations import store_url
+    from flows.view.follow import look_once
+    from flows.view.live import one_line, picture
+    from infra.runs import find, newest_run
+    from infra.stores.opening import open_store
 
     store = open_store(store_url(store_name))
-    record = newest(store) if run is None else find(store, run)
+    record = newest_run(store) if run is None else find(store, run)
     if record is None:
         console.print(f"\nno runs in {store.url} yet", highlight=False, soft_wrap=True)
         return
-    view = look(record)
+    view = look_once(record)
     console.print()
     console.print(picture(view))
     console.print(one_line(view), highlight=False, soft_wrap=True)

@@ -11,16 +11,16 @@ import typer
 from flows.cli.talk import out, sigterm_interrupts
 
 if TYPE_CHECKING:
-    from infra.weights.garbage import Progress
+    from infra.weights.garbage import ByteProgress
     from infra.weights.versions import WeightStore
 
-Url = Annotated[
+UrlArgument = Annotated[
     str,
     typer.Argument(
         help="A folder of versions, such as s3://bucket/models/mine, or s3://bucket/store/runs/count-1/weights."
     ),
 ]
-Version = Annotated[int | None, typer.Option("--version", min=0, help="By default the newest.")]
+VersionOption = Annotated[int | None, typer.Option("--version", min=0, help="By default the newest.")]
 
 AllowOlder = Annotated[
     bool,
@@ -31,7 +31,7 @@ AllowOlder = Annotated[
 ]
 
 
-def weights_at(url: str) -> WeightStore:
+def opened_weights(url: str) -> WeightStore:
     """The versions at an address, worked on with half of the cores."""
     import os
 
@@ -46,7 +46,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def bar(text: str) -> Iterator[Progress]:
+def bar(text: str) -> Iterator[ByteProgress]:
     """A bar of bytes."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

@@ -31,7 +31,7 @@ def up(
 
     console = out()
     with sigterm_interrupts():
-        stack = local.up(
+        stack = local.start_stack(
             kafka=True, s3=s3, prefect=prefect,
             progress=lambda name, text: console.print(f"[dim]{name}[/dim] {text}", highlight=False),
         )  # fmt: skip

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from flows.cli.talk import FAILED, INTERRUPTED, fail, out, shares, sigterm_interrupts
-from flows.cli.talk_weights import AllowOlder, Url, Version, bar, in_bytes, say, weights_at
+from flows.cli.talk_weights import AllowOlder, UrlArgument, VersionOption, bar, in_bytes, opened_weights, say
 
 
-def verify(url: Url) -> None:
+def verify(url: UrlArgument) -> None:
     """Audit everything: manifests and their chain, every chunk, and that each way leads to its version."""
-    from flows.audit import Audit
+    from flows.checkpoints.audit import Audit
 
-    audit = Audit(weights_at(url))
+    audit = Audit(opened_weights(url))
     if not audit.versions:
         fail(f"{url} has no versions of weights")
     with bar("verifying") as progress:
@@ -26,12 +26,12 @@ def verify(url: Url) -> None:
     say(f"{len(audit.versions)} versions, all whole; {in_bytes(audit.size)} were read")
 
 
-def keyframe(url: Url, version: Version = None) -> None:
+def keyframe(url: UrlArgument, version: VersionOption = None) -> None:
     """Give a version a short way for those who join late: all that there is, from nothing."""
-    from flows.weights import newest
+    from flows.checkpoints.push_and_pull import newest_version
 
-    weights = weights_at(url)
-    number = newest(weights, url, version)
+    weights = opened_weights(url)
+    number = newest_version(weights, url, version)
     with bar(f"version {number}") as progress:
         manifest, new = weights.add_keyframe(number, progress)
     path = manifest.path(None)
@@ -41,7 +41,7 @@ def keyframe(url: Url, version: Version = None) -> None:
 
 
 def collect(
-    url: Url,
+    url: UrlArgument,
     keep: Annotated[int, typer.Option("--keep", min=1, help="So many of the newest versions stay.")] = 16,
     grace_s: Annotated[
         float,
@@ -53,7 +53,7 @@ def collect(
     What killed writes left goes too, once it is older than any write that may be alive. A chunk is noted
     first, and goes when this is called again after the grace.
     """
-    weights = weights_at(url)
+    weights = opened_weights(url)
     found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
     if not found.kept:
         fail(f"{url} has no versions of weights")
@@ -65,9 +65,9 @@ def collect(
 
 
 def promote(
-    url: Url,
+    url: UrlArgument,
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-    version: Version = None,
+    version: VersionOption = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -86,17 +86,16 @@ def promote(
 
     Example: [bold]streamrl weights promote s3://bucket/mine models/mine[/bold]
     """
-    from flows.origin import Origin
-    from flows.promote import promote as write
-    from flows.promote import where_to_read
-    from flows.weights import newest
+    from flows.checkpoints.promote import promote_version, where_to_read
+    from flows.checkpoints.push_and_pull import newest_version
+    from flows.checkpoints.version_source import VersionSource
     from infra.weights.places import seen_at
 
-    weights, origin, seen = weights_at(url), Origin.at(url, base), seen_at(url)
-    number = newest(weights, url, version, seen, allow_older=allow_older)
+    weights, origin, seen = opened_weights(url), VersionSource.at(url, base), seen_at(url)
+    number = newest_version(weights, url, version, seen, allow_older=allow_older)
     try:
         with sigterm_interrupts(), shares() as progress:
-            promoted = write(
+            promoted = promote_version(
                 weights, origin, number, folder, adapter=adapter, shard=int(shard_gb * 1e9), progress=progress
             )
     except KeyboardInterrupt:

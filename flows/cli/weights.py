@@ -9,7 +9,16 @@ import typer
 
 from flows.cli import upkeep
 from flows.cli.talk import fail, out, plain_errors
-from flows.cli.talk_weights import AllowOlder, Url, Version, bar, in_bytes, say, weights_at, when
+from flows.cli.talk_weights import (
+    AllowOlder,
+    UrlArgument,
+    VersionOption,
+    bar,
+    in_bytes,
+    opened_weights,
+    say,
+    when,
+)
 
 if TYPE_CHECKING:
     from infra.weights.bits import Model
@@ -31,11 +40,11 @@ def add_to(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-def ls(url: Url) -> None:
+def ls(url: UrlArgument) -> None:
     """List the versions, and what fetching each takes."""
     from rich.table import Table
 
-    weights = weights_at(url)
+    weights = opened_weights(url)
     table = Table("version", "made", "size", "what changed", "whole", "of epoch", box=None)
     for number, manifest in weights.manifests().items():
         ways = [in_bytes(path.size) if path else "" for path in map(manifest.path, (number - 1, None))]
@@ -46,12 +55,12 @@ def ls(url: Url) -> None:
     out().print(table)
 
 
-def show(url: Url, version: Version = None) -> None:
+def show(url: UrlArgument, version: VersionOption = None) -> None:
     """Show one version: its tensors, the ways to get it, who signed it."""
-    from flows.weights import newest
+    from flows.checkpoints.push_and_pull import newest_version
 
-    weights = weights_at(url)
-    manifest = weights.complete(weights.manifest(newest(weights, url, version)))
+    weights = opened_weights(url)
+    manifest = weights.complete(weights.manifest(newest_version(weights, url, version)))
     said = {
         "version": f"{manifest.version} of {manifest.run}, made {when(manifest.created_at)}",
         "root": manifest.root,
@@ -72,7 +81,7 @@ def push(
     folder: Annotated[
         Path, typer.Argument(help="A Hugging Face folder with safetensors: a model, or an adapter of peft.")
     ],
-    url: Url,
+    url: UrlArgument,
     version: Annotated[
         int | None, typer.Option("--version", min=0, help="By default the one after the newest.")
     ] = None,
@@ -88,10 +97,12 @@ def push(
     ] = None,
 ) -> None:
     """Put a folder's model as a version. It is there when its manifest is: whole, or not at all."""
-    from flows.weights import push as put
+    from flows.checkpoints.push_and_pull import push_folder
 
     with bar(f"sending {folder}") as progress:
-        manifest = put(folder, weights_at(url), version=version, old=old, base=base, progress=progress)
+        manifest = push_folder(
+            folder, opened_weights(url), version=version, old=old, base=base, progress=progress
+        )
     path = manifest.paths[0]
     how = "whole" if path.since is None else f"as what changed of version {path.since}"
     size, sent = in_bytes(manifest.size), in_bytes(path.size)
@@ -99,20 +110,19 @@ def push(
 
 
 def pull(
-    url: Url,
+    url: UrlArgument,
     folder: Annotated[Path, typer.Argument(help="A new folder, or one that holds another version.")],
-    version: Version = None,
+    version: VersionOption = None,
     allow_older: AllowOlder = False,
 ) -> None:
     """Fetch a version into a folder. What the folder holds already is not fetched again."""
-    from flows.weights import held_version, newest
-    from flows.weights import pull as get
+    from flows.checkpoints.push_and_pull import held_version, newest_version, pull_version
     from infra.weights.places import seen_at
 
-    weights, seen = weights_at(url), seen_at(url)
-    number = newest(weights, url, version, seen, allow_older=allow_older, held=held_version(folder))
+    weights, seen = opened_weights(url), seen_at(url)
+    number = newest_version(weights, url, version, seen, allow_older=allow_older, held=held_version(folder))
     with bar(f"fetching version {number}") as progress:
-        manifest = get(weights, number, folder, progress, seen=seen, lower=allow_older)
+        manifest = pull_version(weights, number, folder, progress, seen=seen, lower=allow_older)
     say(f"version {manifest.version} is in {folder} ({in_bytes(manifest.size)}, every bit verified)")
 
 
@@ -121,7 +131,7 @@ def diff(
     new: Annotated[str, typer.Argument(help="Likewise.")],
 ) -> None:
     """Say how much two models differ, and what sending the difference takes."""
-    from flows.weights import difference
+    from flows.checkpoints.push_and_pull import difference
 
     found = difference(_model(old), _model(new))
     share = found.changed / max(1, found.elements)
@@ -136,12 +146,12 @@ def diff(
 
 def _model(said: str) -> Model:
     from infra.weights.bits import file_model
-    from infra.weights.errors import WeightsError
     from infra.weights.folder import opened
+    from infra.weights.weights_error import WeightsError
 
     url, at, version = said.rpartition("@")
     if at and version.isdecimal() and "://" in url:
-        return weights_at(url).update(None, int(version))[1].model
+        return opened_weights(url).update(None, int(version))[1].model
     path = Path(said)
     if path.is_dir():
         return opened(path).bits()

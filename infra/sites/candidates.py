@@ -13,28 +13,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _REMEMBERED = 64
 
 
 @dataclass
-class _Entry(Generic[Item]):
-    item: Item
+class _Entry(Generic[_Item]):
+    item: _Item
     heard: int
     failures: int = 0
     not_before: float = 0.0  # monotonic
 
 
-class Candidates(Generic[Item]):
+class Candidates(Generic[_Item]):
     """By version and root; not for several threads."""
 
     def __init__(self, pauses: Sequence[float] = PAUSES_S) -> None:
         self._pauses, self._numbers = pauses, itertools.count()
-        self._entries: dict[tuple[int, str], _Entry[Item]] = {}
+        self._entries: dict[tuple[int, str], _Entry[_Item]] = {}
 
-    def add(self, version: int, root: str, item: Item) -> None:
+    def add(self, version: int, root: str, item: _Item) -> None:
         """One was announced. Said again it is no more likely to be there, and waits for its time."""
         heard, known = next(self._numbers), self._entries.pop((version, root), None)
         entry = _Entry(item, heard)
@@ -44,7 +44,7 @@ class Candidates(Generic[Item]):
         for key in list(self._entries)[:-_REMEMBERED]:
             del self._entries[key]
 
-    def newest(self, above: int, may: Callable[[int], bool] = lambda version: True) -> Item | None:
+    def newest(self, above: int, may: Callable[[int], bool] = lambda version: True) -> _Item | None:
         """The newest above a version that may be taken and is not set aside; of two, the one heard last."""
         now = time.monotonic()
         open_ = [

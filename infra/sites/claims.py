@@ -13,7 +13,7 @@ import json
 import time
 import uuid
 
-from infra.store import Exists, Missing, Store
+from infra.stores.store import Exists, Missing, Store
 
 _STALE_S = 10.0
 _RENEW_S = 2.0

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from infra.errors import Explained
 from infra.sites.peers import Way
 from infra.sites.site_store import SiteStore
-from infra.store import Exists, Store
-from infra.weights.codec.chunks import encode
+from infra.stores.store import Exists, Store
+from infra.weights.codec.chunks import encode_model
 from infra.weights.copy import Copy
-from infra.weights.limits import unpacked
-from infra.weights.manifest import Chunk, Manifest
+from infra.weights.limits import unpacked_within_limits
+from infra.weights.manifest import Chunk, VersionManifest
 from infra.weights.objects import chunk_of
 from infra.weights.series import KEYFRAME_AFTER
 from infra.weights.versions import WeightStore
@@ -43,7 +43,7 @@ class Mirror:
 
     def bring(
         self, version: int, root: str, planned: Planned = lambda since, chunks: {}, told: bytes = b""
-    ) -> Manifest:
+    ) -> VersionManifest:
         """Make a version be here, verified bit by bit.
 
         `planned`: what is to come from other sites; `told`: its manifest, packed, if that was announced.
@@ -64,11 +64,11 @@ class Mirror:
                 manifest, self._copy = self._weights.update(self._copy, version, root=root)
         return manifest
 
-    def _manifest(self, version: int, root: str, told: bytes) -> Manifest:
+    def _manifest(self, version: int, root: str, told: bytes) -> VersionManifest:
         """A version's manifest, as it was announced or as the origin has it; readers find it in the cache."""
         key = self._weights.manifest_key(version)
         if told:
-            raw = unpacked(told, f"{key} as announced")
+            raw = unpacked_within_limits(told, f"{key} as announced")
             if self._weights.manifest_of(version, raw).root == root:
                 self._site.keep(key, raw)
         manifest = self._weights.manifest(version)
@@ -88,7 +88,7 @@ class Mirror:
                     self._site.delete(self._weights.manifest_key(version))
             raise
 
-    def make_keyframe(self, manifest: Manifest) -> None:
+    def make_keyframe(self, manifest: VersionManifest) -> None:
         """Who joins later finds a short way here: a keyframe of what is here is made, not fetched."""
         path = manifest.path(None)
         if path is None or self._copy is None or self._copy.version != manifest.version:
@@ -96,7 +96,7 @@ class Mirror:
         keys = [self._weights.chunk_key(chunk) for chunk in path.chunks]
         if all(self._site.near(key) for key in keys):
             return
-        for key, chunk, data in zip(keys, path.chunks, encode(None, self._copy.model), strict=False):
+        for key, chunk, data in zip(keys, path.chunks, encode_model(None, self._copy.model), strict=False):
             if chunk_of(data) != chunk:
                 return  # another version of a compressor: then it is fetched when somebody needs it
             with contextlib.suppress(Exists):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from infra.bus import Record
 from infra.gate import Gate, Refuse, passed_over
-from infra.process import Context
 from infra.weights.announcing import untrusted
 from infra.weights.signing import Keys
 from schemas.messages import SiteReport, WeightsAnnouncement
@@ -21,13 +20,6 @@ _RELAYS = b"site/"
 def relay_key(site: str, relay: int) -> str:
     """The key of a relay's reports."""
     return f"{_RELAYS.decode()}{site}/{relay}"
-
-
-def refusal(context: Context) -> Refuse:
-    """What a process does with records that can't be used. The first generator reports them for all."""
-    if (context.role, context.instance) == ("generator", 0):
-        return context.dead_letter
-    return lambda record, reason: context.log.warning("%s is passed over: %s", record.place, reason)
 
 
 class News:

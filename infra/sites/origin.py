@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from infra.private import make_private
-from infra.store import Missing, Store, StoreError
+from infra.stores.store import Missing, Store, StoreError
 from infra.waiting import WaitedTooLong
 
 LARGEST_PART, SMALLEST_PART = 2 << 20, 1 << 16
@@ -67,7 +67,7 @@ class Meter:
             return self._bytes / self._seconds if self._bytes and self._seconds else None
 
 
-class Origin:
+class OriginStore:
     """Reads a far store, for as long as it takes, unless nothing comes for too long."""
 
     def __init__(

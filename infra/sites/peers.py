@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.sites.origin import Origin
-from infra.store import Missing, StoreError, open_store
+from infra.sites.origin import OriginStore
+from infra.stores.opening import open_store
+from infra.stores.store import Missing, StoreError
 from infra.waiting import WaitedTooLong
-from infra.weights.errors import WeightsError
 from infra.weights.manifest import Chunk
 from infra.weights.spreading.links import Links
 from infra.weights.spreading.plan import Fetch, spread
+from infra.weights.weights_error import WeightsError
 from schemas.messages import SiteReport, WeightsAnnouncement
 
 _log = logging.getLogger("streamrl.sites")
@@ -71,7 +72,7 @@ def _links(reports: Sequence[SiteReport]) -> Links:
     return Links({link: rate for link, rate in rates.items() if rate > 0 and link[0] in sources}, untried)
 
 
-def warm_up() -> None:
+def warm_up_links() -> None:
     """Have the planner's loops compiled before a version waits for them."""
     links = {(ORIGIN, "a"): 1.0, (ORIGIN, "b"): 1.0, ("a", "b"): 1.0, ("b", "a"): 1.0}
     spread([Chunk(hash="0" * 64, size=1)], dict.fromkeys("ab", ()), ORIGIN, Links(links))
@@ -82,7 +83,7 @@ class Peers:
 
     def __init__(self, spool: Path, stop: threading.Event) -> None:
         self._spool, self._stop = spool, stop
-        self._known: dict[str, tuple[str, Origin]] = {}
+        self._known: dict[str, tuple[str, OriginStore]] = {}
         self._failed: dict[str, float] = {}
         self._unopened: dict[str, str] = {}
 
@@ -100,7 +101,7 @@ class Peers:
             for fetch in fetches
         }  # fmt: skip
 
-    def _peer(self, site: str, cache: str) -> Origin | None:
+    def _peer(self, site: str, cache: str) -> OriginStore | None:
         """Another site's cache; None for the origin, and where the cache can't be opened."""
         if not cache:
             return None
@@ -113,7 +114,7 @@ class Peers:
                 self._unopened[site] = cache
                 self.failed(site)
                 return None
-            self._known[site] = cache, Origin(store, self._spool, deadline_s=_GIVE_UP_S, stop=self._stop)
+            self._known[site] = cache, OriginStore(store, self._spool, deadline_s=_GIVE_UP_S, stop=self._stop)
         return self._known[site][1]
 
     def failed(self, site: str) -> None:
@@ -145,7 +146,7 @@ class Way:
 
     peers: Peers
     site: str
-    far: Origin | None  # None: the origin
+    far: OriginStore | None  # None: the origin
     not_before: float  # monotonic: until then a narrow uplink is left to others
     until: float  # monotonic
 

@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from blake3 import blake3
-
-from infra.runs import RunRecord
-from infra.sites.origin import Origin
+from infra.runs import RunRecord, unique_name
+from infra.sites.origin import OriginStore
 from infra.sites.site_store import SiteStore
 from infra.stack.paths import StackPaths
-from infra.store import Store, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import Store
 
 _FILE = "file://"
 
@@ -44,7 +43,7 @@ class Site:
     ) -> SiteStore:  # fmt: skip
         """The object store, as this site sees it."""
         spool = StackPaths.locate().home / "spool" / self.name
-        far = Origin(origin, spool, deadline_s=deadline_s, stop=stop)
+        far = OriginStore(origin, spool, deadline_s=deadline_s, stop=stop)
         return SiteStore(open_store(self.cache_of(record)), far, stop, may_fetch=may_fetch)
 
     @contextlib.contextmanager
@@ -59,13 +58,7 @@ class Site:
 
 def cache_of(cache: str, record: RunRecord) -> str:
     """Where a cache keeps what is of a run."""
-    return f"{cache.rstrip('/')}/{owner_of(record)}"
-
-
-def owner_of(record: RunRecord) -> str:
-    """A name for a run that no other one has, of this or of another store."""
-    drawn = record.identity or f"{record.store} {record.created_at!r}"
-    return f"{record.id}-{blake3(f'{record.store_id} {record.id} {drawn}'.encode()).hexdigest(8)}"
+    return f"{cache.rstrip('/')}/{unique_name(record)}"
 
 
 def site_of(name: str | None, cache: str, share: str = "0/1") -> Site | None:

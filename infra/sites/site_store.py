@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from blake3 import blake3
 
 from infra.sites.claims import Claim
-from infra.sites.origin import Origin
+from infra.sites.origin import OriginStore
 from infra.sites.peers import Way
-from infra.store import Exists, Missing, Store, StoreError
-from infra.weights.errors import WeightsError
+from infra.stores.store import Exists, Missing, Store, StoreError
+from infra.weights.weights_error import WeightsError
 
 _LOOK_S, _LOOK_LATER_S = 0.01, 0.2  # how soon somebody else's object is looked for again, and how often later
 
@@ -31,7 +31,7 @@ class SiteStore:
     """A store. `may_fetch`: whether an object that is not in the cache is fetched, or waited for."""
 
     def __init__(
-        self, cache: Store, origin: Origin, stop: threading.Event | None = None,
+        self, cache: Store, origin: OriginStore, stop: threading.Event | None = None,
         *, may_fetch: Callable[[str], bool] = lambda key: True,
     ) -> None:  # fmt: skip
         self._cache, self._origin, self.may_fetch = cache, origin, may_fetch
@@ -129,7 +129,7 @@ class SiteStore:
         self._cache.delete(key)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> OriginStore:
         """The way to what is not in the cache."""
         return self._origin
 

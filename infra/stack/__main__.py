@@ -4,11 +4,11 @@ import logging
 import sys
 import threading
 
-from infra.stack.errors import StackError
 from infra.stack.kafka_install import ensure_jars
-from infra.stack.local import down
+from infra.stack.local import stop_stack
 from infra.stack.paths import StackPaths
 from infra.stack.s3_binary import ensure_binary
+from infra.stack.stack_errors import StackError
 
 log = logging.getLogger("infra.stack")
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
                 built = ensure_binary(paths, cancel=cancel)
                 log.info("versitygw: %s in %s", "built" if built else "there already", paths.bin)
             case ["down"]:
-                log.info("stopped %d processes", down(paths=paths))
+                log.info("stopped %d processes", stop_stack(paths=paths))
             case _:
                 log.error("usage: python -m infra.stack kafka|s3|down")
                 return 2

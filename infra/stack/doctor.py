@@ -18,16 +18,16 @@ from pathlib import Path
 import psutil
 
 from infra.private import open_to_others
-from infra.stack.errors import ToolMissing
 from infra.stack.kafka import KafkaService
 from infra.stack.kafka_install import NEEDED_JAVA, jars_present, java_command, java_version
-from infra.stack.local import state
+from infra.stack.local import stack_state
 from infra.stack.paths import StackPaths
 from infra.stack.ports import LOOPBACK, address, is_free, read_port
 from infra.stack.prefect_server import PrefectService
 from infra.stack.s3 import S3Service
 from infra.stack.s3_binary import binary
 from infra.stack.services import ServiceState
+from infra.stack.stack_errors import ToolMissing
 
 GIB = 1 << 30
 NEEDED_DISK = 5 * GIB
@@ -177,7 +177,7 @@ def _machine(paths: StackPaths) -> Iterator[Check]:
 
 
 def _stack(paths: StackPaths) -> Iterator[Check]:
-    for found in state(paths=paths):
+    for found in stack_state(paths=paths):
         optional = found.name == S3Service.name
         if found.status == "running":
             yield Check(f"{found.name} service", True, f"running at {found.url}, process {found.pid}")

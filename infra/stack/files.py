@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.private import make_private
-from infra.stack.errors import StackBusy, StackError
+from infra.stack.stack_errors import StackBusy, StackError
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:

@@ -10,15 +10,15 @@ from typing import ClassVar
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from infra.kafka_security import PREFIX, checked, security_from_environment
-from infra.stack.errors import WrongCredentials
+from infra.kafka_security import PREFIX, checked_settings, security_from_environment
 from infra.stack.files import write_whole
 from infra.stack.kafka_config import JVM_OPTIONS, log4j_properties, server_properties
 from infra.stack.kafka_install import ensure_jars, java_command
 from infra.stack.paths import StackPaths
 from infra.stack.ports import accepts, address, any_free_port, next_free_port
 from infra.stack.processes import run_tool
-from infra.stack.services import Context, Launch, Record, Service, base_env
+from infra.stack.services import Launch, Service, ServiceContext, ServicesFile, base_env
+from infra.stack.stack_errors import WrongCredentials
 
 FORMAT_DEADLINE_S = 60.0
 
@@ -30,12 +30,12 @@ class KafkaService(Service):
     start_deadline_s: ClassVar[float] = 120.0
     stop_grace_s: ClassVar[float] = 20.0
 
-    def prepare(self, context: Context) -> None:
+    def prepare(self, context: ServiceContext) -> None:
         context.progress(self.name, "looking for the jars")
         if ensure_jars(context.paths, cancel=context.cancel):
             context.progress(self.name, "fetched the jars")
 
-    def launch(self, context: Context, port: int) -> Launch:
+    def launch(self, context: ServiceContext, port: int) -> Launch:
         paths = context.paths
         controller_port = next_free_port(port + 1) if port == self.usual_port else any_free_port()
         write_whole(_log4j(paths), log4j_properties(_server_log(paths)))
@@ -55,7 +55,7 @@ class KafkaService(Service):
             extra={"controller_port": str(controller_port)},
         )
 
-    def _format(self, context: Context) -> None:
+    def _format(self, context: ServiceContext) -> None:
         """Give the empty folder its cluster id. Only once: a formatted log is never formatted again."""
         context.progress(self.name, "formatting its storage")
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -68,7 +68,7 @@ class KafkaService(Service):
             cancel=context.cancel,
         )
 
-    def is_ready(self, record: Record, paths: StackPaths) -> bool:
+    def is_ready(self, record: ServicesFile, paths: StackPaths) -> bool:
         # The port is open before the broker answers, and a client that gets no answer waits long: ask gently.
         return accepts(record.port) and _answers(record.url)
 
@@ -98,7 +98,7 @@ def _login() -> tuple[str, str] | None:
     found = security_from_environment()
     if found.get("security_protocol") != "SASL_PLAINTEXT" or found.get("sasl_mechanism") != "PLAIN":
         return None
-    checked(found)
+    checked_settings(found)
     user, password = str(found["sasl_plain_username"]), str(found["sasl_plain_password"])
     if not re.fullmatch(r"[A-Za-z0-9_]+", user) or not re.fullmatch(r"[ -~]+", password):
         raise WrongCredentials(

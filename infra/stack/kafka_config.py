@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from infra.bus import LARGEST_RECORD
 from infra.stack.ports import LOOPBACK, address
 
-# The biggest record is 8 MiB of samples; a batch adds its header, and compression may not help.
-LARGEST_RECORD = 8 << 20
+# A batch adds its header to the largest record, and compression may not help.
 LARGEST_BATCH = LARGEST_RECORD + (2 << 20)
 
 JVM_OPTIONS = (

@@ -8,10 +8,10 @@ import subprocess
 import threading
 from pathlib import Path
 
-from infra.stack.errors import ToolFailed, ToolMissing
 from infra.stack.files import locked, write_whole
 from infra.stack.paths import StackPaths
 from infra.stack.processes import run_tool
+from infra.stack.stack_errors import ToolFailed, ToolMissing
 
 POM = Path(__file__).parent / "kafka_jars" / "pom.xml"
 NEEDED_JAVA = 17

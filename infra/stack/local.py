@@ -20,16 +20,16 @@ from infra.stack.paths import StackPaths
 from infra.stack.prefect_server import PrefectService, client_env
 from infra.stack.s3 import S3Access, S3Service
 from infra.stack.services import (
-    Context,
-    Progress,
-    Record,
     Service,
+    ServiceContext,
+    ServiceProgress,
+    ServicesFile,
     ServiceState,
     running_record,
-    start,
+    service_state,
+    start_service,
     stop,
 )
-from infra.stack.services import state as service_state
 
 BOOTSTRAP = "STREAMRL_BOOTSTRAP_SERVERS"
 LOCK_DEADLINE_S = 300.0
@@ -56,12 +56,12 @@ class Stack:
         return env
 
 
-def up(
+def start_stack(
     *,
     kafka: bool = True,
     s3: bool = False,
     prefect: bool = True,
-    progress: Progress | None = None,
+    progress: ServiceProgress | None = None,
     paths: StackPaths | None = None,
 ) -> Stack:
     """Start what is asked for and not yet there, and return all that runs once all of it answers.
@@ -78,17 +78,17 @@ def up(
     if prefect:
         wanted.append(PrefectService())
     with _changing(paths):
-        context = Context(paths, _one_at_a_time(progress)) if progress else Context(paths)
+        context = ServiceContext(paths, _one_at_a_time(progress)) if progress else ServiceContext(paths)
         _start_all(wanted, context)
     return current(paths)
 
 
-def down(*, progress: Progress | None = None, paths: StackPaths | None = None) -> int:
+def stop_stack(*, progress: ServiceProgress | None = None, paths: StackPaths | None = None) -> int:
     """End every process of the stack, also of a broken one. Returns how many there were. Data stays."""
     paths = paths or StackPaths.locate()
     if not paths.run.exists():
         return 0
-    tell = _one_at_a_time(progress) if progress else Context(paths).progress
+    tell = _one_at_a_time(progress) if progress else ServiceContext(paths).progress
 
     def stop_one(service: Service) -> int:
         ended = stop(service, paths)
@@ -100,7 +100,7 @@ def down(*, progress: Progress | None = None, paths: StackPaths | None = None) -
         return sum(pool.map(stop_one, _all_services()))
 
 
-def state(*, paths: StackPaths | None = None) -> list[ServiceState]:
+def stack_state(*, paths: StackPaths | None = None) -> list[ServiceState]:
     """Every service of the stack, running or not."""
     paths = paths or StackPaths.locate()
     return [service_state(service, paths) for service in _all_services()]
@@ -119,12 +119,12 @@ def current(paths: StackPaths | None = None) -> Stack:
     )
 
 
-def _start_all(wanted: Sequence[Service], context: Context) -> None:
+def _start_all(wanted: Sequence[Service], context: ServiceContext) -> None:
     pool = ThreadPoolExecutor(max(1, len(wanted)))
-    futures: dict[Future[tuple[Record, bool]], Service] = {}
+    futures: dict[Future[tuple[ServicesFile, bool]], Service] = {}
     try:
         for service in wanted:  # in here: Ctrl-C may come before the first wait
-            futures[pool.submit(start, service, context)] = service
+            futures[pool.submit(start_service, service, context)] = service
         # With a timeout: a wait without one does not let Ctrl-C through on every platform.
         while wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION).not_done:
             if any(future.done() and future.exception() for future in futures):
@@ -140,8 +140,8 @@ def _start_all(wanted: Sequence[Service], context: Context) -> None:
         pool.shutdown(wait=True)
 
 
-def _undo(futures: dict[Future[tuple[Record, bool]], Service], context: Context) -> None:
-    """End what this `up` started; what ran before it stays."""
+def _undo(futures: dict[Future[tuple[ServicesFile, bool]], Service], context: ServiceContext) -> None:
+    """End what this `start_stack` started; what ran before it stays."""
     context.cancel.set()
     wait(futures)  # each ends its own process on the way out, within its grace time
     for future, service in futures.items():
@@ -170,7 +170,7 @@ def _all_services() -> list[Service]:
     return [KafkaService(), S3Service(), PrefectService()]
 
 
-def _one_at_a_time(progress: Progress) -> Progress:
+def _one_at_a_time(progress: ServiceProgress) -> ServiceProgress:
     lock = threading.Lock()
 
     def tell(service: str, message: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.stack.errors import PortTaken
+from infra.stack.stack_errors import PortTaken
 
 LOOPBACK = "127.0.0.1"
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from infra.private import make_private
 from infra.stack.paths import StackPaths
 from infra.stack.ports import address
-from infra.stack.services import Context, Launch, Record, Service, base_env
+from infra.stack.services import Launch, Service, ServiceContext, ServicesFile, base_env
 
 
 class PrefectService(Service):
@@ -18,10 +18,10 @@ class PrefectService(Service):
     start_deadline_s: ClassVar[float] = 180.0
     stop_grace_s: ClassVar[float] = 10.0
 
-    def prepare(self, context: Context) -> None:
+    def prepare(self, context: ServiceContext) -> None:
         make_private(context.paths.prefect)
 
-    def launch(self, context: Context, port: int) -> Launch:
+    def launch(self, context: ServiceContext, port: int) -> Launch:
         url = f"http://{address()}:{port}/api"
         return Launch(
             command=[
@@ -39,7 +39,7 @@ class PrefectService(Service):
             url=url,
         )
 
-    def is_ready(self, record: Record, paths: StackPaths) -> bool:
+    def is_ready(self, record: ServicesFile, paths: StackPaths) -> bool:
         return _healthy(record.url)
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 
 from infra.private import make_private
-from infra.stack.errors import Cancelled, ToolFailed, ToolMissing, WouldNotStop
 from infra.stack.files import tail
+from infra.stack.stack_errors import Cancelled, ToolFailed, ToolMissing, WouldNotStop
 
 # Every process of a service carries this in its environment, and so does what it starts. A child that left
 # the process group, or a service whose starter was killed before it wrote the state file, is found by it.
-MARK = "STREAMRL_SERVICE"
+SERVICE_VARIABLE = "STREAMRL_SERVICE"
 
 # The pid alone may belong to somebody else by now; pid and birth together do not. The birth is computed from
 # the boot time, which moves a little when the clock is set.
@@ -40,7 +40,7 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log: Path, mark: st
     with log.open("ab") as output:
         child = subprocess.Popen(
             command,
-            env={**env, MARK: mark},
+            env={**env, SERVICE_VARIABLE: mark},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -70,7 +70,7 @@ def members(identity: Identity | None, mark: str) -> list[psutil.Process]:
             continue
         with contextlib.suppress(psutil.Error, OSError):
             in_group = group is not None and os.getpgid(process.pid) == group
-            if (in_group or process.environ().get(MARK) == mark) and not _has_ended(process):
+            if (in_group or process.environ().get(SERVICE_VARIABLE) == mark) and not _has_ended(process):
                 found.append(process)
     return found
 

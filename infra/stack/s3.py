@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from infra.private import make_private
-from infra.stack.errors import WrongCredentials
 from infra.stack.files import write_whole
 from infra.stack.paths import StackPaths
 from infra.stack.ports import accepts, address
 from infra.stack.s3_binary import binary, ensure_binary
-from infra.stack.services import Context, Launch, Record, Service, base_env, running_record
+from infra.stack.services import Launch, Service, ServiceContext, ServicesFile, base_env, running_record
+from infra.stack.stack_errors import WrongCredentials
 
 BUCKET = "streamrl"
 REGION = "us-east-1"
@@ -59,12 +59,12 @@ class S3Service(Service):
     usual_port: ClassVar[int] = 7070
     start_deadline_s: ClassVar[float] = 30.0
 
-    def prepare(self, context: Context) -> None:
+    def prepare(self, context: ServiceContext) -> None:
         if not binary(context.paths).exists():
             context.progress(self.name, "building versitygw (about a minute, once)")
         ensure_binary(context.paths, cancel=context.cancel)
 
-    def launch(self, context: Context, port: int) -> Launch:
+    def launch(self, context: ServiceContext, port: int) -> Launch:
         paths = context.paths
         objects, meta = paths.s3 / "objects", paths.s3 / "meta"
         make_private(objects)
@@ -82,7 +82,7 @@ class S3Service(Service):
             url=f"http://{address()}:{port}",
         )
 
-    def is_ready(self, record: Record, paths: StackPaths) -> bool:
+    def is_ready(self, record: ServicesFile, paths: StackPaths) -> bool:
         return accepts(record.port) and _ensure_bucket(record.url, ensure_credentials(paths))
 
 

@@ -5,10 +5,10 @@ import shutil
 import threading
 from pathlib import Path
 
-from infra.stack.errors import ToolFailed, ToolMissing
 from infra.stack.files import locked
 from infra.stack.paths import StackPaths
 from infra.stack.processes import run_tool
+from infra.stack.stack_errors import ToolFailed, ToolMissing
 
 VERSION = "v1.8.0"
 MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"

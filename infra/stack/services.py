@@ -7,7 +7,8 @@
       prepare ──► choose port ──► spawn ──► write state ──► wait until ready ──► write state: ready
                                               └── it died, too slow, or Ctrl-C ──► end it, remove state, raise
 
-Waits for: the service's answer. Unblocked by: the service, its death, the deadline, or `Context.cancel`.
+Waits for: the service's answer.
+Unblocked by: the service, its death, the deadline, or `ServiceContext.cancel`.
 """
 
 import contextlib
@@ -26,13 +27,13 @@ from typing import ClassVar, Literal
 import psutil
 
 from infra.stack import processes
-from infra.stack.errors import Cancelled, NotReady, ServiceDied
 from infra.stack.files import tail, write_whole
 from infra.stack.paths import StackPaths
 from infra.stack.ports import choose_port
 from infra.stack.processes import Identity
+from infra.stack.stack_errors import Cancelled, NotReady, ServiceDied
 
-Progress = Callable[[str, str], None]
+ServiceProgress = Callable[[str, str], None]
 Status = Literal["running", "starting", "died", "stopped"]
 
 # A log that grew past this is set aside when its service starts again.
@@ -44,11 +45,11 @@ def _silent(service: str, message: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ServiceContext:
     """What a service needs to start: where, whom to tell, and whether the user changed their mind."""
 
     paths: StackPaths
-    progress: Progress = _silent
+    progress: ServiceProgress = _silent
     cancel: threading.Event = field(default_factory=threading.Event)
 
 
@@ -61,7 +62,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ServicesFile:
     """The state file."""
 
     name: str
@@ -100,22 +101,22 @@ class Service(ABC):
     stop_grace_s: ClassVar[float] = 10.0
 
     @abstractmethod
-    def prepare(self, context: Context) -> None:
+    def prepare(self, context: ServiceContext) -> None:
         """Fetch and format what is missing. Quick when nothing is."""
 
     @abstractmethod
-    def launch(self, context: Context, port: int) -> Launch:
+    def launch(self, context: ServiceContext, port: int) -> Launch:
         """Write its settings and say how to start it."""
 
     @abstractmethod
-    def is_ready(self, record: Record, paths: StackPaths) -> bool:
+    def is_ready(self, record: ServicesFile, paths: StackPaths) -> bool:
         """Ask the service itself. False: not yet. An exception: it never will be."""
 
     def logs(self, paths: StackPaths) -> list[Path]:
         return [paths.log_file(self.name)]
 
 
-def start(service: Service, context: Context) -> tuple[Record, bool]:
+def start_service(service: Service, context: ServiceContext) -> tuple[ServicesFile, bool]:
     """Make sure that it runs. True: this call started it."""
     paths = context.paths
     record = read_record(paths, service.name)
@@ -137,7 +138,7 @@ def start(service: Service, context: Context) -> tuple[Record, bool]:
     return _start_fresh(service, context), True
 
 
-def _start_fresh(service: Service, context: Context) -> Record:
+def _start_fresh(service: Service, context: ServiceContext) -> ServicesFile:
     paths, name = context.paths, service.name
     port = choose_port(name, service.usual_port, remembered=paths.port_file(name))
     launch = service.launch(context, port)
@@ -150,7 +151,7 @@ def _start_fresh(service: Service, context: Context) -> Record:
         identity = processes.spawn(
             launch.command, env=launch.env, log=log, mark=mark(paths, name), cwd=paths.home
         )
-        record = Record(
+        record = ServicesFile(
             name=name,
             pid=identity.pid,
             created=identity.created,
@@ -174,7 +175,7 @@ def _start_fresh(service: Service, context: Context) -> Record:
     return record
 
 
-def wait_until_ready(service: Service, record: Record, context: Context) -> None:
+def wait_until_ready(service: Service, record: ServicesFile, context: ServiceContext) -> None:
     until = time.monotonic() + service.start_deadline_s
     while not service.is_ready(record, context.paths):
         logs = service.logs(context.paths)
@@ -202,7 +203,7 @@ def stop(service: Service, paths: StackPaths) -> int:
     return ended
 
 
-def state(service: Service, paths: StackPaths) -> ServiceState:
+def service_state(service: Service, paths: StackPaths) -> ServiceState:
     log = service.logs(paths)[-1]
     record = read_record(paths, service.name)
     if record is None:
@@ -225,15 +226,15 @@ def state(service: Service, paths: StackPaths) -> ServiceState:
     )
 
 
-def read_record(paths: StackPaths, name: str) -> Record | None:
+def read_record(paths: StackPaths, name: str) -> ServicesFile | None:
     try:
-        return Record(**json.loads(paths.state_file(name).read_text()))
+        return ServicesFile(**json.loads(paths.state_file(name).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         # Unreadable, or from another version: the processes are still found by their mark.
         return None
 
 
-def running_record(paths: StackPaths, name: str) -> Record | None:
+def running_record(paths: StackPaths, name: str) -> ServicesFile | None:
     """The state file of a service that is up, else None."""
     record = read_record(paths, name)
     return record if record is not None and record.ready and processes.is_alive(record.identity) else None
@@ -250,7 +251,7 @@ def base_env(*without: str) -> dict[str, str]:
     return env
 
 
-def _write_record(paths: StackPaths, record: Record) -> None:
+def _write_record(paths: StackPaths, record: ServicesFile) -> None:
     write_whole(paths.state_file(record.name), json.dumps(dataclasses.asdict(record), indent=1), mode=0o600)
 
 

@@ -16,7 +16,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _started: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
-def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+def start_child(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process in a group of its own. Call it from a thread that lives as long as the process shall:
     the kernel sends the signal when the *thread* that started the child ends."""
     parent = os.getpid()

@@ -24,12 +24,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from infra.code import ROOT, module
 from infra.errors import Explained
 from infra.private import make_private
 from infra.supervise.lifeline import carrying
 
-MARK = "STREAMRL_TEAM"
-_ROOT = Path(__file__).resolve().parents[2]
+TEAM_VARIABLE = "STREAMRL_TEAM"
 _GONE_S = 10.0  # for processes that were killed to be gone
 
 
@@ -77,7 +77,7 @@ class Team:
     def __init__(self, logs: Path, *, grace_s: float = 10.0, holds: Sequence[int] = ()) -> None:
         """`holds`: descriptors, of locks, that are let go of only when every worker is gone."""
         self._logs, self._grace_s, self._holds = logs, grace_s, tuple(holds)
-        self._mark = f"{MARK}={uuid.uuid4().hex}"
+        self._mark = f"{TEAM_VARIABLE}={uuid.uuid4().hex}"
         self._guard: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._pids: dict[str, int] = {}
@@ -101,7 +101,7 @@ class Team:
     def _new_guard(self) -> subprocess.Popen[bytes]:
         with (self._logs / "guard.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "infra.supervise.guard", "--grace-s", str(self._grace_s)],
+                [sys.executable, "-m", module("infra.supervise.guard"), "--grace-s", str(self._grace_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -263,7 +263,7 @@ def worker_environment() -> dict[str, str]:
     The folders `infra` or `schemas` of a user, in the current folder, must not hide ours; a task that is a
     module in the current folder must be found all the same.
     """
-    paths = [str(_ROOT), os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
     return {
         **os.environ,
         "PYTHONSAFEPATH": "1",

@@ -7,8 +7,8 @@ import json
 from blake3 import blake3
 from msgspec import structs
 
-from infra.weights.errors import WeightsError
 from infra.weights.signing import Keys
+from infra.weights.weights_error import WeightsError
 from schemas.messages import WeightsAnnouncement
 
 _KIND = "announcement"

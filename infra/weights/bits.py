@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.weights.errors import WeightsError
+from infra.weights.arrays import Array
 from infra.weights.finite import all_finite
+from infra.weights.weights_error import WeightsError
 
 if TYPE_CHECKING:
     import torch
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 LARGEST_HEADER = 100 << 20  # bytes: as safetensors itself has it
 LARGEST_SIDE = 1 << 48  # of a tensor: no machine holds more

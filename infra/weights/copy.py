@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from infra.weights.bits import Bits, blank_file, file_model
-from infra.weights.errors import WeightsError
-from infra.weights.manifest import Manifest, Tensor
+from infra.weights.manifest import Tensor, VersionManifest
+from infra.weights.weights_error import WeightsError
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class Copy:
             size = sum(tensor.size for tensor in tensors.values())
             raise WeightsError(f"there is no memory for a model of {size} bytes here") from error
 
-    def fits(self, manifest: Manifest) -> bool:
+    def fits(self, manifest: VersionManifest) -> bool:
         """Whether it has the tensors of a version."""
         return {name: (bits.dtype, bits.shape) for name, bits in self.model.items()} == {
             name: (tensor.dtype, tensor.shape) for name, tensor in manifest.tensors.items()

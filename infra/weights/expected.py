@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from infra.weights.adapter import layers_of, names_of
-from infra.weights.errors import WeightsError
+from infra.weights.adapter_tensors import layers_of, names_of
 from infra.weights.folder import ModelFolder
-from infra.weights.manifest import Manifest
+from infra.weights.manifest import VersionManifest
+from infra.weights.weights_error import WeightsError
 from schemas.runspec import ModelSection
 
 _WIDEST = 8  # bytes of an element
@@ -20,7 +20,7 @@ class Expected:
     def __init__(self, spec: ModelSection, base: ModelFolder) -> None:
         self._spec, self._base = spec, base
 
-    def check(self, manifest: Manifest) -> None:
+    def check(self, manifest: VersionManifest) -> None:
         """Raise unless a version may be one of this model."""
         shapes = self._base.shapes
         if not shapes:
@@ -38,7 +38,7 @@ class Expected:
                 f"of the model in {self._base.path} it can have {most}"
             )
 
-    def _check_adapter(self, manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> None:
+    def _check_adapter(self, manifest: VersionManifest, shapes: Mapping[str, Sequence[int]]) -> None:
         for layer in layers_of(manifest.tensors):
             a, b = (manifest.tensors[name].shape for name in names_of(layer))
             whole = shapes.get(f"{layer}.weight")
@@ -47,7 +47,7 @@ class Expected:
                 raise self._wrong(manifest, layer, (*a, *b), whole or ())
 
     def _wrong(
-        self, manifest: Manifest, name: str, said: Sequence[int], there: Sequence[int]
+        self, manifest: VersionManifest, name: str, said: Sequence[int], there: Sequence[int]
     ) -> WeightsError:
         return WeightsError(
             f"version {manifest.version} of run {manifest.run} is of another model: {name} is {list(said)} "

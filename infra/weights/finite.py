@@ -10,13 +10,11 @@ integers, F4, F6                      never
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from infra import choices
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from infra.weights.arrays import Array
 
 _STRETCH = 1 << 20  # elements that are looked at at once: what is made of them stays in the cache
 # of each type with an exponent: the integers that hold its bits, and all bits of the exponent

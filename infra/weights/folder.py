@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from infra.weights.bits import Bits, Entry, file_header, file_model
 from infra.weights.digest import model_digests, root_digest
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 if TYPE_CHECKING:
     import torch
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
-MARK = "weights.json"  # in a folder that was pulled: which version it holds
+VERSION_FILE = "weights.json"  # in a folder that was pulled: which version it holds
 _BESIDE = 64 << 20  # bytes: larger files beside the tensors are no config and no tokenizer
 _LONGEST = 128  # characters of a file's name
 _INDEX = 64 << 20  # bytes of an index: of a million tensors
@@ -101,7 +101,7 @@ class ModelFolder:
     @property
     def beside(self) -> dict[str, bytes]:
         """What lies beside the tensors, by name: what is on the list of what travels."""
-        tensors = {file.name for file in self.files} | {INDEX, MARK}
+        tensors = {file.name for file in self.files} | {INDEX, VERSION_FILE}
         found: dict[str, bytes] = {}
         others = []
         for path in sorted(self.path.glob("*")):

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from infra.store import Store
+from infra.stores.store import Store
 from infra.weights.leases import leased
-from infra.weights.manifest import Manifest
-from infra.weights.notes import Notes
+from infra.weights.manifest import VersionManifest
+from infra.weights.notes import StoreNotes
 
-GRACE_S = 120.0  # that a chunk stays when no version names it
+COLLECT_GRACE_S = 120.0  # that a chunk stays when no version names it
 
-Progress = Callable[[int, int], None]  # bytes so far, and in all
+ByteProgress = Callable[[int, int], None]  # bytes so far, and in all
 
 
 @dataclass
@@ -31,10 +31,10 @@ class Collected:
     size: int = 0  # bytes that the versions need
 
 
-def collect(
-    store: Store, prefix: str, manifests_of: Callable[[], tuple[Mapping[int, Manifest], Collection[int]]],
-    keep: int,
-    *, grace_s: float = GRACE_S,
+def collect_garbage(
+    store: Store, prefix: str,
+    manifests_of: Callable[[], tuple[Mapping[int, VersionManifest], Collection[int]]], keep: int, *,
+    grace_s: float = COLLECT_GRACE_S,
 ) -> Collected:  # fmt: skip
     """Remove what is not needed by the newest versions, by two keyframes, or by who is reading."""
     reading, putting = leased(store, prefix)
@@ -75,7 +75,7 @@ def keyframe_key(prefix: str, version: int) -> str:
 
 def _sweep(store: Store, prefix: str, named: Collection[str], grace_s: float) -> tuple[int, int]:
     """Chunks that no version names are noted, and go when they have been noted for a while."""
-    notes = Notes(store, f"{prefix}/garbage.json")
+    notes = StoreNotes(store, f"{prefix}/garbage.json")
     left, gone = [], 0
     for key in store.list(f"{prefix}/chunks"):
         name = key.rpartition("/")[2]

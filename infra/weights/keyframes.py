@@ -9,12 +9,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from infra.store import Exists, Missing, Store
+from infra.stores.store import Exists, Missing, Store
 from infra.weights import limits
-from infra.weights.errors import WeightsError, damaged
 from infra.weights.garbage import keyframe_key
-from infra.weights.manifest import Chunk, Keyframe, Manifest, Path, read
+from infra.weights.manifest import Chunk, Keyframe, Path, VersionManifest, read_signed
 from infra.weights.signing import Keys
+from infra.weights.weights_error import WeightsError, damaged
 
 
 class Keyframes:
@@ -27,7 +27,7 @@ class Keyframes:
         """The keys of all that there are. One listing: hardly any version has one."""
         return set(self._store.list(f"{self._prefix}/keyframes"))
 
-    def added(self, manifest: Manifest, listed: set[str]) -> Manifest:
+    def added(self, manifest: VersionManifest, listed: set[str]) -> VersionManifest:
         """A manifest with the way from nothing that lies beside it, if there is one."""
         key = keyframe_key(self._prefix, manifest.version)
         if manifest.path(None) is not None or key not in listed:
@@ -35,7 +35,7 @@ class Keyframes:
         where = f"{self._store.url}/{key}"
         try:
             with damaged(where):
-                found = read(self._store.get(key, limits.MANIFEST), Keyframe, where)
+                found = read_signed(self._store.get(key, limits.MANIFEST), Keyframe, where)
         except Missing:
             return manifest  # collected since it was listed
         of = (found.run, found.version, found.root)
@@ -48,7 +48,7 @@ class Keyframes:
         path = Path(since=None, chunks=found.chunks)
         return manifest.model_copy(update={"paths": (*manifest.paths, path)})
 
-    def put(self, manifest: Manifest, chunks: Sequence[Chunk]) -> None:
+    def put(self, manifest: VersionManifest, chunks: Sequence[Chunk]) -> None:
         """Commit one. If somebody else did, that is as good."""
         keyframe = Keyframe(
             run=manifest.run, version=manifest.version, root=manifest.root, chunks=tuple(chunks),

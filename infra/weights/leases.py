@@ -17,8 +17,8 @@ from types import TracebackType
 
 from blake3 import blake3
 
-from infra.store import Missing, Store, StoreError
-from infra.weights.notes import Notes
+from infra.stores.store import Missing, Store, StoreError
+from infra.weights.notes import StoreNotes
 
 LEASE_S = 600.0  # without a renewal
 RENEW_S = 60.0
@@ -72,7 +72,7 @@ class Lease:
 def leased(store: Store, prefix: str) -> tuple[list[int], bool]:
     """The versions that somebody reads, and whether anybody puts chunks. Lapsed leases are removed."""
     keys = store.list(f"{prefix}/leases")
-    notes = Notes(store, f"{prefix}/readers.json")
+    notes = StoreNotes(store, f"{prefix}/readers.json")
     found, putting, alive = [], False, []
     for key in keys:
         try:

@@ -11,23 +11,25 @@ from typing import Any
 
 import zstandard
 
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
-VARIABLE = "STREAMRL_LARGEST_MODEL"
+LARGEST_MODEL_VARIABLE = "STREAMRL_LARGEST_MODEL"
 MANIFEST = 32 << 20  # bytes of one: a model of 100,000 tensors and a terabyte needs half of it
-CHUNK = 512 << 20  # bytes of one: publishers end them at 8 MiB and a group; files beside a model have 64 MiB
+LARGEST_CHUNK = (
+    512 << 20
+)  # bytes of one: publishers end them at 8 MiB and a group; files beside a model have 64 MiB
 _VALUES = 2 << 20  # of a manifest
 
 
 def largest_model() -> int:
     """Bytes of all tensors of a model."""
-    said = os.environ.get(VARIABLE)
+    said = os.environ.get(LARGEST_MODEL_VARIABLE)
     try:
         found = int(float(said)) if said else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OverflowError):
         found = 0
     if found <= 0:
-        raise WeightsError(f"{VARIABLE}={said}: a number of bytes is expected, such as 80e9")
+        raise WeightsError(f"{LARGEST_MODEL_VARIABLE}={said}: a number of bytes is expected, such as 80e9")
     return found
 
 
@@ -43,7 +45,7 @@ def json_in(raw: bytes, where: str) -> Any:
         raise WeightsError(f"{where} can't be read: {str(error)[:500]}") from None
 
 
-def unpacked(data: bytes, where: str, most: int = MANIFEST) -> bytes:
+def unpacked_within_limits(data: bytes, where: str, most: int = MANIFEST) -> bytes:
     """What zstd has packed, if it is no more than so many bytes: they are counted as they come."""
     found = bytearray()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from infra.compiled import njit
-from infra.weights.bits import Array
+from infra.weights.arrays import Array
 
 _INFINITE = np.uint32(0x7F800000)  # in fp32, without the sign; NaN is beyond
 _NAN = np.uint16(0x7FC0)

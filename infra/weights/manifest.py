@@ -16,25 +16,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from infra.weights import limits
 from infra.weights.bits import LARGEST_SIDE, MOST_SIDES, is_type, size_of
 from infra.weights.digest import root_digest
-from infra.weights.errors import WeightsError, damaged
+from infra.weights.weights_error import WeightsError, damaged
 
 # One beside the others: it is written into a reader's folder.
 FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]*$", max_length=255)]
 TensorName = Annotated[str, Field(min_length=1, max_length=1024)]
 Side = Annotated[int, Field(ge=0, lt=LARGEST_SIDE)]
-Version = Annotated[int, Field(ge=0, lt=1 << 31)]
+ManifestVersion = Annotated[int, Field(ge=0, lt=1 << 31)]
 Digest = Annotated[str, Field(max_length=128)]
-Of = TypeVar("Of", bound="Signed")
+_Part = TypeVar("_Part", bound="Signed")
 _METADATA = "__metadata__"  # of a safetensors file: no tensor has this name
 
 
-class Part(BaseModel):
+class StrictPart(BaseModel):
     """Strict: what we don't know is another format."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Tensor(Part):
+class Tensor(StrictPart):
     """One tensor of a version."""
 
     dtype: Annotated[str, Field(max_length=16)]
@@ -47,18 +47,18 @@ class Tensor(Part):
         return size_of(self.dtype, self.shape)
 
 
-class Chunk(Part):
+class Chunk(StrictPart):
     """An object that holds some of what changes; its name is a hash of it."""
 
     # it becomes part of a key: nothing that leads outside
     hash: str = Field(pattern=r"^[0-9a-z]*$", max_length=128)
-    size: int = Field(ge=0, le=limits.CHUNK)
+    size: int = Field(ge=0, le=limits.LARGEST_CHUNK)
 
 
-class Path(Part):
+class Path(StrictPart):
     """One way to get the version."""
 
-    since: Version | None  # the version that it begins with; None: it needs nothing
+    since: ManifestVersion | None  # the version that it begins with; None: it needs nothing
     root: Digest | None = None  # of that version
     chunks: tuple[Chunk, ...]
 
@@ -68,12 +68,12 @@ class Path(Part):
         return sum(chunk.size for chunk in self.chunks)
 
 
-class Signed(Part):
+class Signed(StrictPart):
     """What says of which version of what it is, and may be signed."""
 
     format: Literal[2] = 2
     run: Annotated[str, Field(max_length=512)]
-    version: Version
+    version: ManifestVersion
     root: Digest
     created_at: Annotated[float, Field(allow_inf_nan=False)]
     signature: Annotated[str, Field(max_length=1024)] | None = None
@@ -88,11 +88,15 @@ class Signed(Part):
 class Keyframe(Signed):
     """A path from nothing that a version was given later: manifests are put once, and never change."""
 
+    model_config = ConfigDict(title="keyframe")
+
     chunks: tuple[Chunk, ...]
 
 
-class Manifest(Signed):
+class VersionManifest(Signed):
     """A version."""
+
+    model_config = ConfigDict(title="manifest")
 
     tensors: dict[TensorName, Tensor]
     paths: tuple[Path, ...] = Field(min_length=1, max_length=64)
@@ -136,13 +140,13 @@ class Manifest(Signed):
         return blake3(self.content()).hexdigest(16)
 
 
-def parsed(raw: bytes, where: str) -> Manifest:
+def parsed(raw: bytes, where: str) -> VersionManifest:
     """A manifest. Raises WeightsError with what is wrong with it."""
     with damaged(where):
-        return _checked(read(raw, Manifest, where), where)
+        return _checked(read_signed(raw, VersionManifest, where), where)
 
 
-def _checked(manifest: Manifest, where: str) -> Manifest:
+def _checked(manifest: VersionManifest, where: str) -> VersionManifest:
     for name, tensor in manifest.tensors.items():
         if not is_type(tensor.dtype) or name == _METADATA:
             raise WeightsError(f"{where}: {name} has an unknown type, {tensor.dtype}")
@@ -153,14 +157,14 @@ def _checked(manifest: Manifest, where: str) -> Manifest:
     if size > (most := limits.largest_model()):
         raise WeightsError(
             f"{where} is of a model of {size} bytes, and {most} are the most that is read here: set "
-            f"{limits.VARIABLE} if this machine can hold more"
+            f"{limits.LARGEST_MODEL_VARIABLE} if this machine can hold more"
         )
     if manifest.root != root_digest(manifest.digests):
         raise WeightsError(f"{where} is damaged: its root is not that of its tensors")
     return manifest
 
 
-def read(raw: bytes, kind: type[Of], where: str) -> Of:
+def read_signed(raw: bytes, kind: type[_Part], where: str) -> _Part:
     """A manifest or a keyframe, of the format that is understood here."""
     said = limits.json_in(raw, where)
     try:
@@ -171,5 +175,5 @@ def read(raw: bytes, kind: type[Of], where: str) -> Of:
         return kind.model_validate(said)
     except ValidationError as error:
         raise WeightsError(
-            f"{where} is not a weights {kind.__name__.lower()}: {str(error)[:2000]}"
+            f"{where} is not a weights {kind.model_config['title']}: {str(error)[:2000]}"
         ) from error

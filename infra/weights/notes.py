@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from infra.store import Missing, Store
+from infra.stores.store import Missing, Store
 
 _CLOCKS = 8  # that are remembered
 _LATEST = 1 << 40  # seconds: no machine runs so long
@@ -39,7 +39,7 @@ def clock() -> str:
         return uuid.uuid4().hex  # then each process begins anew
 
 
-class Notes:
+class StoreNotes:
     """Those of one kind of thing."""
 
     def __init__(self, store: Store, key: str) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
-from infra.store import Exists, Store
+from infra.stores.store import Exists, Store
 from infra.weights.codec.chunks import in_threads
-from infra.weights.errors import WeightsError
-from infra.weights.garbage import Progress
+from infra.weights.garbage import ByteProgress
 from infra.weights.manifest import Chunk
+from infra.weights.weights_error import WeightsError
 
 UNDER_WAY = 4  # that are put or fetched at once
 
@@ -33,7 +33,7 @@ class Objects:
         """Where one lies."""
         return f"{self._prefix}/chunks/{chunk.hash}"
 
-    def put(self, data: Iterable[bytes], progress: Progress) -> tuple[Chunk, ...]:
+    def put(self, data: Iterable[bytes], progress: ByteProgress) -> tuple[Chunk, ...]:
         """Put some, of which none is collected before a version names it."""
         chunks, known, sent = [], [], 0
         for chunk, new in in_threads(self._put, data, UNDER_WAY):

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from infra.weights.bits import Array, Bits, Model, kind_of, size_of
-from infra.weights.errors import WeightsError
+from infra.weights.arrays import Array
+from infra.weights.bits import Bits, Model, kind_of, size_of
+from infra.weights.weights_error import WeightsError
 
 _SPARSE = 8  # where more than one of so many elements differ, the whole tensor is as cheap
 _STEP = 1 << 20  # elements that are compared at once
@@ -45,7 +46,7 @@ class _Index(msgspec.Struct, array_like=True, frozen=True):
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPatch:
     """What is new in a tensor."""
 
     dtype: str  # as safetensors calls it
@@ -64,7 +65,7 @@ class Patch:
 
     since: str | None  # None: of anything
     root: str
-    parts: Mapping[str, Part]  # of the tensors that differ
+    parts: Mapping[str, TensorPatch]  # of the tensors that differ
 
     def apply(self, model: dict[str, Bits]) -> None:
         """Make a model, in place, the newer one."""
@@ -112,14 +113,16 @@ def read_patch(path: Path) -> Patch:
     return Patch(index.since, index.root, parts)
 
 
-def _part(entry: _Entry, body: memoryview) -> Part:
+def _part(entry: _Entry, body: memoryview) -> TensorPatch:
     kind = kind_of(entry.dtype)
     elements = size_of(entry.dtype, entry.shape) * 8 // kind.bits
     if entry.changed is None:
-        return Part(entry.dtype, entry.shape, None, np.frombuffer(body, kind.unsigned, elements, entry.at))
+        return TensorPatch(
+            entry.dtype, entry.shape, None, np.frombuffer(body, kind.unsigned, elements, entry.at)
+        )
     positions = np.frombuffer(body, _positions(elements), entry.changed, entry.at)
     values = np.frombuffer(body, kind.unsigned, entry.changed, entry.at + _padded(positions.nbytes))
-    return Part(entry.dtype, entry.shape, positions, values)
+    return TensorPatch(entry.dtype, entry.shape, positions, values)
 
 
 def _put(file: BinaryIO, name: str, old: Bits | None, new: Bits) -> _Entry | None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 
-from infra.runs import RunError, find
-from infra.sites.place import owner_of
-from infra.store import open_store
-from infra.weights.errors import WeightsError
+from infra.runs import RunError, find, unique_name
+from infra.stores.opening import open_store
 from infra.weights.seen import Seen
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 
 
 def run_at(url: str) -> tuple[str, str] | None:
@@ -27,7 +26,7 @@ def seen_at(url: str) -> Seen:
     """What was verified of these versions on this machine. A run is known by identity, not by name."""
     if of_run := run_at(url):
         with contextlib.suppress(RunError):  # they were copied without it
-            return Seen(owner_of(find(open_store(of_run[0]), of_run[1])))
+            return Seen(unique_name(find(open_store(of_run[0]), of_run[1])))
     return Seen(url.rstrip("/"))
 
 

@@ -6,12 +6,12 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from infra.weights.manifest import Chunk, Manifest, Path
+from infra.weights.manifest import Chunk, Path, VersionManifest
 
 _REQUEST = 1 << 16  # bytes that could be fetched while another object is asked for
 _NEARER = 16  # what is near costs so many times less
 
-Route = list[tuple[Manifest, Path]]
+Route = list[tuple[VersionManifest, Path]]
 
 
 def cost(path: Path, near: Callable[[Chunk], bool] = lambda chunk: False) -> int:
@@ -22,7 +22,8 @@ def cost(path: Path, near: Callable[[Chunk], bool] = lambda chunk: False) -> int
 
 
 def cheapest(
-    target: Manifest, manifest_of: Callable[[int], Manifest | None], held: tuple[int, str] | None = None,
+    target: VersionManifest, manifest_of: Callable[[int], VersionManifest | None],
+    held: tuple[int, str] | None = None,
     cost_of: Callable[[Path], int] = cost,
 ) -> Route | None:  # fmt: skip
     """Paths to be taken one after the other: [] if the reader holds the target, None if nothing leads there.
@@ -31,7 +32,7 @@ def cheapest(
     """
     if held == (target.version, target.root):
         return []
-    known: dict[int, Manifest | None] = {target.version: target}
+    known: dict[int, VersionManifest | None] = {target.version: target}
     done: set[int] = set()
     number = itertools.count()  # of two that cost the same, the one found first: routes can't be compared
     ahead: list[tuple[int, int, int, Route, bool]] = [(0, next(number), target.version, [], False)]

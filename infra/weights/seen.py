@@ -16,7 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from infra.stack.paths import StackPaths
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 _LARGEST = 1 << 12  # bytes
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.weights.bits import Bits, Model
-from infra.weights.codec.chunks import encode
+from infra.weights.codec.chunks import encode_model
 
 _SKIPS = (8, 32)
 KEYFRAME_AFTER = 32  # versions
@@ -43,14 +43,14 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PathPlan:
     """A path to be made, from some bits or from nothing."""
 
     since: Held | None
 
     def chunks(self, new: Held, threads: int) -> Iterator[bytes]:
         """Its chunks."""
-        return encode(self.since.model if self.since else None, new.model, threads=threads)
+        return encode_model(self.since.model if self.since else None, new.model, threads=threads)
 
 
 class Series:
@@ -64,24 +64,24 @@ class Series:
         self._dense = -1  # version up to which deltas are not worth trying
         self._warned = False
 
-    def plans(self, new: Held) -> Iterator[Plan]:
+    def plans(self, new: Held) -> Iterator[PathPlan]:
         """Paths of a new version, to be made one after the other; say `made` after each."""
         last = self._last
         if last is None or last.version != new.version - 1 or not _alike(last.model, new.model):
-            yield Plan(None)
+            yield PathPlan(None)
             return
         if new.version > self._dense:
-            yield Plan(last)
+            yield PathPlan(last)
         worth = new.version > self._dense  # it may have turned out not to be
         due = new.version - self._keyframe >= KEYFRAME_AFTER
         if due or not worth or self._since > _KEYFRAME_SHARE * new.size:
-            yield Plan(None)
+            yield PathPlan(None)
         for skip in _SKIPS:
             held = self._skips.get(skip)
             if new.version % skip == 0 and held is not None and held.version == new.version - skip:
-                yield Plan(held)
+                yield PathPlan(held)
 
-    def made(self, plan: Plan, new: Held, size: int) -> bool:
+    def made(self, plan: PathPlan, new: Held, size: int) -> bool:
         """How large a path has become; False if it is not worth having."""
         if plan.since is None:
             self._keyframe, self._since = new.version, 0

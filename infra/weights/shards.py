@@ -16,11 +16,11 @@ from infra.weights.folder import INDEX, SINGLE
 
 SHARD = 4 << 30  # bytes
 
-Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # type and shape by name
+TypedShapes = Mapping[str, tuple[str, tuple[int, ...]]]  # type and shape by name
 
 
 def write_model(
-    folder: Path, shapes: Shapes, tensor: Callable[[str], Bits], *, shard: int = SHARD,
+    folder: Path, shapes: TypedShapes, tensor: Callable[[str], Bits], *, shard: int = SHARD,
     progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> int:  # fmt: skip
     """Write tensors, of which one is in memory at a time; returns their bytes."""
@@ -44,7 +44,7 @@ def write_model(
     return whole
 
 
-def _parts(shapes: Shapes, shard: int) -> list[list[str]]:
+def _parts(shapes: TypedShapes, shard: int) -> list[list[str]]:
     parts: list[list[str]] = [[]]
     held = 0
     for name in sorted(shapes):

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from infra.errors import Explained
 from infra.keys import SIGNING, TRUSTED, KeyRing, named_in_env
-from infra.weights.errors import WeightsError
-from infra.weights.manifest import Of, Signed
+from infra.weights.manifest import Signed, _Part
+from infra.weights.weights_error import WeightsError
 
 __all__ = ["SIGNING", "TRUSTED", "Keys"]
 
@@ -22,7 +22,7 @@ class Keys(KeyRing):
         """As the environment says."""
         return cls(*named_in_env())
 
-    def signed(self, manifest: Of) -> Of:
+    def signed(self, manifest: _Part) -> _Part:
         """A manifest, or a keyframe, with this publisher's signature."""
         signature = self.sign(manifest.content())
         return manifest if signature is None else manifest.model_copy(update={"signature": signature})

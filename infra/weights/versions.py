@@ -15,25 +15,25 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from infra import choices
-from infra.orphans import sweep
-from infra.store import Exists, Missing, Store
+from infra.stores.orphans import sweep
+from infra.stores.store import Exists, Missing, Store
 from infra.weights import limits
 from infra.weights.bits import Model, model_of
-from infra.weights.codec.chunks import decode, encode, in_threads
+from infra.weights.codec.chunks import decode_chunk, encode_model, in_threads
 from infra.weights.codec.covered import Covered
 from infra.weights.codec.decoding import StaleTile
-from infra.weights.codec.scan import warm_up
+from infra.weights.codec.scan import load_scanner
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
-from infra.weights.errors import WeightsError
-from infra.weights.garbage import GRACE_S, Collected, Progress, collect, manifest_key
+from infra.weights.garbage import COLLECT_GRACE_S, ByteProgress, Collected, collect_garbage, manifest_key
 from infra.weights.keyframes import Keyframes
 from infra.weights.leases import Lease
-from infra.weights.manifest import Chunk, Manifest, Path, Tensor, parsed
+from infra.weights.manifest import Chunk, Path, Tensor, VersionManifest, parsed
 from infra.weights.objects import UNDER_WAY, Objects
 from infra.weights.routes import Route, cheapest, cost
 from infra.weights.series import Held, Series
 from infra.weights.signing import Keys
+from infra.weights.weights_error import WeightsError
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class WeightStore:
     def __init__(
         self, store: Store, run: str, *, prefix: str | None = None, keys: Keys | None = None,
         threads: int | None = None, near: Callable[[str], bool] = lambda key: False,
-        check: Callable[[Manifest], None] = lambda manifest: None,
+        check: Callable[[VersionManifest], None] = lambda manifest: None,
     ) -> None:  # fmt: skip
         """`near`: which objects cost hardly anything to read. `threads` encode and decode, see `_threads`.
 
@@ -77,8 +77,8 @@ class WeightStore:
     def publish(
         self, version: int, tensors: Mapping[str, torch.Tensor], *, trainer_epoch: int,
         base: str | None = None, files: Mapping[str, bytes] | None = None, known: Inspected | None = None,
-        progress: Progress = lambda done, whole: None,
-    ) -> Manifest:  # fmt: skip
+        progress: ByteProgress = lambda done, whole: None,
+    ) -> VersionManifest:  # fmt: skip
         """Put a version; if it is there already with the same bits, that is fine (a trainer resumed).
 
         `base`: the tensors are an adapter of the model with this root. They must not change any more.
@@ -91,9 +91,9 @@ class WeightStore:
 
     def publish_model(
         self, version: int, model: Model, *, trainer_epoch: int = 0, base: str | None = None,
-        files: Mapping[str, bytes] | None = None, progress: Progress = lambda done, whole: None,
+        files: Mapping[str, bytes] | None = None, progress: ByteProgress = lambda done, whole: None,
         known: Inspected | None = None,
-    ) -> Manifest:  # fmt: skip
+    ) -> VersionManifest:  # fmt: skip
         """The same of bits, and of files beside them. Progress is in bytes that are sent, of unknown many."""
         bad = [known.wrong] if known else [name for name, bits in model.items() if not bits.finite()]
         if any(bad):
@@ -121,19 +121,19 @@ class WeightStore:
         self._series.published(held)
 
     def add_keyframe(
-        self, version: int, progress: Progress = lambda done, whole: None
-    ) -> tuple[Manifest, bool]:
+        self, version: int, progress: ByteProgress = lambda done, whole: None
+    ) -> tuple[VersionManifest, bool]:
         """Give a version a way from nothing if it has none; its manifest with it, and whether it is new."""
         manifest = self.complete(self.manifest(version))
         if manifest.path(None) is not None:
             return manifest, False
         with self.lease(version, puts=True):
             _, copy = self._updated(None, manifest, progress)
-            chunks = encode(None, copy.model, threads=self._threads)
+            chunks = encode_model(None, copy.model, threads=self._threads)
             self._keyframes.put(manifest, self._objects.put(chunks, progress))
         return self.complete(manifest), True
 
-    def complete(self, manifest: Manifest) -> Manifest:
+    def complete(self, manifest: VersionManifest) -> VersionManifest:
         """A manifest with the way from nothing that its version was given later, if it was."""
         if manifest.path(None) is not None:
             return manifest
@@ -141,8 +141,8 @@ class WeightStore:
 
     def _put(
         self, new: Held, digests: Mapping[str, str], trainer_epoch: int, base: str | None,
-        files: Mapping[str, bytes], progress: Progress,
-    ) -> Manifest:  # fmt: skip
+        files: Mapping[str, bytes], progress: ByteProgress,
+    ) -> VersionManifest:  # fmt: skip
         paths = []
         for plan in self._series.plans(new):
             since = plan.since
@@ -156,7 +156,7 @@ class WeightStore:
         self._series.spool(new)
         before = self.find(new.version - 1) if new.version else None
         manifest = self._keys.signed(
-            Manifest(
+            VersionManifest(
                 run=self._run, version=new.version, root=new.root, paths=tuple(paths), base=base,
                 tensors={
                     name: Tensor(dtype=bits.dtype, shape=bits.shape, digest=digests[name])
@@ -173,13 +173,13 @@ class WeightStore:
             return self.manifest(new.version)
         return manifest
 
-    def _beside(self, files: Mapping[str, bytes], progress: Progress) -> Mapping[str, Chunk]:
+    def _beside(self, files: Mapping[str, bytes], progress: ByteProgress) -> Mapping[str, Chunk]:
         """Files beside the tensors; those of the version before are there, and stay, as it names them."""
         if self._files is None or self._files[0] != files:
             self._files = files, dict(zip(files, self._objects.put(files.values(), progress), strict=True))
         return self._files[1]
 
-    def _same(self, known: Manifest, root: str, base: str | None) -> None:
+    def _same(self, known: VersionManifest, root: str, base: str | None) -> None:
         if known.base != base:
             raise WeightsError(
                 f"version {known.version} of run {self._run} is published for the base {known.base}, not for "
@@ -191,18 +191,18 @@ class WeightStore:
                 f"({known.root[:12]}, not {root[:12]}): another trainer is at work on this run"
             )
 
-    def find(self, version: int) -> Manifest | None:
+    def find(self, version: int) -> VersionManifest | None:
         """A version's manifest, if it is published."""
         try:
             return self.manifest(version)
         except Missing:
             return None
 
-    def manifest(self, version: int) -> Manifest:
+    def manifest(self, version: int) -> VersionManifest:
         """A version's manifest."""
         return self.manifest_of(version, self._store.get(self.manifest_key(version), limits.MANIFEST))
 
-    def manifest_of(self, version: int, raw: bytes) -> Manifest:
+    def manifest_of(self, version: int, raw: bytes) -> VersionManifest:
         """The manifest that some bytes are. Raises WeightsError unless they are this version's."""
         where = f"{self._store.url}/{self.manifest_key(version)}"
         manifest = parsed(raw, where)
@@ -215,20 +215,22 @@ class WeightStore:
         self._check(manifest)
         return manifest
 
-    def fetch(self, version: int, *, root: str | None = None) -> tuple[Manifest, dict[str, torch.Tensor]]:
+    def fetch(
+        self, version: int, *, root: str | None = None
+    ) -> tuple[VersionManifest, dict[str, torch.Tensor]]:
         """A version's tensors, verified bit by bit."""
         manifest, copy = self.update(None, version, root=root)
         return manifest, copy.tensors()
 
-    def fetch_file(self, version: int, *, root: str | None = None) -> tuple[Manifest, bytearray]:
+    def fetch_file(self, version: int, *, root: str | None = None) -> tuple[VersionManifest, bytearray]:
         """A version as a safetensors file, its tensors verified bit by bit."""
         manifest, copy = self.update(None, version, root=root)
         return manifest, copy.file
 
     def update(
         self, copy: Copy | None, version: int, *, root: str | None = None,
-        progress: Progress = lambda done, whole: None,
-    ) -> tuple[Manifest, Copy]:  # fmt: skip
+        progress: ByteProgress = lambda done, whole: None,
+    ) -> tuple[VersionManifest, Copy]:  # fmt: skip
         """Make a copy a version, in place, by the cheapest way from what it is; without one, make one.
 
         If it fails the copy is of no version, and the next call begins with nothing.
@@ -236,7 +238,7 @@ class WeightStore:
         with self.lease(version):
             return self._updated(copy, self._expected(version, root), progress)
 
-    def _expected(self, version: int, root: str | None) -> Manifest:
+    def _expected(self, version: int, root: str | None) -> VersionManifest:
         manifest = self.manifest(version)
         if root is not None and manifest.root != root:
             raise WeightsError(
@@ -244,14 +246,14 @@ class WeightStore:
             )
         return manifest
 
-    def route(self, manifest: Manifest, copy: Copy | None = None) -> Route | None:
+    def route(self, manifest: VersionManifest, copy: Copy | None = None) -> Route | None:
         """The cheapest way to a version from what a copy is, if it is any version; else from nothing."""
         held = _held(copy, manifest)
         if held:
             return cheapest(manifest, self.find, held, self._cost)
         listed = self._keyframes.listed()
 
-        def find(version: int) -> Manifest | None:
+        def find(version: int) -> VersionManifest | None:
             found = self.find(version)
             return self._keyframes.added(found, listed) if found else None
 
@@ -260,7 +262,9 @@ class WeightStore:
     def _cost(self, path: Path) -> int:
         return cost(path, lambda chunk: self._near(self.chunk_key(chunk)))
 
-    def _updated(self, copy: Copy | None, manifest: Manifest, progress: Progress) -> tuple[Manifest, Copy]:
+    def _updated(
+        self, copy: Copy | None, manifest: VersionManifest, progress: ByteProgress
+    ) -> tuple[VersionManifest, Copy]:
         if copy is not None and _held(copy, manifest):
             route = self.route(manifest, copy)
             try:
@@ -275,18 +279,18 @@ class WeightStore:
             )
         return manifest, self._taken(route, Copy.blank(manifest.tensors), manifest, progress)
 
-    def _taken(self, route: Route, copy: Copy, target: Manifest, progress: Progress) -> Copy:
+    def _taken(self, route: Route, copy: Copy, target: VersionManifest, progress: ByteProgress) -> Copy:
         whole = sum(path.size for _, path in route)
         copy.version, done = None, 0
         if any(path.since is not None for _, path in route):
             for kind in {bits.kind for bits in copy.model.values()}:
-                warm_up(kind)
+                load_scanner(kind)
         for _, path in route:
             covered = Covered()
             fetched = in_threads(self._objects.get, path.chunks, UNDER_WAY)
             for chunk, data in zip(path.chunks, fetched, strict=True):
                 what = f"{self._store.url}/{self.chunk_key(chunk)}"
-                decode(data, copy.model, what, threads=self._threads, covered=covered)
+                decode_chunk(data, copy.model, what, threads=self._threads, covered=covered)
                 done += chunk.size
                 progress(done, whole)
         found = model_digests(copy.model)
@@ -308,21 +312,21 @@ class WeightStore:
         found = (pattern.fullmatch(key) for key in self._store.list(self._prefix))
         return sorted(int(match[1]) for match in found if match)
 
-    def collect(self, keep: int, *, grace_s: float = GRACE_S) -> Collected:
+    def collect(self, keep: int, *, grace_s: float = COLLECT_GRACE_S) -> Collected:
         """Remove all but the newest versions, and what these and those that are being read need."""
-        return collect(self._store, self._prefix, self._readable, keep, grace_s=grace_s)
+        return collect_garbage(self._store, self._prefix, self._readable, keep, grace_s=grace_s)
 
     def sweep(self) -> int:
         """Remove what killed writes left; how many there were."""
         return sweep(self._store, self._prefix)
 
-    def manifests(self) -> dict[int, Manifest]:
+    def manifests(self) -> dict[int, VersionManifest]:
         """All published versions, with all ways to each; those that can't be read are passed over."""
         return self._readable()[0]
 
-    def _readable(self) -> tuple[dict[int, Manifest], list[int]]:
+    def _readable(self) -> tuple[dict[int, VersionManifest], list[int]]:
         """The same, and the versions that were passed over."""
-        listed, found, others = self._keyframes.listed(), dict[int, Manifest](), list[int]()
+        listed, found, others = self._keyframes.listed(), dict[int, VersionManifest](), list[int]()
         for version in self.versions():
             try:
                 if (manifest := self.find(version)) is not None:
@@ -338,7 +342,7 @@ def _threads() -> int:
     return min(_MOST_THREADS, max(1, choices.cores() // 4))
 
 
-def _held(copy: Copy | None, manifest: Manifest) -> tuple[int, str] | None:
+def _held(copy: Copy | None, manifest: VersionManifest) -> tuple[int, str] | None:
     """Version and root of a copy that another version can be made of."""
     if copy is None or copy.version is None or copy.root is None or not copy.fits(manifest):
         return None

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from producers.dispatch.board import Board, Instance
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies import _Dealt
-from producers.jobs import Job
 
 LONG_SHARE = 0.2
 
@@ -24,7 +24,9 @@ class Algorithm2(_Dealt):
 
     longest_first = True
 
-    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+    def deal(
+        self, board: Board, jobs: Sequence[SampleJob], names: Sequence[str]
+    ) -> dict[str, list[SampleJob]]:
         ordered = sorted(jobs, key=lambda job: (-job.prompt.predicted, job.key))
         if len(names) == 1:
             return {names[0]: ordered}

@@ -12,34 +12,34 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from producers.dispatch.on_the_way import Process
-from producers.jobs import Job, Key
-from schemas.identity import sample_id
+from producers.dispatch.jobs import SampleJob
+from producers.dispatch.on_the_way import InstanceStart
+from schemas.identity import SampleKey, sample_id
 from schemas.messages import EVERYONE, Assignment
 
-MOST = 1000  # samples of each kind that a record names: some 60 KB
+MOST_SAMPLES = 1000  # samples of each kind that a record names: some 60 KB
 
 
 def assignments(
-    run: str, process: Process, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key], *,
-    epoch: int = 0,
+    run: str, process: InstanceStart, jobs: Sequence[SampleJob], withdrawn: Sequence[SampleKey],
+    moving: Sequence[SampleKey], *, epoch: int = 0,
 ) -> Iterator[Assignment]:  # fmt: skip
     """What one instance shall make, give back and hand over."""
-    for begin in itertools.count(0, MOST):
-        part = slice(begin, begin + MOST)
+    for begin in itertools.count(0, MOST_SAMPLES):
+        part = slice(begin, begin + MOST_SAMPLES)
         if not (jobs[part] or withdrawn[part] or moving[part]):
             return
         yield _assignment(run, process, jobs[part], withdrawn[part], moving[part], epoch)
 
 
-def question(run: str, process: Process = (EVERYONE, EVERYONE), *, epoch: int = 0) -> Assignment:
+def question(run: str, process: InstanceStart = (EVERYONE, EVERYONE), *, epoch: int = 0) -> Assignment:
     """An instance, or everyone, shall say what it has."""
     return _assignment(run, process, [], [], [], epoch, tell=True)
 
 
 def _assignment(
-    run: str, process: Process, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key],
-    epoch: int, *, tell: bool = False,
+    run: str, process: InstanceStart, jobs: Sequence[SampleJob], withdrawn: Sequence[SampleKey],
+    moving: Sequence[SampleKey], epoch: int, *, tell: bool = False,
 ) -> Assignment:  # fmt: skip
     places = []
     for job in jobs:

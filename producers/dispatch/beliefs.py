@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KEPT = 4096
+KEPT_PAIRS = 4096
 QUANTILES = 64
 _NEAR = 0.3  # in log units: a neighbour's weight falls with this width
 _UNKNOWN = 0.5  # deviation of the log of a length of which nothing is known
@@ -55,7 +55,7 @@ class Beliefs:
 
     def __init__(self, longest: int) -> None:
         self._longest = float(longest)
-        self._pairs: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of logs, and of which group
+        self._pairs: deque[tuple[float, float, int]] = deque(maxlen=KEPT_PAIRS)  # of logs, and of which group
         self._seen = self._fitted = self._groups = 0
         self.rho = 0.0  # of one group's scores; 0: one tells nothing of another
         self._table: np.ndarray | None = None  # errors by bin and level, once somebody asks
@@ -143,7 +143,7 @@ class Beliefs:
         low, high = (known[:, 0].min(), known[:, 0].max()) if len(known) else (0.0, np.log(self._longest))
         self._centers = np.linspace(low, max(high, low + 1e-3), _BINS)
         errors = known[:, 1] - known[:, 0]
-        enough = len(known) >= KEPT // 16
+        enough = len(known) >= KEPT_PAIRS // 16
         if not enough:
             errors = np.concatenate([errors, unknown])
         order = np.argsort(errors)
@@ -160,7 +160,7 @@ class Beliefs:
 
     @property
     def _flawless(self) -> bool:
-        return bool(len(self._pairs) >= KEPT // 16 and np.abs(self._errors).max() < 1e-6)
+        return bool(len(self._pairs) >= KEPT_PAIRS // 16 and np.abs(self._errors).max() < 1e-6)
 
     def _likeness(self, known: np.ndarray) -> float:
         """Mean product of the scores of two samples of a group, by the mean square; 0 if it may be chance."""

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from producers.dispatch.board import NO_DEADLINE, Board, Instance
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
-from producers.dispatch.ranks import Ranks
-from producers.dispatch.state import LONGEST_FIRST, Setting, State, compiled, state_of
-from producers.jobs import Job, Key
+from producers.dispatch.state import LONGEST_FIRST, SampleTable, Setting, compiled, state_of
+from schemas.identity import SampleKey
 
-QUANTILES = (0.5, 0.9, 0.95, 0.98, 0.999)
+TRIED_QUANTILES = (0.5, 0.9, 0.95, 0.98, 0.999)
 DRAWS = 40  # of all lengths, that a choice is made by
 SPAN = np.linspace(0.78, 1.06, 9)  # deadlines that are tried, in units of longest-first's makespan
 _USUAL_COST_S = 0.5  # of a choice about 1,024 samples on 8 instances
@@ -45,7 +46,7 @@ _LEAST_GAIN = 0.003  # below that a deadline is not worth having
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeadlineRule:
     """The rule's settings, and what is expected of them."""
 
     quantile: float
@@ -101,7 +102,7 @@ class Costs:
         self._faded = max(_FADED, self._faded * _FADES)
 
 
-_Window = tuple[np.ndarray, list[Key]]  # declared lengths, ascending, and whose they are
+_Window = tuple[np.ndarray, list[SampleKey]]  # declared lengths, ascending, and whose they are
 
 
 class DeadlinePolicy:
@@ -114,7 +115,7 @@ class DeadlinePolicy:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: GroupBeliefs,
         *,
         seed: int = 0,
         replans: int = 0,
@@ -127,22 +128,26 @@ class DeadlinePolicy:
         self._is_cold = False  # a choice waits for what is compiled
         self.why = Why.NOTHING  # the plan in force is in force
         self._move_s = move_s
-        self.moves: list[tuple[Key, str]] = []  # running jobs, and the instances that shall go on with them
+        self.moves: list[
+            tuple[SampleKey, str]
+        ] = []  # running jobs, and the instances that shall go on with them
         self._rng = np.random.default_rng(seed)
-        self.plan: Plan | None = None
+        self.plan: DeadlineRule | None = None
         self.wakes_at = float("inf")
         self._span_s = 0.0  # from the newest admission to the end that was expected then
-        self._said: dict[Key, float] = {}  # the step of its instance at which a running job is thought to end
+        self._said: dict[
+            SampleKey, float
+        ] = {}  # the step of its instance at which a running job is thought to end
         self._last: dict[str, float] = {}  # the largest of those of an instance
         self._kept: list[_Window] | None = None
-        self._told: dict[Key, float] = {}  # declared lengths of what waits
+        self._told: dict[SampleKey, float] = {}  # declared lengths of what waits
         self._all_alive = np.ones(0, np.bool_)
         self._doubted = 0.0  # by the choice that was made last
         self._came = False  # jobs, since then
         self._regrouped_at: float | None = None  # since then
         self._chosen_at = float("-inf")
 
-    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
+    def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None:
         self._came = True
 
     def regrouped(self, board: Board, now: float) -> None:
@@ -154,7 +159,7 @@ class DeadlinePolicy:
         """Whether a deadline is in force; else it is longest first."""
         return self.plan is not None and self.plan.deadline < NO_DEADLINE
 
-    def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
+    def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None:
         self._told.pop(job.key, None)
         if not self.by_deadline:
             return
@@ -162,7 +167,7 @@ class DeadlinePolicy:
         if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= instance.steps:
             self._look_again(instance)
 
-    def corrected(self, board: Board, keys: Sequence[Key]) -> None:
+    def corrected(self, board: Board, keys: Sequence[SampleKey]) -> None:
         if not self.by_deadline:
             return
         self._kept = None
@@ -199,7 +204,7 @@ class DeadlinePolicy:
             self.plan is None or now >= self._chosen_at + max(self.costs.last_s, _LEAST_COST_S) / self._thrift
         )
 
-    def take_moves(self) -> list[tuple[Key, str]]:
+    def take_moves(self) -> list[tuple[SampleKey, str]]:
         moves, self.moves = self.moves, []
         for key, _ in moves:
             self._said.pop(key, None)
@@ -210,14 +215,16 @@ class DeadlinePolicy:
             for instance in board.instances.values():
                 self._look_again(instance)
 
-    def fill(self, board: Board, asked: Sequence[Instance], now: float) -> Iterator[tuple[Instance, Key]]:
+    def fill(
+        self, board: Board, asked: Sequence[Instance], now: float
+    ) -> Iterator[tuple[Instance, SampleKey]]:
         if not self.by_deadline:
             yield from self._longest_first(board)
             return
         while board.waiting and (chosen := self._pick(board, asked, now)) is not None:
             yield chosen
 
-    def _longest_first(self, board: Board) -> Iterator[tuple[Instance, Key]]:
+    def _longest_first(self, board: Board) -> Iterator[tuple[Instance, SampleKey]]:
         """Each where its step would be the fastest."""
         heap = [(_next_step(one), one) for one in board.instances.values() if one.free > 0]
         heapq.heapify(heap)  # names differ, so instances are never compared
@@ -229,7 +236,7 @@ class DeadlinePolicy:
             else:
                 heapq.heappop(heap)
 
-    def _pick(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, Key] | None:
+    def _pick(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, SampleKey] | None:
         """As `makespan` does: the longest at once if it can't wait, where it is fastest; else by `pick`."""
         instances, plan = board.fastest_first, self.plan
         assert plan is not None
@@ -274,7 +281,7 @@ class DeadlinePolicy:
             self._all_alive = np.ones(most, np.bool_)
         return self._kept
 
-    def _start(self, instance: Instance, window: _Window, place: int) -> tuple[Instance, Key]:
+    def _start(self, instance: Instance, window: _Window, place: int) -> tuple[Instance, SampleKey]:
         keys, names = window
         key = names.pop(place)
         said = self._said[key] = instance.steps + float(keys[place])
@@ -334,7 +341,7 @@ class DeadlinePolicy:
     def _stay(self, board: Board, now: float, why: Why) -> None:
         """With a deadline that is in force: it is worth no less than it was. Else it is longest first."""
         if not self.by_deadline or why is Why.ALONE:
-            self.plan, self.why = Plan(0.5, NO_DEADLINE, now), why
+            self.plan, self.why = DeadlineRule(0.5, NO_DEADLINE, now), why
         running = [key for one in board.instances.values() for key in one.running]
         self._said = {key: self._said[key] for key in running if key in self._said}
 
@@ -358,7 +365,7 @@ class DeadlinePolicy:
         alone = max(tokens) * min(float(i.seconds[1]) for i in board.instances.values())
         return max(sum(tokens) / speed, alone) * self._thrift
 
-    def _best(self, state: State, now: float, again: bool) -> Plan:
+    def _best(self, state: SampleTable, now: float, again: bool) -> DeadlineRule:
         """Sift all settings with few draws, the better ones with more, the best with all.
 
         Again, once there is a deadline: settings near it, with half the draws, since that is often done.
@@ -370,7 +377,7 @@ class DeadlinePolicy:
         unit = stay[1] if near_it else state.expected(few, LONGEST_FIRST)
         span = SPAN_AGAIN if near_it else SPAN
         width = (span[1] - span[0]) * unit
-        grid = [(z, unit * share) for z in ((0.5,) if exact else QUANTILES) for share in span]
+        grid = [(z, unit * share) for z in ((0.5,) if exact else TRIED_QUANTILES) for share in span]
         tried = self._sift(few, state, grid)[: 3 if again else 4]
         none_yet = again and stay[1] >= NO_DEADLINE
         if none_yet and state.expected(few, tried[0]) > unit * _CLOSE:
@@ -390,7 +397,7 @@ class DeadlinePolicy:
             settings[best] = ends
             self.moves = [(state.keys[row], state.names[target]) for row, target in moves]
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
-        return Plan(best[0], deadline, now + settings[best])
+        return DeadlineRule(best[0], deadline, now + settings[best])
 
     def _in_force(self, now: float) -> Setting:
         """The settings so far, the deadline counted from now."""
@@ -398,11 +405,11 @@ class DeadlinePolicy:
             return 0.5, NO_DEADLINE
         return self.plan.quantile, self.plan.deadline - now
 
-    def _sift(self, draws: np.ndarray, state: State, settings: Sequence[Setting]) -> list[Setting]:
+    def _sift(self, draws: np.ndarray, state: SampleTable, settings: Sequence[Setting]) -> list[Setting]:
         """The settings, best first."""
         return [setting for _, setting in sorted((state.expected(draws, s), s) for s in settings)]
 
-    def _draws(self, state: State, count: int) -> np.ndarray:
+    def _draws(self, state: SampleTable, count: int) -> np.ndarray:
         """Lengths that are possible for samples that have as many tokens as these have."""
         draws = self.ranks.beliefs.draws(state.predicted, count, self._rng, state.kin, self.ranks.doubt)
         for row in np.flatnonzero(state.tokens > 0):

@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from producers.dispatch.board import Board, Instance
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies import Policy
-from producers.jobs import Job, Key
+from schemas.identity import SampleKey
 
 # So many jobs beyond its slots the only instance gets: it waits for nobody, and who joins finds most of the
 # work not given away. It gets more when a quarter of them is begun.
@@ -32,8 +33,8 @@ class Dispatcher:
         self._home = self._board.home
         self._ask: set[str] = set()  # instances with slots that have become free
         self._ask_all = False
-        self._asked_back: set[Key] = set()
-        self._on_the_way: set[Key] = set()  # from one instance to another
+        self._asked_back: set[SampleKey] = set()
+        self._on_the_way: set[SampleKey] = set()  # from one instance to another
 
     @property
     def waiting(self) -> int:
@@ -63,7 +64,7 @@ class Dispatcher:
         """Whether all samples of a group are done."""
         return len(self._done.get(group, ())) >= size
 
-    def admit(self, jobs: Iterable[Job], now: float) -> None:
+    def admit(self, jobs: Iterable[SampleJob], now: float) -> None:
         """Jobs to be done, each once however often it is admitted."""
         fresh = []
         for job in jobs:
@@ -78,7 +79,7 @@ class Dispatcher:
             self._policy.admitted(self._board, fresh, now)
             self._ask_all = True
 
-    def _wait(self, job: Job) -> None:
+    def _wait(self, job: SampleJob) -> None:
         ranks = self._policy.ranks
         self._board.waiting.add(job, job.prompt.predicted if ranks is None else ranks.rank(job))
 
@@ -94,11 +95,11 @@ class Dispatcher:
         for group in groups:
             self._done.pop(group, None)
 
-    def _let_go(self, job: Job) -> None:
+    def _let_go(self, job: SampleJob) -> None:
         if self._policy.ranks is not None:
             self._policy.ranks.forget(job)
 
-    def _take_from_home(self, key: Key) -> Job | None:
+    def _take_from_home(self, key: SampleKey) -> SampleJob | None:
         """No instance has it any more."""
         self._asked_back.discard(key)
         self._on_the_way.discard(key)
@@ -114,7 +115,7 @@ class Dispatcher:
         self._board.regrouped()
         self._regrouped(now)
 
-    def adopt(self, name: str, keys: Iterable[Key]) -> None:
+    def adopt(self, name: str, keys: Iterable[SampleKey]) -> None:
         """An instance has jobs that wait here: of a dispatcher before, or of before it was silent."""
         instance = self._board.instances[name]
         for key in keys:
@@ -147,9 +148,9 @@ class Dispatcher:
         self._policy.regrouped(self._board, now)
         self._ask_all = True
 
-    def withdraw(self) -> dict[str, list[Key]]:
+    def withdraw(self) -> dict[str, list[SampleKey]]:
         """What instances have beyond what they can begin soon, if others could: the last in order of work."""
-        excess: dict[str, list[Key]] = {}
+        excess: dict[str, list[SampleKey]] = {}
         if len(self._board.instances) < 2 or self._board.waiting:
             return excess
         if not any(instance.free > 0 for instance in self._board.instances.values()):
@@ -163,7 +164,7 @@ class Dispatcher:
                     excess[name] = fresh
         return excess
 
-    def returned(self, name: str, keys: Iterable[Key], now: float) -> None:
+    def returned(self, name: str, keys: Iterable[SampleKey], now: float) -> None:
         """Jobs that were withdrawn and not begun."""
         back = []
         for key in keys:
@@ -188,7 +189,7 @@ class Dispatcher:
         instance.running.clear()
         return lost
 
-    def finished(self, key: Key, length: int, now: float) -> None:
+    def finished(self, key: SampleKey, length: int, now: float) -> None:
         """A sample is done, whoever did it: one that was thought lost may still arrive.
 
         Of a group that is not admitted, or not any more, it says nothing: anyone could have made it up.
@@ -219,26 +220,26 @@ class Dispatcher:
         if not self._is_alone or instance.free >= ALONE // 4:
             self._ask.add(instance.name)
 
-    def _learn(self, job: Job, length: int) -> None:
+    def _learn(self, job: SampleJob, length: int) -> None:
         if (ranks := self._policy.ranks) is None:
             return
         if keys := ranks.finished(self._board, job, length, of_running=self._policy.by_deadline):
             self._policy.corrected(self._board, keys)
 
-    def again(self, job: Job, now: float) -> None:
+    def again(self, job: SampleJob, now: float) -> None:
         """What came of a job could not be used: it is to be done once more, even if somebody is at it."""
         self._take_from_home(job.key)
         self._done.setdefault(job.prompt.group, set()).discard(job.index)
         self.admit([job], now)
 
-    def progress(self, name: str, tokens: Mapping[Key, int], now: float) -> None:
+    def progress(self, name: str, tokens: Mapping[SampleKey, int], now: float) -> None:
         """How far an instance is with what it runs."""
         if instance := self._board.instances.get(name):
             instance.advance(now)
             for key, count in tokens.items():
                 instance.correct(key, count)
 
-    def moved(self, now: float) -> list[tuple[Job, str, str]]:
+    def moved(self, now: float) -> list[tuple[SampleJob, str, str]]:
         """Running jobs that another instance goes on with: from, and to. Tell when each has `arrived`."""
         moves = []
         for key, target in self._policy.take_moves():
@@ -260,13 +261,13 @@ class Dispatcher:
             self._policy.moved(self._board)
         return moves
 
-    def arrived(self, key: Key) -> None:
+    def arrived(self, key: SampleKey) -> None:
         """A job that moved is where it was to go."""
         self._on_the_way.discard(key)
 
-    def turn(self, now: float) -> dict[str, list[Job]]:
+    def turn(self, now: float) -> dict[str, list[SampleJob]]:
         """Fill free slots: the emptiest instance first, one job after the other."""
-        given: dict[str, list[Job]] = {}
+        given: dict[str, list[SampleJob]] = {}
         board = self._board
         if not board.instances:
             return given

@@ -16,11 +16,11 @@ import numpy as np
 from producers.dispatch import beat_s
 from producers.dispatch.curve import CurveError, LatencyCurve, curve_of, flat
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.on_the_way import Process
+from producers.dispatch.on_the_way import InstanceStart
 from schemas.identity import sample_key
 from schemas.messages import InstanceReport
 
-LEFT_OUT_S = 20.0
+SLOW_LEFT_OUT_S = 20.0
 _LOOK_S = 0.1  # how often somebody looks who is silent
 _FORMER = 4096
 
@@ -39,7 +39,7 @@ class _Instance:
     @property
     def is_left_out(self) -> bool:
         """Whether others have had all the work for long."""
-        return self.idle_s > LEFT_OUT_S
+        return self.idle_s > SLOW_LEFT_OUT_S
 
 
 class Fleet:
@@ -52,18 +52,20 @@ class Fleet:
         self._dispatcher, self._log, self._slots = dispatcher, log, slots
         self._silence_s, self._beat_s = silence_s, beat_s(silence_s)
         self._instances: dict[str, _Instance] = {}
-        self._former: OrderedDict[Process, None] = OrderedDict()  # processes that were replaced, or left
+        self._former: OrderedDict[InstanceStart, None] = (
+            OrderedDict()
+        )  # processes that were replaced, or left
         self.strangers: dict[str, str] = {}
         self._looked_at = now
 
     def __len__(self) -> int:
         return len(self._instances)
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> InstanceStart:
         """The one that has this name now."""
         return name, self._instances[name].start
 
-    def is_there(self, process: Process) -> bool:
+    def is_there(self, process: InstanceStart) -> bool:
         """Whether it is."""
         known = self._instances.get(process[0])
         return known is not None and known.start == process[1]

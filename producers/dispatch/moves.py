@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from producers.dispatch.board import NO_DEADLINE
-from producers.dispatch.state import LONGEST_FIRST, Setting, State
+from producers.dispatch.state import LONGEST_FIRST, SampleTable, Setting
 
 MOST_MOVES = 4  # one by one
 _LEAST_GAIN = 0.0005  # of a move
@@ -21,7 +21,7 @@ Move = tuple[int, int]  # a sample's row, and the instance that it goes to
 
 
 def find_moves(
-    state: State, draws: np.ndarray, setting: Setting, move_s: float
+    state: SampleTable, draws: np.ndarray, setting: Setting, move_s: float
 ) -> tuple[list[Move], Setting, float]:
     """Moves, the setting that is best with them, and what is expected then. The state is as after them."""
     ends = state.expected(draws, setting)
@@ -37,7 +37,7 @@ def find_moves(
 
 
 def _best_single(
-    state: State, draws: np.ndarray, setting: Setting, ends: float, move_s: float
+    state: SampleTable, draws: np.ndarray, setting: Setting, ends: float, move_s: float
 ) -> tuple[float, Move] | None:
     critical = np.zeros(len(state.where), np.int64)
     state.expected(draws, setting, critical)
@@ -61,7 +61,7 @@ def _best_single(
 
 
 def _levelled(
-    state: State, draws: np.ndarray, setting: Setting, ends: float, move_s: float
+    state: SampleTable, draws: np.ndarray, setting: Setting, ends: float, move_s: float
 ) -> tuple[list[Move], Setting, float]:
     """The youngest go first, since they cost least, or those that may go on for longest."""
     where, stalls = state.where.copy(), state.stalls.copy()
@@ -84,7 +84,7 @@ def _levelled(
     return list(found[2]), found[1], found[0]
 
 
-def _level(state: State, preferred: np.ndarray) -> list[Move]:
+def _level(state: SampleTable, preferred: np.ndarray) -> list[Move]:
     """From the instance with the slowest steps to where they are fastest, until there is no difference."""
     rows = {
         source: sorted(np.flatnonzero(state.where == source).tolist(), key=lambda row: preferred[row])
@@ -105,12 +105,12 @@ def _level(state: State, preferred: np.ndarray) -> list[Move]:
         batch[target] += 1
 
 
-def _next_steps(state: State) -> np.ndarray:
+def _next_steps(state: SampleTable) -> np.ndarray:
     """Seconds of a step with one sample more."""
     return _steps(state, state.batch() + 1)
 
 
-def _steps(state: State, batch: np.ndarray) -> np.ndarray:
+def _steps(state: SampleTable, batch: np.ndarray) -> np.ndarray:
     return np.array(
         [
             table[count] if count <= slots else NO_DEADLINE

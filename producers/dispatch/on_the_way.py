@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from producers.jobs import Job, Key
+from producers.dispatch.jobs import SampleJob
+from schemas.identity import SampleKey
 from schemas.messages import Part
 
-Process = tuple[str, str]  # name and start of an instance
+InstanceStart = tuple[str, str]  # name and start of an instance
 
 
 @dataclass(frozen=True)
 class _Move:
-    job: Job
-    source: Process
-    target: Process
+    job: SampleJob
+    source: InstanceStart
+    target: InstanceStart
     began_at: float
 
 
@@ -29,13 +30,13 @@ class Moves:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._moves: dict[Key, _Move] = {}
+        self._moves: dict[SampleKey, _Move] = {}
 
-    def begin(self, job: Job, source: Process, target: Process, now: float) -> None:
+    def begin(self, job: SampleJob, source: InstanceStart, target: InstanceStart, now: float) -> None:
         """A sample is to move."""
         self._moves[job.key] = _Move(job, source, target, now)
 
-    def arrived(self, part: Part, at: int = -1) -> tuple[Process, Job] | None:
+    def arrived(self, part: Part, at: int = -1) -> tuple[InstanceStart, SampleJob] | None:
         """A sample's part is on the log, there: who goes on with it; None if that is settled already."""
         move = self._moves.get((part.group, part.index))
         if move is None or move.source[0] != part.generator:
@@ -43,11 +44,13 @@ class Moves:
         del self._moves[part.group, part.index]
         return move.target, replace(move.job, part=part, part_at=at)
 
-    def finished(self, key: Key) -> None:
+    def finished(self, key: SampleKey) -> None:
         """It is made, by whomever."""
         self._moves.pop(key, None)
 
-    def lost(self, is_there: Callable[[Process], bool], now: float) -> list[tuple[Process, Job]]:
+    def lost(
+        self, is_there: Callable[[InstanceStart], bool], now: float
+    ) -> list[tuple[InstanceStart, SampleJob]]:
         """Samples whose source can't be expected to say anything any more: who begins them anew."""
         gone = {
             key: move

@@ -8,47 +8,50 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from producers.dispatch.board import Board, Instance
-from producers.dispatch.ranks import Ranks
-from producers.jobs import Job, Key
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import SampleJob
+from schemas.identity import SampleKey
 
 
 class Policy(Protocol):
     """Decides what a free slot gets."""
 
     @property
-    def ranks(self) -> Ranks | None:
+    def ranks(self) -> GroupBeliefs | None:
         """What it believes of lengths, which is corrected as samples finish; None: it goes by predictions."""
 
     @property
     def by_deadline(self) -> bool:
         """Whether it decides by what is believed of jobs that run, too; else only of those that wait."""
 
-    def corrected(self, board: Board, keys: Sequence[Key]) -> None:
+    def corrected(self, board: Board, keys: Sequence[SampleKey]) -> None:
         """Something else is believed of these."""
 
     def tick(self, board: Board, now: float) -> bool:
         """Time has passed. True if all instances shall be asked again."""
 
-    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
+    def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None:
         """Jobs came; they are on the board."""
 
     def regrouped(self, board: Board, now: float) -> None:
         """An instance joined or left; what it ran waits again."""
 
-    def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None:
+    def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None:
         """A sample is done."""
 
     @property
     def wakes_at(self) -> float:
         """When it wants to be asked at the latest, whatever happens."""
 
-    def take_moves(self) -> Sequence[tuple[Key, str]]:
+    def take_moves(self) -> Sequence[tuple[SampleKey, str]]:
         """Running jobs that another instance shall go on with, and which; each is said once."""
 
     def moved(self, board: Board) -> None:
         """They do."""
 
-    def fill(self, board: Board, asked: Sequence[Instance], now: float) -> Iterator[tuple[Instance, Key]]:
+    def fill(
+        self, board: Board, asked: Sequence[Instance], now: float
+    ) -> Iterator[tuple[Instance, SampleKey]]:
         """The jobs to start and where, one by one: each is started before the next one is asked for.
 
         Its end leaves the free slots of those that are asked empty.
@@ -59,22 +62,24 @@ class _Steady:
     """What a policy that never changes its mind has to say."""
 
     wakes_at = float("inf")
-    ranks: Ranks | None = None
+    ranks: GroupBeliefs | None = None
     by_deadline = False
 
-    def corrected(self, board: Board, keys: Sequence[Key]) -> None: ...
+    def corrected(self, board: Board, keys: Sequence[SampleKey]) -> None: ...
 
     def tick(self, board: Board, now: float) -> bool:
         return False
 
-    def finished(self, board: Board, instance: Instance, job: Job, length: int, now: float) -> None: ...
+    def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None: ...
 
-    def take_moves(self) -> Sequence[tuple[Key, str]]:
+    def take_moves(self) -> Sequence[tuple[SampleKey, str]]:
         return []
 
     def moved(self, board: Board) -> None: ...
 
-    def fill(self, board: Board, asked: Sequence[Instance], now: float) -> Iterator[tuple[Instance, Key]]:
+    def fill(
+        self, board: Board, asked: Sequence[Instance], now: float
+    ) -> Iterator[tuple[Instance, SampleKey]]:
         """The emptiest first. With hundreds of instances nobody looks through all of them for each job."""
         heap = [(len(one.running) / one.slots, place) for place, one in enumerate(asked) if one.free > 0]
         heapq.heapify(heap)
@@ -90,7 +95,7 @@ class _Steady:
             else:
                 heapq.heappop(heap)
 
-    def next(self, board: Board, instance: Instance) -> Key | None:
+    def next(self, board: Board, instance: Instance) -> SampleKey | None:
         """What a free slot of this instance takes."""
         raise NotImplementedError
 
@@ -98,14 +103,14 @@ class _Steady:
 class LongestFirst(_Steady):
     """One queue for all, the longest first: the best of the simple ones."""
 
-    def __init__(self, ranks: Ranks | None = None) -> None:
+    def __init__(self, ranks: GroupBeliefs | None = None) -> None:
         self.ranks = ranks
 
-    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None: ...
+    def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None: ...
 
     def regrouped(self, board: Board, now: float) -> None: ...
 
-    def next(self, board: Board, instance: Instance) -> Key | None:
+    def next(self, board: Board, instance: Instance) -> SampleKey | None:
         return board.waiting.longest()
 
 
@@ -115,9 +120,9 @@ class _Dealt(_Steady):
     longest_first = False
 
     def __init__(self) -> None:
-        self._queues: dict[str, list[tuple[float, Key]]] = {}
+        self._queues: dict[str, list[tuple[float, SampleKey]]] = {}
 
-    def admitted(self, board: Board, jobs: Sequence[Job], now: float) -> None:
+    def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None:
         names = sorted(board.instances)
         for name, queue in self._queues.items():  # what others did, or nobody needs, is not kept
             self._queues[name] = [entry for entry in queue if entry[1] in board.waiting]
@@ -131,7 +136,9 @@ class _Dealt(_Steady):
             else:
                 queue[:0] = [(0.0, job.key) for job in reversed(mine)]
 
-    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+    def deal(
+        self, board: Board, jobs: Sequence[SampleJob], names: Sequence[str]
+    ) -> dict[str, list[SampleJob]]:
         """Which instance gets which."""
         raise NotImplementedError
 
@@ -141,7 +148,7 @@ class _Dealt(_Steady):
         dealt = {key for queue in self._queues.values() for _, key in queue}
         self.admitted(board, [job for job, _ in board.waiting if job.key not in dealt], now)
 
-    def next(self, board: Board, instance: Instance) -> Key | None:
+    def next(self, board: Board, instance: Instance) -> SampleKey | None:
         queue = self._queues.get(instance.name, [])
         while queue:
             key = queue.pop()[1]
@@ -157,7 +164,9 @@ class RandomFifo(_Dealt):
         super().__init__()
         self._random = random.Random(seed)
 
-    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+    def deal(
+        self, board: Board, jobs: Sequence[SampleJob], names: Sequence[str]
+    ) -> dict[str, list[SampleJob]]:
         shuffled = list(jobs)
         self._random.shuffle(shuffled)
         return {name: shuffled[place :: len(names)] for place, name in enumerate(names)}
@@ -168,6 +177,8 @@ class RoundRobin(_Dealt):
 
     longest_first = True
 
-    def deal(self, board: Board, jobs: Sequence[Job], names: Sequence[str]) -> dict[str, list[Job]]:
+    def deal(
+        self, board: Board, jobs: Sequence[SampleJob], names: Sequence[str]
+    ) -> dict[str, list[SampleJob]]:
         ordered = sorted(jobs, key=lambda job: job.key)
         return {name: ordered[place :: len(names)] for place, name in enumerate(names)}

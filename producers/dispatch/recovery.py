@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from infra.bus import Record
 from infra.gate import Gate, passed_over
-from infra.process import Context
-from producers.jobs import Key, Place
+from infra.roles.context import RoleContext
+from producers.dispatch.jobs import RecordPlace
+from schemas.identity import SampleKey
 from schemas.messages import DeadLetter
 
 
@@ -16,9 +17,9 @@ from schemas.messages import DeadLetter
 class Past:
     """Samples that are there, iterations that are trained, and samples that could not be used."""
 
-    done: dict[Key, int]  # with their lengths
+    done: dict[SampleKey, int]  # with their lengths
     trained: int
-    unfit: set[Place] = field(default_factory=set)
+    unfit: set[RecordPlace] = field(default_factory=set)
     letters: int = 0  # where the dead letters were read up to
 
 
@@ -26,21 +27,21 @@ class Past:
 class UnfitSample:
     """Where a sample stands that could not be used; and its id, if it is to be made again."""
 
-    place: Place
+    place: RecordPlace
     wanted: str
 
 
-class Letters:
+class SampleDeadLetters:
     """Takes those that speak of samples out of the dead letters."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RoleContext) -> None:
         self._samples = context.topics.samples.name
         self._gate = Gate(DeadLetter, context.run, passed_over)  # no letter about letters
 
     def take(self, records: Sequence[Record]) -> list[UnfitSample]:
         """What they say."""
         return [
-            UnfitSample(Place(letter.partition, letter.offset), letter.wanted)
+            UnfitSample(RecordPlace(letter.partition, letter.offset), letter.wanted)
             for letter in self._gate.messages(records)
             if letter.topic == self._samples
         ]

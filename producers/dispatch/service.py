@@ -17,11 +17,11 @@ import queue
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from infra.bus import Record, ends_of
 from infra.gate import Gate
-from infra.process import Context
+from infra.roles.context import RoleContext
 from infra.tail import Tail
 from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.assigning import assignments, question
@@ -29,20 +29,19 @@ from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.fleet import Fleet
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import Placed, SampleJob
 from producers.dispatch.on_the_way import Moves
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
-from producers.dispatch.ranks import Ranks
-from producers.dispatch.recovery import Letters, Past
+from producers.dispatch.recovery import Past, SampleDeadLetters
 from producers.dispatch.warm import WarmUp
-from producers.jobs import Job, Key, Placed
-from schemas.identity import sample_key
+from schemas.identity import SampleKey, sample_key
 from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt
 from schemas.runspec import RunSpec
 from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
-from schemas.wire import Message, encode
+from schemas.wire import MessageT, encode
 
-MessageT = TypeVar("MessageT", bound=Message)
-Done = tuple[Key, int, tuple[int, int]]  # which sample, its length, and where it stands
+FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # which sample, its length, and where it stands
 
 _TICK_S = 0.1
 _ANSWER_S = 1.5  # in which who is there says what it has
@@ -53,7 +52,7 @@ def policy_of(spec: RunSpec) -> Policy:
     """The policy that the run file names."""
     name = spec.dispatch.policy
     if name == "deadline":
-        ranks = Ranks(Beliefs(spec.sampling.max_tokens))
+        ranks = GroupBeliefs(Beliefs(spec.sampling.max_tokens))
         speed = spec.dispatch.prefill_tokens_per_s
         move_s = None if speed is None else 1 / speed
         return DeadlinePolicy(ranks, seed=spec.seed, replans=8, thrift=0.02, move_s=move_s, warm=WarmUp())
@@ -64,19 +63,21 @@ def policy_of(spec: RunSpec) -> Policy:
     return Algorithm2() if name == "algorithm2" else RandomFifo(spec.seed)
 
 
-class Finished(Protocol):
+class FinishedSource(Protocol):
     """Where samples come from."""
 
     bell: threading.Event  # rung when some came
 
-    def take(self) -> list[Done]:
+    def take(self) -> list[FinishedSample]:
         """What came since the last call."""
 
 
 class Dispatching:
     """A thread that dispatches until it is closed."""
 
-    def __init__(self, context: Context, known: Sequence[Placed], past: Past, samples: Finished) -> None:
+    def __init__(
+        self, context: RoleContext, known: Sequence[Placed], past: Past, samples: FinishedSource
+    ) -> None:
         """`samples`: those that are done, fit and of what was admitted."""
         self._context, self._past = context, past
         self._policy = policy_of(context.spec)
@@ -99,7 +100,7 @@ class Dispatching:
         self.admit(known)
         samples.bell = self._bell
         self._samples = samples
-        letters = Letters(context)
+        letters = SampleDeadLetters(context)
         dead = bus.reader(topics.dead, {0: past.letters}, patient=True)
         self._letters = Tail(dead, letters.take, self._bell)
         self._reports = self._follow(InstanceReport, topics.instances)
@@ -230,9 +231,9 @@ class Dispatching:
         soon = math.ceil(lookahead) if math.isfinite(lookahead) else 0  # until then it may be found unfit
         return prompt.window < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
 
-    def _move(self, given: dict[str, list[Job]], now: float) -> dict[str, list[Key]]:
+    def _move(self, given: dict[str, list[SampleJob]], now: float) -> dict[str, list[SampleKey]]:
         """What instances shall hand over; what was handed over is `given` to who goes on with it."""
-        moving: dict[str, list[Key]] = {}
+        moving: dict[str, list[SampleKey]] = {}
         for job, source, target in self._dispatcher.moved(now):
             self._moves.begin(job, self._fleet.process(source), self._fleet.process(target), now)
             moving.setdefault(source, []).append(job.key)
@@ -247,7 +248,11 @@ class Dispatching:
         return moving
 
     def _assign(
-        self, name: str, jobs: Sequence[Job], withdrawn: Sequence[Key], moving: Sequence[Key]
+        self,
+        name: str,
+        jobs: Sequence[SampleJob],
+        withdrawn: Sequence[SampleKey],
+        moving: Sequence[SampleKey],
     ) -> None:
         process, run = self._fleet.process(name), self._context.run
         for message in assignments(run, process, jobs, withdrawn, moving, epoch=self._epoch):
@@ -283,5 +288,5 @@ class Dispatching:
                 self._context.log.info("samples are dispatched %s: %s", rule, policy.why.words)
 
 
-def _job(placed: Placed, index: int) -> Job:
-    return Job(placed.prompt, index, place=placed.place)
+def _job(placed: Placed, index: int) -> SampleJob:
+    return SampleJob(placed.prompt, index, place=placed.place)

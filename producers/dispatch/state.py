@@ -10,8 +10,8 @@ import numpy as np
 
 from producers.dispatch.beliefs import Kin
 from producers.dispatch.board import NO_DEADLINE, Board
-from producers.dispatch.ranks import Ranks
-from producers.jobs import Key
+from producers.dispatch.group_beliefs import GroupBeliefs
+from schemas.identity import SampleKey
 
 Setting = tuple[float, float]  # quantile, seconds from now to the deadline
 LONGEST_FIRST: Setting = 0.5, NO_DEADLINE
@@ -25,13 +25,13 @@ def compiled() -> Any:
 
 
 @dataclass
-class State:
+class SampleTable:
     """One row a sample: those that wait and those that run."""
 
     beliefs: np.ndarray
     predicted: np.ndarray
     kin: Kin | None
-    keys: Sequence[Key]
+    keys: Sequence[SampleKey]
     names: Sequence[str]  # of instances
     order: np.ndarray
     where: np.ndarray
@@ -60,7 +60,7 @@ class State:
         self.stalls[target] += stall_s
 
 
-def state_of(board: Board, ranks: Ranks, now: float) -> State:
+def state_of(board: Board, ranks: GroupBeliefs, now: float) -> SampleTable:
     """As things stand."""
     instances = board.fastest_first
     jobs = [(job, -1, 0.0) for job, _ in board.waiting]
@@ -74,7 +74,7 @@ def state_of(board: Board, ranks: Ranks, now: float) -> State:
     tables = np.full((len(instances), most + 1), NO_DEADLINE)
     for place, instance in enumerate(instances):
         tables[place, : instance.slots + 1] = instance.seconds
-    return State(
+    return SampleTable(
         beliefs=np.stack([ranks.row[job.key] for job, _, _ in jobs]),
         predicted=np.array([job.prompt.predicted for job, _, _ in jobs]),
         kin=ranks.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],

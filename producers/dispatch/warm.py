@@ -8,10 +8,10 @@ import numpy as np
 
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import LatencyCurve
-from producers.dispatch.deadline import DeadlinePolicy, Plan
+from producers.dispatch.deadline import DeadlinePolicy, DeadlineRule
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.ranks import Ranks
-from producers.jobs import Job
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import SampleJob
 from schemas.messages import TRAIN, Prompt
 
 _JOBS = 6
@@ -43,14 +43,14 @@ class WarmUp:
 
 def choose_once() -> None:
     """A small choice, by the same code as large ones."""
-    policy = DeadlinePolicy(Ranks(Beliefs(1000)), move_s=1e-4)
+    policy = DeadlinePolicy(GroupBeliefs(Beliefs(1000)), move_s=1e-4)
     dispatcher = Dispatcher(policy)
     table = LatencyCurve((1, 2), (0.01, 0.02)).table(2)
     for name in ("a", "b"):
         dispatcher.join(name, 2, table, 0.0)
-    dispatcher.admit([Job(_prompt(number), 0) for number in range(_JOBS)], 0.0)
+    dispatcher.admit([SampleJob(_prompt(number), 0) for number in range(_JOBS)], 0.0)
     dispatcher.turn(0.0)
-    policy.plan = Plan(0.5, 100.0, 100.0)
+    policy.plan = DeadlineRule(0.5, 100.0, 100.0)
     dispatcher.finished((0, 0), 50, 1.0)
     dispatcher.turn(1.0)
 

@@ -23,18 +23,18 @@ import msgspec
 
 from infra.errors import Explained
 from infra.weights.patch import Patch, read_patch
-from producers.engines.base import Decoder, Finished, Installed, Unfinished
-from producers.engines.messages import (
+from producers.engines.engine import Decoder, FinishedRequest, Installed, Unfinished
+from producers.engines.engine_messages import (
     Abort,
     EngineOptions,
     Handed,
     HandOver,
     Holds,
-    Made,
+    MadeReport,
     Order,
     Paced,
     Prepare,
-    Prepared,
+    PreparedReport,
     Ready,
     Refused,
     Report,
@@ -44,7 +44,7 @@ from producers.engines.messages import (
 
 PACE_S = 0.5
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 _orders = msgspec.msgpack.Decoder(list[Order])
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -70,7 +70,7 @@ class Beside:
         self._under_way: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
         self.done, self._bell = Pipe(duplex=False)  # something comes out for each thing that is done
 
-    def do(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+    def do(self, work: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
         """Do something beside steps, and something with its result between two."""
         self._under_way.append((future := self._pool.submit(work), then))
         future.add_done_callback(lambda _: self._bell.send_bytes(b"."))
@@ -155,7 +155,7 @@ class _Server:
             self._say(Handed([_made(part, "") for part in parts]))
         elif isinstance(order, Prepare):
             file = Path(order.file)
-            self._beside.do(lambda: engine.prepare(read_patch(file)), lambda _: self._say(Prepared()))
+            self._beside.do(lambda: engine.prepare(read_patch(file)), lambda _: self._say(PreparedReport()))
         else:
             began = time.perf_counter()
             tokens = engine.install(recompute=order.recompute)
@@ -163,8 +163,8 @@ class _Server:
             self._beside.do(engine.digests, lambda digests: self._say(Holds(digests)))
 
 
-def _made(sample: Finished | Unfinished, finish: str) -> Made:
-    return Made(sample.id, sample.tokens.tobytes(), sample.logprobs.tobytes(), finish)
+def _made(sample: FinishedRequest | Unfinished, finish: str) -> MadeReport:
+    return MadeReport(sample.id, sample.tokens.tobytes(), sample.logprobs.tobytes(), finish)
 
 
 if __name__ == "__main__":

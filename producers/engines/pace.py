@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from producers.engines.base import Pace
+from producers.engines.engine import Pace
 
 _FADE = 0.995  # an old step's weight after each new one of about the same size: machines and models change
 _ENOUGH = 5.0

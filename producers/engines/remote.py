@@ -18,21 +18,22 @@ from multiprocessing import Pipe
 import msgspec
 import numpy as np
 
-from infra.supervise.children import kill, start
+from infra.code import module
+from infra.supervise.children import kill, start_child
 from infra.weights.patch import PatchFile
-from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
-from producers.engines.messages import (
+from producers.engines.engine import EngineError, FinishedRequest, Installed, Pace, SampleRequest, Unfinished
+from producers.engines.engine_messages import (
     Abort,
     EngineOptions,
     Handed,
     HandOver,
     Holds,
     Install,
-    Made,
+    MadeReport,
     Order,
     Paced,
     Prepare,
-    Prepared,
+    PreparedReport,
     Ready,
     Refused,
     Report,
@@ -50,16 +51,16 @@ class RemoteEngine:
     def __init__(self, options: EngineOptions, bell: threading.Event, *, deadline_s: float) -> None:
         self._bell, self._deadline = bell, deadline_s
         self._link, theirs = Pipe()
-        self._process = start(
+        self._process = start_child(
             [
-                sys.executable, "-m", "producers.engines.engine_process",
+                sys.executable, "-m", module("producers.engines.engine_process"),
                 msgspec.json.encode(options).decode(), str(theirs.fileno()),
             ],
             pass_fds=[theirs.fileno()],
         )  # fmt: skip
         theirs.close()
         self._orders: list[Order] = []
-        self._made: list[Made] = []
+        self._made: list[MadeReport] = []
         self._pace, self._tokens = Pace([], []), dict[str, int]()
         self._preparing: deque[PatchFile] = deque()  # kept until the engine process has read them
         self._digests: Mapping[str, str] | None = None
@@ -78,20 +79,20 @@ class RemoteEngine:
         """Until it can take requests."""
         self._await(Ready, "to be ready")
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SampleRequest) -> None:
         self._orders.append(Submit(request))
 
     def abort(self, ids: Sequence[str]) -> None:
         self._orders.append(Abort(list(ids)))
 
-    def step(self, wait_s: float) -> list[Finished]:
+    def step(self, wait_s: float) -> list[FinishedRequest]:
         self._flush()
         if not self._made and self._reports.empty():
             self._bell.wait(wait_s)
             self._bell.clear()
         self._take_all()
         made, self._made = self._made, []
-        return [Finished(m.id, *_arrays(m), m.finish) for m in made]
+        return [FinishedRequest(m.id, *_arrays(m), m.finish) for m in made]
 
     def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
         self._orders.append(HandOver(list(ids)))
@@ -171,11 +172,11 @@ class RemoteEngine:
         for report in reports:
             if isinstance(report, Refused):
                 raise EngineError(report.reason)
-            if isinstance(report, Made):
+            if isinstance(report, MadeReport):
                 self._made.append(report)
             if isinstance(report, Paced):
                 self._pace, self._tokens = report.pace, report.tokens
-            if isinstance(report, Prepared):
+            if isinstance(report, PreparedReport):
                 self._preparing.popleft()
             if isinstance(report, Holds):
                 self._digests = report.digests
@@ -194,5 +195,5 @@ class RemoteEngine:
             self._bell.set()
 
 
-def _arrays(made: Made) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(made: MadeReport) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(made.tokens, np.int32), np.frombuffer(made.logprobs, np.float32)

@@ -16,7 +16,7 @@ import numpy as np
 from infra.weights.bits import Bits
 from infra.weights.digest import model_digests
 from infra.weights.patch import Patch, PatchFile
-from producers.engines.base import EngineError, Finished, Installed, Pace, Request, Unfinished
+from producers.engines.engine import EngineError, FinishedRequest, Installed, Pace, SampleRequest, Unfinished
 
 
 class Clock(Protocol):
@@ -62,7 +62,7 @@ class ReplayEngine:
     def __init__(
         self,
         seconds: np.ndarray,
-        length_of: Callable[[Request], int],
+        length_of: Callable[[SampleRequest], int],
         clock: Clock,
         *,
         prefill_s: float = 0.0,
@@ -70,29 +70,31 @@ class ReplayEngine:
         self._seconds, self._length_of, self._clock = seconds, length_of, clock
         self._prefill_s = prefill_s  # for each token of a prompt, in which nothing else gets on
         self._slots = len(seconds) - 1
-        self._waiting: list[tuple[float, int, Request]] = []
-        self._running: list[tuple[float, int, int, Request]] = []  # by the step at which each ends: length
+        self._waiting: list[tuple[float, int, SampleRequest]] = []
+        self._running: list[
+            tuple[float, int, int, SampleRequest]
+        ] = []  # by the step at which each ends: length
         self._count = 0
         self._steps, self._at = 0.0, clock.now()
-        self._ended: list[tuple[Request, int]] = []
+        self._ended: list[tuple[SampleRequest, int]] = []
         self._model: dict[str, Bits] = {}
         self._root: str | None = None
         self._prepared: Patch | None = None
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SampleRequest) -> None:
         self._advance()
         self._count += 1
         heapq.heappush(self._waiting, (-request.priority, self._count, request))
         self._fill()
 
-    def step(self, wait_s: float) -> list[Finished]:
+    def step(self, wait_s: float) -> list[FinishedRequest]:
         self._advance()
         if not self._ended:
             self._clock.sleep(max(0.0, min(wait_s, self.next_end() - self._clock.now())))
             self._advance()
         ended, self._ended = self._ended, []
         return [
-            Finished(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
+            FinishedRequest(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
             for request, length in ended
         ]
 

@@ -16,9 +16,9 @@ import torch
 
 from infra.weights.bits import NAMES
 from infra.weights.digest import tensor_digest
-from infra.weights.patch import Part, Patch
-from producers.engines.base import EngineError
-from producers.engines.cpu_linear import PackedLinear, Product, packed
+from infra.weights.patch import Patch, TensorPatch
+from producers.engines.engine import EngineError
+from producers.engines.packed_linear import PackedLinear, Product, packed
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -32,7 +32,7 @@ class Write:
     values: torch.Tensor
 
     @classmethod
-    def of(cls, part: Part, tensor: torch.Tensor) -> Write:
+    def of(cls, part: TensorPatch, tensor: torch.Tensor) -> Write:
         """Make `tensor` what `part` says. What is few goes to its device; a GPU has no room for all twice."""
         width = part.values.dtype.itemsize
         target = tensor.view(-1).view(_INTEGERS[width])
@@ -66,7 +66,7 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedScatter:
     """What a pause has to do."""
 
     root: str
@@ -90,8 +90,8 @@ class HeldWeights:
             self._layers[names[layer.weight]].append(layer)
         self._places: dict[str, tuple[str, slice]] = {}
         self._root: str | None = None
-        self._prepared: Prepared | None = None
-        self._taken: Prepared | None = None
+        self._prepared: PreparedScatter | None = None
+        self._taken: PreparedScatter | None = None
         self._names: defaultdict[str, set[str]] = defaultdict(set)  # tensors that came, by parameter
         self._digests: dict[str, str] = {}
 
@@ -101,7 +101,7 @@ class HeldWeights:
         if patch.since not in (None, self._root):
             raise EngineError(f"the patch is for the weights {patch.since}; the engine holds {self._root}")
         self._prepared = None
-        parts: defaultdict[str, list[tuple[slice, Part]]] = defaultdict(list)
+        parts: defaultdict[str, list[tuple[slice, TensorPatch]]] = defaultdict(list)
         for name, part in patch.parts.items():
             self._shapes.setdefault(name, part.shape)
             parameter, rows = self._place(name)
@@ -119,7 +119,7 @@ class HeldWeights:
                 swaps.append(Swap(parameter, target, layers, [packed(target)] * len(layers)))
             else:
                 writes += mine
-        self._prepared = Prepared(patch.root, set(parts), writes, swaps)
+        self._prepared = PreparedScatter(patch.root, set(parts), writes, swaps)
 
     @torch.no_grad()
     def take(self) -> None:
@@ -171,7 +171,7 @@ class HeldWeights:
                     return whole, slice(before, before + rows)
         raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
 
-    def _check(self, name: str, part: Part) -> None:
+    def _check(self, name: str, part: TensorPatch) -> None:
         """Raise unless a tensor can be written as it comes."""
         held = self.tensor(name)
         if (NAMES[part.dtype][0], part.shape) != (str(held.dtype).removeprefix("torch."), tuple(held.shape)):

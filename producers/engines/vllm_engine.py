@@ -19,9 +19,9 @@ import torch
 from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
-from producers.engines.base import EngineError, Finished, Pace, Request, Unfinished
-from producers.engines.cpu_linear import PackedLinear
+from producers.engines.engine import EngineError, FinishedRequest, Pace, SampleRequest, Unfinished
 from producers.engines.pace import StepTimes
+from producers.engines.packed_linear import PackedLinear
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 
@@ -140,10 +140,10 @@ class VllmEngine:
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SampleRequest) -> None:
         self._add(request, self._params(request.max_tokens - len(request.made)))
 
-    def _add(self, request: Request, params: object) -> None:
+    def _add(self, request: SampleRequest, params: object) -> None:
         self._sampler.open(request.id, request.seed, len(request.made))
         self._engine.add_request(
             request.id,
@@ -161,7 +161,7 @@ class VllmEngine:
             params.ignore_eos = True
             names = [f"profile-{number}" for number in range(size)]
             for name in names:
-                self._add(Request(name, [0], params.max_tokens, 0, 0.0), params)
+                self._add(SampleRequest(name, [0], params.max_tokens, 0, 0.0), params)
             for _ in range(_WARM):  # with the prefill, and with what a kernel makes when it is first used
                 self.step()
             moments = [time.perf_counter()]
@@ -176,7 +176,7 @@ class VllmEngine:
                 break
         self._times = found
 
-    def step(self, wait_s: float = 0.0) -> list[Finished]:
+    def step(self, wait_s: float = 0.0) -> list[FinishedRequest]:
         self._sampler.batch = self._runner.input_batch
         finished = []
         samples, began = min(len(self._scheduler.requests), self._slots), time.perf_counter()
@@ -193,7 +193,7 @@ class VllmEngine:
                 raise EngineError(
                     f"sample {output.request_id} has {len(tokens)} tokens and {len(logprobs)} logprobs"
                 )
-            finished.append(Finished(output.request_id, tokens, logprobs, completion.finish_reason))
+            finished.append(FinishedRequest(output.request_id, tokens, logprobs, completion.finish_reason))
         return finished
 
     def unfinished(self) -> dict[str, int]:

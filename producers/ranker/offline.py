@@ -101,7 +101,7 @@ def _messages(
         reader.close()
 
 
-def train(
+def train_ranker(
     windows: Windows, backbone: Backbone, *, seed: int, progress: Callable[[float], None] = lambda _: None
 ) -> Ranker:
     """First as a run learns, window by window; then over all of it, again and again."""

@@ -20,7 +20,7 @@ from producers.ranker.network import Network, Text, text_of
 from schemas.identity import derive_seed
 
 SCHEMA = 1
-KEPT = 2048  # groups that the network goes on learning from
+KEPT_GROUPS = 2048  # groups that the network goes on learning from
 _FIRST, _LAST = 256, 512  # tokens of a prompt
 _BATCH = 64
 _PASSES = 4  # steps of a window: so often its groups, and as many earlier ones
@@ -173,7 +173,7 @@ class Ranker:
             centre += float(np.mean(found - read))
         history = self._history.seen(list(fresh), read, found)
         kept = {key: group for key, group in self._kept.items() if key not in fresh} | fresh
-        for key in list(kept)[: max(0, len(kept) - KEPT)]:
+        for key in list(kept)[: max(0, len(kept) - KEPT_GROUPS)]:
             del kept[key]
         network = self._network.copy()
         rng = np.random.default_rng([self.version, network.steps])
@@ -280,17 +280,17 @@ def recall_of_longest(predicted: Iterable[float], true: Iterable[float], share: 
 
 
 @dataclass(frozen=True)
-class Score:
+class RankingScore:
     """How well groups were ranked."""
 
     recall: tuple[float, float, float]  # of the longest 20, 10 and 5 %
     error: float  # root mean square, in log units
 
 
-def score_of(predicted: Sequence[float] | np.ndarray, lengths: Sequence[Sequence[int]]) -> Score:
+def score_of(predicted: Sequence[float] | np.ndarray, lengths: Sequence[Sequence[int]]) -> RankingScore:
     """Predictions of groups beside the lengths that their samples came to have."""
     true = [float(np.mean(mine)) for mine in lengths]
     logs = np.array([np.mean(np.log(np.maximum(mine, 1))) for mine in lengths])
     recall = [recall_of_longest(predicted, true, share) for share in (0.2, 0.1, 0.05)]
     error = np.sqrt(np.mean((np.log(np.maximum(predicted, 1e-9)) - logs) ** 2))
-    return Score((recall[0], recall[1], recall[2]), float(error))
+    return RankingScore((recall[0], recall[1], recall[2]), float(error))

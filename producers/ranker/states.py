@@ -17,7 +17,8 @@ from safetensors.numpy import load, save
 
 from infra.errors import Explained
 from infra.keys import ring_from_env
-from infra.store import Exists, Missing, Store, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import Exists, Missing, Store
 from producers.ranker.ranker import SCHEMA, Backbone, Ranker, StateError
 
 _ABOUT, _SIGNATURE, _KIND = "streamrl_ranker", "streamrl_signature", "ranker"
@@ -63,12 +64,12 @@ class States:
     def put(self, number: int, ranker: Ranker) -> None:
         """Keep a ranker. One of this number that is there stays: it is what ranked prompts already."""
         with suppress(Exists):
-            self._store.put_new(self.key(number), packed(ranker))
+            self._store.put_new(self.key(number), packed_ranker(ranker))
 
     def get(self, number: int, backbone: Backbone) -> Ranker:
         """A ranker; a RankerError says why it can't be used."""
         key = self.key(number)
-        return unpacked(self._store.get(key), backbone, f"{self._store.url}/{key}")
+        return unpacked_ranker(self._store.get(key), backbone, f"{self._store.url}/{key}")
 
     def collect(self, keep: int) -> None:
         """Remove all but the newest."""
@@ -78,7 +79,7 @@ class States:
 
 def start_from(where: str, store: Store, backbone: Backbone) -> Ranker:
     """The ranker that `lengths.start` names: a URL, or a key in the run's own store."""
-    return unpacked(_read(where, store), backbone, f"lengths.start: {where}").as_start()
+    return unpacked_ranker(_read(where, store), backbone, f"lengths.start: {where}").as_start()
 
 
 def check_start(where: str, store: Store, backbone: str) -> None:
@@ -94,7 +95,7 @@ def _read(where: str, store: Store) -> bytes:
         raise RankerError(f"lengths.start: {error}; `streamrl ranker RUN` makes one") from error
 
 
-def packed(ranker: Ranker) -> bytes:
+def packed_ranker(ranker: Ranker) -> bytes:
     """The bytes of a file, signed if there is a key."""
     about = json.dumps({"schema": SCHEMA, "backbone": ranker.backbone.name, "version": ranker.version})
     plain, ring = save(ranker.arrays(), metadata={_ABOUT: about}), ring_from_env()
@@ -104,7 +105,7 @@ def packed(ranker: Ranker) -> bytes:
     return save(ranker.arrays(), metadata={_ABOUT: about, _SIGNATURE: signature})
 
 
-def unpacked(data: bytes, backbone: Backbone, where: str) -> Ranker:
+def unpacked_ranker(data: bytes, backbone: Backbone, where: str) -> Ranker:
     """The ranker in a file's bytes."""
     _check(data, backbone.name, where)
     try:

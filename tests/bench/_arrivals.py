@@ -11,19 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from consumers.learner import TorchLearner
-from flows.model import prepare_model
+from consumers.learners.learner import TorchLearner
+from flows.run.start_model import prepare_model
 from infra import runs
 from infra.kafka_bus import KafkaBus
-from infra.process import Context, Heart
+from infra.roles.context import RoleContext
+from infra.roles.heart import Heart
 from infra.stack import local
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.weights.digest import digests_of, root_digest
 from producers.planner import Planner
 from producers.ranker.ranker import Question
 from producers.tasks import load_problems
 from producers.tokenizing import load_tokenize
-from schemas.loading import load
+from schemas.loading import load_run_file
 from schemas.messages import Prompt, Sample
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -39,7 +40,7 @@ def spec_of(iterations: int, *changes: str) -> RunSpec:
         "trainer.keep_weights=65",
         "evaluation.problems=0",
     ]
-    return load(RUNFILE, [*ahead, f"algorithm.iterations={iterations}", *changes])
+    return load_run_file(RUNFILE, [*ahead, f"algorithm.iterations={iterations}", *changes])
 
 
 def samples_of(spec: RunSpec, model: Path) -> list[list[Sample]]:
@@ -101,7 +102,7 @@ class Arrivals:
         topics = Topics(record.id, spec.lengths.classes)
         bus.create_topics(topics.all())
         self._root = root_digest(digests_of(TorchLearner(str(model), spec).weights()))  # of version 0
-        self.context = Context(
+        self.context = RoleContext(
             record, "trainer", 0, store, bus, bus.writer(), topics, Heart(record.id, "trainer", 0),
             threading.Event(), logging.getLogger("streamrl.bench"),
         )  # fmt: skip

@@ -11,7 +11,7 @@ import time
 
 from producers.engines.vllm_engine import VllmEngine
 from producers.tasks import load_problems
-from schemas.loading import load
+from schemas.loading import load_run_file
 from tests.bench._bare_loop import BareLoop
 from tests.bench._references import BARE_THREADS
 from tests.bench.learning import point
@@ -19,7 +19,7 @@ from tests.bench.learning import point
 
 def main(runfile: str, model: str, every: str, *changes: str) -> None:
     """Learn, and print one line."""
-    spec = load(runfile, changes)
+    spec = load_run_file(runfile, changes)
     engine = VllmEngine(
         model, slots=spec.generator.slots, temperature=spec.sampling.temperature, threads=1,
         max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,

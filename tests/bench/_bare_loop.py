@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from consumers.learner import TorchLearner
-from consumers.rows import Row
-from producers.engines.base import Request
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import TorchLearner
+from producers.engines.engine import SampleRequest
 from producers.engines.vllm_engine import VllmEngine
 from producers.planner import Planner
 from producers.ranker.ranker import Answered, NoBackbone, Ranker
@@ -85,7 +85,7 @@ class BareLoop:
         rows = self._generate(self._planner.evaluate(version, problems, self._ranker), version)
         return [row.sample for row in rows]
 
-    def _generate(self, prompts: list[Prompt], version: int) -> list[Row]:
+    def _generate(self, prompts: list[Prompt], version: int) -> list[TrainingRow]:
         asked: dict[str, tuple[Prompt, int, int]] = {}
         for prompt in prompts:
             for index in range(prompt.size):
@@ -95,7 +95,7 @@ class BareLoop:
                 )
                 asked[name] = prompt, index, seed
                 self._engine.submit(
-                    Request(
+                    SampleRequest(
                         name, prompt.tokens.tolist(), self._spec.sampling.max_tokens, seed, prompt.predicted
                     )
                 )
@@ -107,7 +107,7 @@ class BareLoop:
                 parts = value if isinstance(value, dict) else {"reward": value}
                 samples.append(_sample(prompt, index, seed, version, made, parts))
         samples.sort(key=lambda sample: (sample.group, sample.index))
-        return [Row(sample, 0, number) for number, sample in enumerate(samples)]
+        return [TrainingRow(sample, 0, number) for number, sample in enumerate(samples)]
 
 
 def _sample(

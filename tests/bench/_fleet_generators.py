@@ -16,13 +16,16 @@ import numpy as np
 
 from infra.bus import Bus
 from infra.logs import set_up
-from infra.process import HEARTBEAT_S, Context, Heart, Stopped, connect
+from infra.roles.context import RoleContext, Stopped
+from infra.roles.heart import HEARTBEAT_S, Heart
+from infra.run_bus import connect
 from infra.runs import RunRecord, find
-from infra.store import Store, open_store
-from producers.engines.base import Request
+from infra.stores.opening import open_store
+from infra.stores.store import Store
+from producers.engines.engine import SampleRequest
 from producers.engines.replay import RealClock, ReplayEngine
 from producers.generator import Generator
-from producers.rewards import Score
+from producers.rewards import RewardOutcome
 from schemas.identity import derive_seed
 from schemas.topics import Topics
 from tests.bench._fleet_bus import SharedBus
@@ -36,15 +39,15 @@ class RewardAtOnce:
     """Scores at once."""
 
     def __init__(self) -> None:
-        self._scores: list[Score] = []
+        self._scores: list[RewardOutcome] = []
 
     def score(self, key: str, problem: str, completion: str) -> None:
-        self._scores.append(Score(key, {"made": 1.0}))
+        self._scores.append(RewardOutcome(key, {"made": 1.0}))
 
     def pending(self) -> int:
         return 0
 
-    def poll(self) -> list[Score]:
+    def poll(self) -> list[RewardOutcome]:
         scores, self._scores = self._scores, []
         return scores
 
@@ -67,7 +70,7 @@ class PaperLengths:
     def __init__(self, longest: int) -> None:
         self._sorted = _table(longest)
 
-    def __call__(self, request: Request) -> int:
+    def __call__(self, request: SampleRequest) -> int:
         normal = NormalDist()
         problem, sample = (
             normal.inv_cdf((derive_seed(*parts) + 1) / (2.0**63 + 1))
@@ -79,11 +82,11 @@ class PaperLengths:
 
 def _contexts(
     store: Store, record: RunRecord, bus: Bus, numbers: range, stop: threading.Event
-) -> list[Context]:
+) -> list[RoleContext]:
     log = set_up(record.id, f"generators-{numbers.start}")
     topics = Topics(record.id, record.spec.lengths.classes)
     return [
-        Context(
+        RoleContext(
             record, "generator", number, store, bus, bus.writer(), topics,
             Heart(record.id, "generator", number), stop, log,
         )
@@ -91,7 +94,7 @@ def _contexts(
     ]  # fmt: skip
 
 
-def _generate(context: Context, length_of: PaperLengths) -> None:
+def _generate(context: RoleContext, length_of: PaperLengths) -> None:
     bell = threading.Event()
     engine = ReplayEngine(CURVE.table(context.spec.generator.slots), length_of, RealClock(bell))
     try:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from consumers.lending import made_of
-from consumers.publisher import Publisher
-from consumers.stream import SampleStream
+from consumers.learners.lending import made_of
+from consumers.steps.publisher import Publisher
+from consumers.stream.sample_stream import SampleStream
 from infra.bus import Record
-from infra.process import Context, run_role
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
 from schemas.messages import Sample
 from schemas.wire import encode
 from tests.fakes.trainer import make_step
@@ -40,7 +41,7 @@ class TimedStream(SampleStream):
         )
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     """Take one iteration after the other, until told to stop."""
     publisher = Publisher(context, 1)
     publisher.publish(0, made_of(_weights(0)))
@@ -55,7 +56,7 @@ def body(context: Context) -> None:
         stream.close()
 
 
-def _train(context: Context, stream: TimedStream, publisher: Publisher, iteration: int) -> None:
+def _train(context: RoleContext, stream: TimedStream, publisher: Publisher, iteration: int) -> None:
     key = (iteration, 0)
     context.heart.waiting(f"samples of iteration {iteration}", unblocked_by="generators")
     while stream.outstanding(key):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import zstandard
 
-from infra.weights.bits import Array
+from infra.weights.arrays import Array
 
 _LEVEL = 1
 

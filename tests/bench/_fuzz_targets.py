@@ -16,22 +16,21 @@ import numpy as np
 import torch
 import zstandard
 
-from consumers.checkpoint import Checkpoints
+from consumers.steps.checkpoint import Checkpoints
 from infra import runs
 from infra.bus import Record
 from infra.errors import Explained
 from infra.gate import Gate
-from infra.store import Exists, Missing, whole
+from infra.stores.store import Exists, Missing, whole
 from infra.weights import limits
 from infra.weights.bits import Bits, blank_file, file_model, model_of
 from infra.weights.codec import wide
-from infra.weights.codec.chunks import decode as decode_chunk
-from infra.weights.codec.chunks import encode as encode_chunk
+from infra.weights.codec.chunks import decode_chunk, encode_model
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.folder import index_in, inside
 from infra.weights.leases import leased
-from infra.weights.manifest import Chunk, Keyframe, Manifest, Path, Tensor, parsed, read
-from infra.weights.notes import Notes
+from infra.weights.manifest import Chunk, Keyframe, Path, Tensor, VersionManifest, parsed, read_signed
+from infra.weights.notes import StoreNotes
 from producers.ranker import states
 from producers.ranker.ranker import NoBackbone, Ranker
 from schemas import messages
@@ -105,13 +104,13 @@ def _models() -> tuple[dict[str, Bits], dict[str, Bits]]:
     return model_of(old), model_of(new)
 
 
-def _manifest() -> Manifest:
+def _manifest() -> VersionManifest:
     model = _models()[1]
     digests, chunk = model_digests(model), Chunk(hash="0" * 64, size=1000)
     tensors = {
         name: Tensor(dtype=bits.dtype, shape=bits.shape, digest=digests[name]) for name, bits in model.items()
     }
-    return Manifest(
+    return VersionManifest(
         run=RUN, version=3, root=root_digest(digests), created_at=1.5, tensors=tensors, trainer_epoch=1,
         paths=(Path(since=2, root="00", chunks=(chunk,)), Path(since=None, chunks=(chunk, chunk))),
         files={"config.json": chunk}, previous="00", signature="c2lnbmVk",
@@ -124,7 +123,7 @@ def _keyframe() -> bytes:
 
 
 def _unpack(raw: bytes) -> object:
-    return parsed(limits.unpacked(raw, WHERE), WHERE)
+    return parsed(limits.unpacked_within_limits(raw, WHERE), WHERE)
 
 
 def _packed() -> list[bytes]:
@@ -134,7 +133,7 @@ def _packed() -> list[bytes]:
 
 def _chunks() -> list[bytes]:
     old, new = _models()
-    return [data for before in (old, None) for data in encode_chunk(before, new)]
+    return [data for before in (old, None) for data in encode_model(before, new)]
 
 
 def _chunk(raw: bytes) -> object:
@@ -145,7 +144,7 @@ def _chunk(raw: bytes) -> object:
 def _wide() -> list[bytes]:
     draw = np.random.default_rng(0)
     return [
-        wide.pack(np.minimum(draw.pareto(1.0, _COUNT) * 10**size, 2**32 - 1).astype(_WIDE))
+        wide.pack_wide(np.minimum(draw.pareto(1.0, _COUNT) * 10**size, 2**32 - 1).astype(_WIDE))
         for size in range(5)
     ]
 
@@ -166,7 +165,7 @@ def _named(raw: bytes) -> object:
 
 
 def _ranker() -> list[bytes]:
-    return [states.packed(Ranker.fresh(1, NoBackbone(), typical=20.0))]
+    return [states.packed_ranker(Ranker.fresh(1, NoBackbone(), typical=20.0))]
 
 
 def _record() -> list[bytes]:
@@ -222,7 +221,7 @@ def _leased(raw: bytes) -> object:
 
 def _notes() -> list[bytes]:
     store = Held()
-    notes = Notes(store, "notes")
+    notes = StoreNotes(store, "notes")
     notes.age_s("x", "y")
     notes.save(["x"])
     return [store.objects["notes"]]
@@ -230,10 +229,10 @@ def _notes() -> list[bytes]:
 
 def _noted(raw: bytes) -> object:
     store = Held({"notes": raw})
-    notes = Notes(store, "notes")
+    notes = StoreNotes(store, "notes")
     notes.age_s("x", "y")
     notes.save(["x"])
-    return Notes(store, "notes").age_s("x", "y")
+    return StoreNotes(store, "notes").age_s("x", "y")
 
 
 _FIELDS: dict[str, dict[str, Any]] = {
@@ -282,14 +281,14 @@ def targets() -> list[Target]:
     return [
         Target("manifest", lambda: [_manifest().raw], lambda raw: parsed(raw, WHERE)),
         Target("packed manifest", _packed, _unpack),
-        Target("keyframe", lambda: [_keyframe()], lambda raw: read(raw, Keyframe, WHERE)),
+        Target("keyframe", lambda: [_keyframe()], lambda raw: read_signed(raw, Keyframe, WHERE)),
         Target("chunk", _chunks, _chunk),
         Target("wide numbers", _wide, lambda raw: wide.unpack(memoryview(raw), _WIDE, _COUNT, WHERE)),
         Target("safetensors", _file, file_model, (ValueError,)),
         Target("safetensors index", _index, _named),
         Target("lease", _lease, _leased),
         Target("notes", _notes, _noted),
-        Target("ranker state", _ranker, lambda raw: states.unpacked(raw, NoBackbone(), WHERE)),
+        Target("ranker state", _ranker, lambda raw: states.unpacked_ranker(raw, NoBackbone(), WHERE)),
         Target("run record", _record, _run),
         Target("checkpoint manifest", partial(_checkpoint_of, True), _checkpoint_manifest),
         Target("checkpoint state", partial(_checkpoint_of, False), _checkpoint_state),

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from consumers.learner import TorchLearner
-from consumers.record import Step
-from consumers.stream import Stream
+from consumers.learners.learner import TorchLearner
+from consumers.steps.step_record import StepParts
+from consumers.stream.sample_stream import Stream
 from consumers.trainer import Trainer
 from infra.memory_bus import MemoryBus, MemorySent, MemoryWriter
-from infra.process import Context
+from infra.roles.context import RoleContext
 from schemas.messages import WeightsAnnouncement
 from schemas.runspec import RunSpec
 from schemas.topics import Topic
@@ -75,11 +75,11 @@ class WatchedLearner(TorchLearner):
 class WatchedTrainer(Trainer):
     """Notes what a step takes on its thread when all micro-batches are done."""
 
-    def __init__(self, context: Context, learner: WatchedLearner, watch: Watch) -> None:
+    def __init__(self, context: RoleContext, learner: WatchedLearner, watch: Watch) -> None:
         super().__init__(context, learner)
         self._watch = watch
 
-    def _collect(self, stream: Stream, *given: Any) -> Step:
+    def _collect(self, stream: Stream, *given: Any) -> StepParts:
         step = super()._collect(stream, *given)
         self._watch.collected = time.perf_counter()
         return step
@@ -115,7 +115,7 @@ class _Answering(MemoryWriter):
         return sent
 
 
-def train(spec: RunSpec, folder: Path) -> tuple[Context, Watch]:
+def train(spec: RunSpec, folder: Path) -> tuple[RoleContext, Watch]:
     """A run to its end, of the model in the folder's `model`."""
     plain, watch = make_context(spec, folder), Watch()
     assert isinstance(plain.bus, MemoryBus)

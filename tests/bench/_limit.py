@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from consumers.batching import plan
-from consumers.learner import TorchLearner
-from consumers.rows import Row
-from producers.engines.base import Request
+from consumers.batches.micro_batches import plan
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import TorchLearner
+from producers.engines.engine import SampleRequest
 from producers.engines.vllm_engine import VllmEngine
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
@@ -62,7 +62,7 @@ def _generate(
         while waiting and len(engine.unfinished()) < slots:
             _, _, name, sample = heapq.heappop(waiting)
             engine.submit(
-                Request(name, sample.prompt_tokens.tolist(), sample.true_length, 1, sample.predicted)
+                SampleRequest(name, sample.prompt_tokens.tolist(), sample.true_length, 1, sample.predicted)
             )
         for finished in engine.step():
             missing[home[finished.id]] -= 1
@@ -76,7 +76,7 @@ def training_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]
     torch.set_num_threads(1)
     took = 0.0
     for turn, samples in enumerate([iterations[0], *iterations]):
-        rows = [Row(sample, 0, number) for number, sample in enumerate(samples)]
+        rows = [TrainingRow(sample, 0, number) for number, sample in enumerate(samples)]
         began = time.perf_counter()
         train_iteration(learner, spec, rows)
         learner.weights()
@@ -85,7 +85,7 @@ def training_s(spec: RunSpec, model: str, iterations: Sequence[Sequence[Sample]]
     return took
 
 
-def train_iteration(learner: TorchLearner, spec: RunSpec, rows: Sequence[Row]) -> None:
+def train_iteration(learner: TorchLearner, spec: RunSpec, rows: Sequence[TrainingRow]) -> None:
     """All optimizer steps of an iteration, on samples that are all there."""
     for mini in range(spec.algorithm.optimizer_steps):
         mine = [row for row in rows if row.sample.mini == mini]

@@ -24,8 +24,8 @@ from infra.weights.bits import Bits
 from infra.weights.digest import model_digests, tensor_digest
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
-from producers.engines.base import Request
-from producers.engines.cpu_linear import packed
+from producers.engines.engine import SampleRequest
+from producers.engines.packed_linear import packed
 from producers.engines.vllm_engine import VllmEngine
 
 _SLOTS, _TOKENS = 8, 240
@@ -118,7 +118,7 @@ class Paused:
             params = self._engine._params(_TOKENS)
             params.ignore_eos = True
             self._begun += 1
-            self._engine._add(Request(f"{self._begun:07d}-00", [4, 5, 6], _TOKENS, number, 0.0), params)
+            self._engine._add(SampleRequest(f"{self._begun:07d}-00", [4, 5, 6], _TOKENS, number, 0.0), params)
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:

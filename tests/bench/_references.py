@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from producers.engines.vllm_engine import VllmEngine
-from schemas.loading import load
+from schemas.loading import load_run_file
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
 from schemas.wire import decode
@@ -26,7 +26,7 @@ BARE_THREADS = 2
 
 def main(runfile: str, model: str, folder: str, warm: str, *changes: str) -> None:
     """Measure, and print one line."""
-    spec = load(runfile, changes)
+    spec = load_run_file(runfile, changes)
     samples = [
         [decode(file.read_bytes(), Sample) for file in sorted(iteration.iterdir())]
         for iteration in sorted(Path(folder).iterdir())
@@ -37,7 +37,10 @@ def main(runfile: str, model: str, folder: str, warm: str, *changes: str) -> Non
         kv_cache_mib=spec.generator.kv_cache_mib, batch_invariant=spec.generator.batch_invariant,
     )  # fmt: skip
     bare = _bare(
-        load(runfile, [*changes, "algorithm.mode=sync", "algorithm.staleness=0"]), model, engine, int(warm)
+        load_run_file(runfile, [*changes, "algorithm.mode=sync", "algorithm.staleness=0"]),
+        model,
+        engine,
+        int(warm),
     )
     torch.set_num_threads(1)
     bounded, unbounded = generation_s(spec, engine, samples)

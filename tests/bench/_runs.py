@@ -14,10 +14,10 @@ import psutil
 
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
-from infra.runs import RunRecord, newest
+from infra.runs import RunRecord, newest_run
 from infra.stack import local
 from infra.stack.paths import StackPaths
-from infra.store import open_store
+from infra.stores.opening import open_store
 from schemas.messages import Sample
 from schemas.topics import Topics
 from schemas.wire import decode
@@ -36,11 +36,11 @@ def own_stack(*, s3: bool = False) -> Iterator[local.Stack]:
         models = ROOT / ".streamrl" / "models"
         models.mkdir(parents=True, exist_ok=True)
         (paths.home / "models").symlink_to(models)  # the warm-started model is built once
-        stack = local.up(s3=s3, paths=paths)
+        stack = local.start_stack(s3=s3, paths=paths)
         try:
             yield stack
         finally:
-            local.down(paths=paths)
+            local.stop_stack(paths=paths)
 
 
 def start(runfile: str, overrides: Sequence[str], stack: local.Stack) -> psutil.Popen:
@@ -57,7 +57,7 @@ def finish(flow: psutil.Popen, stack: local.Stack, store: str | None = None) -> 
     output, _ = flow.communicate()
     if flow.returncode:
         raise RuntimeError(f"the run failed:\n{output.decode()[-3000:]}")
-    record = newest(open_store(store or f"file://{stack.paths.home}/store"))
+    record = newest_run(open_store(store or f"file://{stack.paths.home}/store"))
     assert record is not None
     return record
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from consumers.learner import TorchLearner
-from consumers.record import Step
-from consumers.stream import Stream
+from consumers.learners.learner import TorchLearner
+from consumers.steps.step_record import StepParts
+from consumers.stream.sample_stream import Stream
 from consumers.trainer import Trainer
 from infra.stack import local
 from schemas.messages import StepRecord
@@ -49,7 +49,7 @@ class TimedTrainer(Trainer):
             self.took.append((time.perf_counter() - self._began) / BLOCK)
             self._between(range(self._number - BLOCK, self._number))
 
-    def _record(self, step: Step, root: str, norm: float) -> StepRecord:
+    def _record(self, step: StepParts, root: str, norm: float) -> StepRecord:
         record = super()._record(step, root, norm)
         self.done.append(record.finished_at)
         self.waited.append(record.metrics["waited_s"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from consumers.batching import plan
-from consumers.learner import TorchLearner
-from consumers.rows import Row
+from consumers.batches.micro_batches import plan
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import TorchLearner
 from infra.weights.bits import Bits, Model, model_of
 from tests.bench._arrivals import model_of as demo_model
 from tests.bench._arrivals import samples_of, spec_of
@@ -57,7 +57,7 @@ def demo(iterations: int = 4) -> Pair:
     versions: list[Model] = []
     for samples in samples_of(spec, model):
         versions.append(model_of(learner.weights()))
-        rows = [Row(sample, 0, place) for place, sample in enumerate(samples)]
+        rows = [TrainingRow(sample, 0, place) for place, sample in enumerate(samples)]
         learner.begin_iteration()
         learner.accumulate(plan(rows, learner.loss, spec.trainer.microbatch_tokens, 0).batches)
         learner.step(learner.loss.total(samples))

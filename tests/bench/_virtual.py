@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from infra.weights.digest import digests_of
-from producers.decoding import Decoding
 from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies import Policy
-from producers.engines.base import Request
+from producers.engines.engine import SampleRequest
 from producers.engines.replay import ReplayEngine, VirtualClock
-from producers.installing import Version
-from producers.jobs import Job, Key
-from schemas.identity import sample_id, sample_key
+from producers.generator_core import Decoding
+from producers.installing import VerifiedWeights
+from schemas.identity import SampleKey, sample_id, sample_key
 from tests.factories import make_patch, make_spec
 
 # A sample that moves is prefilled anew, and nothing else gets on in the meantime: 20,000 tokens a second.
@@ -37,8 +37,8 @@ class Span:
 
 
 def generate(
-    jobs: Sequence[Job],
-    lengths: Mapping[Key, int],
+    jobs: Sequence[SampleJob],
+    lengths: Mapping[SampleKey, int],
     tables: Sequence[np.ndarray],
     policy: Policy,
     trace: list[Span] | None = None,
@@ -46,7 +46,7 @@ def generate(
     """Seconds until the last sample is finished; all are admitted at the start. `trace` is filled."""
     clock = VirtualClock()
 
-    def length_of(request: Request) -> int:
+    def length_of(request: SampleRequest) -> int:
         return lengths[sample_key(request.id)]
 
     engines = {
@@ -90,6 +90,6 @@ def generate(
             ends[name] = engines[name].next_end()
 
 
-def _weights() -> Version:
+def _weights() -> VerifiedWeights:
     """Some weights: a generator does nothing without."""
-    return Version(0, "root", _DIGESTS, _PATCH)
+    return VerifiedWeights(0, "root", _DIGESTS, _PATCH)

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from infra.process import Context, run_role
-from producers.decoding import Decoding
-from producers.engines.messages import EngineOptions
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
+from producers.dispatch.jobs import SampleJob
+from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
-from producers.jobs import Job
+from producers.generator_core import Decoding
 from producers.weights_watch import WeightsWatch
 from schemas.messages import EVAL, Prompt
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     """Decode all the time, until told to stop."""
     spec, bell = context.spec, threading.Event()
     options = EngineOptions(
@@ -53,14 +54,14 @@ def body(context: Context) -> None:
         engine.close()
 
 
-def _jobs() -> Iterator[Job]:
+def _jobs() -> Iterator[SampleJob]:
     for group in itertools.count(1):
         prompt = Prompt(
             run="wan", purpose=EVAL, group=-group, size=1, problem_id="0", problem="{}", epoch=0,
             tokens=np.array([4, 5, 6], np.int32), window=0, mini=0, bundle=0, bundle_groups=1,
             min_version=0, predicted=0.0, predictor="", length_class=0, edges=[], admitted_at=0.0,
         )  # fmt: skip
-        yield Job(prompt, 0)
+        yield SampleJob(prompt, 0)
 
 
 if __name__ == "__main__":

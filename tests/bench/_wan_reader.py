@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 
-from infra.process import Context, run_role
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
 from producers.weights_watch import WeightsWatch
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     """So many as READERS says, until told to stop."""
     bell = threading.Event()
     tails = [WeightsWatch(context, bell) for _ in range(int(os.environ["READERS"]))]

@@ -20,15 +20,17 @@ from typing import Any
 
 import torch
 
-from consumers.lending import made_of
-from consumers.publisher import Publisher
+from consumers.learners.lending import made_of
+from consumers.steps.publisher import Publisher
 from infra import runs
-from infra.process import Context, Heart, connect
+from infra.roles.context import RoleContext
+from infra.roles.heart import Heart
+from infra.run_bus import connect
 from infra.runs import RunRecord
 from infra.sites.news import News
 from infra.stack import local
 from infra.stack.paths import StackPaths
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.tail import Tail
 from infra.weights.versions import WeightStore
 from schemas.messages import SiteReport, WeightsAnnouncement
@@ -76,7 +78,7 @@ class Near:
         os.environ |= {"STREAMRL_LISTEN": link.near_address, "STREAMRL_HOME": str(folder / "near")}
         os.environ.setdefault("STREAMRL_CACHE", str(ROOT / ".streamrl"))
         paths = StackPaths.locate(folder / "near")
-        stack = local.up(kafka=True, s3=True, prefect=False, paths=paths)
+        stack = local.start_stack(kafka=True, s3=True, prefect=False, paths=paths)
         assert stack.s3 is not None and stack.bootstrap_servers is not None
         self.env = stack.s3.env()
         os.environ |= self.env
@@ -91,7 +93,7 @@ class Near:
         bus = connect(self.record, "wan")
         topics = Topics(self.record.id, spec.lengths.classes)
         bus.create_topics(topics.all())
-        context = Context(
+        context = RoleContext(
             self.record, "trainer", 0, store, bus, bus.writer(), topics,
             Heart(self.record.id, "trainer", 0), threading.Event(), logging.getLogger("wan"),
         )  # fmt: skip
@@ -165,7 +167,7 @@ class Far:
 
     def relay(self, name: str = "relay") -> None:
         """Start a relay."""
-        self.start(name, "infra.sites.relay")
+        self.start(name, "infra.relay")
 
     def readers(self, name: str, count: int) -> None:
         """Start so many readers."""
@@ -206,4 +208,4 @@ def near_and_far(link: Link, model: Path) -> Iterator[Near]:
         finally:
             if near is not None:
                 near.close()
-            local.down(paths=StackPaths.locate(Path(folder) / "near"))
+            local.stop_stack(paths=StackPaths.locate(Path(folder) / "near"))

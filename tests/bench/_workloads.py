@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from producers.dispatch.beliefs import KEPT, Pair
+from producers.dispatch.beliefs import KEPT_PAIRS, Pair
 from tests.bench._lengths import CURVE, paper_lengths
 
 SAMPLES, SIGMA = 1024, 0.25  # deviation of the log of the ranker's error
@@ -64,7 +64,7 @@ class Case:
 
     def draw(self, rng: np.random.Generator) -> tuple[Workload, Workload]:
         """The samples to be made, and those that were made before."""
-        return self._draw(SAMPLES, self.says, rng), self._draw(KEPT, self.before or self.says, rng)
+        return self._draw(SAMPLES, self.says, rng), self._draw(KEPT_PAIRS, self.before or self.says, rng)
 
     def tables(self, instances: int, slots: int) -> list[np.ndarray]:
         """Seconds of a step of each instance."""

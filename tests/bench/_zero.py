@@ -18,12 +18,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from consumers import collective, forward
-from consumers.batching import MicroBatch, deal, plan
-from consumers.learner import LocalLearner
-from consumers.learners import local_learner
+from consumers.batches.micro_batches import MicroBatch, deal, plan
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners import collective, forward
+from consumers.learners.learner import LocalLearner
 from consumers.losses.objective import objective
-from consumers.rows import Row
+from consumers.ranks.choose_learner import local_learner
 from infra.supervise import children
 from schemas.runspec import RunSpec
 from tests.bench._runs import ROOT
@@ -46,7 +46,7 @@ def zero_against_ddp(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "tests.bench._zero"]
     processes = [
-        children.start(
+        children.start_child(
             [*argv, json.dumps({**given, "rank": rank, "port": place.port})],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=ROOT,
         )
@@ -86,7 +86,7 @@ class _Ddp:
 
     def __init__(self, model: str, spec: RunSpec, loss: Any) -> None:
         self._spec, self._loss = spec, loss
-        policy = _Policy(forward.load(model, spec, collective.device()), spec)
+        policy = _Policy(forward.load_policy(model, spec, collective.device()), spec)
         self.parameters = list(policy.parameters())
         self._model = torch.nn.parallel.DistributedDataParallel(policy)
         algorithm = spec.algorithm
@@ -118,13 +118,13 @@ class _Policy(torch.nn.Module):
 def _rank(given: dict[str, Any]) -> None:
     """One of the two processes."""
     spec = RunSpec.model_validate_json(given["spec"])
-    collective.join(given["rank"], RANKS, given["port"], 120.0)
+    collective.join_ranks(given["rank"], RANKS, given["port"], 120.0)
     zero: LocalLearner = local_learner(given["model"], spec)
     ddp = _Ddp(given["model"], spec, zero.loss)
     algorithm = spec.algorithm
     draw = np.random.default_rng(1)
     rows = [
-        Row(make_sample(spec, g, i, length=int(draw.geometric(1 / given["length"])) % 400 + 1), 0, 0)
+        TrainingRow(make_sample(spec, g, i, length=int(draw.geometric(1 / given["length"])) % 400 + 1), 0, 0)
         for g in range(algorithm.groups)
         for i in range(algorithm.group_size)
     ]

@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.bus import Reader
-from infra.runs import newest
+from infra.runs import newest_run
 from infra.stack import local
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.supervise.children import kill as kill_all
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -200,11 +200,11 @@ class Scene:
         self.story[-1] = events.poison(self.servers, self.run, self.draw, step=step)
 
     def _kill_broker(self) -> None:
-        for state in local.state(paths=self.stack.paths):
+        for state in local.stack_state(paths=self.stack.paths):
             if state.name == "kafka" and state.pid is not None:
                 events.kill_process(state.pid)
         with contextlib.suppress(Exception):  # a flow may be faster to start it again
-            local.up(kafka=True, prefect=False, paths=self.stack.paths)
+            local.start_stack(kafka=True, prefect=False, paths=self.stack.paths)
 
     def _vanish(self) -> None:
         with events.vanished(self.folder / "disk" / "store") as empty:
@@ -330,7 +330,7 @@ def as_flow(scene: Scene, spec: RunSpec) -> None:
     pace, operator = Pace(scene, most_s=3.0), Operator(scene)
     try:
         while not scene.lost:
-            if not scene.run and (record := newest(store)) is not None:
+            if not scene.run and (record := newest_run(store)) is not None:
                 scene.run = record.id
             code = flow.poll()
             if code == 0:

@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.weights.bits import Bits, Model, file_model, kind_of, model_of, ordered
-from infra.weights.codec.chunks import decode, encode
-from infra.weights.errors import WeightsError
+from infra.weights.codec.chunks import decode_chunk, encode_model
+from infra.weights.weights_error import WeightsError
 from tests.bench._formats import FORMATS
 from tests.bench._updates import Pair, demo, simulated
 
@@ -121,7 +121,7 @@ def _row(old: Model, new: Model, rounds: int) -> dict[str, float]:
     changed = int(np.sum(before != after))
     if not changed:
         raise SystemExit("nothing changed")
-    ours = list(encode(old, new))
+    ours = list(encode_model(old, new))
     found = {"changed": changed / before.size, "ours": sum(map(len, ours)) / changed}
     for name, form in FORMATS.items():
         data, held = form.encode(before, after), before.copy()
@@ -135,7 +135,7 @@ def _row(old: Model, new: Model, rounds: int) -> dict[str, float]:
     times: dict[str, tuple[list[float], list[float]]] = {"enc": ([], []), "dec": ([], [])}
     sent = xor.encode(before, after)
     for _ in range(rounds):
-        times["enc"][0].append(_took(lambda: list(encode(old, new))))
+        times["enc"][0].append(_took(lambda: list(encode_model(old, new))))
         times["enc"][1].append(_took(lambda: xor.encode(before, after)))
         mine = {name: Bits(bits.dtype, bits.shape, bits.data.copy()) for name, bits in old.items()}
         times["dec"][0].append(_took(partial(_decoded, ours, mine)))
@@ -145,13 +145,13 @@ def _row(old: Model, new: Model, rounds: int) -> dict[str, float]:
     for name, (own, theirs) in times.items():
         found[f"{name}_gb_s"] = before.nbytes / 1e9 / float(np.median(own))
         found[f"{name}_over_xor"] = float(np.median(np.divide(theirs, own)))
-    found["keyframe"] = sum(len(chunk) for chunk in encode(None, new)) / after.nbytes
+    found["keyframe"] = sum(len(chunk) for chunk in encode_model(None, new)) / after.nbytes
     return found
 
 
 def _decoded(chunks: Sequence[bytes], model: Model) -> None:
     for chunk in chunks:
-        decode(chunk, model, "it")
+        decode_chunk(chunk, model, "it")
 
 
 def _took(do: Callable[[], object]) -> float:

@@ -27,9 +27,9 @@ from infra.choices import cores
 from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.deadline import DeadlinePolicy
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
-from producers.dispatch.ranks import Ranks
-from producers.jobs import Job
 from producers.planner import Planner
 from producers.ranker.ranker import Question, question_of
 from tests.bench._gantt import draw as draw_gantt
@@ -126,12 +126,12 @@ def _one(
     noisy, oracle = _jobs(now, now.predicted), _jobs(now, now.true.astype(float))
     lengths = {job.key: int(length) for job, length in zip(noisy, now.true, strict=True)}
 
-    def ranks(*, exact: bool = False, corrects: bool = True) -> Ranks:
+    def ranks(*, exact: bool = False, corrects: bool = True) -> GroupBeliefs:
         beliefs = Beliefs(max(int(now.true.max()), int(before.true.max())))
         beliefs.observe(before.pairs(exact=exact))
-        return Ranks(beliefs, corrects=corrects)
+        return GroupBeliefs(beliefs, corrects=corrects)
 
-    policies: dict[str, tuple[Sequence[Job], Policy]] = {
+    policies: dict[str, tuple[Sequence[SampleJob], Policy]] = {
         "fifo": (noisy, RandomFifo(seed)),
         "round_robin": (noisy, RoundRobin()),
         "longest_first": (noisy, LongestFirst()),
@@ -168,7 +168,7 @@ class _Told:
         return np.array([self.lengths[question.key] for question in questions])
 
 
-def _jobs(workload: Workload, predicted: np.ndarray) -> list[Job]:
+def _jobs(workload: Workload, predicted: np.ndarray) -> list[SampleJob]:
     """As the feeder's planner makes them: single samples as for an evaluation, groups as for an iteration."""
     first = np.unique(workload.group, return_index=True)[1]
     problems = [{"id": str(group), "prompt": ""} for group in range(len(first))]
@@ -184,9 +184,9 @@ def _jobs(workload: Workload, predicted: np.ndarray) -> list[Job]:
     planner = Planner("bench", spec, problems, lambda text: [])
     if size == 1:
         prompts = planner.evaluate(0, problems, _Told(told))
-        return [Job(prompt, 0) for prompt in prompts]
+        return [SampleJob(prompt, 0) for prompt in prompts]
     prompts = sorted(planner.admit(lambda version: _Told(told)), key=lambda prompt: prompt.group)
-    jobs = [Job(prompt, index) for prompt in prompts for index in range(prompt.size)]
+    jobs = [SampleJob(prompt, index) for prompt in prompts for index in range(prompt.size)]
     return [  # who knows all knows more than a ranker could say of a prompt
         job
         if job.prompt.predicted == length

@@ -33,7 +33,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from flows.workers import allocator
+from flows.run.commands import allocator
 from infra.bus import read_all
 from infra.choices import cores
 from infra.runs import RunRecord
@@ -102,7 +102,7 @@ def _round(runfile: str, changes: list[str], folder: Path, console: Console) -> 
 
 
 def _ours(runfile: str, overrides: Sequence[str], stack: local.Stack) -> tuple[Ours, RunRecord]:
-    states = local.state(paths=stack.paths)
+    states = local.stack_state(paths=stack.paths)
     flow = start(runfile, overrides, stack)
     watch = CpuWatch(flow, {state.name: psutil.Process(state.pid) for state in states if state.pid})
     run = finish(flow, stack)

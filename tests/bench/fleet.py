@@ -34,8 +34,9 @@ from infra.kafka_bus import KafkaBus
 from infra.runs import RunRecord
 from infra.stack import local
 from infra.stack.paths import StackPaths
-from infra.store import Store, open_store
-from infra.supervise.children import kill, start
+from infra.stores.opening import open_store
+from infra.stores.store import Store
+from infra.supervise.children import kill, start_child
 from schemas.messages import InstanceReport, StepRecord
 from schemas.topics import Topics
 from schemas.wire import decode
@@ -76,11 +77,11 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         for slots in given.slots:
             console.print(f"{given.generators} generators of {slots} slots …")
             paths = StackPaths.locate(Path(folder) / f"stack-{slots}")
-            stack = local.up(prefect=False, paths=paths)
+            stack = local.start_stack(prefect=False, paths=paths)
             try:
                 rows.append(_one(Path(folder) / str(slots), stack, model, slots, given))
             finally:
-                local.down(paths=paths)
+                local.stop_stack(paths=paths)
     return _report(rows)
 
 
@@ -107,7 +108,7 @@ def _one(
     record = runs.create(store, spec, bootstrap_servers=stack.bootstrap_servers, model=str(model))
     bus, topics = KafkaBus(stack.bootstrap_servers), Topics(record.id, spec.lengths.classes)
     bus.create_topics(topics.all())
-    (broker,) = [state.pid for state in local.state(paths=stack.paths) if state.name == "kafka"]
+    (broker,) = [state.pid for state in local.stack_state(paths=stack.paths) if state.name == "kafka"]
     assert broker is not None
     with _processes(folder, record, given.generators) as processes:
         roles = {"broker": [psutil.Process(broker)], **processes}
@@ -146,7 +147,7 @@ def _processes(folder: Path, record: RunRecord, generators: int) -> Iterator[dic
         for role, lines in commands.items():
             for number, line in enumerate(lines):
                 with (folder / f"{role}-{number}.log").open("wb") as log:
-                    process = start(
+                    process = start_child(
                         [sys.executable, "-m", *line], stdout=log, stderr=log, cwd=ROOT, env=environment
                     )
                 started.append(process)

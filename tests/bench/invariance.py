@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.model import prepare_model
-from schemas.loading import load
+from flows.run.start_model import prepare_model
+from schemas.loading import load_run_file
 from tests.bench._runs import ROOT, RUNFILE
 
 _ALONE = 24  # samples that are made again by themselves
@@ -34,7 +34,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--samples", type=int, default=1024)
     given = parser.parse_args(argv)
     os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))
-    model = prepare_model(load(RUNFILE), lambda share, text: None)
+    model = prepare_model(load_run_file(RUNFILE), lambda share, text: None)
     found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in track(range(2 * given.rounds), "invariance", console=Console(stderr=True)):
         invariant = bool((number + number // 2) % 2)  # on off off on on off: neither always comes first
@@ -55,18 +55,18 @@ def _measured(model: str, samples: int, invariant: bool) -> dict[str, float]:
 
 def measure(model: str, samples: int, invariant: bool) -> None:
     """In a process of its own: print seconds, tokens, and how many samples are the same alone."""
-    from producers.engines.base import Finished, Request
+    from producers.engines.engine import FinishedRequest, SampleRequest
     from producers.engines.vllm_engine import VllmEngine
 
     engine = VllmEngine(
         model, slots=256, max_model_len=248, kv_cache_mib=256, threads=1, batch_invariant=invariant
     )
 
-    def made(numbers: Sequence[int]) -> dict[str, Finished]:
+    def made(numbers: Sequence[int]) -> dict[str, FinishedRequest]:
         for number in numbers:
             prompt = [2 + (number * step) % 36 for step in (1, 7, 11)]
-            engine.submit(Request(f"{number:07d}-00", prompt, 200, number, 0.0))
-        found: dict[str, Finished] = {}
+            engine.submit(SampleRequest(f"{number:07d}-00", prompt, 200, number, 0.0))
+        found: dict[str, FinishedRequest] = {}
         while engine.unfinished():
             found |= {one.id: one for one in engine.step()}
         return found

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from consumers.checkpoint import Checkpoints
-from consumers.learner import TorchLearner
-from consumers.publisher import Publisher
-from flows.workers import TRAINER, environment
-from infra.process import Context
+from consumers.learners.learner import TorchLearner
+from consumers.steps.checkpoint import Checkpoints
+from consumers.steps.publisher import Publisher
+from flows.run.commands import TRAINER, environment
+from infra.roles.context import RoleContext
 from infra.weights.bits import Bits
 from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
@@ -147,7 +147,7 @@ def _publishing() -> Iterator[list[float]]:
         Publisher._publish = plain  # type: ignore[method-assign]
 
 
-def _install_s(context: Context) -> float:
+def _install_s(context: RoleContext) -> float:
     """As a generator does: fetched and decoded onto what it has, verified, compared, and written."""
     weights = WeightStore(context.store, context.run)
     newest = max(weights.versions())
@@ -160,7 +160,7 @@ def _install_s(context: Context) -> float:
     return time.perf_counter() - began
 
 
-def _resume_s(context: Context, spec: RunSpec, folder: Path) -> float:
+def _resume_s(context: RoleContext, spec: RunSpec, folder: Path) -> float:
     learner = TorchLearner(str(folder / "model"), spec)
     try:
         began = time.perf_counter()

@@ -22,8 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from flows.results import known_lengths, longest
-from flows.workers import allocator
+from flows.run.commands import allocator
+from flows.view.held_out_results import known_lengths, longest
 from infra.bus import read_all
 from infra.runs import RunRecord
 from infra.stack import local

@@ -24,8 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flows.model import prepare_model
-from schemas.loading import load
+from flows.run.start_model import prepare_model
+from schemas.loading import load_run_file
 from tests.bench._runs import ROOT, RUNFILE
 from tests.bench._sized import make_model
 
@@ -48,7 +48,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             console.print(f"{name} …")
             size, _, dtype = name.partition(" ")
             if size == "demo":
-                model, dtype = prepare_model(load(RUNFILE), lambda share, text: None), "float32"
+                model, dtype = prepare_model(load_run_file(RUNFILE), lambda share, text: None), "float32"
             else:
                 model = make_model(Path(folder) / name, size, dtype)
             rows += [{"model": name} | row for row in _measured(model, dtype, given.rounds)]

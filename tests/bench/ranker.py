@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from producers.ranker.offline import Quality, judged, recorded, split, tau, train
+from producers.ranker.offline import Quality, judged, recorded, split, tau, train_ranker
 from producers.ranker.ranker import Answered, NoBackbone, Ranker, score_of
 from tests.bench._prompts import Asked, count, drift, errands
 
@@ -53,7 +53,7 @@ def _unseen(
     asked = draw(number + 1024, rng)
     learn, rest = [one.group for one in asked[:number]], asked[number:]
     began = time.process_time()
-    ranker = train(_cut(learn), NoBackbone(), seed=1)
+    ranker = train_ranker(_cut(learn), NoBackbone(), seed=1)
     train_s = time.process_time() - began
     groups = [one.group for one in rest]
     began = time.process_time()
@@ -93,10 +93,10 @@ def _again(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _recorded(run: str) -> dict[str, Any]:
-    from flows.places import store_url
-    from infra.process import connect
+    from flows.run.locations import store_url
+    from infra.run_bus import connect
     from infra.runs import find
-    from infra.store import open_store
+    from infra.stores.opening import open_store
     from schemas.topics import Topics
 
     record = find(open_store(store_url("local")), run)
@@ -107,7 +107,7 @@ def _recorded(run: str) -> dict[str, Any]:
         bus.close()
     learn, rest = split(windows)
     began = time.process_time()
-    ranker = train(learn, NoBackbone(), seed=1)
+    ranker = train_ranker(learn, NoBackbone(), seed=1)
     quality = judged(ranker, rest)
     return {
         "prompts": run,

@@ -31,10 +31,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from consumers.batching import plan
-from consumers.learner import TorchLearner
-from consumers.rows import Row
-from flows.workers import allocator
+from consumers.batches.micro_batches import plan
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import TorchLearner
+from flows.run.commands import allocator
 from infra.stack import local
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
@@ -156,7 +156,7 @@ class _Bare:
         """Some iterations."""
         began = time.perf_counter()
         for samples in (self._iterations[number] for number in numbers):
-            rows = [Row(sample, 0, place) for place, sample in enumerate(samples)]
+            rows = [TrainingRow(sample, 0, place) for place, sample in enumerate(samples)]
             self._learner.accumulate(plan(rows, self._learner.loss, self._budget, 0).batches)
             self._learner.step(self._learner.loss.total(samples))
         self.took.append((time.perf_counter() - began) / len(numbers))

@@ -24,7 +24,7 @@ import psutil
 
 from infra.runs import RunRecord, runs_of
 from infra.stack import local
-from infra.store import open_store
+from infra.stores.opening import open_store
 from tests.bench._link import Link, two_sites
 from tests.bench._runs import ROOT, finish, own_stack, start
 

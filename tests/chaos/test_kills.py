@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.replaying import replaying
+from flows.run.replaying import replaying
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from tests.factories import make_spec
@@ -103,15 +103,15 @@ def test_a_killed_broker_loses_nothing(
 ) -> None:
     paths = new_home("killed-broker")
     try:
-        address = local.up(kafka=True, prefect=False, paths=paths).bootstrap_servers
+        address = local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers
         assert address is not None
         with running(tmp_path, address, SPEC, tiny_model) as run:
             run.wait_for_steps(2)
-            (broker,) = (state for state in local.state(paths=paths) if state.name == "kafka")
+            (broker,) = (state for state in local.stack_state(paths=paths) if state.name == "kafka")
             assert broker.pid is not None
             os.kill(broker.pid, signal.SIGKILL)
-            assert local.up(kafka=True, prefect=False, paths=paths).bootstrap_servers == address
+            assert local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers == address
             run.wait_for_end()
             check(run, undisturbed)
     finally:
-        local.down(paths=paths)
+        local.stop_stack(paths=paths)

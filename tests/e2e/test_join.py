@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.sites.place import owner_of
+from infra.runs import unique_name
 from schemas.messages import WeightsAnnouncement
 from tests.factories import TASK, make_spec, make_tiny_model
 from tests.harness import ROOT, running, trained_ids
@@ -42,5 +42,5 @@ def test_a_far_machine_fetches_what_it_needs(tmp_path: Path, kafka: str) -> None
         assert joined.returncode == 0, told
         run.wait_for_end()
         assert len(trained_ids(run.steps())) == 3 * 8
-    assert (home / "models" / owner_of(run.record) / "config.json").is_file()
+    assert (home / "models" / unique_name(run.record) / "config.json").is_file()
     assert "has ended" in told

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from flows.export import export
-from infra.weights.adapter import layers_of
+from flows.checkpoints.export_run import export_run
+from infra.weights.adapter_tensors import layers_of
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from tests.factories import make_spec
@@ -41,7 +41,7 @@ def test_an_adapter_learns_and_only_it_travels(tmp_path: Path, kafka: str, tiny_
             assert manifest.base == base.root
             assert len(layers_of(manifest.digests)) == 14
             assert manifest.size < size / 4
-        exported = export(run.record, run.store, tmp_path / "model")
+        exported = export_run(run.record, run.store, tmp_path / "model")
         assert exported.version == 4
         AutoModelForCausalLM.from_pretrained(exported.folder)
         assert not run.dead_letters()

@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers import forward
-from consumers.checkpoint import Checkpoints
-from consumers.learner import TorchLearner
-from consumers.rows import says_nothing
+from consumers.batches.training_rows import says_nothing
+from consumers.learners import forward
+from consumers.learners.learner import TorchLearner
+from consumers.steps.checkpoint import Checkpoints
 from consumers.trainer import Trainer
 from infra.bus import read_all
 from infra.memory_bus import MemoryWriter
-from infra.process import Context, Heart, Stopped
-from infra.store import FileStore
+from infra.roles.context import RoleContext, Stopped
+from infra.roles.heart import Heart
+from infra.stores.file_store import FileStore
 from infra.weights.versions import WeightStore
 from schemas.admission import admissible, window_of
 from schemas.identity import ROUND, round_of
@@ -137,15 +138,15 @@ class CrashingWriter(MemoryWriter):
 
 def hurry(monkeypatch: pytest.MonkeyPatch, model: str, spec: RunSpec) -> None:
     """Trainers load the model once for all, and wait for nothing that is there."""
-    loaded = forward.load(model, spec, forward.torch.device("cpu"))
-    monkeypatch.setattr("consumers.forward.load", lambda *_: copy.deepcopy(loaded))
+    loaded = forward.load_policy(model, spec, forward.torch.device("cpu"))
+    monkeypatch.setattr("consumers.learners.forward.load_policy", lambda *_: copy.deepcopy(loaded))
     monkeypatch.setattr("infra.tail._POLL_S", 0.01)
 
 
 class World:
     """What is there when no trainer is."""
 
-    def __init__(self, context: Context, model: str, seed: int = 0) -> None:
+    def __init__(self, context: RoleContext, model: str, seed: int = 0) -> None:
         self.context, self._model, self._seed = context, model, seed
         self.edit: Callable[[Sample], Sample] = lambda sample: sample  # as it is made
         self._lock = threading.Lock()

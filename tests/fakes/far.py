@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from infra.store import FileStore, StoreError
+from infra.stores.file_store import FileStore
+from infra.stores.store import StoreError
 
 
 class FarStore(FileStore):

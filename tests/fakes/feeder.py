@@ -6,7 +6,8 @@ import time
 import numpy as np
 
 from infra.bus import read_all
-from infra.process import Context, run_role
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
 from infra.waiting import wait_until
 from schemas.messages import EVAL, TRAIN, Evaluation, Prompt
 from schemas.wire import encode
@@ -15,7 +16,7 @@ from tests.fakes.fill import fill
 GROUPS = 2
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     spec, topics = context.spec, context.topics
     known = {record.key for record in read_all(context.bus, topics.prompts, deadline_s=30)}
     for iteration in range(spec.algorithm.iterations):
@@ -59,7 +60,7 @@ def make_prompt(run: str, group: int, iteration: int, size: int, place: int) -> 
     )
 
 
-def evaluate(context: Context, version: int, reward: float) -> None:
+def evaluate(context: RoleContext, version: int, reward: float) -> None:
     names = [f"h{number}" for number in range(10)]
     found = fill(
         Evaluation,

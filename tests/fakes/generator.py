@@ -6,13 +6,14 @@ import time
 
 import numpy as np
 
-from infra.process import Context, run_role
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
 from schemas.messages import Prompt, Sample
 from schemas.wire import decode, encode
 from tests.fakes.fill import fill
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     # A grandchild of the guard, in a session of its own: the hardest to end.
     subprocess.Popen(["sleep", "3600"], start_new_session=True)
     topics = context.topics

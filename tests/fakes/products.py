@@ -16,7 +16,7 @@ def products(whose: str) -> list[Product]:
     """The trainer's, or the engine's."""
     if whose != "engine":
         return [cpu_linear.product, cpu_linear.linear]
-    from producers.engines.cpu_linear import packed
+    from producers.engines.packed_linear import packed
 
     return [lambda x, weight: packed(weight)(x, None)]
 

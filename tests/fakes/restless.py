@@ -6,12 +6,12 @@ import random
 import sys
 from collections.abc import Sequence
 
-from infra.process import run_role
+from infra.roles.entry import run_role
 from producers import feeder
 from producers.dispatch import service
 from producers.dispatch.board import Board
 from producers.dispatch.policies import LongestFirst
-from producers.jobs import Key
+from schemas.identity import SampleKey
 from schemas.runspec import RunSpec
 
 EVERY_S = 0.3
@@ -23,7 +23,7 @@ class Restless(LongestFirst):
     def __init__(self) -> None:
         self._random = random.Random(1)
         self._next = 0.0
-        self._moves: list[tuple[Key, str]] = []
+        self._moves: list[tuple[SampleKey, str]] = []
 
     def tick(self, board: Board, now: float) -> bool:
         running = [(key, i.name) for i in board.instances.values() for key in i.running if i.tokens(key) >= 1]
@@ -33,7 +33,7 @@ class Restless(LongestFirst):
             self._moves = [(key, self._random.choice([n for n in board.instances if n != source]))]
         return False
 
-    def take_moves(self) -> Sequence[tuple[Key, str]]:
+    def take_moves(self) -> Sequence[tuple[SampleKey, str]]:
         moves, self._moves = self._moves, []
         return moves
 

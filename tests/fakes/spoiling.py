@@ -7,10 +7,10 @@ import sys
 import msgspec
 import numpy as np
 
-from infra.process import run_role
+from infra.roles.entry import run_role
 from producers import generator
-from producers.decoding import Made
-from producers.rewards import Score
+from producers.generator_core import MadeSample
+from producers.rewards import RewardOutcome
 from schemas.messages import TRAIN, Sample
 
 EVERY = 16
@@ -21,7 +21,7 @@ class Spoiling(generator.Generator):
 
     _spoilt: frozenset[str] = frozenset()
 
-    def _sample(self, made: Made, score: Score) -> Sample:
+    def _sample(self, made: MadeSample, score: RewardOutcome) -> Sample:
         sample = super()._sample(made, score)
         number = sample.group * sample.size + sample.index
         if sample.purpose != TRAIN or number % EVERY or sample.id in self._spoilt:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from infra.bus import read_all
-from infra.process import Context, run_role
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
 from infra.weights.versions import WeightStore
 from schemas.messages import Sample, StepRecord, WeightsAnnouncement
 from schemas.wire import decode, encode
@@ -16,7 +17,7 @@ from tests.fakes.feeder import GROUPS
 from tests.fakes.fill import fill
 
 
-def body(context: Context) -> None:
+def body(context: RoleContext) -> None:
     spec, topics = context.spec, context.topics
     weights = WeightStore(context.store, context.run)
     announce(context, weights, 0)
@@ -43,14 +44,14 @@ def body(context: Context) -> None:
         context.heart.counters["samples"] = context.heart.counters.get("samples", 0) + want
 
 
-def seen(context: Context) -> bool:
+def seen(context: RoleContext) -> bool:
     """Whether this was done once already."""
     there = context.store.exists("died")
     context.store.put("died", b"")
     return there
 
 
-def announce(context: Context, weights: WeightStore, version: int) -> None:
+def announce(context: RoleContext, weights: WeightStore, version: int) -> None:
     manifest = weights.publish(version, {"w": torch.full((4,), float(version))}, trainer_epoch=1)
     message = fill(
         WeightsAnnouncement,

@@ -22,7 +22,7 @@ from infra.stack import local
 from infra.stack.kafka import KafkaService, _java, _properties
 from infra.stack.paths import StackPaths
 from infra.stack.ports import any_free_port
-from infra.stack.services import Context
+from infra.stack.services import ServiceContext
 from schemas.topics import Topic
 from tests.certificates import KEY_PASSWORD, Authority
 from tests.waiting import wait_until
@@ -75,7 +75,7 @@ def broker(new_home: Callable[[str], StackPaths]) -> Iterator[Broker]:
     authority.issue("open")
     Authority.new(folder, "stranger").issue("strange", hosts=("localhost",))
     made = Broker(folder, authority)
-    service, context = KafkaService(), Context(paths)
+    service, context = KafkaService(), ServiceContext(paths)
     paths.make()
     service.prepare(context)
     controller = any_free_port()
@@ -269,7 +269,7 @@ def test_the_local_broker_asks_for_the_login_of_the_environment(
         monkeypatch.setenv(f"{PREFIX}{name}", value)
     paths = new_home("login")
     try:
-        address = local.up(prefect=False, paths=paths).bootstrap_servers
+        address = local.start_stack(prefect=False, paths=paths).bootstrap_servers
         assert address is not None
         assert _properties(paths).stat().st_mode & 0o777 == 0o600
         use(address)
@@ -279,4 +279,4 @@ def test_the_local_broker_asks_for_the_login_of_the_environment(
             monkeypatch.delenv(f"{PREFIX}{name}")
         assert "asks for a login, by PLAIN" in refusal(address)
     finally:
-        local.down(paths=paths)
+        local.stop_stack(paths=paths)

@@ -9,7 +9,7 @@ import pytest
 
 from producers.ranker.language_model import LanguageModel
 from producers.ranker.ranker import Answered, NoBackbone, Ranker, question_of
-from producers.ranker.states import RankerError, packed, unpacked
+from producers.ranker.states import RankerError, packed_ranker, unpacked_ranker
 from tests.factories import make_tiny_model
 
 
@@ -40,10 +40,10 @@ def test_a_ranker_learns_with_it_and_is_not_mixed_up_with_others(folder: Path) -
         ranker = ranker.learned(groups)
     said = ranker.predict([group.question for group in groups])
     assert np.corrcoef(np.log(said), [np.log(group.lengths[0]) for group in groups])[0, 1] > 0.8
-    again = unpacked(packed(ranker), backbone, "here")
+    again = unpacked_ranker(packed_ranker(ranker), backbone, "here")
     assert again.predict([group.question for group in groups]).tobytes() == said.tobytes()
     with pytest.raises(RankerError, match=r"backbone 'tiny', and lengths\.backbone is 'none'"):
-        unpacked(packed(ranker), NoBackbone(), "here")
+        unpacked_ranker(packed_ranker(ranker), NoBackbone(), "here")
 
 
 def test_models_that_can_not_be_used_are_named(folder: Path, tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from flows.follow import look
-from flows.kept import METRICS_FILE, MetricsFile, complete, lines_of
+from flows.view.follow import look_once
+from flows.view.line_files import METRICS_FILE, MetricsFile, complete, lines_of
 from infra.kafka_bus import KafkaBus
 from infra.liveness import Pulses, Pulsing
-from infra.process import Heart
+from infra.roles.heart import Heart
 from schemas.messages import Heartbeat
 from schemas.topics import Topics
 from schemas.wire import encode
@@ -34,7 +34,7 @@ def test_a_long_run_is_looked_at_and_reported_in_seconds(tmp_path: Path, kafka: 
         writer.send(topics.ledger, encode(step(number, run=record.id)), key=str(number))
     writer.flush(60)
     began = time.monotonic()
-    view = look(record)
+    view = look_once(record)
     took = time.monotonic() - began
     assert len(view.processes) == 300 and view.last is not None and view.last["step"] == STEPS - 1
     assert took < 10, "on a machine that does nothing else it takes one or two"

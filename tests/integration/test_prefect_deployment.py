@@ -18,7 +18,7 @@ import yaml
 
 from flows.cli.pool import POOL, ensure_pool
 from infra.stack.local import Stack
-from infra.store import open_store
+from infra.stores.opening import open_store
 from producers.ranker.states import States
 from tests.factories import TASK, make_spec, make_tiny_model
 from tests.stacks import processes_of

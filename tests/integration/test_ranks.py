@@ -12,9 +12,9 @@ import psutil
 import pytest
 import torch
 
-from consumers.crew import RankDied
-from consumers.learner import Learner, TorchLearner
-from consumers.learners import learner_of
+from consumers.learners.learner import Learner, TorchLearner
+from consumers.ranks.choose_learner import learner_of
+from consumers.ranks.rank_processes import RankDied
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
@@ -187,7 +187,7 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
 
 
 def rank_processes(trainer: psutil.Process) -> list[psutil.Process]:
-    return [child for child in trainer.children() if "consumers.rank" in child.cmdline()]
+    return [child for child in trainer.children() if "consumers.ranks.rank" in child.cmdline()]
 
 
 @pytest.mark.timeout(600)

@@ -17,11 +17,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from infra.supervise.children import start
+from infra.supervise.children import start_child
 from infra.weights.digest import digests_of
 from producers.engines import remote
-from producers.engines.base import EngineError, Finished, Installed, Request
-from producers.engines.messages import EngineOptions
+from producers.engines.engine import EngineError, FinishedRequest, Installed, SampleRequest
+from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from schemas.messages import InstanceReport, Sample
 from tests.factories import make_context, make_patch, make_spec, make_tiny_model
@@ -57,7 +57,7 @@ def weights(model: Path, factor: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def give(
-    engine: RemoteEngine, tensors: dict[str, torch.Tensor], requests: Sequence[Request] = ()
+    engine: RemoteEngine, tensors: dict[str, torch.Tensor], requests: Sequence[SampleRequest] = ()
 ) -> Installed:
     """Let it hold other weights, and have requests just before: not all of them for long."""
     engine.prepare(make_patch(tensors))
@@ -72,12 +72,12 @@ def give(
     return installed
 
 
-def request(number: int) -> Request:
-    return Request(f"{number:07d}-00", [4 + number % 9, 5, 6], 8 + number % 40, 1000 + number, 1.0)
+def request(number: int) -> SampleRequest:
+    return SampleRequest(f"{number:07d}-00", [4 + number % 9, 5, 6], 8 + number % 40, 1000 + number, 1.0)
 
 
-def run(engine: RemoteEngine, requests: list[Request]) -> dict[str, Finished]:
-    found: dict[str, Finished] = {}
+def run(engine: RemoteEngine, requests: list[SampleRequest]) -> dict[str, FinishedRequest]:
+    found: dict[str, FinishedRequest] = {}
     for one in requests:
         engine.submit(one)
 
@@ -106,7 +106,7 @@ def test_makes_the_same_samples_again(engine: RemoteEngine) -> None:
 def test_says_what_it_holds_and_how_far_its_samples_are(engine: RemoteEngine, model: Path) -> None:
     installed = give(engine, weights(model, 1.01), [request(number) for number in range(4)])
     assert set(installed.tokens) == {request(number).id for number in range(3)}
-    found: dict[str, Finished] = {}
+    found: dict[str, FinishedRequest] = {}
 
     def all_there() -> bool:
         found.update({finished.id: finished for finished in engine.step(0.2)})
@@ -136,9 +136,9 @@ def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tampered(command: list[str], **how: Any) -> Any:
-        return start([*command[:2], "tests.fakes.tampering", *command[3:]], **how)
+        return start_child([*command[:2], "tests.fakes.tampering", *command[3:]], **how)
 
-    monkeypatch.setattr(remote, "start", tampered)
+    monkeypatch.setattr(remote, "start_child", tampered)
     bell = threading.Event()
     engine = RemoteEngine(options(model), bell, deadline_s=120)
     engine.wait_until_ready()

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from flows import workers
-from flows.plain import train_plainly
-from flows.request import RunFailed
-from flows.view import RunView
+from flows.run import commands as workers
+from flows.run.request import RunFailed
+from flows.run.without_prefect import train_plainly
+from flows.view.run_view import RunView
 from infra.runs import RunError
 from tests.factories import TASK, make_spec
 from tests.stacks import processes_of

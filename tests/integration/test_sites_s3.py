@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from infra.sites.mirror import Mirror
-from infra.sites.origin import Origin
+from infra.sites.origin import OriginStore
 from infra.sites.peers import Heard, Peers
 from infra.sites.site_store import SiteStore
 from infra.stack.s3 import S3Access
-from infra.store import Store, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import Store
 from infra.weights.versions import WeightStore
 from schemas.messages import SiteReport, WeightsAnnouncement
 from tests.fakes.fill import fill
@@ -36,11 +37,11 @@ class Site:
 
     def __init__(self, prefix: str, name: str, folder: Path) -> None:
         self.name, self.cache, self._origin = name, f"{prefix}/{name}", open_store(f"{prefix}/origin")
-        self._folder, self.origins = folder / name, list[Origin]()
+        self._folder, self.origins = folder / name, list[OriginStore]()
 
     def store(self, **options: object) -> SiteStore:
         spool = self._folder / f"spool-{len(self.origins)}"
-        self.origins.append(Origin(self._origin, spool, deadline_s=30.0))
+        self.origins.append(OriginStore(self._origin, spool, deadline_s=30.0))
         return SiteStore(open_store(self.cache), self.origins[-1], **options)  # type: ignore[arg-type]
 
     def relay(self, share: tuple[int, int]) -> Mirror:

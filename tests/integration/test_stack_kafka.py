@@ -16,7 +16,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from infra.stack import local
 from infra.stack.kafka import KafkaService
 from infra.stack.paths import StackPaths
-from infra.stack.services import Context, Record, read_record
+from infra.stack.services import ServiceContext, ServicesFile, read_record
 from tests.stacks import listens_on, processes_of
 from tests.waiting import wait_until
 
@@ -28,11 +28,11 @@ def home(new_home: Callable[[str], StackPaths]) -> Iterator[StackPaths]:
     """A broker that these tests may kill. Each test begins with `up`: none relies on another."""
     paths = new_home("own-kafka")
     yield paths
-    local.down(paths=paths)
+    local.stop_stack(paths=paths)
 
 
-def up(paths: StackPaths) -> Record:
-    local.up(prefect=False, paths=paths)
+def up(paths: StackPaths) -> ServicesFile:
+    local.start_stack(prefect=False, paths=paths)
     record = read_record(paths, "kafka")
     assert record is not None
     return record
@@ -68,7 +68,7 @@ def read_all(address: str, topic: str) -> list[bytes]:
 
 
 def test_two_ups_at_once_start_one_broker_on_the_loopback_address(home: StackPaths) -> None:
-    records: list[Record] = []
+    records: list[ServicesFile] = []
     threads = [threading.Thread(target=lambda: records.append(up(home))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -82,7 +82,7 @@ def test_two_ups_at_once_start_one_broker_on_the_loopback_address(home: StackPat
 def test_a_second_up_changes_nothing(home: StackPaths) -> None:
     first = up(home)
     assert up(home) == first
-    kafka = next(service for service in local.state(paths=home) if service.name == "kafka")
+    kafka = next(service for service in local.stack_state(paths=home) if service.name == "kafka")
     assert (kafka.status, kafka.pid, kafka.url) == ("running", first.pid, first.url)
 
 
@@ -139,7 +139,7 @@ def test_kill_9_in_mid_stream_loses_no_acknowledged_record(home: StackPaths) -> 
         wait_until(lambda: len(stream.acknowledged) > 500, what="500 acknowledged records")
         psutil.Process(before.pid).kill()
         wait_until(
-            lambda: local.state(paths=home)[0].status == "died", what="the broker's death to be noticed"
+            lambda: local.stack_state(paths=home)[0].status == "died", what="the broker's death to be noticed"
         )
         after = up(home)
         assert after.pid != before.pid
@@ -161,10 +161,10 @@ def test_down_leaves_no_process_and_up_brings_the_records_back(home: StackPaths)
     producer = KafkaProducer(bootstrap_servers=address)
     producer.send("kept", b"still here", partition=0).get(timeout=30)
     producer.close()
-    assert local.down(paths=home) == 1
+    assert local.stop_stack(paths=home) == 1
     assert processes_of(home.home) == []
     assert not home.state_file("kafka").exists()
-    assert local.down(paths=home) == 0
+    assert local.stop_stack(paths=home) == 0
     assert read_all(up(home).url, "kept") == [b"still here"]
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_in_mid_up_leaves_nothing(new_home: Callable[[str], StackPaths]) 
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=60) != 0
     assert processes_of(paths.home) == []
-    assert local.state(paths=paths)[0].status == "stopped"
+    assert local.stack_state(paths=paths)[0].status == "stopped"
 
 
 def test_up_goes_on_where_a_killed_up_left_off(new_home: Callable[[str], StackPaths]) -> None:
@@ -201,7 +201,7 @@ def test_up_goes_on_where_a_killed_up_left_off(new_home: Callable[[str], StackPa
         assert started is not None
         assert up(paths).pid == started.pid
     finally:
-        local.down(paths=paths)
+        local.stop_stack(paths=paths)
     assert processes_of(paths.home) == []
 
 
@@ -210,7 +210,7 @@ def test_a_cluster_id_may_begin_with_a_dash(
 ) -> None:
     """One id in 64 does, and the tool that formats the log then saw another option."""
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(bytes=b"\xf8" * 16))
-    context = Context(new_home("dashed"))
+    context = ServiceContext(new_home("dashed"))
     KafkaService().prepare(context)
     KafkaService().launch(context, port=19092)
     assert "cluster.id=-Pj4" in (context.paths.kafka_data / "meta.properties").read_text()

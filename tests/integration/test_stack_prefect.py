@@ -34,11 +34,11 @@ def test_serves_its_api_from_a_home_of_its_own(prefect_stack: local.Stack, prefe
 def test_down_leaves_no_process(new_home: Callable[[str], StackPaths]) -> None:
     paths = new_home("own-prefect")
     try:
-        stack = local.up(kafka=False, paths=paths)
+        stack = local.start_stack(kafka=False, paths=paths)
         assert stack.bootstrap_servers is None
-        assert local.up(kafka=False, paths=paths) == stack
+        assert local.start_stack(kafka=False, paths=paths) == stack
         assert processes_of(paths.home)
     finally:
-        local.down(paths=paths)
+        local.stop_stack(paths=paths)
     assert processes_of(paths.home) == []
     assert local.current(paths).prefect_api_url is None

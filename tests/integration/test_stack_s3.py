@@ -7,10 +7,10 @@ import pytest
 import s3fs
 
 from infra.stack import local
-from infra.stack.errors import WrongCredentials
 from infra.stack.paths import StackPaths
 from infra.stack.s3 import S3Access
 from infra.stack.services import read_record
+from infra.stack.stack_errors import WrongCredentials
 from tests.stacks import listens_on, processes_of
 
 
@@ -44,26 +44,26 @@ def test_objects_and_keys_outlive_a_restart(
 ) -> None:
     paths = new_home("own-s3")
     try:
-        first = local.up(kafka=False, s3=True, prefect=False, paths=paths).s3
+        first = local.start_stack(kafka=False, s3=True, prefect=False, paths=paths).s3
         assert first is not None
         open_store(first).pipe_file(f"{first.bucket}/kept", b"still here")
         record = read_record(paths, "s3")
         assert record is not None
         assert listens_on(record.pid) == {"127.0.0.1"}
-        assert local.up(kafka=False, s3=True, prefect=False, paths=paths).s3 == first
+        assert local.start_stack(kafka=False, s3=True, prefect=False, paths=paths).s3 == first
 
-        assert local.down(paths=paths) == 1
+        assert local.stop_stack(paths=paths) == 1
         assert processes_of(paths.home) == []
-        second = local.up(kafka=False, s3=True, prefect=False, paths=paths).s3
+        second = local.start_stack(kafka=False, s3=True, prefect=False, paths=paths).s3
         assert second == first, "the same address and keys"
         assert open_store(second).cat_file(f"{second.bucket}/kept") == b"still here"
 
         monkeypatch.setenv("STREAMRL_S3_ACCESS_KEY", "somebody")
         monkeypatch.setenv("STREAMRL_S3_SECRET_KEY", "else")
         with pytest.raises(WrongCredentials, match="streamrl down"):
-            local.up(kafka=False, s3=True, prefect=False, paths=paths)
+            local.start_stack(kafka=False, s3=True, prefect=False, paths=paths)
     finally:
-        local.down(paths=paths)
+        local.stop_stack(paths=paths)
 
 
 def test_the_secret_is_in_one_file_that_only_its_owner_reads(s3_home: StackPaths, s3: S3Access) -> None:

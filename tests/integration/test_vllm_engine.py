@@ -13,17 +13,17 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from consumers.batching import micro_batch
-from consumers.learner import TorchLearner
-from consumers.rows import Row
-from infra.store import open_store
+from consumers.batches.micro_batches import micro_batch
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import TorchLearner
+from infra.stores.opening import open_store
 from infra.weights.bits import Bits, model_of
 from infra.weights.digest import digests_of, model_digests
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
 from producers.engines import sampler
-from producers.engines.base import Finished, Request
+from producers.engines.engine import FinishedRequest, SampleRequest
 from producers.engines.vllm_engine import VllmEngine
 from producers.installing import Newest
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
@@ -72,14 +72,14 @@ def give(
     return tokens
 
 
-def request(number: int, tokens: int = 24) -> Request:
-    return Request(f"{number:07d}-00", [4 + number % 9, 5, 6], tokens, 1000 + number, float(tokens))
+def request(number: int, tokens: int = 24) -> SampleRequest:
+    return SampleRequest(f"{number:07d}-00", [4 + number % 9, 5, 6], tokens, 1000 + number, float(tokens))
 
 
-def run(engine: VllmEngine, requests: list[Request]) -> dict[str, Finished]:
+def run(engine: VllmEngine, requests: list[SampleRequest]) -> dict[str, FinishedRequest]:
     for one in requests:
         engine.submit(one)
-    found: dict[str, Finished] = {}
+    found: dict[str, FinishedRequest] = {}
     while engine.unfinished():
         found |= {finished.id: finished for finished in engine.step()}
     return found
@@ -155,7 +155,7 @@ def test_an_adapter_changes_its_layers_only(
             spec, 0, 0, prompt_tokens=np.array(asked.prompt, np.int32), tokens=made.tokens,
             logprobs=made.logprobs,
         )  # fmt: skip
-        batch = micro_batch([Row(sample, 0, 0)], None, learner.loss, 0)
+        batch = micro_batch([TrainingRow(sample, 0, 0)], None, learner.loss, 0)
         with torch.no_grad():
             trainers = learner._forward.logprobs(learner._model, batch).numpy()
         np.testing.assert_allclose(made.logprobs, trainers, atol=1e-4)
@@ -178,7 +178,7 @@ def test_weights_are_made_ready_while_others_decode(engine: VllmEngine, model: P
             patch = PatchFile(old if number else {}, new, since=since, root=str(number + 1)).read()
             for one in asked:
                 engine.submit(one)
-            found: dict[str, Finished] = {}
+            found: dict[str, FinishedRequest] = {}
             ready = beside.submit(engine.prepare, patch)
             while engine.unfinished() or not ready.done():
                 found |= {finished.id: finished for finished in engine.step()}
@@ -246,13 +246,13 @@ def test_the_same_bits_through_preemption(
 ) -> None:
     """More tokens than the KV cache holds: vLLM throws requests out midway and computes them again."""
     requests = [request(number, 200) for number in range(16)]
-    expected: dict[str, Finished] = {}
+    expected: dict[str, FinishedRequest] = {}
     for start in range(0, 16, 4):
         expected |= run(engine, requests[start : start + 4])
     preempted = 0
     for one in requests:
         engine.submit(one)
-    found: dict[str, Finished] = {}
+    found: dict[str, FinishedRequest] = {}
     while engine.unfinished():
         found |= {finished.id: finished for finished in engine.step()}
         preempted += sum(r.num_preemptions for r in engine._scheduler.requests.values())
@@ -312,7 +312,7 @@ def test_what_running_samples_go_on_with(
     new = weights(model, 3)
     made = give(engine, new, recompute=recompute)
     assert len(made) > 3 and max(made.values()) > 9
-    found: dict[str, Finished] = {}
+    found: dict[str, FinishedRequest] = {}
     while engine.unfinished():
         found |= {finished.id: finished for finished in engine.step()}
     same = []
@@ -321,7 +321,7 @@ def test_what_running_samples_go_on_with(
         with monkeypatch.context() as patch:
             shifted(patch, before)
             so_far = [*one.prompt, *found[one.id].tokens[:before].tolist()]
-            fresh = Request(f"9{one.id[1:]}", so_far, one.max_tokens - before, one.seed, one.priority)
+            fresh = SampleRequest(f"9{one.id[1:]}", so_far, one.max_tokens - before, one.seed, one.priority)
             expected = run(engine, [fresh])[fresh.id]
         same.append(
             np.array_equal(found[one.id].tokens[before:], expected.tokens)
@@ -340,7 +340,7 @@ def test_weights_change_between_two_steps(engine: VllmEngine, model: Path) -> No
         engine.step()
     made = engine.unfinished()[asked.id]
     give(engine, weights(model, 3))
-    after: dict[str, Finished] = {}
+    after: dict[str, FinishedRequest] = {}
     while engine.unfinished():
         after |= {finished.id: finished for finished in engine.step()}
     give(engine, weights(model, 0))

@@ -14,10 +14,10 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from infra.remote_store import FsspecStore
 from infra.stack.local import Stack
 from infra.stack.s3 import S3Access
-from infra.store import open_store
+from infra.stores.opening import open_store
+from infra.stores.remote_store import FsspecStore
 from infra.weights.bits import model_of
 from infra.weights.folder import ModelFolder
 from infra.weights.places import weights_at

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from consumers.trainer import Trainer
-from infra.store import StoreError
-from infra.store_identity import identify
+from infra.stores.store import StoreError
+from infra.stores.store_identity import identify
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec, make_tiny_model
@@ -44,7 +44,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     hurry(monkeypatch, model, spec_of())
-    monkeypatch.setattr("infra.store.os.fsync", lambda number: None)  # a process dies here, not the machine
+    monkeypatch.setattr(
+        "infra.stores.file_store.os.fsync", lambda number: None
+    )  # a process dies here, not the machine
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ SPEC = make_spec(
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights are published here; these are what made the samples."""
-    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
+    monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: "r")
 
 
 class Ranks:
@@ -78,7 +78,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("producers.feeder.Ranking", Ranks)
     monkeypatch.setattr("producers.feeder.Dispatching", Dispatches)
     monkeypatch.setattr("producers.sample_feed.SampleFeed.follow", lambda feed: None)
-    monkeypatch.setattr("infra.store.os.fsync", lambda number: None)
+    monkeypatch.setattr("infra.stores.file_store.os.fsync", lambda number: None)
     monkeypatch.setattr("infra.epochs.Epoch.check", lambda epoch: None)  # lists a folder
     monkeypatch.setattr("producers.snapshots._LEAST_S", 0.05)
 

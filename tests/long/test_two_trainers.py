@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from consumers.checkpoint import Checkpoints
-from consumers.ledger import Ledger
-from consumers.publisher import Publisher
-from consumers.stream import CAME_BEFORE, SampleStream
+from consumers.steps.checkpoint import Checkpoints
+from consumers.steps.ledger import Ledger
+from consumers.steps.publisher import Publisher
+from consumers.stream.sample_stream import CAME_BEFORE, SampleStream
 from consumers.trainer import Trainer
 from infra.bus import read_all
 from infra.epochs import Replaced
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def fast(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     hurry(monkeypatch, model, make_spec())
     monkeypatch.setattr("consumers.trainer._FENCE_S", 0.05)
-    monkeypatch.setattr("infra.store.os.fsync", lambda number: None)
+    monkeypatch.setattr("infra.stores.file_store.os.fsync", lambda number: None)
 
 
 class Said(logging.Handler):

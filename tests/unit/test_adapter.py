@@ -13,20 +13,20 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load, load_file, save, save_file
 from transformers import AutoModelForCausalLM
 
-from consumers import forward
-from consumers.batching import plan
-from consumers.learner import TorchLearner
+from consumers.batches.micro_batches import plan
+from consumers.learners import forward
+from consumers.learners.learner import TorchLearner
 from consumers.losses import loss_of
 from infra import cpu_linear
-from infra.store import open_store
-from infra.weights.adapter import Merging, layers_of, names_of
+from infra.stores.opening import open_store
+from infra.weights.adapter_tensors import Merging, layers_of, names_of
 from infra.weights.bits import Bits
 from infra.weights.digest import digests_of, model_digests, root_digest
-from infra.weights.errors import WeightsError
 from infra.weights.expected import Expected
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
-from producers.installing import Newest, Version
+from infra.weights.weights_error import WeightsError
+from producers.installing import Newest, VerifiedWeights
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
 from tests.training import rows_of
@@ -270,12 +270,12 @@ def published(folder: Path, learner: TorchLearner, version: int, base: str | Non
     return weights
 
 
-def installable(weights: WeightStore, number: int, spec: RunSpec, model: Path | str) -> Version:
+def installable(weights: WeightStore, number: int, spec: RunSpec, model: Path | str) -> VerifiedWeights:
     """As a new generator gets it."""
     return Newest(spec.model, ModelFolder(model)).version(*weights.update(None, number))
 
 
-def digests_in(version: Version) -> dict[str, str]:
+def digests_in(version: VerifiedWeights) -> dict[str, str]:
     """What a new engine holds then."""
     found: dict[str, Bits] = {}
     version.patch.read().apply(found)

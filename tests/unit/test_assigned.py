@@ -16,8 +16,8 @@ from msgspec import structs
 from infra.bus import Record, read_all
 from infra.memory_bus import LARGEST_RECORD, MemoryBus, MemoryFetcher
 from producers.assigned import Assigned, Work
-from producers.dispatch.assigning import MOST, assignments, question
-from producers.jobs import Job, Place
+from producers.dispatch.assigning import MOST_SAMPLES, assignments, question
+from producers.dispatch.jobs import RecordPlace, SampleJob
 from producers.stored import Stored
 from schemas.messages import Assignment, DeadLetter, Prompt
 from schemas.topics import Topic
@@ -37,13 +37,13 @@ class Log:
         self.assigned = Assigned(self.context, "now")
         self._reader = self.context.bus.reader(self.context.topics.assignments)
 
-    def job(self, group: int, index: int = 0, **fields: Any) -> Job:
+    def job(self, group: int, index: int = 0, **fields: Any) -> SampleJob:
         """One whose prompt is on the log."""
         message = prompt(group, **fields)
         sent = self.context.writer.send(self.context.topics.prompts, encode(message), key=str(group))
-        return Job(message, index, place=Place(0, sent.offset()))
+        return SampleJob(message, index, place=RecordPlace(0, sent.offset()))
 
-    def assign(self, *jobs: Job, key: str | None = None, start: str = "now", **fields: Any) -> None:
+    def assign(self, *jobs: SampleJob, key: str | None = None, start: str = "now", **fields: Any) -> None:
         process = (self.context.name, start)
         withdrawn, moving = fields.pop("withdrawn", []), fields.pop("moving", [])
         found = list(assignments(self.context.run, process, jobs, [], [])) or [
@@ -95,22 +95,25 @@ def test_what_is_for_others_is_passed_over_by_its_key(log: Log) -> None:
 @pytest.mark.parametrize(
     ("place", "says"),
     [
-        (Place(0, 10**15), r"nothing stands at test-1.prompts\[0\]@1000000000000000"),
-        (Place(0, -5), "nothing stands at"),
-        (Place(30_000, 0), "nothing stands at"),
-        (Place(-1, 0), "nothing stands at"),
-        (Place(0, 1), r"sample 0 of group 77 is none of group 2, of 2 samples, .* test-1.prompts\[0\]@1"),
-        (Place(0, 2), r"test-1.prompts\[0\]@2 can't be used: 3 bytes are too few"),
-        (Place(0, 3), r"test-1.prompts\[0\]@3 can't be used: it is of run another"),
+        (RecordPlace(0, 10**15), r"nothing stands at test-1.prompts\[0\]@1000000000000000"),
+        (RecordPlace(0, -5), "nothing stands at"),
+        (RecordPlace(30_000, 0), "nothing stands at"),
+        (RecordPlace(-1, 0), "nothing stands at"),
+        (
+            RecordPlace(0, 1),
+            r"sample 0 of group 77 is none of group 2, of 2 samples, .* test-1.prompts\[0\]@1",
+        ),
+        (RecordPlace(0, 2), r"test-1.prompts\[0\]@2 can't be used: 3 bytes are too few"),
+        (RecordPlace(0, 3), r"test-1.prompts\[0\]@3 can't be used: it is of run another"),
     ],
 )
 def test_a_sample_of_no_known_group_is_a_dead_letter_and_the_others_are_made(
-    log: Log, place: Place, says: str
+    log: Log, place: RecordPlace, says: str
 ) -> None:
     good, other = log.job(1), log.job(2)
     log.context.writer.send(log.context.topics.prompts, b"bad", key="4")
     log.job(9, run="another")
-    log.assign(good, Job(prompt(77), 0, place=place), other)
+    log.assign(good, SampleJob(prompt(77), 0, place=place), other)
     (work,) = log.work()
     assert [job.key for job in work.jobs] == [(1, 0), (2, 0)]
     (letter,) = log.letters()
@@ -176,21 +179,21 @@ def test_what_was_fetched_is_kept_up_to_so_many_bytes(log: Log) -> None:
     found = stored.get(places)  # type: ignore[arg-type]
     assert len(found) == fetcher.asked == 20 and all(isinstance(one, Prompt) for one in found.values())
     assert stored.bytes <= 8000
-    stored.get([Place(0, 7)])
+    stored.get([RecordPlace(0, 7)])
     asked = fetcher.asked
-    stored.get([Place(0, 7)])
+    stored.get([RecordPlace(0, 7)])
     assert fetcher.asked == asked
 
 
 def test_assignments_are_cut_into_small_records_and_say_all() -> None:
     jobs = [
-        Job(prompt(group, size=16), index, place=Place(0, group))
+        SampleJob(prompt(group, size=16), index, place=RecordPlace(0, group))
         for group in range(600)
         for index in range(16)
     ]
     keys = [job.key for job in jobs]
     found = list(assignments("r", ("g", "1"), jobs, keys[:2500], keys[:100], epoch=4))
-    assert len(found) == -(-len(jobs) // MOST)
+    assert len(found) == -(-len(jobs) // MOST_SAMPLES)
     assert max(len(encode(one)) for one in found) < LARGEST_RECORD // 64
     rows = [key for one in found for key in zip(one.groups.tolist(), one.indexes.tolist(), strict=True)]
     assert rows == keys

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from producers.backlog import Backlog
-from producers.jobs import Job
+from producers.dispatch.jobs import SampleJob
 from schemas.messages import TRAIN, Prompt
 
 
@@ -26,7 +26,7 @@ def filled(*groups: int) -> Backlog:
     backlog = Backlog()
     for group in groups:
         for index in range(2):
-            backlog.add(Job(prompt(group), index))
+            backlog.add(SampleJob(prompt(group), index))
     return backlog
 
 

@@ -10,14 +10,14 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner
 
-from consumers.stream import CAME_BEFORE
-from flows import skipping
+from consumers.stream.sample_stream import CAME_BEFORE
 from flows.cli import app
+from flows.run import skipping
 from infra import runs
 from infra.bad_step import BadStep
 from infra.bus import read_all
 from infra.gate import Gate, passed_over
-from infra.skipped import skip
+from infra.skipped import add_skipped
 from schemas.messages import DeadLetter, StepRecord
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_spec, make_tiny_model
@@ -140,7 +140,7 @@ def test_a_step_that_was_given_up_is_what_its_published_weights_say(
     log[at] = replace(log[at], value=b"rubbish")
     with pytest.raises(BadStep):
         world.live()
-    skip(world.context.store, "test-1", ("test-1.ledger", 0, at), "damaged")
+    add_skipped(world.context.store, "test-1", ("test-1.ledger", 0, at), "damaged")
     assert not world.live().dead
     assert "weights 4, which are published, are used" in caplog.text
     assert [step.step for step in steps_there(world)] == [0, 1, 2, 4]

@@ -15,12 +15,14 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.process import Context
-from infra.store import FileStore, Missing, StoreError, open_store
+from infra.roles.context import RoleContext
+from infra.stores.file_store import FileStore
+from infra.stores.opening import open_store
+from infra.stores.store import Missing, StoreError
 from infra.weights.copy import Copy
-from infra.weights.errors import WeightsError
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 from producers.weights_watch import WeightsWatch
 from schemas.messages import WeightsAnnouncement
 from schemas.wire import encode
@@ -205,7 +207,7 @@ class Troubled(FileStore):
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Iterator[tuple[Context, Troubled]]:
+def context(tmp_path: Path) -> Iterator[tuple[RoleContext, Troubled]]:
     found = make_context(make_spec(), tmp_path, role="generator")
     store = Troubled(found.store.url)
     found.store = store
@@ -224,7 +226,7 @@ def context(tmp_path: Path) -> Iterator[tuple[Context, Troubled]]:
     ],
 )
 def test_the_last_good_version_stays_in_use(
-    context: tuple[Context, Troubled], caplog: pytest.LogCaptureFixture, trouble: StoreError
+    context: tuple[RoleContext, Troubled], caplog: pytest.LogCaptureFixture, trouble: StoreError
 ) -> None:
     caplog.set_level(logging.WARNING)
     run, store = context

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.batching import cut, deal, plan, planned_as
+from consumers.batches.micro_batches import cut, deal, plan, planned_as
+from consumers.batches.training_rows import TrainingRow
 from consumers.losses import loss_of
-from consumers.rows import Row
 from tests.factories import make_sample, make_spec
 
 
@@ -52,7 +52,7 @@ def test_work_is_dealt_evenly(costs: list[float], ranks: int) -> None:
 
 def test_a_plan_holds_every_row_once_and_fits_the_budget() -> None:
     spec = make_spec(algorithm={"groups": 8, "group_size": 4})
-    rows = [Row(make_sample(spec, g, i), 0, g * 4 + i) for g in range(8) for i in range(4)]
+    rows = [TrainingRow(make_sample(spec, g, i), 0, g * 4 + i) for g in range(8) for i in range(4)]
     planned = plan(rows, loss_of(spec), 64, 0)
     held = [row.offset for batch in planned.batches for row in batch.rows] + [
         row.offset for row in planned.idle
@@ -75,7 +75,7 @@ rewards = st.lists(st.floats(0, 1, width=32), min_size=12, max_size=12)
 def test_the_ledger_is_enough_to_plan_again_to_the_bit(values: list[float], order: list[int]) -> None:
     spec = make_spec(algorithm={"groups": 3, "group_size": 4})
     rows = [
-        Row(make_sample(spec, number // 4, number % 4, reward=value), 0, number)
+        TrainingRow(make_sample(spec, number // 4, number % 4, reward=value), 0, number)
         for number, value in enumerate(values)
     ]
     planned = plan([rows[number] for number in order], loss_of(spec), 64, 0)
@@ -90,7 +90,7 @@ def test_the_ledger_is_enough_to_plan_again_to_the_bit(values: list[float], orde
 
 def test_equal_rewards_cost_nothing() -> None:
     spec = make_spec()
-    rows = [Row(make_sample(spec, 0, index, reward=0.1 + 0.2), 0, index) for index in range(2)]
+    rows = [TrainingRow(make_sample(spec, 0, index, reward=0.1 + 0.2), 0, index) for index in range(2)]
     planned = plan(rows, loss_of(spec), 64, 0)
     assert not planned.batches
     assert len(planned.idle) == 2

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.checkpoint import Checkpoints
-from consumers.snapshot import Snapshot
-from infra.store import FileStore, StoreError, open_store
+from consumers.learners.snapshot import StateSnapshot
+from consumers.steps.checkpoint import Checkpoints
+from infra.stores.file_store import FileStore
+from infra.stores.opening import open_store
+from infra.stores.store import StoreError
 
 warn = print
 STATE = {"weights.a": torch.arange(3.0), "rng": torch.arange(5, dtype=torch.uint8)}
@@ -64,7 +66,7 @@ def test_what_a_dead_trainer_left_is_removed(tmp_path: Path) -> None:
 def test_a_state_that_is_being_written_stays(tmp_path: Path) -> None:
     """The next checkpoint's is written while the one before is committed."""
     checkpoints = Checkpoints(store := open_store(f"file://{tmp_path}"), "r-1")
-    written = checkpoints.begin(Snapshot({}, STATE), 9, 0)
+    written = checkpoints.begin(StateSnapshot({}, STATE), 9, 0)
     written.result(60)
     for iteration in (6, 7, 8):
         save(checkpoints, iteration, keep=1)

@@ -16,12 +16,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from safetensors.torch import save as save_safetensors
 
-from consumers import checkpoint_manifest as manifests
-from consumers import checkpoint_state, snapshot
-from consumers.checkpoint import Checkpoints, Damaged
-from consumers.checkpoint_manifest import CheckpointManifest
+from consumers.learners import snapshot
+from consumers.steps import checkpoint_manifest as manifests
+from consumers.steps import checkpoint_state
+from consumers.steps.checkpoint import Checkpoints, Damaged
+from consumers.steps.checkpoint_manifest import CheckpointManifest
 from infra.keys import KeyRing
-from infra.store import FileStore
+from infra.stores.file_store import FileStore
 from infra.weights.manifest import Tensor
 
 STATE = {
@@ -111,7 +112,7 @@ def test_every_mutation_of_a_manifest_is_damage(world: World) -> None:
     found = mutations(raw, 1300)
     for one in found:
         with pytest.raises(Damaged):
-            manifests.read(one, "it", KeyRing())
+            manifests.read_checkpoint_manifest(one, "it", KeyRing())
     for one in found[::200]:
         world.file(2).write_bytes(one)
         assert world.newest() == 1
@@ -181,7 +182,7 @@ def test_only_strays_are_no_checkpoint(tmp_path: Path) -> None:
 def planted(world: World, keys: KeyRing, **fields: Any) -> None:
     """A checkpoint of somebody who can write to the store, with all digests right."""
     key = f"{FOLDER}/i000099-e00/state.safetensors"
-    tensors = checkpoint_state.write(world.store, key, snapshot.Snapshot({}, STATE))
+    tensors = checkpoint_state.write(world.store, key, snapshot.StateSnapshot({}, STATE))
     values = {
         "format": 2, "run": "r-1", "iteration": 99, "step": 99, "root": "r", "positions": {}, "ledger": 0,
         "trainer_epoch": 0, "state": key, "tensors": tensors, "created_at": 0.0, **fields,
@@ -255,7 +256,7 @@ def test_sizes_are_bounded_before_memory_is_taken(world: World, monkeypatch: pyt
         patch.setattr(torch, "empty", bounded)
         assert world.newest() == 2
     assert "bytes instead of 4398046511" in world.told[0]
-    monkeypatch.setattr(manifests, "MOST", 100)
+    monkeypatch.setattr(manifests, "LARGEST_MANIFEST", 100)
     with pytest.raises(Damaged, match="no checkpoint's manifest is as large"):
         world.newest()
 

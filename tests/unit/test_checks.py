@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.checks import check_context
+from flows.run.checks import check_context
 from schemas.loading import RunFileError
 from tests.factories import make_model_files, make_spec, make_tiny_model
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from consumers import collective
-from consumers.fixed_point import FixedPointSum
+from consumers.learners import collective
+from consumers.learners.fixed_point import FixedPointSum
 from infra import choices
 from infra.choices import ALL, CORES, DEVICE, NUMBA, Choice, ChoiceError
 from infra.weights import versions

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app, running
-from flows.request import Request, Result, RunCancelled, RunFailed
+from flows.run.request import RunCancelled, RunFailed, RunRequest, RunResult
 from tests.factories import make_model_files
 
 RUN = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
@@ -115,7 +115,7 @@ def test_the_task_is_not_imported_by_a_start(
     cli: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "task.py").write_text(TASK + "\nraise SystemExit('imported')\n")
-    monkeypatch.setattr(running, "run_here", lambda *_, **__: Result("count-1", Path("runs"), SUMMARY))
+    monkeypatch.setattr(running, "run_here", lambda *_, **__: RunResult("count-1", Path("runs"), SUMMARY))
     assert cli.invoke(app, ["run", "count.yaml"]).exit_code == 0
 
 
@@ -151,23 +151,23 @@ def test_a_run_id_needs_resume(cli: CliRunner) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["count.yaml"], Request("count.yaml")),
-        (["count.yaml", "--resume"], Request("count.yaml", resume=True)),
-        (["count.yaml", "--resume", "count-3"], Request("count.yaml", resume="count-3")),
+        (["count.yaml"], RunRequest("count.yaml")),
+        (["count.yaml", "--resume"], RunRequest("count.yaml", resume=True)),
+        (["count.yaml", "--resume", "count-3"], RunRequest("count.yaml", resume="count-3")),
         (
             ["--set", "seed=2", "--set", "algorithm.groups=8", "count.yaml"],
-            Request("count.yaml", ("seed=2", "algorithm.groups=8")),
+            RunRequest("count.yaml", ("seed=2", "algorithm.groups=8")),
         ),
     ],
 )
 def test_what_is_asked_for(
-    words: list[str], expected: Request, cli: CliRunner, monkeypatch: pytest.MonkeyPatch
+    words: list[str], expected: RunRequest, cli: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Request] = []
+    asked: list[RunRequest] = []
 
-    def run_here(request: Request, console: object, *, prefect: bool) -> Result:
+    def run_here(request: RunRequest, console: object, *, prefect: bool) -> RunResult:
         asked.append(request)
-        return Result("count-1", Path("runs/count-1"), SUMMARY)
+        return RunResult("count-1", Path("runs/count-1"), SUMMARY)
 
     monkeypatch.setattr(running, "run_here", run_here)
     result = cli.invoke(app, ["run", *words])
@@ -193,7 +193,7 @@ def test_what_is_asked_for(
 def test_how_it_ends(
     error: BaseException, code: int, said: str, cli: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_here(*_: object, **__: object) -> Result:
+    def run_here(*_: object, **__: object) -> RunResult:
         raise error
 
     monkeypatch.setattr(running, "run_here", run_here)

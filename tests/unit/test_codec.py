@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from infra.choices import NUMBA, ChoiceError
 from infra.weights import bits
-from infra.weights.bits import Array, Bits, kind_of, model_of
+from infra.weights.arrays import Array
+from infra.weights.bits import Bits, kind_of, model_of
 from infra.weights.codec import chunks, decoding, encoding, groups, scan_fast, scan_plain, streams, tiles
-from infra.weights.codec.bands import MOST, band_table, edges_of
+from infra.weights.codec.bands import MOST_BANDS, band_edges, band_table
 from infra.weights.codec.decoding import StaleTile
-from infra.weights.codec.scan import VARIABLE, Scan, scanner
+from infra.weights.codec.scan import SCAN_VARIABLE, Scan, scanner
 from infra.weights.codec.tiles import tile_hash
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 from tests.damage import cuts_and_flips
 
 TYPES = ["BF16", "F16", "F32", "U8", "I64"]
@@ -73,7 +74,7 @@ def edges(dtype: str, bands: int) -> Array:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @given(
-    st.integers(0, 99), st.sampled_from([0.0, 0.001, 0.3, 1.0]), st.integers(1, MOST),
+    st.integers(0, 99), st.sampled_from([0.0, 0.001, 0.3, 1.0]), st.integers(1, MOST_BANDS),
     st.sampled_from([1, 63, 64, 65, 3000]),
 )  # fmt: skip
 @settings(deadline=None, max_examples=20)
@@ -123,20 +124,20 @@ def test_streams_lead_back(numbers: list[int], dtype: type) -> None:
     several = [np.array(numbers).astype(dtype), np.zeros(3000, dtype), np.arange(5000).astype(dtype)]
     for library in (streams._pcodec(), None):
         with patch.object(streams, "_pcodec", lambda library=library: library):
-            data = b"".join(map(streams.pack, several))
-        reader = streams.Reader(data, "it")
+            data = b"".join(map(streams.pack_streams, several))
+        reader = streams.StreamsReader(data, "it")
         for one in several:
             assert np.array_equal(reader.numbers(5000), one)
         assert not reader.rest()
 
 
 def test_a_stream_of_a_coder_that_is_not_installed_says_so() -> None:
-    data = streams.pack(np.random.default_rng(0).geometric(0.1, 4000).astype(np.uint32))
+    data = streams.pack_streams(np.random.default_rng(0).geometric(0.1, 4000).astype(np.uint32))
     with (
         patch.object(streams, "_pcodec", lambda: None),
         pytest.raises(WeightsError, match="pip install pcodec"),
     ):
-        streams.Reader(data, "it").numbers(4000)
+        streams.StreamsReader(data, "it").numbers(4000)
 
 
 def model(
@@ -171,27 +172,29 @@ def test_a_model_leads_to_the_next_one(small_tiles: None, threads: int, changed:
     sizes = [("BF16", 5000), ("F32", 700), ("U8", 300), ("BF16", 1), ("F16", 0), ("F16", 1100)]
     old, new = model(*sizes, changed=changed)
     for base in (old, None):
-        found = list(chunks.encode(base, new, threads=threads, size=2000))
+        found = list(chunks.encode_model(base, new, threads=threads, size=2000))
         assert len(found) > 1 or (base is not None and changed < 0.5)
         held = copied(old)
-        touched = [tile for chunk in found for tile in chunks.decode(chunk, held, "it", threads=threads)]
+        touched = [
+            tile for chunk in found for tile in chunks.decode_chunk(chunk, held, "it", threads=threads)
+        ]
         assert same(held, new)
         assert len(touched) == len(set(touched))
-        again = [tile for chunk in found for tile in chunks.decode(chunk, held, "it")]
+        again = [tile for chunk in found for tile in chunks.decode_chunk(chunk, held, "it")]
         assert not again, "what is new already stays"
 
 
 def test_threads_and_scans_make_the_same_bytes(small_tiles: None) -> None:
     old, new = model(("BF16", 9000), ("F32", 3000), changed=0.1)
-    one = list(chunks.encode(old, new))
-    assert one == list(chunks.encode(old, new, threads=3))
+    one = list(chunks.encode_model(old, new))
+    assert one == list(chunks.encode_model(old, new, threads=3))
     with patch.object(encoding, "scanner", lambda: PLAIN):
-        assert one == list(chunks.encode(old, new))
+        assert one == list(chunks.encode_model(old, new))
 
 
 def test_after_a_crash_decoding_goes_on(small_tiles: None) -> None:
     old, new = model(("BF16", 3000), changed=0.05)
-    (chunk,) = chunks.encode(old, new)
+    (chunk,) = chunks.encode_model(old, new)
     held, left, tried = copied(old), 0, 0
 
     class Died(Exception):
@@ -209,7 +212,7 @@ def test_after_a_crash_decoding_goes_on(small_tiles: None) -> None:
         for tried in range(20):
             left = tried + 1
             try:
-                chunks.decode(chunk, held, "it")
+                chunks.decode_chunk(chunk, held, "it")
                 break
             except Died:
                 pass
@@ -219,12 +222,12 @@ def test_after_a_crash_decoding_goes_on(small_tiles: None) -> None:
 
 def test_bits_that_a_change_is_not_for_stay_as_they_are(small_tiles: None) -> None:
     old, new = model(("BF16", 2000), changed=0.05)
-    (chunk,) = chunks.encode(old, new)
+    (chunk,) = chunks.encode_model(old, new)
     held = copied(old)
     held["t0"].data[700] ^= 1
     before = held["t0"].data[512:768].copy()
     with pytest.raises(StaleTile, match=r"t0\[512:768\] holds other bits than those that v7 is for"):
-        chunks.decode(chunk, held, "v7")
+        chunks.decode_chunk(chunk, held, "v7")
     assert np.array_equal(held["t0"].data[512:768], before)
 
 
@@ -232,11 +235,11 @@ def test_every_flipped_bit_and_every_cut_is_an_error(small_tiles: None) -> None:
     """Nothing but the old or the new bits is ever written."""
     old, new = model(("BF16", 600), ("F32", 60), changed=0.05)
     for base in (old, None):
-        (chunk,) = chunks.encode(base, new)
+        (chunk,) = chunks.encode_model(base, new)
         for some in cuts_and_flips(chunk):
             held = copied(old)
             with contextlib.suppress(WeightsError):
-                chunks.decode(some, held, "it")
+                chunks.decode_chunk(some, held, "it")
             for name, one in held.items():
                 for start in range(0, one.data.size, 256):
                     part = slice(start, start + 256)
@@ -252,16 +255,16 @@ def test_where_all_changes_it_leads_back_and_damage_is_seen(
     before = rng.normal(0, 0.02, count).astype(np.float32)
     after = before - (1e-6 * rng.uniform(-1, 1, count)).astype(np.float32)
     old, new = ({"t": Bits("F32", (count,), one.view(np.uint32).copy())} for one in (before, after))
-    found = list(chunks.encode(old, new))
+    found = list(chunks.encode_model(old, new))
     assert {head.mode for chunk in found for head, _ in chunks.heads_of(chunk, "it")} == {groups.BANDED}
     held = copied(old)
     for chunk in found:
-        chunks.decode(chunk, held, "it")
+        chunks.decode_chunk(chunk, held, "it")
     assert same(held, new)
     for some in cuts_and_flips(found[0]) if count == 64 else ():
         held = copied(old)
         with contextlib.suppress(WeightsError):
-            chunks.decode(some, held, "it")
+            chunks.decode_chunk(some, held, "it")
         for start in range(0, count, 256 // tiles.PARTS):
             part = slice(start, start + 256 // tiles.PARTS)
             assert any(np.array_equal(held["t"].data[part], one["t"].data[part]) for one in (old, new))
@@ -270,16 +273,16 @@ def test_where_all_changes_it_leads_back_and_damage_is_seen(
 def test_whole_tiles_are_tried_where_they_may_be_smaller(small_tiles: None) -> None:
     old, new = model(("F32", 4096), changed=1.0)
     new["t0"].data[:] = 0
-    chunk, *_ = chunks.encode(old, new)
+    chunk, *_ = chunks.encode_model(old, new)
     assert {head.mode for head, _ in chunks.heads_of(chunk, "it")} == {groups.WHOLE}
 
 
 def test_models_with_other_tensors_have_no_difference() -> None:
     old, new = model(("BF16", 10), ("F32", 10))
     with pytest.raises(WeightsError, match="only the new model has a tensor t1"):
-        list(chunks.encode({"t0": old["t0"]}, new))
+        list(chunks.encode_model({"t0": old["t0"]}, new))
     with pytest.raises(WeightsError, match=r"t1 is BF16 \[10\] in the old model and F32 \[10\]"):
-        list(chunks.encode({"t0": old["t0"], "t1": old["t0"]}, new))
+        list(chunks.encode_model({"t0": old["t0"], "t1": old["t0"]}, new))
 
 
 def entropy(old: Array, new: Array) -> float:
@@ -296,7 +299,7 @@ def entropy(old: Array, new: Array) -> float:
 def test_it_is_close_to_the_entropy() -> None:
     old, new = like_training(8 * tiles.TILE, 0)
     models = [{"w": Bits("BF16", (some.size,), some)} for some in (old, new)]
-    (chunk,) = chunks.encode(models[0], models[1])
+    (chunk,) = chunks.encode_model(models[0], models[1])
     found = len(chunk) / np.sum(old != new)
     assert found <= 1.05 * entropy(old, new)
 
@@ -306,7 +309,7 @@ def test_a_keyframe_is_close_to_what_exponents_say(spread: float, most: float) -
     """Also where each row has a size of its own."""
     draw = np.random.default_rng(3)
     weights = draw.normal(0, 0.02, (1024, 1024)) * np.exp(draw.normal(0, spread, (1024, 1)))
-    (whole,) = chunks.encode(None, model_of({"w": torch.from_numpy(weights).bfloat16()}), size=1 << 30)
+    (whole,) = chunks.encode_model(None, model_of({"w": torch.from_numpy(weights).bfloat16()}), size=1 << 30)
     assert len(whole) <= most * 2 * weights.size
 
 
@@ -314,24 +317,24 @@ def test_bands_are_worth_what_they_cost() -> None:
     census = np.zeros((3, 256), np.int64)
     census[0, 100:104] = 1_000_000
     census[1:, 100:104] = [200_000, 200_100, 1_000, 990]
-    assert edges_of(census).tolist() == [0, 102]
-    assert edges_of(census // 100_000).tolist() == [0], "few changes: one band"
+    assert band_edges(census).tolist() == [0, 102]
+    assert band_edges(census // 100_000).tolist() == [0], "few changes: one band"
     census[2, 100] *= 2
-    assert edges_of(census).tolist() == [0, 101, 102], "as many changes, but larger ones"
+    assert band_edges(census).tolist() == [0, 101, 102], "as many changes, but larger ones"
     census[0], census[1:] = 1_000_000_000, np.arange(256) * 1_000_000
-    assert 8 < edges_of(census).size <= MOST
+    assert 8 < band_edges(census).size <= MOST_BANDS
     assert band_table(np.array([0, 102], np.uint8)).tolist() == [0] * 102 + [1] * 154
 
 
 def test_what_scans_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in (VARIABLE, NUMBA.variable):
+    for variable in (SCAN_VARIABLE, NUMBA.variable):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(NUMBA.variable, "plain")
     assert scanner().scan is scan_plain.scan
     monkeypatch.delenv(NUMBA.variable)
     assert scanner().scan is scanner("compiled").scan is scan_fast.scan
-    monkeypatch.setenv(VARIABLE, "plain")
+    monkeypatch.setenv(SCAN_VARIABLE, "plain")
     assert scanner().scan is scan_plain.scan
-    monkeypatch.setenv(VARIABLE, "fast")
+    monkeypatch.setenv(SCAN_VARIABLE, "fast")
     with pytest.raises(ChoiceError, match="STREAMRL_SCAN=fast: compiled, plain, cuda are known"):
         scanner()

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.weights.bits import Array, Bits, kind_of
-from infra.weights.codec.scan import VARIABLE, scanner
-from infra.weights.errors import WeightsError
+from infra.weights.arrays import Array
+from infra.weights.bits import Bits, kind_of
+from infra.weights.codec.scan import SCAN_VARIABLE, scanner
+from infra.weights.weights_error import WeightsError
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,11 +69,11 @@ def whole_way() -> None:
             model[f"t{number}"] = Bits(dtype, (count,), data)
     found = {}
     for which in ("plain", "cuda"):
-        os.environ[VARIABLE] = which
+        os.environ[SCAN_VARIABLE] = which
         held = {name: Bits(one.dtype, one.shape, one.data.copy()) for name, one in old.items()}
-        found[which] = list(chunks.encode(old, new))
+        found[which] = list(chunks.encode_model(old, new))
         for chunk in found[which]:
-            chunks.decode(chunk, held, "it")
+            chunks.decode_chunk(chunk, held, "it")
         assert all(np.array_equal(held[name].data, new[name].data) for name in new), which
     assert found["plain"] == found["cuda"]
 

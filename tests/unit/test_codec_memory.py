@@ -50,17 +50,17 @@ def measure(threads: int, changed: float | None) -> None:
     """In the process that is measured; without changes: from nothing."""
     old, new = drawn(0.0 if changed is None else changed, TILES * tiles.TILE)
     few, less = drawn(0.5, 1000)
-    for chunk in [*chunks.encode(few, less, threads=threads), *chunks.encode(None, less)]:
-        chunks.decode(chunk, few, "it")  # what is compiled or loaded first is no scratch
+    for chunk in [*chunks.encode_model(few, less, threads=threads), *chunks.encode_model(None, less)]:
+        chunks.decode_chunk(chunk, few, "it")  # what is compiled or loaded first is no scratch
     sent: list[bytes] = []
     base = None if changed is None else old
-    taken = grown(lambda: sent.extend(chunks.encode(base, new, threads=threads)))
+    taken = grown(lambda: sent.extend(chunks.encode_model(base, new, threads=threads)))
     # All of the output is there at the end, and what a chunk is made of a little longer.
     taken -= sum(map(len, sent)) + max(map(len, sent))
     assert taken <= 3 * TILE * threads, f"encoding: {taken / TILE:.2f} tiles"
     if base is None:
         old["w"].data[:] = 0
-    taken = grown(lambda: [chunks.decode(chunk, old, "it", threads=threads) for chunk in sent])
+    taken = grown(lambda: [chunks.decode_chunk(chunk, old, "it", threads=threads) for chunk in sent])
     assert taken <= 3 * TILE * threads, f"decoding: {taken / TILE:.2f} tiles"
     assert np.array_equal(old["w"].data, new["w"].data)
 

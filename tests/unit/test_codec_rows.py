@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.weights.bits import Array, Bits, model_of
+from infra.weights.arrays import Array
+from infra.weights.bits import Bits, model_of
 from infra.weights.codec import chunks, decoding, encoding, groups, rows, tiles
 from infra.weights.codec.groups import ROWED
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 from tests.bench.delta import entropy_rows
 from tests.damage import cuts_and_flips
 
@@ -43,7 +44,7 @@ def decoded(found: list[bytes], old: dict[str, Bits]) -> Array:
     """Twice: after a crash all is simply decoded again."""
     held = copied(old)
     for chunk in [*found, *found]:
-        chunks.decode(chunk, held, "it")
+        chunks.decode_chunk(chunk, held, "it")
     return held["e"].data
 
 
@@ -57,7 +58,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_it_is_close_to_what_a_bound_needs_that_knows_the_rows() -> None:
     """A code that is blind to rows needs 1.25 of it."""
     old, new = embedding(16_000, 896, 0.05, rate=3e-6)
-    found = list(chunks.encode(old, new))
+    found = list(chunks.encode_model(old, new))
     assert modes(found) == {ROWED}
     assert np.array_equal(decoded(found, old), new["e"].data)
     changed = float(np.sum(old["e"].data != new["e"].data))
@@ -74,7 +75,7 @@ def test_any_rows_lead_back(count: int, row: int, share: float, seed: int) -> No
         for module in (tiles, groups, chunks, encoding, decoding):
             patched.setattr(module, "TILE", 4096)
         old, new = embedding(count, row, share, seed=seed)
-        assert np.array_equal(decoded(list(chunks.encode(old, new)), old), new["e"].data)
+        assert np.array_equal(decoded(list(chunks.encode_model(old, new)), old), new["e"].data)
 
 
 def test_where_changes_lie_anywhere_rows_are_not_told_apart() -> None:
@@ -84,17 +85,17 @@ def test_where_changes_lie_anywhere_rows_are_not_told_apart() -> None:
     new[draw.choice(new.size, 300, replace=False)] += 1  # a quarter of the rows
     pair = [{"e": Bits("BF16", (1024, 1024), some)} for some in (old, new)]
     assert rows.may_pay(pair[0]["e"], pair[1]["e"])
-    assert ROWED not in modes(list(chunks.encode(*pair)))
+    assert ROWED not in modes(list(chunks.encode_model(*pair)))
 
 
 def test_every_flipped_bit_and_every_cut_is_an_error(small_tiles: None) -> None:
     old, new = embedding(128, 64, 0.05)
-    (chunk,) = chunks.encode(old, new)
+    (chunk,) = chunks.encode_model(old, new)
     assert modes([chunk]) == {ROWED}
     for some in cuts_and_flips(chunk):
         held = copied(old)
         with contextlib.suppress(WeightsError):
-            chunks.decode(some, held, "it")
+            chunks.decode_chunk(some, held, "it")
         for start in range(0, held["e"].data.size, 4096):
             part = slice(start, start + 4096)
             assert any(np.array_equal(held["e"].data[part], one["e"].data[part]) for one in (old, new))
@@ -102,7 +103,7 @@ def test_every_flipped_bit_and_every_cut_is_an_error(small_tiles: None) -> None:
 
 def test_rows_of_a_tensor_without_rows_are_refused(small_tiles: None) -> None:
     old, new = embedding(128, 64, 0.05)
-    (chunk,) = chunks.encode(old, new)
+    (chunk,) = chunks.encode_model(old, new)
     flat = {"e": Bits("BF16", (128 * 64,), old["e"].data.copy())}
     with pytest.raises(WeightsError, match="it tells rows apart where there are none"):
-        chunks.decode(chunk, flat, "it")
+        chunks.decode_chunk(chunk, flat, "it")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from consumers import collective
+from consumers.learners import collective
 
 LISTENS = "0A"
 

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from consumers import forward
-from consumers.learner import TorchLearner
+from consumers.learners import forward
+from consumers.learners.learner import TorchLearner
 from infra import cpu_linear
 from infra.choices import LINEAR
-from producers.engines import cpu_linear as engine
+from producers.engines import packed_linear as engine
 from tests.factories import make_spec, make_tiny_model
 from tests.training import train
 
@@ -44,7 +44,7 @@ def test_both_types_train_both_ways(model: str, linear: str, dtype: str, replace
     spec = make_spec(model={"dtype": dtype})
     learner = TorchLearner(model, spec)
     if replaced:
-        cpu_linear.use_in(learner._model, most_rows=8)
+        cpu_linear.use_cpu_linear(learner._model, most_rows=8)
     before = learner.weights()
     norms = train(learner, spec, 2)
     assert all(0 < norm < 1e6 for norm in norms)
@@ -75,7 +75,7 @@ def test_under_autocast_it_is_torch_with_gradients_in_the_type_of_the_weights(bi
 
 def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:
     original = torch.nn.Sequential(torch.nn.Linear(4, 3))
-    cpu_linear.use_in(original, most_rows=8)
+    cpu_linear.use_cpu_linear(original, most_rows=8)
     other = copy.deepcopy(original)
     with torch.no_grad():
         other[0].weight.zero_()

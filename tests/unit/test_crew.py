@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.crew import Crew
-from flows.request import RunFailed
-from flows.workers import FEEDER, GENERATOR, TRAINER, Worker
-from infra.process import REPLACED
+from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker
+from flows.run.request import RunFailed
+from flows.run.supervision import RunProcesses
+from infra.roles.entry import REPLACED
 from infra.supervise.team import Ended, GuardDied
 
 
@@ -58,16 +58,16 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def crew(team: FakeTeam, clock: Clock, said: list[str]) -> Crew:
+def crew(team: FakeTeam, clock: Clock, said: list[str]) -> RunProcesses:
     workers = [Worker("trainer", TRAINER, [], {}), Worker("feeder", FEEDER, [], {}),
                *(Worker(f"generator-{number}", GENERATOR, [], {}) for number in range(2))]  # fmt: skip
-    found = Crew(team, workers, restarts=2, say=said.append, clock=clock)  # type: ignore[arg-type]
+    found = RunProcesses(team, workers, restarts=2, say=said.append, clock=clock)  # type: ignore[arg-type]
     found.start()
     team.started.clear()
     return found
 
 
-def test_who_was_replaced_is_not_started_again(crew: Crew, team: FakeTeam) -> None:
+def test_who_was_replaced_is_not_started_again(crew: RunProcesses, team: FakeTeam) -> None:
     """Two flows that start it again and again would end each other's trainers for ever."""
     with pytest.raises(
         RunFailed, match=r"started elsewhere, and the run goes on there: trainer .*exit code 4"
@@ -76,7 +76,7 @@ def test_who_was_replaced_is_not_started_again(crew: Crew, team: FakeTeam) -> No
     assert not team.started
 
 
-def test_done_when_trainer_and_feeder_are(crew: Crew) -> None:
+def test_done_when_trainer_and_feeder_are(crew: RunProcesses) -> None:
     crew.heard(ended("generator-0"))
     crew.heard(ended("feeder"))
     assert not crew.done
@@ -84,12 +84,14 @@ def test_done_when_trainer_and_feeder_are(crew: Crew) -> None:
     assert crew.done
 
 
-def dies(crew: Crew, team: FakeTeam, name: str, **how: object) -> None:
+def dies(crew: RunProcesses, team: FakeTeam, name: str, **how: object) -> None:
     team.running.pop(name, None)
     crew.heard(ended(name, **how))  # type: ignore[arg-type]
 
 
-def test_who_dies_is_started_again_until_it_is_too_often(crew: Crew, team: FakeTeam, clock: Clock) -> None:
+def test_who_dies_is_started_again_until_it_is_too_often(
+    crew: RunProcesses, team: FakeTeam, clock: Clock
+) -> None:
     for number in (1, 2):
         dies(crew, team, "trainer", signal=9)
         clock.now += 2.0 * (number - 1)
@@ -100,7 +102,7 @@ def test_who_dies_is_started_again_until_it_is_too_often(crew: Crew, team: FakeT
 
 
 def test_restarts_are_counted_within_an_hour_so_that_weeks_of_a_run_may_have_many(
-    crew: Crew, team: FakeTeam, clock: Clock
+    crew: RunProcesses, team: FakeTeam, clock: Clock
 ) -> None:
     for _ in range(50):
         dies(crew, team, "trainer", code=1, last="10:00:00 the store was away")
@@ -112,7 +114,9 @@ def test_restarts_are_counted_within_an_hour_so_that_weeks_of_a_run_may_have_man
 def test_the_pause_before_a_restart_doubles_and_is_short_again_after_a_healthy_time(
     clock: Clock, team: FakeTeam, said: list[str]
 ) -> None:
-    crew = Crew(team, [Worker("generator-0", GENERATOR, [], {})], restarts=99, say=said.append, clock=clock)  # type: ignore[arg-type]
+    crew = RunProcesses(
+        team, [Worker("generator-0", GENERATOR, [], {})], restarts=99, say=said.append, clock=clock
+    )  # type: ignore[arg-type]
     crew.start()
 
     def pause_s() -> float:
@@ -129,7 +133,7 @@ def test_the_pause_before_a_restart_doubles_and_is_short_again_after_a_healthy_t
 
 
 def test_a_generator_that_dies_too_often_is_left_out_and_the_run_goes_on(
-    crew: Crew, team: FakeTeam, clock: Clock, said: list[str]
+    crew: RunProcesses, team: FakeTeam, clock: Clock, said: list[str]
 ) -> None:
     for _ in range(3):
         dies(crew, team, "generator-0", signal=9)
@@ -148,7 +152,9 @@ def test_a_generator_that_dies_too_often_is_left_out_and_the_run_goes_on(
     assert crew.left_out == {} and said[-1] == "generator-0 is back"
 
 
-def test_one_of_two_generators_with_the_same_error_twice_costs_that_one(crew: Crew, team: FakeTeam) -> None:
+def test_one_of_two_generators_with_the_same_error_twice_costs_that_one(
+    crew: RunProcesses, team: FakeTeam
+) -> None:
     for _ in range(2):
         dies(crew, team, "generator-1", code=1, last="10:00:00 no such device")
         crew.start_again()
@@ -156,7 +162,9 @@ def test_one_of_two_generators_with_the_same_error_twice_costs_that_one(crew: Cr
     assert list(crew.left_out) == ["generator-1"]
 
 
-def test_the_run_ends_when_nobody_can_make_samples_here_or_elsewhere(crew: Crew, team: FakeTeam) -> None:
+def test_the_run_ends_when_nobody_can_make_samples_here_or_elsewhere(
+    crew: RunProcesses, team: FakeTeam
+) -> None:
     for name in ("generator-0", "generator-1"):
         crew.check()
         for _ in range(2):
@@ -167,7 +175,9 @@ def test_the_run_ends_when_nobody_can_make_samples_here_or_elsewhere(crew: Crew,
         crew.check(others=lambda: False)
 
 
-def test_a_killed_guard_costs_its_workers_no_restart(crew: Crew, team: FakeTeam, said: list[str]) -> None:
+def test_a_killed_guard_costs_its_workers_no_restart(
+    crew: RunProcesses, team: FakeTeam, said: list[str]
+) -> None:
     for number in (1, 2):
         crew.poll(0.0)
         assert team.running == {} and team.renewed == number
@@ -179,7 +189,7 @@ def test_a_killed_guard_costs_its_workers_no_restart(crew: Crew, team: FakeTeam,
 
 
 def test_a_guard_that_dies_while_a_worker_is_started_loses_none(
-    crew: Crew, team: FakeTeam, monkeypatch: pytest.MonkeyPatch
+    crew: RunProcesses, team: FakeTeam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dies(crew, team, "trainer", signal=9)
 
@@ -194,20 +204,22 @@ def test_a_guard_that_dies_while_a_worker_is_started_loses_none(
     assert sorted(team.running) == ["feeder", "generator-0", "generator-1", "trainer"]
 
 
-def test_the_same_error_twice_is_enough(crew: Crew) -> None:
+def test_the_same_error_twice_is_enough(crew: RunProcesses) -> None:
     crew.heard(ended("trainer", code=1, last="10:00:00 run trainer ERROR no such model"))
     with pytest.raises(RunFailed, match=r"twice of the same: trainer .* exit code 1"):
         crew.heard(ended("trainer", code=1, last="10:00:07 run trainer ERROR no such model"))
 
 
-def test_deaths_of_a_broker_that_was_away_cost_nothing(crew: Crew, team: FakeTeam) -> None:
+def test_deaths_of_a_broker_that_was_away_cost_nothing(crew: RunProcesses, team: FakeTeam) -> None:
     for _ in range(5):
         crew.heard(ended("trainer", code=1, last="10:00:00 Kafka is gone"), excused=True)
         crew.start_again()
     assert team.started == ["trainer"] * 5
 
 
-def test_a_generator_that_was_done_serves_a_trainer_that_came_back(crew: Crew, team: FakeTeam) -> None:
+def test_a_generator_that_was_done_serves_a_trainer_that_came_back(
+    crew: RunProcesses, team: FakeTeam
+) -> None:
     crew.heard(ended("generator-0"))
     crew.heard(ended("trainer", signal=11))
     crew.start_again()

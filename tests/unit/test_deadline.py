@@ -13,12 +13,12 @@ from producers.backlog import Backlog
 from producers.dispatch import deadline as deadline_module
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.board import NO_DEADLINE
-from producers.dispatch.deadline import Costs, DeadlinePolicy, Plan, Why
+from producers.dispatch.deadline import Costs, DeadlinePolicy, DeadlineRule, Why
 from producers.dispatch.dispatcher import ALONE, Dispatcher
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies import LongestFirst
-from producers.dispatch.ranks import Ranks
 from producers.dispatch.warm import WarmUp
-from producers.jobs import Job
 from schemas.messages import EVAL
 from tests.bench._lengths import CURVE
 from tests.unit.test_backlog import prompt
@@ -28,10 +28,10 @@ from tests.waiting import wait_until
 LONGEST = 20_000
 
 
-def jobs_of(count: int, *, first: int = 0) -> list[Job]:
+def jobs_of(count: int, *, first: int = 0) -> list[SampleJob]:
     draw = np.random.default_rng(first)
     return [
-        Job(prompt(first + number, size=1, min_version=0, predicted=float(draw.lognormal(8, 0.8))), 0)
+        SampleJob(prompt(first + number, size=1, min_version=0, predicted=float(draw.lognormal(8, 0.8))), 0)
         for number in range(count)
     ]
 
@@ -44,15 +44,15 @@ def dispatching(policy: DeadlinePolicy, count: int = 256, instances: int = 4) ->
     return dispatcher
 
 
-def in_force(policy: DeadlinePolicy) -> Plan:
+def in_force(policy: DeadlinePolicy) -> DeadlineRule:
     """A deadline that somebody chose."""
-    policy.plan = Plan(0.9, 500.0, 600.0)
+    policy.plan = DeadlineRule(0.9, 500.0, 600.0)
     return policy.plan
 
 
 def test_no_choice_is_made_before_all_is_compiled() -> None:
     warm = threading.Event()
-    policy = DeadlinePolicy(Ranks(Beliefs(LONGEST)), thrift=1.0, warm=warm.is_set)
+    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1.0, warm=warm.is_set)
     dispatcher = dispatching(policy)
     given = dispatcher.turn(0.0)
     assert policy.why is Why.COLD and not policy.by_deadline and policy.costs.count == 0
@@ -67,7 +67,7 @@ def test_no_choice_is_made_before_all_is_compiled() -> None:
 
 
 def test_a_choice_that_is_too_dear_leaves_the_plan_in_force() -> None:
-    policy = DeadlinePolicy(Ranks(Beliefs(LONGEST)), thrift=1e-9)
+    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1e-9)
     dispatcher = dispatching(policy)
     plan = in_force(policy)
     dispatcher.turn(0.0)
@@ -83,7 +83,7 @@ def test_a_choice_that_is_too_dear_leaves_the_plan_in_force() -> None:
 
 
 def test_with_one_instance_there_is_nothing_to_choose() -> None:
-    policy = DeadlinePolicy(Ranks(Beliefs(LONGEST)), thrift=1.0)
+    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1.0)
     dispatcher = dispatching(policy, instances=2)
     in_force(policy)
     dispatcher.leave("g1", 0.0)
@@ -94,7 +94,7 @@ def test_with_one_instance_there_is_nothing_to_choose() -> None:
 
 def test_a_choice_never_holds_everybody_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much time there is for it: meanwhile nobody is given anything."""
-    policy = DeadlinePolicy(Ranks(Beliefs(LONGEST)), thrift=100.0)
+    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=100.0)
     monkeypatch.setattr(deadline_module, "_LONGEST_CHOICE_S", 1e-3)
     dispatcher = dispatching(policy)
     dispatcher.turn(0.0)
@@ -143,9 +143,9 @@ def test_it_is_counted_and_said_what_is_in_force(tmp_path: Path, caplog: pytest.
         service.wait("two, and little to do", by_deadline=0.0, why_policy=float(Why.DEAR))
         policy = service.service._policy
         assert isinstance(policy, DeadlinePolicy)
-        policy.plan = Plan(0.5, 1e9, 1e9)
+        policy.plan = DeadlineRule(0.5, 1e9, 1e9)
         service.wait("a deadline", by_deadline=1.0)
-        policy.plan = Plan(0.5, NO_DEADLINE, 0.0)
+        policy.plan = DeadlineRule(0.5, NO_DEADLINE, 0.0)
         service.wait("none", by_deadline=0.0)
     service.service.close()
     assert "dispatched towards a deadline" in caplog.text
@@ -167,12 +167,14 @@ def test_the_first_generator_does_not_get_everything() -> None:
     assert len(dispatcher.turn(3.0)["second"]) == 64
 
 
-def evaluation(version: int, index: int = 0) -> Job:
-    return Job(prompt(-1 - version, purpose=EVAL, min_version=version, window=version, predicted=1e6), index)
+def evaluation(version: int, index: int = 0) -> SampleJob:
+    return SampleJob(
+        prompt(-1 - version, purpose=EVAL, min_version=version, window=version, predicted=1e6), index
+    )
 
 
-def training(version: int, group: int) -> Job:
-    return Job(prompt(group, min_version=version, window=version, predicted=9.0 - group), 0)
+def training(version: int, group: int) -> SampleJob:
+    return SampleJob(prompt(group, min_version=version, window=version, predicted=9.0 - group), 0)
 
 
 def test_an_evaluation_has_its_turn_behind_what_needs_the_same_weights() -> None:

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.weights.digest import digests_of, root_digest
-from infra.weights.errors import WeightsError
 from infra.weights.patch import PatchFile
-from producers.decoding import Decoding, Made
+from infra.weights.weights_error import WeightsError
+from producers.dispatch.jobs import SampleJob
 from producers.engines.replay import ReplayEngine, VirtualClock
-from producers.installing import Version
-from producers.jobs import Job, Key
+from producers.generator_core import Decoding, MadeSample
+from producers.installing import VerifiedWeights
 from schemas.admission import admissible, oldest_version, window_of
-from schemas.identity import sample_key
+from schemas.identity import SampleKey, sample_key
 from schemas.messages import EVAL
 from tests.factories import make_patch, make_spec
 from tests.unit.test_backlog import prompt
@@ -29,11 +29,11 @@ STEP_S = 1.0
 LENGTHS = {0: 10, 1: 4, 2: 30, 3: 7}
 
 
-def version(number: int) -> Version:
+def version(number: int) -> VerifiedWeights:
     tensors = {"w": torch.full((2,), float(number))}
     digests = digests_of(tensors)
     root = root_digest(digests)
-    return Version(number, root, digests, make_patch(tensors, root))
+    return VerifiedWeights(number, root, digests, make_patch(tensors, root))
 
 
 class Bench:
@@ -52,7 +52,7 @@ class Bench:
         )
         spec = make_spec(generator={"slots": slots, "on_update": on_update})
         self.core = Decoding(spec, self.engine, self.clock.now)
-        self.made: dict[Key, Made] = {}
+        self.made: dict[SampleKey, MadeSample] = {}
 
     def go(self, seconds: float = math.inf) -> None:
         """Let time pass, or work until something is made."""
@@ -72,8 +72,8 @@ class Bench:
         return list(zip(begun.version_starts, begun.versions, strict=True))
 
 
-def job(group: int, **fields: object) -> Job:
-    return Job(
+def job(group: int, **fields: object) -> SampleJob:
+    return SampleJob(
         prompt(group, **{"min_version": 0, "window": 9, "predicted": float(LENGTHS[group]), **fields}), 0
     )
 
@@ -318,7 +318,7 @@ def test_a_whole_run_ends_and_waiting_means_one_version(
             admitted = group + 1
             fields = {"window": window_of(group, groups), "predicted": float(lengths[group])}
             needs = oldest_version(group, groups, lookahead)
-            bench.core.take(Job(prompt(group, min_version=needs, **fields), 0))
+            bench.core.take(SampleJob(prompt(group, min_version=needs, **fields), 0))
         bench.go()
         while trained < iterations and all(
             (group, 0) in bench.made for group in range(trained * groups, (trained + 1) * groups)

@@ -14,12 +14,12 @@ from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import CurveError, LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.makespan import declared, makespan
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
-from producers.dispatch.ranks import Ranks
-from producers.engines.base import Request
+from producers.engines.engine import SampleRequest
 from producers.engines.replay import ReplayEngine, VirtualClock
-from producers.jobs import Job
 from schemas.messages import TRAIN, Prompt
 from tests.bench._lengths import CURVE, bound, paper_lengths
 from tests.bench._virtual import PREFILL_S, Span, generate
@@ -27,13 +27,13 @@ from tests.bench._virtual import PREFILL_S, Span, generate
 LONGEST = 20_000
 
 
-def job(group: int, predicted: float, index: int = 0, window: int = 0) -> Job:
+def job(group: int, predicted: float, index: int = 0, window: int = 0) -> SampleJob:
     prompt = Prompt(
         run="r", purpose=TRAIN, group=group, size=1, problem_id=str(group), problem="{}", epoch=0,
         tokens=np.zeros(0, np.int32), window=window, mini=0, bundle=group, bundle_groups=1,
         min_version=window, predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
     )  # fmt: skip
-    return Job(prompt, index)
+    return SampleJob(prompt, index)
 
 
 def drawn(seed: int, count: int = 96, sigma: float = 0.25) -> tuple[np.ndarray, np.ndarray, Beliefs]:
@@ -48,8 +48,9 @@ def drawn(seed: int, count: int = 96, sigma: float = 0.25) -> tuple[np.ndarray, 
 
 def policies(beliefs: Beliefs) -> list[Policy]:
     return [
-        RandomFifo(0), RoundRobin(), LongestFirst(), Algorithm2(), DeadlinePolicy(Ranks(beliefs)),
-        DeadlinePolicy(Ranks(beliefs), replans=4), DeadlinePolicy(Ranks(beliefs), replans=8, move_s=1e-5),
+        RandomFifo(0), RoundRobin(), LongestFirst(), Algorithm2(), DeadlinePolicy(GroupBeliefs(beliefs)),
+        DeadlinePolicy(GroupBeliefs(beliefs), replans=4),
+        DeadlinePolicy(GroupBeliefs(beliefs), replans=8, move_s=1e-5),
     ]  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def test_a_plan_is_carried_out_as_it_was_reckoned(seed: int, shape: tuple[int, i
     jobs = [job(place // size, float(length), place % size) for place, length in enumerate(predicted)]
     truth = {one.key: int(length) for one, length in zip(jobs, lengths, strict=True)}
     tables = [CURVE.table(shape[1])] * shape[0]
-    policy = DeadlinePolicy(Ranks(beliefs, corrects=False), seed=seed)
+    policy = DeadlinePolicy(GroupBeliefs(beliefs, corrects=False), seed=seed)
     seconds = generate(jobs, truth, tables, policy)
     plan = policy.plan
     assert plan is not None
@@ -157,7 +158,7 @@ def test_true_lengths_come_close_to_the_bound_and_beat_longest_first() -> None:
     beliefs = Beliefs(LONGEST)
     beliefs.observe([[(float(length), float(length))] for length in lengths])
     tables = [CURVE.table(256)] * 8
-    ours = generate(jobs, truth, tables, DeadlinePolicy(Ranks(beliefs)))
+    ours = generate(jobs, truth, tables, DeadlinePolicy(GroupBeliefs(beliefs)))
     assert ours <= 1.04 * bound(lengths.tolist(), tables)
     assert ours <= 0.9 * generate(jobs, truth, tables, LongestFirst())
 
@@ -237,7 +238,7 @@ def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
     def run(truth: dict[tuple[int, int], int], **options: Any) -> tuple[float, list[Span]]:
         spans: list[Span] = []
         return generate(
-            jobs, truth, tables, DeadlinePolicy(Ranks(beliefs), replans=10, **options), spans
+            jobs, truth, tables, DeadlinePolicy(GroupBeliefs(beliefs), replans=10, **options), spans
         ), spans
 
     truth = {one.key: 600 + one.key[0] for one in jobs}
@@ -255,7 +256,7 @@ def test_a_sample_that_lives_longer_than_thought_possible_holds_nothing_up() -> 
     beliefs.observe([[(100.0, 100.0)] for _ in range(500)])
     jobs = [job(group, 100.0) for group in range(20)]
     truth = {one.key: 5000 if one.key[0] == 3 else 100 for one in jobs}
-    seconds = generate(jobs, truth, [CURVE.table(4)] * 2, DeadlinePolicy(Ranks(beliefs), replans=5))
+    seconds = generate(jobs, truth, [CURVE.table(4)] * 2, DeadlinePolicy(GroupBeliefs(beliefs), replans=5))
     assert seconds < 5000 * CURVE.table(4)[4] + 5
 
 
@@ -264,7 +265,7 @@ def test_replay_steps_as_its_curve_says() -> None:
     lengths = {"a": 10, "b": 4, "c": 3}
     engine = ReplayEngine(np.array([1.0, 1.0, 2.0]), lambda request: lengths[request.id], clock)
     for name in lengths:
-        engine.submit(Request(name, (), 100, 0, float(lengths[name])))
+        engine.submit(SampleRequest(name, (), 100, 0, float(lengths[name])))
     ended = []
     while (moment := engine.next_end()) < float("inf"):
         clock.time = moment

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from infra.process import Context
+from infra.roles.context import RoleContext
 from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.fleet import Fleet
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
 from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
-from producers.dispatch.ranks import Ranks
-from producers.jobs import Job, Place, Placed
 from schemas.messages import EVAL, DeadLetter, InstanceReport
 from schemas.wire import decode, encode
 from tests.bench._lengths import CURVE
@@ -72,8 +72,8 @@ class Run:
         self._come_and_go()
         groups = range(window * GROUPS, (window + 1) * GROUPS)
         prompts = [prompt(group, predicted=float(draw.randint(10, 900))) for group in groups]
-        dispatcher.admit([Job(one, index) for one in prompts for index in range(SIZE)], self.now)
-        given: list[Job] = []
+        dispatcher.admit([SampleJob(one, index) for one in prompts for index in range(SIZE)], self.now)
+        given: list[SampleJob] = []
         for _ in range(3):
             self.now += 1.0
             given += [job for jobs in dispatcher.turn(self.now).values() for job in jobs]
@@ -100,8 +100,8 @@ class Run:
     ("policy", "iterations"),
     [
         (LongestFirst(), 10_000), (RoundRobin(), 10_000), (Algorithm2(), 2_000), (RandomFifo(0), 2_000),
-        (LongestFirst(Ranks(Beliefs(1000))), 2_000),
-        (DeadlinePolicy(Ranks(Beliefs(1000)), replans=8, thrift=1e-9), 2_000),
+        (LongestFirst(GroupBeliefs(Beliefs(1000))), 2_000),
+        (DeadlinePolicy(GroupBeliefs(Beliefs(1000)), replans=8, thrift=1e-9), 2_000),
     ],
     ids=["longest first", "round robin", "algorithm 2", "random", "ranks", "deadline"],
 )  # fmt: skip
@@ -124,7 +124,7 @@ class Service:
             algorithm={"groups": GROUPS, "group_size": SIZE, "iterations": 10_000}, generator={"slots": 8},
             **sections,
         )  # fmt: skip
-        self.context: Context = make_context(spec, folder, role="feeder")
+        self.context: RoleContext = make_context(spec, folder, role="feeder")
         self.dispatched = Dispatched(self.context)
         self.service = self.dispatched.service
 
@@ -139,7 +139,9 @@ class Service:
         self.context.writer.send(self.context.topics.instances, raw, key=name)
 
     def admit(self, *groups: int, **fields: Any) -> None:
-        self.dispatched.admit([Placed(like_samples(group, **fields), Place(0, group)) for group in groups])
+        self.dispatched.admit(
+            [Placed(like_samples(group, **fields), RecordPlace(0, group)) for group in groups]
+        )
 
     def sample(self, number: int, place: int, **fields: Any) -> None:
         length = {"length": fields.pop("length")} if "length" in fields else {}
@@ -178,7 +180,7 @@ def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None
     service = Service(tmp_path, dispatch={"policy": "longest_first"})
     service.report()
     service.wait("an instance", instances=1)
-    sizes = []
+    sizes, said = [], service.service
     for window in range(300):
         groups = range(window * GROUPS, (window + 1) * GROUPS)
         service.admit(*groups)
@@ -188,6 +190,10 @@ def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None
         service.sample(9_000 + window, 0)  # of no group that was admitted
         if window % 50 == 49:
             service.service.trained(window + 1)
+            wait_until(
+                lambda done=window + 1: said._forgotten == done and said._prompts.empty(),
+                what="that it has heard of it", deadline_s=20,
+            )  # fmt: skip
             service.wait("all of it", dispatched=0, undispatched=0)
             wait_until(lambda: not service.service._open, what="nothing open", deadline_s=20)
             gc.collect()

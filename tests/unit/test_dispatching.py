@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from infra.bus import Record
-from infra.process import Context
+from infra.roles.context import RoleContext
 from producers.dispatch import fleet
 from producers.dispatch.board import Board
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.ranks import Ranks
-from producers.jobs import Job, Place, Placed
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
 from schemas.identity import sample_id
 from schemas.messages import EVERYONE, Assignment, InstanceReport, Prompt
 from schemas.topics import assignment_partition
@@ -39,13 +39,13 @@ PROMPTS = [  # those that `make_sample` makes samples of
 
 def placed(prompts: Sequence[Prompt]) -> list[Placed]:
     """As if they stood on the log."""
-    return [Placed(prompt, Place(0, prompt.group)) for prompt in prompts]
+    return [Placed(prompt, RecordPlace(0, prompt.group)) for prompt in prompts]
 
 
 class Instance:
     """A generator's side of the log."""
 
-    def __init__(self, context: Context, name: str, start: str, slots: int = 2) -> None:
+    def __init__(self, context: RoleContext, name: str, start: str, slots: int = 2) -> None:
         self._context, self.name, self.start, self._slots = context, name, start, slots
         self._reader = context.bus.reader(context.topics.assignments, only=assignment_partition(name))
         self.has: list[str] = []
@@ -84,7 +84,7 @@ class Instance:
         self._context.writer.send(self._context.topics.samples, encode(sample), key=name)
 
 
-def dispatching(context: Context) -> Dispatched:
+def dispatching(context: RoleContext) -> Dispatched:
     return Dispatched(context, placed(PROMPTS))
 
 
@@ -179,7 +179,7 @@ def test_an_unreadable_report_goes_to_the_dead_letters(tmp_path: Path) -> None:
         soon(lambda: len(first.look()) == 8, "all for the only one", first)
 
 
-def reject(context: Context, name: str, offset: int) -> None:
+def reject(context: RoleContext, name: str, offset: int) -> None:
     """What the trainer says of a sample that it can't use."""
     record = Record(context.topics.samples.name, 0, offset, name.encode(), b"")
     context.dead_letter(record, "no good", wanted=name)
@@ -236,15 +236,15 @@ def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[tuple[int, int], int]] = []
-    learn = Ranks.finished
+    learn = GroupBeliefs.finished
 
     def finished(
-        ranks: Ranks, board: Board, job: Job, length: int, *, of_running: bool
+        ranks: GroupBeliefs, board: Board, job: SampleJob, length: int, *, of_running: bool
     ) -> list[tuple[int, int]]:
         told.append((job.key, length))
         return learn(ranks, board, job, length, of_running=of_running)
 
-    monkeypatch.setattr(Ranks, "finished", finished)
+    monkeypatch.setattr(GroupBeliefs, "finished", finished)
     context = make_context(SPEC, tmp_path)
     done = make_sample(SPEC, 1, 1)
     context.writer.send(context.topics.samples, encode(done), key="k")
@@ -258,7 +258,7 @@ def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(
 def test_one_that_measured_slow_and_was_left_out_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "LEFT_OUT_S", 0.4)
+    monkeypatch.setattr(fleet, "SLOW_LEFT_OUT_S", 0.4)
     context = make_context(SPEC, tmp_path)
     slow, fast = Instance(context, "a", "1", slots=64), Instance(context, "b", "1", slots=64)
     dispatched = Dispatched(context)
@@ -293,7 +293,7 @@ def test_who_was_heard_during_a_long_turn_is_not_taken_for_dead(
     held, go, plain = threading.Event(), threading.Event(), Dispatcher.turn
     armed = threading.Event()
 
-    def long_turn(self: Dispatcher, now: float) -> dict[str, list[Job]]:
+    def long_turn(self: Dispatcher, now: float) -> dict[str, list[SampleJob]]:
         if armed.is_set() and not held.is_set():
             held.set()
             go.wait(20)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from schemas.loading import load
-from schemas.reference import markdown
+from schemas.loading import load_run_file
+from schemas.reference import reference_page
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_about_run_files_is_current() -> None:
     written = (ROOT / "docs" / "run-file.md").read_text()
-    assert written.strip() == markdown().strip(), "run: streamrl schema --markdown > docs/run-file.md"
+    assert written.strip() == reference_page().strip(), "run: streamrl schema --markdown > docs/run-file.md"
 
 
 def test_examples_are_valid() -> None:
     for file in (ROOT / "examples").glob("*.yaml"):
-        load(file)
+        load_run_file(file)
 
 
 def test_links_lead_somewhere() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.elsewhere import model_here, reward_here
-from flows.request import RunFailed
+from flows.run.far_files import model_here, reward_here
+from flows.run.request import RunFailed
 from infra.runs import RunRecord
-from infra.store import Store, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import Store
 from infra.waiting import WaitedTooLong
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore

@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 from infra.weights.patch import Patch, PatchFile
-from producers.engines.base import EngineError, Finished, Pace, Request
-from producers.engines.engine_process import answer
-from producers.engines.messages import (
+from producers.engines.engine import EngineError, FinishedRequest, Pace, SampleRequest
+from producers.engines.engine_messages import (
     Abort,
     Holds,
     Install,
-    Made,
+    MadeReport,
     Order,
     Paced,
     Prepare,
-    Prepared,
+    PreparedReport,
     Ready,
     Refused,
     Report,
     Submit,
     Took,
 )
+from producers.engines.engine_process import answer
 
 
 class CountingEngine:
@@ -40,18 +40,20 @@ class CountingEngine:
         self.go = threading.Event()  # it takes its time beside steps until this is set
         self.go.set()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SampleRequest) -> None:
         if request.max_tokens < 1:
             raise EngineError(f"{request.id} may have no token")
         self.left[request.id] = self.length[request.id] = request.max_tokens
 
-    def step(self, wait_s: float) -> list[Finished]:
+    def step(self, wait_s: float) -> list[FinishedRequest]:
         self.left = {name: tokens - 1 for name, tokens in self.left.items()}
         done = [name for name, tokens in self.left.items() if tokens == 0]
         for name in done:
             del self.left[name]
         return [
-            Finished(name, np.arange(self.length[name], dtype=np.int32), np.zeros(0, np.float32), "stop")
+            FinishedRequest(
+                name, np.arange(self.length[name], dtype=np.int32), np.zeros(0, np.float32), "stop"
+            )
             for name in done
         ]
 
@@ -101,7 +103,7 @@ def link(engine: CountingEngine) -> Iterator[Connection]:
 
 
 def submit(name: str, tokens: int) -> Submit:
-    return Submit(Request(name, [1], tokens, seed=0, priority=0.0))
+    return Submit(SampleRequest(name, [1], tokens, seed=0, priority=0.0))
 
 
 def send(link: Connection, *orders: Order) -> None:
@@ -114,7 +116,7 @@ def read(link: Connection) -> list[Report]:
 
 
 def names(reports: Sequence[Report]) -> list[str]:
-    return [report.id for report in reports if isinstance(report, Made)]
+    return [report.id for report in reports if isinstance(report, MadeReport)]
 
 
 def test_makes_what_it_is_told_and_reports_together_what_finishes_together(link: Connection) -> None:
@@ -122,7 +124,7 @@ def test_makes_what_it_is_told_and_reports_together_what_finishes_together(link:
     first, second = read(link), read(link)
     assert names(first) == ["s1"]
     assert sorted(names(second)) == ["s2", "x"]
-    (made,) = (report for report in first if isinstance(report, Made))
+    (made,) = (report for report in first if isinstance(report, MadeReport))
     assert np.frombuffer(made.tokens, np.int32).tolist() == [0]
 
 
@@ -146,7 +148,7 @@ def test_prepares_and_hashes_beside_steps_and_installs_between_two(
     send(link, submit("long", 10**9), Prepare(str(first.path)), Prepare(str(second.path)), submit("a", 3))
     assert names(read(link)) == ["a"], "steps go on"
     engine.go.set()
-    assert [*read(link), *read(link)] == [Prepared(), Prepared()]
+    assert [*read(link), *read(link)] == [PreparedReport(), PreparedReport()]
     engine.go.clear()
     send(link, Install(recompute=True))
     (took,) = read(link)

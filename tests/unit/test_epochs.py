@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.epochs import Epoch, Replaced, begin
-from infra.store import Store, StoreError, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import Store, StoreError
 
 
 @pytest.fixture

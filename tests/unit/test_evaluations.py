@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights are published here; these are what made the samples."""
-    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
+    monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: "r")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("infra.tail._POLL_S", "producers.sample_feed._POLL_S", "producers.feeder._POLL_S"):
         monkeypatch.setattr(name, 0.01)
     monkeypatch.setattr("producers.snapshots._LEAST_S", 0.0)
-    monkeypatch.setattr("infra.store.os.fsync", lambda number: None)
+    monkeypatch.setattr("infra.stores.file_store.os.fsync", lambda number: None)
 
 
 def spec_of(mode: str = "async", **algorithm: Any) -> RunSpec:

@@ -14,18 +14,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from consumers.learner import TorchLearner
+from consumers.learners.learner import TorchLearner
+from flows.checkpoints.export_run import export_run
+from flows.checkpoints.promote import promote_version
+from flows.checkpoints.version_source import ExportError, VersionSource
 from flows.cli import app
-from flows.export import export
-from flows.origin import ExportError, Origin
-from flows.promote import promote
-from flows.report import export_model
+from flows.run.report import export_model
 from infra.runs import RunRecord, create
-from infra.store import Store, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import Store
 from infra.weights.digest import digests_of
-from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
 
@@ -75,8 +76,8 @@ def test_the_merged_model_says_what_base_and_adapter_say(
     make: Make, model: str, tmp_path: Path, dtype: str, error: float
 ) -> None:
     made = make(lora=LORA, dtype=dtype)
-    whole = export(made.record, made.store, tmp_path / "a" / "whole")
-    adapter = export(made.record, made.store, tmp_path / "adapter", adapter=True)
+    whole = export_run(made.record, made.store, tmp_path / "a" / "whole")
+    adapter = export_run(made.record, made.store, tmp_path / "adapter", adapter=True)
     assert (whole.version, adapter.version) == (3, 3)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     plain = logits(base)
@@ -101,7 +102,7 @@ def test_layers_that_share_a_name_with_others_are_named_in_full(
     make: Make, model: str, tmp_path: Path
 ) -> None:
     made = make(lora={**LORA, "targets": ["0.self_attn.q_proj"]})
-    folder = export(made.record, made.store, tmp_path / "adapter", adapter=True).folder
+    folder = export_run(made.record, made.store, tmp_path / "adapter", adapter=True).folder
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["target_modules"] == ["model.layers.0.self_attn.q_proj"]
     net = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(folder))
@@ -112,13 +113,13 @@ def test_layers_that_share_a_name_with_others_are_named_in_full(
 def test_a_run_that_trains_all_weights(make: Make, tmp_path: Path, dtype: str) -> None:
     made = make(dtype=dtype)
     for version in (1, 3):
-        folder = export(made.record, made.store, tmp_path / str(version), version=version).folder
+        folder = export_run(made.record, made.store, tmp_path / str(version), version=version).folder
         read = AutoModelForCausalLM.from_pretrained(folder)
         assert digests_of(dict(read.named_parameters())) == made.weights.manifest(version).digests
     with pytest.raises(
         ExportError, match=r"version 3 of run test-1 in file://.* is a whole model: leave --adapter out"
     ):
-        export(made.record, made.store, tmp_path / "adapter", adapter=True)
+        export_run(made.record, made.store, tmp_path / "adapter", adapter=True)
 
 
 @pytest.mark.parametrize("lora", [LORA, None])
@@ -126,10 +127,10 @@ def test_a_large_model_is_written_in_several_files(
     make: Make, tmp_path: Path, lora: dict[str, float] | None
 ) -> None:
     made = make(lora=lora)
-    one = export(made.record, made.store, tmp_path / "one")
+    one = export_run(made.record, made.store, tmp_path / "one")
     told: list[float] = []
-    many = promote(
-        made.weights, Origin.of_run(made.record), 3, tmp_path / "many", shard=60_000,
+    many = promote_version(
+        made.weights, VersionSource.of_run(made.record), 3, tmp_path / "many", shard=60_000,
         progress=lambda share, _: told.append(share),
     )  # fmt: skip
     files = sorted(path.name for path in many.folder.glob("*.safetensors"))
@@ -151,14 +152,14 @@ def test_what_is_there_is_not_touched(make: Make, tmp_path: Path) -> None:
     target.mkdir()
     (target / "mine.txt").write_text("mine")
     with pytest.raises(ExportError, match="full is there and not empty: name another folder, or remove it"):
-        export(made.record, made.store, target)
+        export_run(made.record, made.store, target)
     assert [path.name for path in target.iterdir()] == ["mine.txt"]
     with pytest.raises(ExportError, match=r"mine\.txt is there and not empty"):
-        export(made.record, made.store, target / "mine.txt")
+        export_run(made.record, made.store, target / "mine.txt")
     with pytest.raises(ExportError, match=r"can't be written"):
-        export(made.record, made.store, target / "mine.txt" / "model")
+        export_run(made.record, made.store, target / "mine.txt" / "model")
     (target / "mine.txt").unlink()
-    assert export(made.record, made.store, target).folder == target
+    assert export_run(made.record, made.store, target).folder == target
 
 
 def test_nothing_half_is_left(make: Make, tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_nothing_half_is_left(make: Make, tmp_path: Path) -> None:
 
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        export(made.record, made.store, tmp_path / "model", progress=interrupt)
+        export_run(made.record, made.store, tmp_path / "model", progress=interrupt)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -182,16 +183,16 @@ def test_nothing_is_written_of_what_is_damaged_or_of_another_base(
     record = made.record.model_copy(update={"model": str(other)})
     for adapter in (False, True):
         with pytest.raises(WeightsError, match="Put the model that the run began with there"):
-            export(record, made.store, tmp_path / "model", adapter=adapter)
+            export_run(record, made.store, tmp_path / "model", adapter=adapter)
     gone = made.record.model_copy(update={"model": str(tmp_path / "gone")})
     with pytest.raises(
         ExportError, match=r"gone has no config\.json: the model that run test-1 .* began with"
     ):
-        export(gone, made.store, tmp_path / "model")
+        export_run(gone, made.store, tmp_path / "model")
     file = tmp_path / "store" / made.weights.chunk_key(made.weights.manifest(3).paths[0].chunks[0])
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(WeightsError, match="is damaged: it has other bytes than its name says"):
-        export(made.record, made.store, tmp_path / "model")
+        export_run(made.record, made.store, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
@@ -199,7 +200,7 @@ def test_the_report_has_the_newest_model(make: Make, tmp_path: Path) -> None:
     made = make(lora=LORA)
     for _ in range(2):  # a report may be written again
         assert export_model(made.record, tmp_path / "model") == 3
-    exported = export(made.record, made.store, tmp_path / "again")
+    exported = export_run(made.record, made.store, tmp_path / "again")
     assert ModelFolder(tmp_path / "model").root == ModelFolder(exported.folder).root
     bare = create(made.store, made.record.spec, bootstrap_servers="none", model=made.record.model)
     assert export_model(bare, tmp_path / "none") is None

@@ -13,7 +13,7 @@ from infra.bad_step import BadStep
 from infra.bus import read_all
 from infra.epochs import Replaced
 from infra.memory_bus import MemoryBus, MemoryWriter
-from infra.skipped import skip
+from infra.skipped import add_skipped
 from schemas.messages import Prompt, RankerAnnouncement
 from schemas.runspec import RunSpec
 from schemas.topics import Topic
@@ -47,17 +47,17 @@ class DyingWriter(MemoryWriter):
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights are published here; these are what made the samples."""
-    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
+    monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: "r")
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("infra.tail._POLL_S", "producers.sample_feed._POLL_S", "producers.feeder._POLL_S",
-                 "producers.ranker.ranking._POLL_S"):  # fmt: skip
+                 "producers.ranking._POLL_S"):  # fmt: skip
         monkeypatch.setattr(name, 0.01)
     monkeypatch.setattr("producers.snapshots._LEAST_S", 0.0)
     monkeypatch.setattr("producers.dispatch.service._TICK_S", 0.01)
-    monkeypatch.setattr("infra.store.os.fsync", lambda number: None)
+    monkeypatch.setattr("infra.stores.file_store.os.fsync", lambda number: None)
 
 
 def spec_of(**algorithm: Any) -> RunSpec:
@@ -263,7 +263,7 @@ def test_an_unreadable_step_stops_the_feeder_until_it_is_skipped(tmp_path: Path)
     assert "streamrl skip test-1 'test-1.ledger[0]@0'" in str(life.error)
     with pytest.raises(BadStep):  # it comes back until somebody decides
         Life(others.life())
-    skip(others.context.store, "test-1", (topics.ledger.name, 0, 0), "garbage")
+    add_skipped(others.context.store, "test-1", (topics.ledger.name, 0, 0), "garbage")
     others.generate()
     others.train(0)
     with fed(others):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.fixed_point import FixedPointSum
+from consumers.learners.fixed_point import FixedPointSum
 
 CPU = torch.device("cpu")
 numbers = st.floats(-(2.0**20), 2.0**20, width=32)

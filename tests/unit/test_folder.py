@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from flows.checkpoints.push_and_pull import pull_version
 from flows.cli import app
-from flows.weights import pull
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.weights import folder as folders
-from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder, is_beside, opened
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_version_writes_nothing_but_what_travels(
     weights = WeightStore(open_store(f"file://{tmp_path}/s"), "r-1")
     files = {"config.json": b"{}", "modeling_mine.py": b"import os", "weights.json": b"{}", "x.sh": b"rm"}
     weights.publish_model(0, ModelFolder(folder).bits(), files=files)
-    pull(weights, 0, tmp_path / "out")
+    pull_version(weights, 0, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json", "model.safetensors", "weights.json",
     }  # fmt: skip

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows import follow, kept
-from flows.follow import Follower, look
-from flows.kept import LinesFile, MetricsFile, complete, lines_of
-from flows.notes import Notes
-from flows.rows import Thinned
-from flows.screen import Screens
-from flows.totals import Totals
-from flows.view import RunView
+from flows.view import follow
+from flows.view import line_files as kept
+from flows.view.follow import Follower, look_once
+from flows.view.line_files import LinesFile, MetricsFile, complete, lines_of
+from flows.view.metric_rows import Thinned
+from flows.view.process_notes import ProcessNotes
+from flows.view.run_view import RunView
+from flows.view.screen import Screens
+from flows.view.totals import Totals
 from infra.bus import Record
-from infra.process import Context
+from infra.roles.context import RoleContext
 from schemas.messages import Heartbeat, Prompt, StepRecord
 from schemas.topics import Topic
 from schemas.wire import encode
@@ -44,17 +45,17 @@ def step(number: int, **fields: Any) -> StepRecord:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
+def context(tmp_path: Path) -> RoleContext:
     return make_context(make_spec(), tmp_path)
 
 
-def send(context: Context, topic: Topic, *messages: Any) -> None:
+def send(context: RoleContext, topic: Topic, *messages: Any) -> None:
     for message in messages:
         raw = message if isinstance(message, bytes) else encode(message)
         context.writer.send(topic, raw, key="k")
 
 
-def following(context: Context, file: Path | None = None) -> Follower:
+def following(context: RoleContext, file: Path | None = None) -> Follower:
     metrics = None if file is None else MetricsFile(file)
     return Follower(context.record, metrics=metrics, connected=lambda record, name: context.bus)
 
@@ -66,7 +67,7 @@ def steps_in(file: Path) -> list[int]:
 DEEP = b"\x91" * 100_000  # an array in an array in an array
 
 
-def test_garbage_on_every_topic_is_passed_over(context: Context, tmp_path: Path) -> None:
+def test_garbage_on_every_topic_is_passed_over(context: RoleContext, tmp_path: Path) -> None:
     topics = context.topics
     bad_prompt = fill(Prompt, run="test-1", purpose="train", size=1, bundle_groups=1)
     for topic in (topics.ledger, topics.evals, topics.weights, topics.dead, topics.status, topics.ranker):
@@ -79,7 +80,7 @@ def test_garbage_on_every_topic_is_passed_over(context: Context, tmp_path: Path)
 
 
 def test_a_view_reads_no_topic_from_its_beginning_and_no_prompts(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = context.topics
     for number in range(1000):
@@ -101,13 +102,13 @@ def test_a_view_reads_no_topic_from_its_beginning_and_no_prompts(
 
     monkeypatch.setattr(type(context.bus.reader(topics.dead)), "poll", counted)
     monkeypatch.setattr(follow, "connect", lambda record, name: context.bus)
-    view = look(context.record)
+    view = look_once(context.record)
     assert read == {topics.ledger.name: 300, topics.status.name: 2000}
     assert view.last is not None and view.last["step"] == 999
 
 
 def test_looking_ends_at_the_ends_that_were_found_though_the_topic_grows(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = context.topics
     beats = fill(Heartbeat, run="test-1", role="feeder", sent_at=1.0)
@@ -120,12 +121,12 @@ def test_looking_ends_at_the_ends_that_were_found_though_the_topic_grows(
 
     monkeypatch.setattr(type(context.bus.reader(topics.dead)), "poll", growing)
     monkeypatch.setattr(follow, "connect", lambda record, name: context.bus)
-    look(context.record, deadline_s=60)
+    look_once(context.record, deadline_s=60)
     assert sum(map(len, context.bus.log(topics.status))) == 700  # type: ignore[attr-defined]
 
 
 def test_the_file_grows_with_the_run_and_is_gone_on_with_behind_its_last_whole_line(
-    context: Context, tmp_path: Path
+    context: RoleContext, tmp_path: Path
 ) -> None:
     file, topics = tmp_path / "metrics.jsonl", context.topics
     send(context, topics.ledger, *map(step, range(500)), step(498, trainer_epoch=1))
@@ -146,7 +147,7 @@ def test_the_file_grows_with_the_run_and_is_gone_on_with_behind_its_last_whole_l
 
 
 def test_a_full_disk_costs_no_line_and_is_said(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: RoleContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, full = tmp_path / "metrics.jsonl", [True]
     write = os.pwrite
@@ -173,7 +174,7 @@ def test_a_full_disk_costs_no_line_and_is_said(
 def test_notes_that_can_not_be_written_are_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     (tmp_path / "processes.jsonl").mkdir()  # nothing can be written there
-    notes, view = Notes(tmp_path, 0.0, said.append), RunView("test-1", make_spec())
+    notes, view = ProcessNotes(tmp_path, 0.0, said.append), RunView("test-1", make_spec())
     view.live = True
     view.take(fill(Heartbeat, run="test-1", role="feeder", state="admitting", sent_at=1.0))
     for _ in range(3):
@@ -181,7 +182,7 @@ def test_notes_that_can_not_be_written_are_said_once(tmp_path: Path, monkeypatch
     assert len(said) == 1 and "processes.jsonl can't be written, and the run goes on without" in said[0]
 
 
-def test_any_error_in_the_thread_is_said_and_it_goes_on(context: Context) -> None:
+def test_any_error_in_the_thread_is_said_and_it_goes_on(context: RoleContext) -> None:
     send(context, context.topics.ledger, step(0))
     broken = [True]
 
@@ -197,7 +198,7 @@ def test_any_error_in_the_thread_is_said_and_it_goes_on(context: Context) -> Non
         assert follower.see(lambda view: view.trouble) == ""
 
 
-def test_a_thread_that_has_ended_is_started_again(context: Context) -> None:
+def test_a_thread_that_has_ended_is_started_again(context: RoleContext) -> None:
     follower = following(context)
     begin = follower._follow
     follower._thread = type(follower._thread)(target=lambda: None)  # it ends at once
@@ -228,7 +229,7 @@ def test_a_screen_that_fails_ends_nothing_and_hides_no_other() -> None:
 
 
 def test_the_report_reads_the_ledger_from_behind_the_file(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: RoleContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, read = tmp_path / "metrics.jsonl", []
     send(context, context.topics.ledger, *map(step, range(40)))
@@ -244,7 +245,7 @@ def test_the_report_reads_the_ledger_from_behind_the_file(
     "damage", ["torn in the middle", "its head is gone", "of an older version", "garbage"]
 )
 def test_lines_that_are_missing_are_read_from_the_ledger(
-    damage: str, context: Context, tmp_path: Path
+    damage: str, context: RoleContext, tmp_path: Path
 ) -> None:
     file = tmp_path / "metrics.jsonl"
     send(context, context.topics.ledger, *map(step, range(20)))
@@ -261,7 +262,7 @@ def test_lines_that_are_missing_are_read_from_the_ledger(
     assert steps_in(file) == list(range(20))
 
 
-def test_what_the_ledger_has_lost_stays_in_the_file(context: Context, tmp_path: Path) -> None:
+def test_what_the_ledger_has_lost_stays_in_the_file(context: RoleContext, tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     send(context, context.topics.ledger, *map(step, range(10)))
     complete(MetricsFile(file), context.bus, context.topics, "test-1")
@@ -314,7 +315,7 @@ def test_a_report_of_100_000_steps_holds_what_one_of_4000_does(tmp_path: Path) -
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # kilobytes
 
 
-def test_what_is_on_the_log_can_be_waited_for(context: Context) -> None:
+def test_what_is_on_the_log_can_be_waited_for(context: RoleContext) -> None:
     """The last step of a run is a second behind in a view: a flow shows it before it ends."""
     with following(context) as follower:
         follower.wait_for(lambda view: view.live, 10.0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from consumers.forward import Forward, UnsupportedModel, load
-from consumers.packing import UnsupportedAttention
+from consumers.batches.packing import UnsupportedAttention
+from consumers.learners.forward import Forward, UnsupportedModel, load_policy
 from tests.factories import make_spec
 from tests.training import batches_of, rows_of
 
@@ -35,7 +35,7 @@ def saved(folder: Path, kind: str, **config: Any) -> str:
     [("Qwen2", {}), ("Qwen3", {}), ("Llama", {}), ("Mistral", {"sliding_window": 4}), ("Phi3", {})],
 )
 def test_models_that_are_trained(tmp_path: Path, kind: str, config: dict[str, Any]) -> None:
-    load(saved(tmp_path, kind, **config), make_spec(), CPU)
+    load_policy(saved(tmp_path, kind, **config), make_spec(), CPU)
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_models_that_would_be_trained_wrongly(
     tmp_path: Path, kind: str, config: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=rf"model\.path {tmp_path}: {kind}.* {reason}"):
-        load(saved(tmp_path, kind, **config), make_spec(), CPU)
+        load_policy(saved(tmp_path, kind, **config), make_spec(), CPU)
 
 
 def test_attention_that_would_be_computed_wrongly(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedAttention, match="softcap"):
-        load(saved(tmp_path, "Gemma2", final_logit_softcapping=None), make_spec(), CPU)
+        load_policy(saved(tmp_path, "Gemma2", final_logit_softcapping=None), make_spec(), CPU)
 
 
 def test_entropy_is_that_of_every_eighth_token(tmp_path: Path) -> None:
     spec = make_spec(trainer={"logits_chunk": 8})
-    model = load(saved(tmp_path, "Qwen2"), spec, CPU)
+    model = load_policy(saved(tmp_path, "Qwen2"), spec, CPU)
     run = Forward(spec, CPU)
     for batch in batches_of(spec, rows_of(spec)):
         run.logprobs(model, batch)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.process import Stopped
-from infra.weights.errors import WeightsError
+from infra.roles.context import Stopped
 from infra.weights.patch import PatchFile
-from producers.engines.base import EngineError, Installed, Request
+from infra.weights.weights_error import WeightsError
+from producers.engines.engine import EngineError, Installed, SampleRequest
 from producers.engines.replay import RealClock, ReplayEngine
 from schemas.messages import InstanceReport, Part, Sample
 from tests.factories import make_context, make_spec
@@ -24,7 +24,7 @@ LENGTH, STEP_S = 5, 0.002
 ENDLESS = "0000007-01"
 
 
-def _length(request: Request) -> int:
+def _length(request: SampleRequest) -> int:
     return 10**9 if request.id == ENDLESS else LENGTH
 
 
@@ -132,13 +132,13 @@ def test_a_replay_engine_takes_only_a_patch_of_what_it_holds() -> None:
     engine.prepare(PatchFile({}, {}, since="another", root="b"))
     with pytest.raises(EngineError, match="the patch is for the weights another; the engine holds None"):
         engine.install(recompute=False)
-    engine.submit(Request("a", [1], 9, 0, 1.0))
+    engine.submit(SampleRequest("a", [1], 9, 0, 1.0))
     assert list(engine.unfinished()) == ["a"]
 
 
 def test_waiting_for_a_replay_engine_ends_with_the_bell() -> None:
     bell = threading.Event()
     engine = ReplayEngine(np.full(3, 1e6), lambda request: LENGTH, RealClock(bell))
-    engine.submit(Request("a", [1], 9, 0, 1.0))
+    engine.submit(SampleRequest("a", [1], 9, 0, 1.0))
     bell.set()
     assert engine.step(1e6) == []

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.weights.bits import Bits
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests
-from infra.weights.errors import WeightsError
 from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
-from producers.installing import Newest, Version
+from infra.weights.weights_error import WeightsError
+from producers.installing import Newest, VerifiedWeights
 from tests.factories import make_spec
 
 
@@ -31,7 +31,7 @@ class Source:
         self._draw = np.random.default_rng(0)
         self._tensor = torch.zeros(200, 10)
 
-    def version(self, number: int) -> Version:
+    def version(self, number: int) -> VerifiedWeights:
         """The next one; one in a hundred weights moves, some of them back to what they were."""
         pick = self._draw.random(self._tensor.shape) < 0.01
         self._tensor = torch.where(torch.from_numpy(pick), (self._tensor + 1) % 2, self._tensor)
@@ -48,7 +48,7 @@ def test_each_patch_is_of_what_the_engine_holds(
     source = Source(tmp_path_factory.mktemp("store"))
     engine: dict[str, Bits] = {}
     root: str | None = None
-    last: Version | None = None
+    last: VerifiedWeights | None = None
     for number, claim in enumerate(claims):
         fresh = source.version(number)
         assert last is None or not last.claim(), "one that is not claimed is void when a newer one is there"

@@ -12,7 +12,7 @@ import pytest
 from infra.bus import BusError
 from infra.kafka_bus import KafkaBus
 from infra.kafka_probe import trouble
-from infra.kafka_security import PREFIX, checked, security_from_environment
+from infra.kafka_security import PREFIX, checked_settings, security_from_environment
 from tests.certificates import KEY_PASSWORD, Authority
 
 
@@ -68,7 +68,7 @@ def test_a_client_certificate_with_a_locked_key(pki: Path) -> None:
         {f"{PREFIX}SECURITY_PROTOCOL": "SSL", f"{PREFIX}KEY_PASSWORD": KEY_PASSWORD,
          **{f"{PREFIX}{name}": str(pki / file) for name, file in files.items()}}
     )  # fmt: skip
-    assert checked(found) == {
+    assert checked_settings(found) == {
         "security_protocol": "SSL", "ssl_cafile": str(pki / "authority.pem"),
         "ssl_certfile": str(pki / "client.pem"), "ssl_keyfile": str(pki / "client.key"),
         "ssl_password": KEY_PASSWORD,

@@ -13,15 +13,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flows.audit import Audit
+from flows.checkpoints.audit import Audit
 from flows.cli import app
-from infra.process import Heart
-from infra.store import FileStore, open_store
+from infra.roles.heart import Heart
+from infra.stores.file_store import FileStore
+from infra.stores.opening import open_store
 from infra.weights import leases
-from infra.weights.errors import WeightsError
 from infra.weights.leases import Lease
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 from tests.fakes.crashing import Crash, CrashingStore, Killed, Life, crashes_of
 from tests.unit.test_weights import changed, chunk_files, key_files, same, series, weights
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from consumers.batching import filler
-from consumers.learner import TorchLearner
+from consumers.batches.micro_batches import filler
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import TorchLearner
+from consumers.learners.optimizing import NotFinite, closest
 from consumers.losses import loss_of
-from consumers.losses.base import Needs
-from consumers.optimizing import NotFinite, closest
-from consumers.rows import Row
+from consumers.losses.loss import Needs
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
@@ -34,7 +34,7 @@ def moment(learner: TorchLearner, name: str, spec: RunSpec) -> torch.Tensor:
     return state / (1 - spec.algorithm.betas[0])
 
 
-def reference_gradient(model: str, spec: RunSpec, rows: list[Row]) -> dict[str, torch.Tensor]:
+def reference_gradient(model: str, spec: RunSpec, rows: list[TrainingRow]) -> dict[str, torch.Tensor]:
     """The loss written down sample by sample, from the formula, without batches, padding or chunks."""
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     loss = loss_of(spec)

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consumers.ledger import AnotherTrainer, Ledger
-from infra.process import Context
+from consumers.steps.ledger import AnotherTrainer, Ledger
+from infra.roles.context import RoleContext
 from schemas.messages import StepRecord
 from tests.factories import make_context, make_spec
 from tests.fakes.fill import fill
 
 
-def step(context: Context, number: int, root: str, epoch: int) -> StepRecord:
+def step(context: RoleContext, number: int, root: str, epoch: int) -> StepRecord:
     return fill(
         StepRecord, run=context.run, step=number, root_out=root, trainer_epoch=epoch, iteration=number,
         last_of_iteration=True, version_in=number, version_out=number + 1, predicted=np.zeros(0),
     )  # fmt: skip
 
 
-def started(context: Context, epoch: int) -> tuple[Ledger, list[str]]:
+def started(context: RoleContext, epoch: int) -> tuple[Ledger, list[str]]:
     ledger = Ledger(context, epoch)
     return ledger, [f"{one.step} {one.root_out}" for one in ledger.rest(0)]
 

@@ -11,18 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers import lending
-from consumers.checkpoint import Checkpoints
-from consumers.learner import TorchLearner
-from consumers.lending import Made, made_of
-from consumers.publisher import Publisher
-from consumers.snapshot import Snapshot
+from consumers.learners import lending
+from consumers.learners.learner import TorchLearner
+from consumers.learners.lending import MadeWeights, made_of
+from consumers.learners.snapshot import StateSnapshot
+from consumers.steps.checkpoint import Checkpoints
+from consumers.steps.publisher import Publisher
 from infra.choices import CORES
 from infra.waiting import WaitedTooLong
 from infra.weights import inspection
 from infra.weights.digest import digests_of, tensor_digest
-from infra.weights.errors import WeightsError
 from infra.weights.inspection import Inspected, inspect, inspected
+from infra.weights.weights_error import WeightsError
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec, make_tiny_model
 from tests.training import train
@@ -163,10 +163,10 @@ def test_a_copy_that_is_not_what_the_ledger_says_is_not_published(model: str, tm
     future: lending.Future[dict[str, torch.Tensor]] = lending.Future()
     future.set_result(tensors)
     try:
-        publisher.publish(0, Made(inspected(tensors), lambda: future))
+        publisher.publish(0, MadeWeights(inspected(tensors), lambda: future))
         publisher.drain()
         assert publisher.newest() == 0
-        publisher.publish(1, Made(Inspected({"w": "00"}, ""), lambda: future))
+        publisher.publish(1, MadeWeights(Inspected({"w": "00"}, ""), lambda: future))
         with pytest.raises(WeightsError, match="version 1 is not published: the copy of the"):
             publisher.drain()
         assert publisher.newest() == 0
@@ -208,7 +208,7 @@ def test_pieces_of_weights_and_checkpoints_move_a_publisher(model: str, tmp_path
     publisher.drain()
     before = context.heart.counters["stored_pieces"]
     checkpoints = Checkpoints(context.store, context.run, moved=publisher.moved)
-    checkpoints.begin(Snapshot({}, {"w": torch.arange(10.0)}), 0, 0).result()
+    checkpoints.begin(StateSnapshot({}, {"w": torch.arange(10.0)}), 0, 0).result()
     assert context.heart.counters["stored_pieces"] > before > 0
     publisher.close()
 

@@ -7,12 +7,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.lengths import class_of, edges_of, have_moved
+from producers.lengths import class_edges, class_of, have_moved
 
 
 @given(st.lists(st.floats(1, 500), min_size=1, max_size=200), st.integers(1, 8))
 def test_edges_grow_and_every_length_has_a_class(lengths: list[float], classes: int) -> None:
-    edges = edges_of(lengths, classes)
+    edges = class_edges(lengths, classes)
     if edges is None:
         assert max(lengths) <= min(lengths) * 1.001
         return
@@ -22,7 +22,7 @@ def test_edges_grow_and_every_length_has_a_class(lengths: list[float], classes: 
 
 
 def test_edges_are_quantiles() -> None:
-    edges = edges_of([float(number) for number in range(100)], 4)
+    edges = class_edges([float(number) for number in range(100)], 4)
     assert edges == [25.0, 50.0, 75.0]
 
 

@@ -16,16 +16,16 @@ import pytest
 import torch
 import zstandard
 
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.weights import limits
 from infra.weights.bits import Bits, file_model
-from infra.weights.codec.chunks import decode, encode
+from infra.weights.codec.chunks import decode_chunk, encode_model
 from infra.weights.codec.groups import SAME, Head, Span
 from infra.weights.codec.tiles import TILE
 from infra.weights.digest import root_digest
-from infra.weights.errors import WeightsError
 from infra.weights.manifest import parsed
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -87,18 +87,18 @@ def test_json_is_bounded_before_it_is_read(raw: bytes, why: str) -> None:
 
 def test_what_this_machine_may_hold_can_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = json.dumps(manifest(tmp_path)).encode()
-    monkeypatch.setenv(limits.VARIABLE, "32")
+    monkeypatch.setenv(limits.LARGEST_MODEL_VARIABLE, "32")
     assert parsed(raw, "here").size == 32
-    monkeypatch.setenv(limits.VARIABLE, "31")
+    monkeypatch.setenv(limits.LARGEST_MODEL_VARIABLE, "31")
     with pytest.raises(WeightsError, match="STREAMRL_LARGEST_MODEL"):
         parsed(raw, "here")
-    monkeypatch.setenv(limits.VARIABLE, "all")
+    monkeypatch.setenv(limits.LARGEST_MODEL_VARIABLE, "all")
     with pytest.raises(WeightsError, match="STREAMRL_LARGEST_MODEL=all: a number of bytes"):
         parsed(raw, "here")
 
 
 def test_what_is_packed_is_counted_as_it_comes() -> None:
-    assert limits.unpacked(zstandard.compress(b"x" * 1000), "it", most=1000) == b"x" * 1000
+    assert limits.unpacked_within_limits(zstandard.compress(b"x" * 1000), "it", most=1000) == b"x" * 1000
     bombs = [
         zstandard.compress(bytes(1 << 30)),
         zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 28)),
@@ -107,7 +107,7 @@ def test_what_is_packed_is_counted_as_it_comes() -> None:
     tracemalloc.start()
     for bomb in bombs:
         with pytest.raises(WeightsError, match=r"^it (is damaged: unpacked it has more|was packed wrongly)"):
-            limits.unpacked(bomb, "it", most=1 << 20)
+            limits.unpacked_within_limits(bomb, "it", most=1 << 20)
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
 
@@ -124,10 +124,10 @@ def model(size: int = 1 << 20) -> dict[str, Bits]:
 def test_a_chunk_names_each_element_once() -> None:
     spans = [Span("w", 0, 10), Span("w", 20, 10), Span("w", 9, 2)]
     with pytest.raises(WeightsError, match=r"it is damaged: it names w\[9:11\] more than once"):
-        decode(chunk((Head("BF16", SAME, 1, spans, 48), bytes(48))), model(), "it")
+        decode_chunk(chunk((Head("BF16", SAME, 1, spans, 48), bytes(48))), model(), "it")
     apart = [(Head("BF16", SAME, 1, [Span("w", 0, 10)], 16), bytes(16))] * 2
     with pytest.raises(WeightsError, match=r"names w\[0:10\] more than once"):
-        decode(chunk(*apart), model(), "it")
+        decode_chunk(chunk(*apart), model(), "it")
 
 
 def test_many_spans_cost_no_more_than_their_bytes() -> None:
@@ -137,7 +137,7 @@ def test_many_spans_cost_no_more_than_their_bytes() -> None:
     began = time.perf_counter()
     tracemalloc.start()
     with pytest.raises(WeightsError, match=r"it is damaged|it ends too soon"):
-        decode(data, model(), "it")
+        decode_chunk(data, model(), "it")
     assert tracemalloc.get_traced_memory()[1] < 64 * len(data)
     tracemalloc.stop()
     assert time.perf_counter() - began < 10.0
@@ -149,7 +149,7 @@ def test_a_group_is_no_larger_than_publishers_make_them() -> None:
     held = {"w": Bits("BF16", (size,), np.zeros(1, np.uint16).repeat(1))}
     held["w"] = Bits("BF16", (size,), np.broadcast_to(np.uint16(0), size))
     with pytest.raises(WeightsError, match=r"a group of .* bytes, where .* are the most"):
-        decode(data, held, "it")
+        decode_chunk(data, held, "it")
 
 
 def test_a_way_names_each_element_once_in_all_of_its_chunks(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_file_s_header_is_checked(data: bytes) -> None:
 
 def test_a_model_beyond_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the limit raised too far: the error names the model's size, and no thread dies of it."""
-    monkeypatch.setenv(limits.VARIABLE, "1e30")
+    monkeypatch.setenv(limits.LARGEST_MODEL_VARIABLE, "1e30")
     store, said = WeightStore(open_store(f"file://{tmp_path}"), "r-1"), manifest(tmp_path)
     said["tensors"]["a"]["shape"] = [1 << 47, 1 << 14]
     said["root"] = root_digest({name: one["digest"] for name, one in said["tensors"].items()})
@@ -201,8 +201,8 @@ def test_good_chunks_are_still_taken() -> None:
     new = model(3 * TILE + 5)
     new["w"].data[:] = np.random.default_rng(0).integers(0, 1 << 14, new["w"].data.size)
     held = model(3 * TILE + 5)
-    for data in encode(None, new):
-        decode(data, held, "it")
+    for data in encode_model(None, new):
+        decode_chunk(data, held, "it")
     assert (held["w"].data == new["w"].data).all()
 
 

@@ -15,7 +15,8 @@ import pytest
 from infra import waiting
 from infra.bus import read_all
 from infra.liveness import Evidence, Pulses, Pulsing
-from infra.process import Context, Heart
+from infra.roles.context import RoleContext
+from infra.roles.heart import Heart
 from infra.waiting import Wait, WaitedTooLong
 from producers.drawing import Drawing
 from producers.engines.replay import RealClock, ReplayEngine
@@ -183,13 +184,13 @@ def test_a_wait_that_nobody_looked_at_for_hours_is_not_over(monkeypatch: pytest.
             wait.check()
 
 
-def short(folder: Path, role: str = "generator", **sections: Any) -> Context:
+def short(folder: Path, role: str = "generator", **sections: Any) -> RoleContext:
     """A context whose deadline is two seconds."""
     return make_context(make_spec(deadlines={"progress_s": SHORT_S}, **sections), folder, role=role)
 
 
 @pytest.fixture
-def pulsing(tmp_path: Path) -> Iterator[tuple[Context, Pulsing]]:
+def pulsing(tmp_path: Path) -> Iterator[tuple[RoleContext, Pulsing]]:
     context = short(tmp_path)
     heard = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=SHORT_S)
     yield context, heard
@@ -214,7 +215,7 @@ def test_pulses_come_though_there_is_always_one_more_heartbeat(tmp_path: Path) -
 class Moving:
     """A process beside the one under test, that moves until it is told to stop."""
 
-    def __init__(self, context: Context, role: str) -> None:
+    def __init__(self, context: RoleContext, role: str) -> None:
         self._context, self._heart = context, Heart(context.run, role, 9)
         self._heart.working("training")
         self._stop = threading.Event()
@@ -231,7 +232,9 @@ class Moving:
         self._thread.join()
 
 
-def test_pulses_carry_movement_to_every_wait_until_nothing_moves(pulsing: tuple[Context, Pulsing]) -> None:
+def test_pulses_carry_movement_to_every_wait_until_nothing_moves(
+    pulsing: tuple[RoleContext, Pulsing],
+) -> None:
     context, _ = pulsing
     pulses = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S)
     moving = Moving(context, "trainer")
@@ -275,7 +278,7 @@ def test_what_ends_the_thread_that_hears_is_raised_by_the_next_wait(tmp_path: Pa
 
 
 def test_a_generator_that_is_idle_for_many_deadlines_goes_on_while_the_trainer_works(
-    pulsing: tuple[Context, Pulsing],
+    pulsing: tuple[RoleContext, Pulsing],
 ) -> None:
     context, _ = pulsing
     context.signs = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S)
@@ -297,7 +300,7 @@ def test_a_generator_that_is_idle_for_many_deadlines_goes_on_while_the_trainer_w
 
 
 def test_the_feeder_sends_small_pulses_whatever_the_number_of_generators(
-    pulsing: tuple[Context, Pulsing],
+    pulsing: tuple[RoleContext, Pulsing],
 ) -> None:
     context, _ = pulsing
     for number in range(1000):

@@ -14,16 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.checks import problems_of
-from flows.looking import look, places, task
-from flows.looking.architectures import generated, trained
-from flows.looking.finding import Finding, NoAnswer, within
-from flows.looking.model import look_at_model
-from flows.looking.places import look_at_places
-from flows.looking.task import look_at_task
+from flows.run.checks import problems_of
+from flows.run.inspection import inspect_run, task
+from flows.run.inspection import store_and_broker as places
+from flows.run.inspection.architectures import generated, trained
+from flows.run.inspection.finding import Finding, NoAnswer, within
+from flows.run.inspection.model import look_at_model
+from flows.run.inspection.store_and_broker import look_at_places
+from flows.run.inspection.task import look_at_task
 from infra.bus import BusError
 from infra.credentials import without_credentials
-from infra.store import StoreError
+from infra.stores.store import StoreError
 from schemas.runspec import RunSpec
 from tests.factories import make_model_files, make_spec
 from tests.waiting import wait_until
@@ -292,7 +293,7 @@ def test_what_is_wrong_with_a_model_is_said_before_a_start(name: str, tmp_path: 
     (problem,) = problems_of(spec)
     assert problem.startswith("model.path: ")
     assert expected in problem
-    assert not [one for one in look(spec, [problem]) if one.said in problem]
+    assert not [one for one in inspect_run(spec, [problem]) if one.said in problem]
 
 
 def test_the_tables_of_models_are_found() -> None:

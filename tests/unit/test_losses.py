@@ -15,12 +15,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from consumers.batching import plan
+from consumers.batches.micro_batches import plan
+from consumers.batches.training_rows import Scores, TrainingRow
 from consumers.losses import loss_of
 from consumers.losses.objective import objective
 from consumers.losses.ppo import value_loss
-from consumers.redo import version_trained
-from consumers.rows import Row, Scores
+from consumers.steps.redo import version_trained
 from schemas.runspec import RunSpec
 from tests.factories import make_sample, make_spec
 
@@ -32,7 +32,7 @@ def spec_of(loss: dict[str, Any], **sections: Any) -> RunSpec:
     return make_spec(loss=loss, algorithm={"groups": GROUPS, "group_size": SIZE}, **sections)
 
 
-def rows_of(spec: RunSpec, **fields: Any) -> list[Row]:
+def rows_of(spec: RunSpec, **fields: Any) -> list[TrainingRow]:
     """A step's rows, each with what a reference, earlier weights and a critic might say."""
     rows = []
     for number, (group, index) in enumerate(itertools.product(range(GROUPS), range(SIZE))):
@@ -40,11 +40,11 @@ def rows_of(spec: RunSpec, **fields: Any) -> list[Row]:
         draw = np.random.default_rng([9, group, index])
         size = sample.true_length
         scores = Scores(-draw.random(size), -draw.random(size), draw.normal(size=size))
-        rows.append(Row(sample, 0, number, scores))
+        rows.append(TrainingRow(sample, 0, number, scores))
     return rows
 
 
-def logprobs_of(rows: Sequence[Row], table: torch.Tensor) -> list[torch.Tensor]:
+def logprobs_of(rows: Sequence[TrainingRow], table: torch.Tensor) -> list[torch.Tensor]:
     """A policy as simple as can be: a token's logprob depends on the token before."""
     found = []
     for row in rows:
@@ -55,7 +55,7 @@ def logprobs_of(rows: Sequence[Row], table: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def ours(spec: RunSpec, rows: Sequence[Row], budget: int = 64, version: int = 0) -> torch.Tensor:
+def ours(spec: RunSpec, rows: Sequence[TrainingRow], budget: int = 64, version: int = 0) -> torch.Tensor:
     """The gradient of a step as the trainer computes it, with the policy above."""
     loss, table = loss_of(spec), table_of()
     rows = list(rows)
@@ -71,10 +71,12 @@ def table_of() -> torch.Tensor:
     return torch.randn(VOCABULARY, VOCABULARY, dtype=torch.float64, requires_grad=True)
 
 
-Group = Sequence[tuple[Row, torch.Tensor]]
+Group = Sequence[tuple[TrainingRow, torch.Tensor]]
 
 
-def written_down(rows: Sequence[Row], of_groups: Callable[[list[Group]], torch.Tensor]) -> torch.Tensor:
+def written_down(
+    rows: Sequence[TrainingRow], of_groups: Callable[[list[Group]], torch.Tensor]
+) -> torch.Tensor:
     """The gradient of a formula over groups of (row, logprobs)."""
     table = table_of()
     pairs = list(zip(rows, logprobs_of(rows, table), strict=True))
@@ -83,7 +85,7 @@ def written_down(rows: Sequence[Row], of_groups: Callable[[list[Group]], torch.T
     return table.grad
 
 
-def behaviour(row: Row) -> torch.Tensor:
+def behaviour(row: TrainingRow) -> torch.Tensor:
     return torch.from_numpy(row.sample.logprobs.astype(np.float64))
 
 
@@ -462,7 +464,7 @@ def test_groups_may_come_one_by_one(
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.sampled_from(["mean", "std"]))
 def test_advantages_are_centred_in_their_group(rewards: list[float], kind: str) -> None:
     spec = make_spec(loss={"advantage": kind}, algorithm={"group_size": len(rewards)})
-    rows = [Row(make_sample(spec, 0, i, reward=reward), 0, i) for i, reward in enumerate(rewards)]
+    rows = [TrainingRow(make_sample(spec, 0, i, reward=reward), 0, i) for i, reward in enumerate(rewards)]
     found = np.concatenate(loss_of(spec).advantages(rows))
     expected = np.array(rewards) - np.mean(rewards)
     if np.abs(expected).max() <= 1e-9:
@@ -479,8 +481,8 @@ def test_a_sample_without_a_reward_does_not_touch_the_others(kind: str) -> None:
     whole = [make_sample(spec, 0, 0, reward=1.0), make_sample(spec, 0, 2, reward=0.0)]
     broken = make_sample(spec, 0, 1, reward=math.nan, reward_error="it hung")
 
-    def row(sample: Any) -> Row:
-        return Row(sample, 0, sample.index, Scores(values=np.zeros(sample.true_length)))
+    def row(sample: Any) -> TrainingRow:
+        return TrainingRow(sample, 0, sample.index, Scores(values=np.zeros(sample.true_length)))
 
     loss = loss_of(spec)
     known = loss.advantages([row(sample) for sample in whole])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.batching import plan
+from consumers.batches.micro_batches import plan
+from consumers.batches.training_rows import Scores, TrainingRow
 from consumers.losses import loss_of
 from consumers.losses.objective import objective
 from consumers.losses.ppo import value_loss
-from consumers.rows import Row, Scores
 from tests.factories import make_sample, make_spec
 
 REWARDS = np.array([0.0, 0.1, 0.2, 0.6, 0.8, 1.0])
@@ -40,7 +40,9 @@ def learned(
                 tokens=np.array([token], np.int32), logprobs=drawn_by[[token]].astype(np.float32),
             )  # fmt: skip
             uniform = np.full(1, -np.log(len(REWARDS)))
-            rows.append(Row(sample, 0, number, Scores(uniform, now[[token]], np.array([critic.item()]))))
+            rows.append(
+                TrainingRow(sample, 0, number, Scores(uniform, now[[token]], np.array([critic.item()])))
+            )
         for batch in plan(rows, loss, 64, 0).batches:
             tokens = torch.tensor([int(row.sample.tokens[0]) for row in batch.rows])
             total, _ = objective(logits.log_softmax(-1)[tokens], batch, loss)

@@ -9,10 +9,10 @@ import pytest
 
 from infra.bus import read_all
 from infra.memory_bus import MemoryBus
-from infra.process import Context
+from infra.roles.context import RoleContext
 from producers.assigned import Assigned
 from producers.dispatch.dispatcher import ALONE
-from producers.jobs import Job, Place, Placed
+from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
 from schemas.messages import Assignment, InstanceReport
 from schemas.topics import ASSIGNMENT_PARTITIONS
 from schemas.wire import decode, encode
@@ -25,7 +25,7 @@ PROMPT_TOKENS = 2000
 SMALL = 128 << 10  # bytes: so large is no record, far below what the bus takes
 
 
-def put(context: Context, groups: int, size: int) -> list[Placed]:
+def put(context: RoleContext, groups: int, size: int) -> list[Placed]:
     """Prompts on the log, as the feeder puts them."""
     tokens = np.arange(PROMPT_TOKENS, dtype=np.int32)
     found = []
@@ -37,11 +37,11 @@ def put(context: Context, groups: int, size: int) -> list[Placed]:
         sent = context.writer.send(
             context.topics.prompts, encode(one), key=str(group), partition=one.length_class
         )
-        found.append(Placed(one, Place(one.length_class, sent.offset())))
+        found.append(Placed(one, RecordPlace(one.length_class, sent.offset())))
     return found
 
 
-def report(context: Context, name: str, **fields: object) -> None:
+def report(context: RoleContext, name: str, **fields: object) -> None:
     """That an instance is there, and has nothing."""
     values = {
         "run": context.run, "instance": name, "start": "1", "slots": context.spec.generator.slots,
@@ -53,22 +53,22 @@ def report(context: Context, name: str, **fields: object) -> None:
     context.writer.send(context.topics.instances, encode(message), key=name)
 
 
-def assigned_to(context: Context, name: str) -> Assigned:
+def assigned_to(context: RoleContext, name: str) -> Assigned:
     """What the generator of that name reads by."""
     other = make_named(context, name)
     return Assigned(other, "1")
 
 
-def make_named(context: Context, name: str) -> Context:
-    class Named(Context):
+def make_named(context: RoleContext, name: str) -> RoleContext:
+    class Named(RoleContext):
         @property
         def name(self) -> str:
             return name
 
-    return Named(**{field: getattr(context, field) for field in Context.__dataclass_fields__})
+    return Named(**{field: getattr(context, field) for field in RoleContext.__dataclass_fields__})
 
 
-def jobs_of(context: Context, name: str) -> list[Job]:
+def jobs_of(context: RoleContext, name: str) -> list[SampleJob]:
     """All that a generator of that name is given."""
     assigned = assigned_to(context, name)
     records = read_all(context.bus, context.topics.assignments, deadline_s=20)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra import multipart
-from infra.store import FileStore, Missing, StoreError
+from infra.stores import multipart
+from infra.stores.file_store import FileStore
+from infra.stores.store import Missing, StoreError
 
 
 class Fake:
@@ -70,7 +71,7 @@ def test_what_arrives_is_what_was_sent(data: bytes, sizes: list[int], smallest: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multipart, "_SMALLEST", smallest)
         patch.setattr(multipart, "_MOST", 20)
-        multipart.put(fake, "bucket/a/b", reused(data, sizes), len(data))
+        multipart.put_in_parts(fake, "bucket/a/b", reused(data, sizes), len(data))
     assert fake.object == data
     assert len(fake.sent) <= 20 + 1
     assert fake.most <= multipart._UNDER_WAY
@@ -88,7 +89,7 @@ def test_nothing_is_left_of_one_that_fails(fails: str, monkeypatch: pytest.Monke
             raise OSError("the sender is refused")
 
     with pytest.raises(OSError, match=f"{fails} is refused"):
-        multipart.put(fake, "bucket/a/b", parts(), 35)
+        multipart.put_in_parts(fake, "bucket/a/b", parts(), 35)
     assert fake.object is None
     assert fake.calls[-1] == "abort_multipart_upload"
 

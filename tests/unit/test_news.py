@@ -16,18 +16,19 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from msgspec import structs
 
 from infra.bus import Record, read_all
-from infra.process import Context, Stopped
+from infra.relay import Relay
+from infra.roles.context import RoleContext, Stopped
+from infra.runs import unique_name
 from infra.sites.caches import Caches
 from infra.sites.candidates import Candidates
 from infra.sites.followed import Followed
 from infra.sites.mirror import Mirror
 from infra.sites.news import News, relay_key
-from infra.sites.origin import Origin
+from infra.sites.origin import OriginStore
 from infra.sites.peers import Heard, Peers
-from infra.sites.place import Site, cache_of, owner_of
-from infra.sites.relay import Relay
+from infra.sites.place import Site, cache_of
 from infra.sites.site_store import SiteStore
-from infra.store import FileStore
+from infra.stores.file_store import FileStore
 from infra.weights.announcing import signed
 from infra.weights.manifest import Chunk
 from infra.weights.signing import Keys
@@ -50,7 +51,7 @@ def announcement(version: int, root: str = "00", run: str = RUN, **more: Any) ->
     return found
 
 
-def publish(context: Context, version: int, keys: Keys | None = None) -> str:
+def publish(context: RoleContext, version: int, keys: Keys | None = None) -> str:
     """A version, announced."""
     weights = WeightStore(context.store, context.run, keys=keys)
     root = weights.publish(version, {"w": torch.full((8,), float(version))}, trainer_epoch=1).root
@@ -58,11 +59,11 @@ def publish(context: Context, version: int, keys: Keys | None = None) -> str:
     return root
 
 
-def send(context: Context, value: bytes, key: str = "newest") -> None:
+def send(context: RoleContext, value: bytes, key: str = "newest") -> None:
     context.writer.send(context.topics.weights, value, key=key)
 
 
-def spoil(context: Context) -> None:
+def spoil(context: RoleContext) -> None:
     """All that may stand on the topic and is of no use."""
     send(context, b"garbage")
     send(context, b"\xff" * 40)
@@ -74,13 +75,13 @@ def spoil(context: Context) -> None:
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoleContext:
     monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
     return make_context(make_spec(deadlines={"progress_s": 2}), tmp_path, role="generator", run=RUN)
 
 
 @contextmanager
-def watching(context: Context) -> Iterator[Callable[[int], Callable[[], bool]]]:
+def watching(context: RoleContext) -> Iterator[Callable[[int], Callable[[], bool]]]:
     """A watch, and whether it has come to a version."""
     watch, taken = WeightsWatch(context, threading.Event()), list[int]()
 
@@ -98,7 +99,7 @@ def watching(context: Context) -> Iterator[Callable[[int], Callable[[], bool]]]:
     assert taken == sorted(taken), "it never goes back"
 
 
-def test_garbage_other_runs_and_absurd_versions_cost_a_generator_nothing(context: Context) -> None:
+def test_garbage_other_runs_and_absurd_versions_cost_a_generator_nothing(context: RoleContext) -> None:
     publish(context, 0)
     spoil(context)
     with watching(context) as come_to:
@@ -115,7 +116,7 @@ def test_garbage_other_runs_and_absurd_versions_cost_a_generator_nothing(context
 
 
 def test_what_can_t_be_had_ends_no_generator_that_has_weights(
-    context: Context, caplog: pytest.LogCaptureFixture
+    context: RoleContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Far longer than the deadline for progress."""
     context.spec.deadlines.__dict__["progress_s"] = 0.05
@@ -235,7 +236,7 @@ def test_announcements_that_nobody_trusted_has_signed_are_refused(key_files: dic
 
 
 def test_a_generator_with_keys_takes_signed_announcements_alone(
-    context: Context, key_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    context: RoleContext, key_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMRL_TRUSTED_KEYS", key_files["own.pub"])
     own = Keys(key_files["own"], [key_files["own.pub"]])
@@ -252,7 +253,7 @@ def test_a_generator_with_keys_takes_signed_announcements_alone(
 
 
 def test_with_keys_the_next_generator_does_not_go_back_either(
-    context: Context,
+    context: RoleContext,
     key_files: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -273,7 +274,7 @@ def test_with_keys_the_next_generator_does_not_go_back_either(
         assert not come_to(0)()
 
 
-def in_thread(relay: Relay, context: Context) -> threading.Thread:
+def in_thread(relay: Relay, context: RoleContext) -> threading.Thread:
     def run() -> None:
         with pytest.raises(Stopped):
             relay.run()
@@ -284,7 +285,7 @@ def in_thread(relay: Relay, context: Context) -> threading.Thread:
 
 
 def test_garbage_other_runs_and_absurd_versions_cost_a_relay_nothing(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    context: RoleContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     reader, said = context.bus.reader(context.topics.weights), list[SiteReport]()
@@ -310,13 +311,13 @@ def test_garbage_other_runs_and_absurd_versions_cost_a_relay_nothing(
         thread.join()
     assert ABSURD in said[-1].passed_over
     assert f"weights {ABSURD} are not here" in caplog.text
-    assert (tmp_path / "cache" / owner_of(context.record) / "runs" / RUN).is_dir()
+    assert (tmp_path / "cache" / unique_name(context.record) / "runs" / RUN).is_dir()
 
 
 def test_a_report_that_can_t_be_sent_ends_no_relay(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    context: RoleContext, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.sites.relay._IDLE_S", 0.01)
+    monkeypatch.setattr("infra.relay._IDLE_S", 0.01)
     errors: list[Exception] = [ValueError("nobody has foreseen")] * 3
     plain = Relay._send
 
@@ -350,7 +351,9 @@ def test_what_a_mirror_s_threads_meet_is_told_and_nobody_waits_for_ever(
 ) -> None:
     origin = FileStore(f"file://{tmp_path}/origin")
     root = WeightStore(origin, RUN).publish(0, {"w": torch.ones(4)}, trainer_epoch=1).root
-    site = SiteStore(Broken(f"file://{tmp_path}/cache"), Origin(origin, tmp_path / "spool", deadline_s=5.0))
+    site = SiteStore(
+        Broken(f"file://{tmp_path}/cache"), OriginStore(origin, tmp_path / "spool", deadline_s=5.0)
+    )
     mirror, found = Mirror(RUN, origin, site), list[str]()
     thread = threading.Thread(target=lambda: found.append(mirror.bring(0, root).root), daemon=True)
     thread.start()
@@ -388,7 +391,7 @@ def test_caches_are_opened_where_the_run_file_says(
     site: str, cache: str, opened: bool | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = make_context(make_spec(placement={"sites": SITES}), tmp_path)
-    caches, url = Caches(context.record, context.log), cache.format(owner=owner_of(context.record))
+    caches, url = Caches(context.record, context.log), cache.format(owner=unique_name(context.record))
     rates = {"origin": 1.0, "near": 2.0, "elsewhere": 3.0}
     for _ in range(2):
         found = caches.allowed(fill(SiteReport, run=RUN, site=site, cache=url, rates=rates))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.ranker import offline
-from producers.ranker.offline import judged, recorded, split, tau, train
+from producers.ranker.offline import judged, recorded, split, tau, train_ranker
 from producers.ranker.ranker import Answered, NoBackbone, question_of
 from schemas.messages import EVAL
 from schemas.wire import encode
@@ -49,7 +49,7 @@ def test_training_at_leisure_ranks_what_it_has_not_seen() -> None:
     learn, held_out = split(windows)
     assert sum(map(len, learn)) + len(held_out) == 600 and 60 < len(held_out) < 180
     shares: list[float] = []
-    ranker = train(learn, NoBackbone(), seed=1, progress=shares.append)
+    ranker = train_ranker(learn, NoBackbone(), seed=1, progress=shares.append)
     quality = judged(ranker, held_out)
     assert quality.groups == len(held_out)
     assert quality.recall[0] > 0.85 and quality.tau > 0.8 and quality.error < 0.2

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from consumers.admitted import Admitted
-from consumers.ledger import Ledger, steps_of
-from consumers.places import Gone
-from consumers.recorded import Recorded, Replay
-from consumers.redo import fetch_rows
-from consumers.unfit import Unfit
+from consumers.batches.log_places import Gone
+from consumers.steps.ledger import Ledger, steps_in_ledger
+from consumers.steps.redo import fetch_rows
+from consumers.stream.admitted import Admitted
+from consumers.stream.recorded_groups import Recorded, Replay
+from consumers.stream.unfit import Unfit
 from infra.bus import Record
 from infra.memory_bus import MemoryReader
-from infra.process import Context
+from infra.roles.context import RoleContext
 from infra.weights.versions import WeightStore
 from schemas.admission import admissible
 from schemas.identity import ROUND
@@ -57,7 +57,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
-def step(context: Context, number: int, samples: int = 4) -> StepRecord:
+def step(context: RoleContext, number: int, samples: int = 4) -> StepRecord:
     """A step of as many groups as there are samples, which stand one behind the other."""
     ids = np.arange(number * samples, (number + 1) * samples)
     return fill(
@@ -88,7 +88,7 @@ def test_a_start_reads_the_end_of_long_logs(tmp_path: Path, read: dict[str, int]
     replay = Replay(context, count)
     assert len(replay._recorded) == 4000
     assert read[topic.name] <= 3000
-    assert next(steps_of(context, count - 2)).step == count - 2
+    assert next(steps_in_ledger(context, count - 2)).step == count - 2
     ledger.close()
 
 
@@ -105,7 +105,7 @@ def test_what_is_kept_of_earlier_groups_is_bounded(tmp_path: Path) -> None:
     assert window.places([28, 31]) == [(0, 160), (0, 163)]
 
 
-def letter(context: Context, partition: int, offset: int) -> bytes:
+def letter(context: RoleContext, partition: int, offset: int) -> bytes:
     topic = context.topics.samples.name
     return encode(fill(DeadLetter, run=context.run, topic=topic, partition=partition, offset=offset))
 
@@ -130,7 +130,7 @@ def test_a_start_reads_the_newest_dead_letters(tmp_path: Path, read: dict[str, i
     unfit.close()
 
 
-def prompt(context: Context, group: int, window: int, purpose: str = TRAIN) -> bytes:
+def prompt(context: RoleContext, group: int, window: int, purpose: str = TRAIN) -> bytes:
     return encode(
         fill(
             Prompt, run=context.run, purpose=purpose, group=group, window=window, size=2, problem="x" * 500,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.on_the_way import Moves, Process
+from producers.dispatch.jobs import SampleJob
+from producers.dispatch.on_the_way import InstanceStart, Moves
 from producers.dispatch.policies import LongestFirst
-from producers.jobs import Job, Key
+from schemas.identity import SampleKey
 from schemas.messages import Part
 from tests.unit.test_backlog import prompt
 
@@ -26,7 +27,7 @@ def part(group: int, generator: str = "a", tokens: int = 3) -> Part:
 def moving(*groups: int) -> Moves:
     moves = Moves(patience_s=10.0)
     for group in groups:
-        moves.begin(Job(prompt(group, min_version=2), 0), A, B, 0.0)
+        moves.begin(SampleJob(prompt(group, min_version=2), 0), A, B, 0.0)
     return moves
 
 
@@ -50,7 +51,7 @@ def test_what_is_made_does_not_move() -> None:
 
 
 def test_what_a_dead_or_silent_source_had_is_begun_anew() -> None:
-    def there(*processes: Process) -> set[Process]:
+    def there(*processes: InstanceStart) -> set[InstanceStart]:
         return set(processes)
 
     moves = moving(1)
@@ -64,7 +65,7 @@ def test_what_a_dead_or_silent_source_had_is_begun_anew() -> None:
 class Insists(LongestFirst):
     """Wants the same job moved again and again."""
 
-    def take_moves(self) -> list[tuple[Key, str]]:
+    def take_moves(self) -> list[tuple[SampleKey, str]]:
         return [((1, 0), "b"), ((1, 0), "a")]
 
 
@@ -73,11 +74,11 @@ def test_a_job_on_its_way_is_not_moved_again() -> None:
     dispatcher = Dispatcher(Insists())
     for name in ("a", "b"):
         dispatcher.join(name, 4, np.full(5, 0.01), 0.0)
-    dispatcher.admit([Job(prompt(1), 0)], 0.0)
-    assert dispatcher.turn(0.0) == {"a": [Job(prompt(1), 0)]}
+    dispatcher.admit([SampleJob(prompt(1), 0)], 0.0)
+    assert dispatcher.turn(0.0) == {"a": [SampleJob(prompt(1), 0)]}
     assert [target for _, _, target in dispatcher.moved(1.0)] == ["b"]
     assert dispatcher.moved(2.0) == []
     dispatcher.arrived((1, 0))
     assert [target for _, _, target in dispatcher.moved(3.0)] == ["a"]
     dispatcher.leave("a", 4.0)
-    assert dispatcher.turn(4.0) == {"b": [Job(prompt(1), 0)]}
+    assert dispatcher.turn(4.0) == {"b": [SampleJob(prompt(1), 0)]}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from consumers import packing
+from consumers.batches import packing
 from infra.cpu_linear import linear, padded_rows
 
 
@@ -52,9 +52,9 @@ def test_packed_is_as_alone(fills: bool, kind: str, sizes: list[int]) -> None:
         model,
         lambda: torch.cat([model.model(input_ids=tokens[None]).last_hidden_state[0] for tokens in sequences]),
     )
-    packing.use_in(model)
+    packing.use_packed_attention(model)
     with patch.object(packing, "pays", lambda: fills):
-        packed = packing.pack(sizes)
+        packed = packing.pack_sequences(sizes)
     tokens = torch.zeros(packed.positions.shape[0], dtype=torch.long)
     tokens[: packed.tokens] = torch.cat(sequences)
     together, found = hidden_and_gradients(
@@ -83,7 +83,7 @@ def test_grids_cost_least(sizes: list[int]) -> None:
     def cost(grids: list[list[int]]) -> float:
         return sum(packing.GRID_COST + len(grid) * max(grid) - sum(grid) for grid in grids)
 
-    packed = packing.pack(sizes)
+    packed = packing.pack_sequences(sizes)
     ends = list(itertools.accumulate(grid.sequences for grid in packed.grids))
     found = [sizes[begin:end] for begin, end in itertools.pairwise([0, *ends])]
     assert ends[-1] == packed.sequences == len(sizes)

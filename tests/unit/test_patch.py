@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from infra.weights import patch as patches
 from infra.weights.bits import NAMES, Bits, empty
 from infra.weights.digest import digest_of, model_digests
-from infra.weights.errors import WeightsError
 from infra.weights.patch import PatchFile, read_patch
+from infra.weights.weights_error import WeightsError
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 TYPES = sorted(NAMES)

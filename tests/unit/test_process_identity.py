@@ -13,8 +13,9 @@ import pytest
 from infra import runs
 from infra.memory_bus import MemoryBus
 from infra.ownership import claim
-from infra.process import DONE, FAILED, run_role
-from infra.store import IDENTITY, open_store
+from infra.roles.entry import DONE, FAILED, run_role
+from infra.stores.opening import open_store
+from infra.stores.store import IDENTITY
 from schemas.topics import Topics
 from tests.factories import make_spec
 
@@ -22,7 +23,7 @@ from tests.factories import make_spec
 @pytest.fixture
 def bus(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBus]:
     made = MemoryBus()
-    monkeypatch.setattr("infra.process.connect", lambda record, name: made)
+    monkeypatch.setattr("infra.roles.entry.connect", lambda record, name: made)
     log = logging.getLogger("streamrl")
     before = log.handlers[:], log.level, log.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

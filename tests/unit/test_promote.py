@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from infra.runs import create
-from infra.store import open_store
-from infra.weights.adapter import lora_of
-from infra.weights.errors import WeightsError
+from infra.stores.opening import open_store
+from infra.weights.adapter_tensors import lora_of
 from infra.weights.folder import ModelFolder, opened
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 from tests.factories import make_spec, make_tiny_model
 
 TOKENS = torch.tensor([[4, 5, 6, 7, 8, 3, 2]])

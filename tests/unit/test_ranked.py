@@ -12,15 +12,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from consumers.batching import MicroBatch, deal, micro_batch
-from consumers.learner import Learner, TorchLearner
-from consumers.learners import learner_of
+from consumers.batches.micro_batches import MicroBatch, deal, micro_batch
+from consumers.batches.training_rows import Scores, TrainingRow
+from consumers.learners.learner import Learner, TorchLearner
+from consumers.learners.optimizing import NotFinite
 from consumers.losses import loss_of
-from consumers.optimizing import NotFinite
-from consumers.rank_wire import Done, batch_from_bytes, batch_to_bytes, read_frame, write_frame
-from consumers.ranked import RankedLearner
-from consumers.rows import Row, Scores
-from infra.store import StoreError
+from consumers.ranks.choose_learner import learner_of
+from consumers.ranks.rank_wire import CommandDone, batch_from_bytes, batch_to_bytes, read_frame, write_frame
+from consumers.ranks.ranked_learner import RankedLearner
+from infra.stores.store import StoreError
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
@@ -103,7 +103,7 @@ def test_a_step_that_is_no_number_is_said_by_the_trainer(pair: RankedLearner) ->
 def test_a_micro_batch_travels_to_the_bit() -> None:
     draw = np.random.default_rng(1)
     rows = [
-        Row(row.sample, 0, 0, Scores(*(draw.random(row.sample.tokens.size) for _ in range(3))))
+        TrainingRow(row.sample, 0, 0, Scores(*(draw.random(row.sample.tokens.size) for _ in range(3))))
         for row in rows_of(SPEC)[:5]
     ]
     loss = loss_of(SPEC)
@@ -122,7 +122,7 @@ def test_a_micro_batch_travels_to_the_bit() -> None:
 
 def test_a_frame_that_was_cut_off_is_none() -> None:
     file = io.BytesIO()
-    write_frame(file, Done())
+    write_frame(file, CommandDone())
     whole = file.getvalue()
     assert read_frame(io.BytesIO(whole)) == whole[8:]
     for size in range(len(whole)):

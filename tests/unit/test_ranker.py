@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.errors import Explained
-from infra.store import open_store
+from infra.stores.opening import open_store
 from producers.ranker.network import Network, text_of
 from producers.ranker.ranker import (
-    KEPT,
+    KEPT_GROUPS,
     Answered,
     NoBackbone,
     Question,
@@ -28,9 +28,9 @@ from producers.ranker.states import (
     States,
     backbone_name,
     check_start,
-    packed,
+    packed_ranker,
     start_from,
-    unpacked,
+    unpacked_ranker,
 )
 
 
@@ -139,7 +139,7 @@ def test_the_same_windows_give_the_same_bits_and_a_ranker_never_changes() -> Non
     first.learned(windows[0])
     for number, groups in enumerate(windows):
         if number == 1:  # as after a restart
-            second = unpacked(packed(second), NoBackbone(), "here")
+            second = unpacked_ranker(packed_ranker(second), NoBackbone(), "here")
         second = second.learned(groups)
     assert first.predict(questions).tobytes() == said.tobytes()
     assert {name: value.tobytes() for name, value in first.arrays().items()} == {
@@ -151,9 +151,9 @@ def test_the_same_windows_give_the_same_bits_and_a_ranker_never_changes() -> Non
 def test_it_keeps_the_newest_groups_only() -> None:
     ranker = fresh()
     few = window(np.random.default_rng(0), 8)
-    many = [Answered(Question(number, few[0].question.text), [5]) for number in range(100, 100 + KEPT)]
+    many = [Answered(Question(number, few[0].question.text), [5]) for number in range(100, 100 + KEPT_GROUPS)]
     ranker = ranker.learned(few).learned(many)
-    assert len(ranker._kept) == KEPT and few[0].question.key not in ranker._kept
+    assert len(ranker._kept) == KEPT_GROUPS and few[0].question.key not in ranker._kept
 
 
 def test_prompts_of_any_length_and_token_are_read() -> None:
@@ -208,16 +208,19 @@ def test_a_start_is_looked_at_before_the_run_begins(tmp_path: Path) -> None:
     [
         (b"", "not a stored ranker"),
         (b"junk that is long enough to have a length", "not a stored ranker"),
-        (packed(fresh()).replace(b'schema\\": 1', b'schema\\": 7'), "has schema 7; .* reads 1"),
-        (packed(fresh()).replace(b'backbone\\": \\"none', b'backbone\\": \\"qwen'), "backbone 'qwen'"),
-        (packed(fresh())[:-4], "can't be read"),
-        (packed(fresh()).replace(b"kept.kinds", b"kept.kindz"), "kept.kinds is missing"),
-        (packed(fresh()).replace(b"network.hidden_bias", b"network.hidden_biaz"), "hidden_bias is missing"),
+        (packed_ranker(fresh()).replace(b'schema\\": 1', b'schema\\": 7'), "has schema 7; .* reads 1"),
+        (packed_ranker(fresh()).replace(b'backbone\\": \\"none', b'backbone\\": \\"qwen'), "backbone 'qwen'"),
+        (packed_ranker(fresh())[:-4], "can't be read"),
+        (packed_ranker(fresh()).replace(b"kept.kinds", b"kept.kindz"), "kept.kinds is missing"),
+        (
+            packed_ranker(fresh()).replace(b"network.hidden_bias", b"network.hidden_biaz"),
+            "hidden_bias is missing",
+        ),
     ],
 )
 def test_a_file_that_can_not_be_used_is_named_with_what_to_do(data: bytes, reason: str) -> None:
     with pytest.raises(RankerError, match=f"v7.safetensors.*{reason}.*make another with `streamrl ranker`"):
-        unpacked(data, NoBackbone(), "v7.safetensors")
+        unpacked_ranker(data, NoBackbone(), "v7.safetensors")
 
 
 @pytest.fixture
@@ -245,9 +248,9 @@ def test_with_keys_a_ranker_is_signed_and_checked_before_it_is_read(
 ) -> None:
     keys("own", None)
     ranker = fresh()
-    data = packed(ranker)
+    data = packed_ranker(ranker)
     keys(None, "own")
-    assert unpacked(data, NoBackbone(), "it").version == ranker.version
+    assert unpacked_ranker(data, NoBackbone(), "it").version == ranker.version
     body = 8 + int.from_bytes(data[:8], "little")
     changed = [
         data[:-1] + bytes([data[-1] ^ 1]), data[:body] + bytes(len(data) - body),
@@ -257,20 +260,20 @@ def test_with_keys_a_ranker_is_signed_and_checked_before_it_is_read(
     for wrong in changed:
         assert wrong != data
         with pytest.raises(Explained, match="it is signed by none of the keys"):
-            unpacked(wrong, NoBackbone(), "it")
+            unpacked_ranker(wrong, NoBackbone(), "it")
     keys(None, "other")
     with pytest.raises(Explained, match="it is signed by none of the keys"):
-        unpacked(data, NoBackbone(), "it")
+        unpacked_ranker(data, NoBackbone(), "it")
     keys(None, None)
-    assert unpacked(data, NoBackbone(), "it").version == ranker.version
-    plain = packed(fresh())
+    assert unpacked_ranker(data, NoBackbone(), "it").version == ranker.version
+    plain = packed_ranker(fresh())
     keys(None, "own")
     with pytest.raises(Explained, match="it is not signed"):
-        unpacked(plain, NoBackbone(), "it")
+        unpacked_ranker(plain, NoBackbone(), "it")
 
 
 def test_the_header_names_schema_and_version() -> None:
-    data = packed(fresh())
+    data = packed_ranker(fresh())
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header["__metadata__"]["streamrl_ranker"])
     assert about == {"schema": 1, "backbone": "none", "version": 0}

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.process import Context
+from infra.roles.context import RoleContext
 from infra.waiting import WaitedTooLong
-from producers.ranker import ranking as ranking_module
+from producers import ranking as ranking_module
 from producers.ranker.ranker import Question, Ranker, question_of
-from producers.ranker.ranking import Ranking
 from producers.ranker.states import States
-from producers.sample_feed import Roots, SampleFeed
+from producers.ranking import Ranking
+from producers.sample_feed import FeederRoots, SampleFeed
 from producers.tasks import TaskError
 from schemas.messages import EVAL, Sample, StepRecord
 from schemas.wire import encode
@@ -31,7 +31,7 @@ QUESTIONS = [question_of(str(number), None, [number % 5, number % 3]) for number
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights are published here; these are what made the samples."""
-    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
+    monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: "r")
 
 
 def question(problem: str) -> Question:
@@ -41,8 +41,8 @@ def question(problem: str) -> Question:
 
 
 @contextmanager
-def ranking(context: Context, wanted: int = 0) -> Iterator[Ranking]:
-    feed = SampleFeed(context, {}, 0, Roots(context))
+def ranking(context: RoleContext, wanted: int = 0) -> Iterator[Ranking]:
+    feed = SampleFeed(context, {}, 0, FeederRoots(context))
     feed.admitted(make_prompt(SPEC, group) for group in range(36))
     service = Ranking(context, question, feed, wanted=wanted)
     feed.read_back()
@@ -64,7 +64,7 @@ def step(window: int) -> StepRecord:
     return make_step(SPEC, window, samples_of(window))
 
 
-def publish(context: Context, window: int, *, seed: int = 0) -> None:
+def publish(context: RoleContext, window: int, *, seed: int = 0) -> None:
     """All samples of an iteration, in some order."""
     samples = samples_of(window)
     random.Random(seed).shuffle(samples)
@@ -241,7 +241,7 @@ def test_iterations_that_the_ledger_has_lost_are_not_waited_for(
 def test_its_memory_does_not_grow(tmp_path: Path) -> None:
     spec = make_spec(algorithm={"groups": 4, "group_size": 2, "iterations": 10_000})
     context = make_context(spec, tmp_path)
-    feed = SampleFeed(context, {}, 0, Roots(context))
+    feed = SampleFeed(context, {}, 0, FeederRoots(context))
     service = Ranking(context, lambda problem: QUESTIONS[int(problem) % 36], feed, wanted=0)
     try:
         for window in range(60):

@@ -13,11 +13,11 @@ from producers.dispatch.beliefs import Beliefs, Kin
 from producers.dispatch.board import Board, Instance
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
+from producers.dispatch.group_beliefs import GroupBeliefs, common_part
+from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
 from producers.dispatch.policies import LongestFirst
-from producers.dispatch.ranks import Ranks, common_part
 from producers.dispatch.state import LONGEST_FIRST, state_of
-from producers.jobs import Job
 from schemas.messages import TRAIN, Prompt
 from tests.bench._lengths import CURVE, paper_lengths
 from tests.bench._virtual import PREFILL_S, generate
@@ -25,13 +25,13 @@ from tests.bench._virtual import PREFILL_S, generate
 LONGEST = 20_000
 
 
-def group_of(number: int, predicted: float, size: int) -> list[Job]:
+def group_of(number: int, predicted: float, size: int) -> list[SampleJob]:
     prompt = Prompt(
         run="r", purpose=TRAIN, group=number, size=size, problem_id=str(number), problem="{}", epoch=0,
         tokens=np.zeros(0, np.int32), window=0, mini=0, bundle=number, bundle_groups=1, min_version=0,
         predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
     )  # fmt: skip
-    return [Job(prompt, index) for index in range(size)]
+    return [SampleJob(prompt, index) for index in range(size)]
 
 
 def learned(alike: float, *, groups: int = 256, size: int = 8, seed: int = 0) -> Beliefs:
@@ -111,7 +111,7 @@ def test_draws_of_a_group_come_out_together() -> None:
 @pytest.mark.parametrize(("alike", "first"), [(0.9, 0), (0.0, 1)])
 def test_what_waits_is_ranked_anew_when_one_of_its_group_is_done(alike: float, first: int) -> None:
     """Group 0 is predicted to be the shorter one; one of it is done and was three times as long."""
-    dispatcher = Dispatcher(LongestFirst(Ranks(learned(alike))))
+    dispatcher = Dispatcher(LongestFirst(GroupBeliefs(learned(alike))))
     dispatcher.join("a", 1, CURVE.table(1), 0.0)
     dispatcher.admit(group_of(0, 1000.0, 3), 0.0)
     dispatcher.turn(0.0)
@@ -121,7 +121,7 @@ def test_what_waits_is_ranked_anew_when_one_of_its_group_is_done(alike: float, f
 
 
 def test_one_that_runs_for_long_makes_the_waiting_of_its_group_longer() -> None:
-    ranks = Ranks(learned(0.9))
+    ranks = GroupBeliefs(learned(0.9))
     board = Board()
     jobs = group_of(0, 1000.0, 3)
     ranks.admitted(jobs)
@@ -154,7 +154,7 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
     def ours(*, corrects: bool, **options: float) -> float:
         beliefs = Beliefs(LONGEST)
         beliefs.observe([[pair] for pair in zip(predicted[512:], lengths[512:], strict=True)])
-        policy = DeadlinePolicy(Ranks(beliefs, corrects=corrects), **options)  # type: ignore[arg-type]
+        policy = DeadlinePolicy(GroupBeliefs(beliefs, corrects=corrects), **options)  # type: ignore[arg-type]
         seconds = generate(jobs, truth, tables, policy)
         assert bool(policy.ranks.doubt) is corrects
         return seconds
@@ -169,7 +169,7 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
 @given(st.lists(st.sampled_from([1, 4000, LONGEST]), min_size=1, max_size=8))
 def test_samples_end_however_wrong_the_ranker_was(lengths: list[int]) -> None:
     """To the last one, when there is nobody left of whom something else could be believed."""
-    ranks, jobs = Ranks(NARROW), group_of(0, 4000.0, len(lengths))
+    ranks, jobs = GroupBeliefs(NARROW), group_of(0, 4000.0, len(lengths))
     ranks.admitted(jobs)
     board = Board()
     for job, length in zip(jobs, lengths, strict=True):
@@ -178,7 +178,7 @@ def test_samples_end_however_wrong_the_ranker_was(lengths: list[int]) -> None:
 
 
 def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
-    board, ranks = Board(), Ranks(learned(0.0))
+    board, ranks = Board(), GroupBeliefs(learned(0.0))
     jobs = [group_of(number, 4000.0, 1)[0] for number in range(64)]
     ranks.admitted(jobs)
     for name in "abcd":
@@ -195,7 +195,7 @@ def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
 
 
 def test_nothing_moves_where_moving_costs_more_than_it_gains() -> None:
-    board, ranks = Board(), Ranks(learned(0.0))
+    board, ranks = Board(), GroupBeliefs(learned(0.0))
     jobs = [group_of(number, 4000.0, 1)[0] for number in range(8)]
     ranks.admitted(jobs)
     for name in "ab":

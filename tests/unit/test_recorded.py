@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.places import fetch
-from consumers.recorded import Recorded, RecordedError, RecordedStream
+from consumers.batches.log_places import fetch
+from consumers.stream.recorded_groups import Recorded, RecordedError, RecordedStream
 from infra import runs
 from infra.memory_bus import MemoryBus
-from infra.process import Context, Heart
+from infra.roles.context import RoleContext
+from infra.roles.heart import Heart
 from schemas.messages import Evaluation, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topic, Topics
@@ -50,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny_model(tmp_path_factory.mktemp("model")))
 
 
-def another(context: Context, spec: RunSpec, run: str) -> Context:
+def another(context: RoleContext, spec: RunSpec, run: str) -> RoleContext:
     """A context of another run on the same bus and store."""
     record = context.record.model_copy(update={"id": run, "spec": spec})
     topics = Topics(run, spec.lengths.classes)
@@ -58,14 +59,14 @@ def another(context: Context, spec: RunSpec, run: str) -> Context:
     return replace(context, record=record, topics=topics, heart=Heart(run, "trainer", 0))
 
 
-def trained(context: Context, model: str) -> list[StepRecord]:
+def trained(context: RoleContext, model: str) -> list[StepRecord]:
     """Run its trainer to the end; its ledger."""
     world = World(context, model)
     world.live()
     return world.ledger()
 
 
-def recorded(folder: Path, model: str, **sections: Any) -> tuple[Context, list[StepRecord]]:
+def recorded(folder: Path, model: str, **sections: Any) -> tuple[RoleContext, list[StepRecord]]:
     """A run that has trained 16 groups."""
     spec = make_spec(**{"algorithm": {"iterations": 4}} | sections)
     context = make_context(spec, folder)

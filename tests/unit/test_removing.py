@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows import removing
 from flows.cli import app
-from flows.removing import remains, remove
-from flows.request import RunFailed
+from flows.run import removing
+from flows.run.removing import remains, remove
+from flows.run.request import RunFailed
 from infra import runs
 from infra.memory_bus import MemoryBus
 from infra.ownership import claim
 from infra.runs import RunError, RunRecord
 from infra.stack.files import locked
-from infra.store import IDENTITY, Store, StoreError, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import IDENTITY, Store, StoreError
 from schemas.messages import Heartbeat
 from schemas.topics import Topics
 from schemas.wire import encode
@@ -141,7 +142,7 @@ def test_what_is_no_id_of_a_run_is_refused(made: Made, run: str) -> None:
 
 
 def test_the_command_asks_and_says_when_there_is_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.process.connect", lambda record, name: made.bus)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: made.bus)
     words, cli = ["rm", "test-1", "--store", made.store.url], CliRunner()
     refused = cli.invoke(app, words, input="n\n")
     assert refused.exit_code == 2 and f"{TOPICS} topics, 41 objects" in refused.output

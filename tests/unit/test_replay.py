@@ -10,11 +10,11 @@ import torch
 from msgspec import structs
 from typer.testing import CliRunner
 
-from consumers.again import Again
-from consumers.failing import FailedSteps, TrainingFailed
-from consumers.learner import TorchLearner
-from flows import replaying
+from consumers.learners.learner import TorchLearner
+from consumers.replay import Again
+from consumers.steps.failing import FailedSteps, TrainingFailed
 from flows.cli import app
+from flows.run import replaying
 from infra import runs
 from infra.bus import BusError
 from schemas.messages import Sample

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.bus import read_all
-from infra.process import Context
+from infra.roles.context import RoleContext
 from producers.dispatch import beat_s
-from producers.engines.base import Pace
-from producers.reporting import Reporting, State
+from producers.engines.engine import Pace
+from producers.generator_reports import GeneratorReports, GeneratorState
 from schemas.messages import InstanceReport
 from schemas.wire import decode
 from tests.factories import make_context, make_spec
@@ -29,15 +29,15 @@ class Reports:
 
     def __init__(self, folder: Path, *, held: int = 0, silence_s: float = 10.0) -> None:
         spec = make_spec(generator={"slots": 256}, dispatch={"silence_s": silence_s})
-        self.context: Context = make_context(spec, folder, role="generator")
+        self.context: RoleContext = make_context(spec, folder, role="generator")
         self.clock = Clock()
-        self.reporting = Reporting(self.context, "1", self.clock)
+        self.reporting = GeneratorReports(self.context, "1", self.clock)
         self.pace = Pace([1, 2, 4, 256], [0.01, 0.011, 0.012, 0.05])
         self.held = [((number, 0), 5) for number in range(held)]
         self._seen = 0
 
-    def state(self) -> State:
-        return State(self.pace, 0, self.held)
+    def state(self) -> GeneratorState:
+        return GeneratorState(self.pace, 0, self.held)
 
     def run(self, seconds: float, every_s: float = 0.2) -> list[InstanceReport]:
         """What it says in that time."""

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.losses import loss_of
-from consumers.stream import SampleStream
+from consumers.stream.sample_stream import SampleStream
 from infra.bus import read_all
-from infra.process import Context, Stopped
+from infra.roles.context import RoleContext, Stopped
 from producers.feeder import Feeder
 from schemas.admission import oldest_version, window_of
 from schemas.identity import ROUND, sample_id, sample_key
@@ -30,15 +30,15 @@ PROBLEMS = [{"id": str(number), "prompt": f"{number}:"} for number in range(64)]
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights are published here; these are what made the samples."""
-    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
+    monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: "r")
 
 
-def prompts_of(context: Context) -> dict[int, Prompt]:
+def prompts_of(context: RoleContext) -> dict[int, Prompt]:
     records = read_all(context.bus, context.topics.prompts, deadline_s=5)
     return {prompt.group: prompt for prompt in (decode(record.value, Prompt) for record in records)}
 
 
-def publish(context: Context, group: int, *rewards: float) -> None:
+def publish(context: RoleContext, group: int, *rewards: float) -> None:
     """Rewards of a group's samples; an infinite one makes it unfit."""
     for index, reward in enumerate(rewards):
         prompt = prompts_of(context)[group]
@@ -48,7 +48,7 @@ def publish(context: Context, group: int, *rewards: float) -> None:
         context.writer.send(context.topics.samples, encode(sample), key=sample.id)
 
 
-def fed(context: Context) -> tuple[Feeder, threading.Thread]:
+def fed(context: RoleContext) -> tuple[Feeder, threading.Thread]:
     feeder = Feeder(context, PROBLEMS, [], lambda text: [4, 5])
 
     def run() -> None:
@@ -60,7 +60,7 @@ def fed(context: Context) -> tuple[Feeder, threading.Thread]:
     return feeder, thread
 
 
-def stopped(context: Context, thread: threading.Thread) -> None:
+def stopped(context: RoleContext, thread: threading.Thread) -> None:
     context.stop.set()
     thread.join(20)
     context.stop.clear()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from flows.results import comparison, known_lengths, longest
-from flows.rows import first_of_each_step, step_row, with_rates
+from flows.view.held_out_results import comparison, known_lengths, longest
+from flows.view.metric_rows import first_of_each_step, step_row, with_rates
 from schemas.messages import Evaluation, StepRecord
 from tests.fakes.fill import fill
 

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 
 from infra import runs
 from infra.contents import MODEL, contents_of
-from infra.resuming import BITS, FREE, KEPT, OF_FILES, settings
+from infra.resuming import BITS, FREE, KEPT_SETTINGS, OF_FILES, settings
 from infra.runs import RunRecord
-from infra.store import Store, open_store
+from infra.stores.opening import open_store
+from infra.stores.store import Store
 from schemas.runspec import RunSpec
 from schemas.section import is_named, section_of
 from tests.factories import make_spec
@@ -33,7 +34,7 @@ def leaves(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[str]:
 
 
 def test_every_setting_says_whether_a_resumed_run_may_change_it() -> None:
-    tables = Counter(name for table in (KEPT, OF_FILES, BITS, FREE) for name in settings(table))
+    tables = Counter(name for table in (KEPT_SETTINGS, OF_FILES, BITS, FREE) for name in settings(table))
     missing = sorted(set(leaves()) - set(tables))
     assert not missing, f"put these into one of the tables of infra/resuming.py: {missing}"
     assert not sorted(set(tables) - set(leaves())), "these are no settings any more"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.credentials import unset_credentials, without_credentials
-from producers.rewards import RewardPool, Score
+from producers.rewards import RewardOutcome, RewardPool
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
 from tests.waiting import wait_until
@@ -39,12 +39,14 @@ def reward(problem, completion):
 """
 
 
-def scores(folder: Path, completions: list[str], workers: int = 1) -> tuple[dict[str, Score], RewardPool]:
+def scores(
+    folder: Path, completions: list[str], workers: int = 1
+) -> tuple[dict[str, RewardOutcome], RewardPool]:
     (folder / "task.py").write_text(REWARD)
     pool = RewardPool(
         TaskSection(python=str(folder / "task.py"), reward_deadline_s=1.0, reward_workers=workers)
     )
-    found: dict[str, Score] = {}
+    found: dict[str, RewardOutcome] = {}
     try:
         for completion in completions:
             pool.score(completion, json.dumps({"id": "1", "prompt": "p"}), completion)

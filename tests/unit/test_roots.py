@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from consumers.checkpoint import Checkpoints
-from consumers.places import fetch
-from consumers.roots import Roots
-from consumers.stream import SampleStream
+from consumers.batches.log_places import fetch
+from consumers.steps.checkpoint import Checkpoints
+from consumers.stream.roots import TrainerRoots
+from consumers.stream.sample_stream import SampleStream
 from infra.bus import read_all
 from infra.weights.versions import WeightStore
 from schemas.messages import DeadLetter
@@ -105,7 +105,7 @@ def test_what_is_kept_is_bounded_and_what_nobody_knows_is_none() -> None:
         asked.append(version)
         return "old" if version == 3 else None
 
-    roots = Roots(make_spec(algorithm={"mode": "async", "staleness": 3}), published)
+    roots = TrainerRoots(make_spec(algorithm={"mode": "async", "staleness": 3}), published)
     for version in range(100_000):
         roots.keep(version, f"r{version}")
     assert len(roots.known()) == 5

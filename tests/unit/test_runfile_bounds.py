@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from schemas.loading import RunFileError, load
+from schemas.loading import RunFileError, load_run_file
 from schemas.runspec import RunSpec
 from schemas.section import is_named, section_of
-from schemas.yaml_text import LARGEST, MOST_NODES
+from schemas.yaml_text import LARGEST_FILE, MOST_NODES
 
 ROOT = Path(__file__).parents[2]
 GOOD = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
@@ -247,7 +247,7 @@ def message(folder: Path, text: str | bytes, *overrides: str) -> str:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     began = time.process_time()
     with pytest.raises(RunFileError) as caught:
-        load(file, overrides)
+        load_run_file(file, overrides)
     assert time.process_time() - began < 10
     return checked(str(caught.value))
 
@@ -289,7 +289,7 @@ def test_settings_that_are_refused(name: str, value: Any, expected: str, by: str
         (GOOD.encode() + b"report: \xff\n", "count.yaml:4: it is not UTF-8 text (found the byte 0xff)"),
         (GOOD.encode("utf-16"), "count.yaml:1: it is not UTF-8 text"),
         (GOOD.encode() + b"report: a\0b\n", "not valid YAML"),
-        (b"# " + b"x" * LARGEST, "larger than 1,048,576 bytes"),
+        (b"# " + b"x" * LARGEST_FILE, "larger than 1,048,576 bytes"),
         (b"x" * 25_000_000, "larger than 1,048,576 bytes"),
         (b"", "a run file is a mapping of sections"),
         (b"# nothing\n", "a run file is a mapping of sections"),
@@ -307,7 +307,7 @@ def test_files_that_are_none(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(RunFileError) as caught:
-        load(f"{tmp_path}/{name}")
+        load_run_file(f"{tmp_path}/{name}")
     checked(str(caught.value))
 
 
@@ -351,7 +351,7 @@ def test_an_alias_is_a_copy(tmp_path: Path) -> None:
     file.write_text(
         GOOD + "placement: {sites: {a: &site {relays: 2}, b: *site, c: {<<: *site, generators: 3}}}\n"
     )
-    sites = load(file, ["placement.sites.b.relays=5"]).placement.sites
+    sites = load_run_file(file, ["placement.sites.b.relays=5"]).placement.sites
     assert [(site.relays, site.generators) for site in sites.values()] == [(2, 1), (5, 1), (2, 3)]
 
 
@@ -360,7 +360,7 @@ def test_an_alias_is_a_copy(tmp_path: Path) -> None:
 )
 def test_servers_that_are_fine(servers: str, tmp_path: Path) -> None:
     (tmp_path / "count.yaml").write_text(GOOD)
-    spec = load(tmp_path / "count.yaml", [f"placement.kafka.bootstrap_servers='{servers}'"])
+    spec = load_run_file(tmp_path / "count.yaml", [f"placement.kafka.bootstrap_servers='{servers}'"])
     assert spec.placement.kafka.bootstrap_servers == servers.replace(" ", "")
 
 
@@ -369,7 +369,7 @@ def test_servers_that_are_fine(servers: str, tmp_path: Path) -> None:
 )
 def test_stores_that_are_fine(url: str, tmp_path: Path) -> None:
     (tmp_path / "count.yaml").write_text(GOOD)
-    assert load(tmp_path / "count.yaml", [f"placement.store={url}"]).placement.store == url
+    assert load_run_file(tmp_path / "count.yaml", [f"placement.store={url}"]).placement.store == url
 
 
 def numbers(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -421,7 +421,7 @@ PIECES = st.sampled_from(
 
 def read_or_refuse(file: Path, overrides: list[str] = []) -> None:  # noqa: B006
     try:
-        assert isinstance(load(file, overrides), RunSpec)
+        assert isinstance(load_run_file(file, overrides), RunSpec)
     except RunFileError as error:
         checked(str(error))
 
@@ -491,5 +491,5 @@ def test_any_override(override: str, tmp_path: Path) -> None:
 
 
 def test_the_examples_are_far_below_the_bounds() -> None:
-    assert max(map(len, EXAMPLES)) * 100 < LARGEST
+    assert max(map(len, EXAMPLES)) * 100 < LARGEST_FILE
     assert max(example.count(":") for example in EXAMPLES) * 100 < MOST_NODES

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.loading import RunFileError, load
+from schemas.loading import RunFileError, load_run_file
 
 GOOD = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
 OF_ALGORITHM = (
@@ -96,7 +96,7 @@ BROKEN = {
 
 def message(path: Path, *overrides: str) -> str:
     with pytest.raises(RunFileError) as caught:
-        load(path, overrides)
+        load_run_file(path, overrides)
     return str(caught.value).replace(str(path.parent) + "/", "")
 
 
@@ -174,12 +174,14 @@ def test_broken_overrides(override: str, expected: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["", ", lora: {}", ", lora:", ", lora: {rank: 2}"])
 def test_an_optional_section_by_override(written: str, tmp_path: Path) -> None:
     (tmp_path / "count.yaml").write_text(GOOD.replace("path: model", f"path: model{written}"))
-    spec = load(tmp_path / "count.yaml", ["model.lora.rank=8", "model.lora.alpha=4"])
+    spec = load_run_file(tmp_path / "count.yaml", ["model.lora.rank=8", "model.lora.alpha=4"])
     assert spec.model.lora is not None
     assert (spec.model.lora.rank, spec.model.lora.scale, spec.model.lora.targets) == (8, 0.5, "all-linear")
 
 
 def test_a_good_one_with_overrides(tmp_path: Path) -> None:
     (tmp_path / "count.yaml").write_text(GOOD)
-    spec = load(tmp_path / "count.yaml", ["algorithm.mode=async", "algorithm.staleness=1.5", "seed=3"])
+    spec = load_run_file(
+        tmp_path / "count.yaml", ["algorithm.mode=async", "algorithm.staleness=1.5", "seed=3"]
+    )
     assert (spec.algorithm.mode, spec.algorithm.staleness, spec.seed) == ("async", 1.5, 3)

@@ -12,8 +12,9 @@ from infra import runs
 from infra.keys import KeysError, ring_from_env
 from infra.memory_bus import MemoryBus
 from infra.ownership import NotOurTopics, check_owner, claim
-from infra.store import Store, StoreError, open_store
-from infra.store_identity import identify, identity_of
+from infra.stores.opening import open_store
+from infra.stores.store import Store, StoreError
+from infra.stores.store_identity import identify, identity_of
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
 from tests.factories import make_spec
@@ -47,10 +48,10 @@ def test_a_number_whose_topics_are_there_is_taken(tmp_path: Path) -> None:
 
 def test_the_newest_run_is_found_beside_one_of_another_version(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
-    assert runs.newest(store) is None
+    assert runs.newest_run(store) is None
     record = runs.create(store, make_spec(), bootstrap_servers="k", model="m")
     store.put("runs/test-2/run.json", b'{"id": "test-2", "what": "is this"}')
-    assert runs.newest(store) == record
+    assert runs.newest_run(store) == record
 
 
 @pytest.mark.parametrize(

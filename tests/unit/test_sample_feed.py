@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from infra import gate as gate_module
-from infra.process import Context
+from infra.roles.context import RoleContext
 from producers import sample_feed
 from producers.feeder import finished_of
 from producers.resampling import Resampling
-from producers.sample_feed import Roots, SampleFeed, Subscription, Taken
+from producers.sample_feed import AdmittedSample, FeederRoots, SampleFeed, Subscription
 from schemas.messages import Sample
 from schemas.wire import encode
 from tests.factories import make_context, make_sample, make_spec
@@ -28,7 +28,7 @@ SPEC = make_spec(loss={"kind": "dapo", "resample": 1})
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights are published here; these are what made the samples."""
-    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
+    monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: "r")
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def feeding(context: Context, groups: range = range(4), trained: int = 0) -> Iterator[SampleFeed]:
-    feed = SampleFeed(context, {}, trained, Roots(context))
+def feeding(context: RoleContext, groups: range = range(4), trained: int = 0) -> Iterator[SampleFeed]:
+    feed = SampleFeed(context, {}, trained, FeederRoots(context))
     feed.admitted(make_prompt(SPEC, group) for group in groups)
     try:
         yield feed
@@ -46,12 +46,12 @@ def feeding(context: Context, groups: range = range(4), trained: int = 0) -> Ite
         feed.close()
 
 
-def publish(context: Context, *samples: Sample) -> None:
+def publish(context: RoleContext, *samples: Sample) -> None:
     for sample in samples:
         context.writer.send(context.topics.samples, encode(sample), key=sample.id)
 
 
-def keys(subscription: Subscription[Taken]) -> list[tuple[int, int]]:
+def keys(subscription: Subscription[AdmittedSample]) -> list[tuple[int, int]]:
     return [taken.key for taken in subscription.take() if not taken.fault]
 
 
@@ -113,7 +113,7 @@ def test_samples_of_groups_that_never_come_take_little_memory(
 
 def test_a_root_that_the_ledger_contradicts_is_not_fit(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
-    roots = Roots(context)
+    roots = FeederRoots(context)
     roots.learn(make_step(SPEC, 0, [], root_out="the root"))
     feed = SampleFeed(context, {}, 1, roots)
     feed.admitted([make_prompt(SPEC, 4)])
@@ -131,7 +131,7 @@ def test_a_root_that_the_ledger_contradicts_is_not_fit(tmp_path: Path) -> None:
 def test_a_sample_whose_weights_are_not_known_yet_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: None)
+    monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: None)
     monkeypatch.setattr(sample_feed, "_ASK_AGAIN_S", 0.01)
     context = make_context(SPEC, tmp_path)
     publish(context, make_sample(SPEC, 0, 0), make_sample(SPEC, 0, 1, roots=["false"]))
@@ -139,9 +139,9 @@ def test_a_sample_whose_weights_are_not_known_yet_is_held(
         all_of_it = feed.subscribe(lambda taken: taken)
         feed.read_back()
         assert all_of_it.take() == [] and len(feed._held) == 2
-        monkeypatch.setattr("producers.sample_feed.Roots._published", lambda self, version: "r")
+        monkeypatch.setattr("producers.sample_feed.FeederRoots._published", lambda self, version: "r")
         feed.follow()
-        found: list[Taken] = []
+        found: list[AdmittedSample] = []
         wait_until(lambda: found.extend(all_of_it.take()) or len(found) == 2, what="both")
         assert [bool(taken.fault) for taken in found] == [False, True]
 
@@ -150,7 +150,7 @@ def test_what_goes_wrong_is_heard_by_all_who_take(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     publish(context, make_sample(SPEC, 0, 0))
 
-    def fail(taken: Taken) -> None:
+    def fail(taken: AdmittedSample) -> None:
         raise ValueError("no such thing")
 
     with feeding(context) as feed:

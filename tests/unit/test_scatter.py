@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from infra.weights.bits import Bits, empty, model_of
 from infra.weights.digest import model_digests
 from infra.weights.patch import PatchFile
-from producers.engines.base import EngineError
+from producers.engines.engine import EngineError
 from producers.engines.scatter import HeldWeights
 from tests.factories import make_patch
 

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.learner import Learner
-from consumers.losses.base import Needs
-from consumers.rows import Row, Scores
-from consumers.scoring import Scoring
+from consumers.batches.training_rows import Scores, TrainingRow
+from consumers.learners.learner import Learner
+from consumers.losses.loss import Needs
+from consumers.steps.scoring import Scoring
 from tests.factories import make_sample, make_spec
 
 GROUPS, SIZE = 3, 4
@@ -25,7 +25,7 @@ NEEDS = Needs(reference=True)
 class Noting:
     """A learner whose scores say who was scored together."""
 
-    def score(self, parts: Sequence[Sequence[Row]], needs: Needs) -> list[list[Row]]:
+    def score(self, parts: Sequence[Sequence[TrainingRow]], needs: Needs) -> list[list[TrainingRow]]:
         assert needs is NEEDS
         return [
             [replace(row, scores=Scores(reference=np.array([r.offset for r in rows]))) for row in rows]
@@ -33,9 +33,9 @@ class Noting:
         ]
 
 
-def rows_of(lengths: Sequence[int]) -> list[Row]:
+def rows_of(lengths: Sequence[int]) -> list[TrainingRow]:
     samples = [make_sample(SPEC, n // SIZE, n % SIZE, length=length) for n, length in enumerate(lengths)]
-    return [Row(sample, 0, number) for number, sample in enumerate(samples)]
+    return [TrainingRow(sample, 0, number) for number, sample in enumerate(samples)]
 
 
 def scoring(needs: Needs = NEEDS, at_once: int = 2) -> Scoring:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.store import FileStore
+from infra.stores.file_store import FileStore
 from infra.weights.bits import Bits
 from infra.weights.series import Series
 from infra.weights.versions import WeightStore

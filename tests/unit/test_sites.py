@@ -16,25 +16,26 @@ import torch
 from msgspec import structs
 
 from infra.bus import Record
+from infra.relay import Relay
 from infra.sites import origin as origins
 from infra.sites.claims import Claim
 from infra.sites.followed import Followed
 from infra.sites.mirror import Mirror
 from infra.sites.news import News, relay_key
-from infra.sites.origin import Origin
+from infra.sites.origin import OriginStore
 from infra.sites.peers import Heard, Peers, planned
 from infra.sites.place import cache_of
-from infra.sites.relay import Relay
 from infra.sites.site_store import SiteStore
-from infra.store import FileStore, Missing, Store, StoreError
+from infra.stores.file_store import FileStore
+from infra.stores.store import Missing, Store, StoreError
 from infra.waiting import WaitedTooLong
 from infra.weights.bits import Model
 from infra.weights.codec import chunks
 from infra.weights.copy import Copy
-from infra.weights.errors import WeightsError
 from infra.weights.manifest import Chunk
 from infra.weights.spreading.plan import Fetch
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 from schemas.messages import SiteReport, WeightsAnnouncement
 from schemas.wire import decode, encode
 from tests.factories import make_context, make_spec
@@ -81,7 +82,9 @@ class Place:
     def site(
         self, *, spool: str = "spool", deadline_s: float = 30.0, cache: Store | None = None
     ) -> SiteStore:
-        return SiteStore(cache or self.cache, Origin(self.far, self.folder / spool, deadline_s=deadline_s))
+        return SiteStore(
+            cache or self.cache, OriginStore(self.far, self.folder / spool, deadline_s=deadline_s)
+        )
 
     def mirror(self, **options: object) -> Mirror:
         return Mirror(RUN, self.far, self.site(**options))  # type: ignore[arg-type]
@@ -258,9 +261,9 @@ def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def encode_each(old: Model | None, new: Model, *, threads: int = 1) -> Iterator[bytes]:
         for name, bits in new.items():
-            yield from chunks.encode(old and {name: old[name]}, {name: bits}, threads=threads)
+            yield from chunks.encode_model(old and {name: old[name]}, {name: bits}, threads=threads)
 
-    monkeypatch.setattr("infra.weights.series.encode", encode_each)
+    monkeypatch.setattr("infra.weights.series.encode_model", encode_each)
 
 
 def shared(place: Place, said: Heard, root: str, sites: tuple[str, ...]) -> list[Peers]:
@@ -425,7 +428,7 @@ def test_what_the_relay_brings_is_waited_for(tmp_path: Path) -> None:
     own = FarStore(place.there.url)
 
     def read(number: int) -> Copy:
-        origin = Origin(own, tmp_path / f"spool-{number}", deadline_s=30.0)
+        origin = OriginStore(own, tmp_path / f"spool-{number}", deadline_s=30.0)
         site = SiteStore(place.cache, origin, may_fetch=lambda key: False)
         return WeightStore(site, RUN).update(None, 1, root=roots[1])[1]
 
@@ -449,7 +452,10 @@ def test_who_waits_for_a_relay_can_be_told_to_stop(tmp_path: Path) -> None:
     place, stop = Place(tmp_path), threading.Event()
     publish(place.there, range(1))
     site = SiteStore(
-        place.cache, Origin(place.far, tmp_path / "spool", deadline_s=30.0), stop, may_fetch=lambda key: False
+        place.cache,
+        OriginStore(place.far, tmp_path / "spool", deadline_s=30.0),
+        stop,
+        may_fetch=lambda key: False,
     )
     threading.Timer(0.05, stop.set).start()
     with pytest.raises(StoreError, match="told to stop while"):
@@ -479,7 +485,7 @@ def working(relay: Relay, stop: threading.Event) -> Iterator[None]:
 def test_a_relay_says_what_its_site_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from infra.sites.place import Site
 
-    monkeypatch.setattr("infra.sites.relay._PAUSES_S", (0.01,))
+    monkeypatch.setattr("infra.relay._PAUSES_S", (0.01,))
     context = make_context(make_spec(), tmp_path, run=RUN)
     roots = publish(context.store, range(3))
     reader = context.bus.reader(context.topics.weights)

@@ -9,8 +9,8 @@ import pytest
 from infra import skipped as module
 from infra.bus import BusError, Record, clamp
 from infra.memory_bus import MemoryBus
-from infra.skipped import SkipError, parsed_place, skip, skipped, unskipped
-from infra.store import open_store
+from infra.skipped import SkipError, add_skipped, parsed_place, skipped, unskipped
+from infra.stores.opening import open_store
 from schemas.topics import Topic
 
 
@@ -19,7 +19,7 @@ def test_what_is_on_the_list_is_passed_over(tmp_path: Path) -> None:
     assert skipped(store, "r-1") == frozenset()
     place = parsed_place("r-1.ledger[0]@17")
     for _ in range(2):
-        skip(store, "r-1", place, "unreadable")
+        add_skipped(store, "r-1", place, "unreadable")
     assert skipped(store, "r-1") == {("r-1.ledger", 0, 17)}
     assert skipped(store, "r-2") == frozenset()
     records = [Record("r-1.ledger", 0, offset, b"", b"") for offset in (16, 17, 18)]
@@ -30,9 +30,9 @@ def test_the_list_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     store = open_store(f"file://{tmp_path}")
     monkeypatch.setattr(module, "_MOST", 3)
     for offset in range(3):
-        skip(store, "r-1", ("t", 0, offset), "")
+        add_skipped(store, "r-1", ("t", 0, offset), "")
     with pytest.raises(SkipError, match="names 3 records already"):
-        skip(store, "r-1", ("t", 0, 3), "")
+        add_skipped(store, "r-1", ("t", 0, 3), "")
 
 
 @pytest.mark.parametrize("raw", [b"", b"[1]", b"\xff", b'{"records": [{"topic": 3}]}', b"[" * 100_000])

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from consumers.learner import TorchLearner
+from consumers.learners.learner import TorchLearner
 from consumers.trainer import Trainer
 from infra.liveness import Pulses, Pulsing
-from infra.process import Context, Heart
+from infra.roles.context import RoleContext
+from infra.roles.heart import Heart
 from infra.waiting import WaitedTooLong
 from producers.feeder import Feeder
 from tests.factories import make_context, make_spec, make_tiny_model
@@ -24,7 +25,7 @@ PROBLEMS = [{"id": str(number), "prompt": f"{number}:"} for number in range(8)]
 
 
 @contextlib.contextmanager
-def moving(context: Context, role: str) -> Iterator[Callable[[], None]]:
+def moving(context: RoleContext, role: str) -> Iterator[Callable[[], None]]:
     """A process beside the one under test, which moves until it is told to stop."""
     heart, stop = Heart(context.run, role, 9), threading.Event()
     heart.working("at work")
@@ -43,7 +44,7 @@ def moving(context: Context, role: str) -> Iterator[Callable[[], None]]:
         thread.join()
 
 
-def goes_on_then_ends(context: Context, work: Callable[[], Any], other: str) -> str:
+def goes_on_then_ends(context: RoleContext, work: Callable[[], Any], other: str) -> str:
     """What `work` says when it ends: not while another process moves, and soon after that stops."""
     ended: list[BaseException] = []
 
@@ -65,7 +66,7 @@ def goes_on_then_ends(context: Context, work: Callable[[], Any], other: str) -> 
     return str(ended[0])
 
 
-def slow(folder: Path, role: str, **sections: Any) -> Context:
+def slow(folder: Path, role: str, **sections: Any) -> RoleContext:
     return make_context(make_spec(deadlines={"progress_s": DEADLINE_S}, **sections), folder, role=role)
 
 

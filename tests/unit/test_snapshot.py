@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from consumers import rooms, snapshot
-from consumers.snapshot import Abandoned, Snapshot
+from consumers.learners import memory_rooms as rooms
+from consumers.learners import snapshot
+from consumers.learners.snapshot import Abandoned, StateSnapshot
 from infra.choices import ROOM
 from infra.waiting import WaitedTooLong
 from tests.waiting import wait_until
@@ -39,7 +40,7 @@ def copied(some: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in some.items()}
 
 
-def bytes_of(taken: Snapshot) -> Iterator[bytes]:
+def bytes_of(taken: StateSnapshot) -> Iterator[bytes]:
     """Whoever reads keeps what it was given: the next piece is written over it."""
     yield taken.head
     for _, piece in taken.pieces():
@@ -55,7 +56,7 @@ def same(file: bytes, expected: dict[str, torch.Tensor]) -> bool:
 
 
 def test_it_is_a_safetensors_file() -> None:
-    taken = Snapshot(tensors())
+    taken = StateSnapshot(tensors())
     file = b"".join(bytes_of(taken))
     assert len(file) == len(taken.head) + taken.size
     assert same(file, tensors())
@@ -70,7 +71,7 @@ def test_what_changes_is_copied_before(where: str, read: int, data: st.DataObjec
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ROOM.variable, where)
         patch.setattr(snapshot, "PIECE", data.draw(st.sampled_from([16, 64, 1 << 20])))
-        taken = Snapshot(live, own)
+        taken = StateSnapshot(live, own)
         pieces = bytes_of(taken)
         head = [piece for _, piece in zip(range(read), pieces, strict=False)]
         taken.settle()
@@ -82,17 +83,17 @@ def test_what_changes_is_copied_before(where: str, read: int, data: st.DataObjec
 
 def test_what_was_read_to_its_end_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "where", lambda size: pytest.fail(f"{size} bytes were to be copied"))
-    taken = Snapshot(tensors())
+    taken = StateSnapshot(tensors())
     list(bytes_of(taken))
     taken.settle()
-    Snapshot({}, tensors()).settle()
+    StateSnapshot({}, tensors()).settle()
 
 
 def test_only_the_rest_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(rooms, "where", lambda size: asked.append(size) or rooms.MEMORY)
     live = {name: torch.zeros(64) for name in "abcd"}
-    taken = Snapshot(live)
+    taken = StateSnapshot(live)
     pieces = bytes_of(taken)
     for _ in range(1 + 2 * 4 + 1):  # the head, a, b, and the first of c
         next(pieces)
@@ -100,7 +101,7 @@ def test_only_the_rest_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [2 * 256]
 
 
-def settled_in_a_thread(taken: Snapshot) -> tuple[threading.Thread, list[BaseException]]:
+def settled_in_a_thread(taken: StateSnapshot) -> tuple[threading.Thread, list[BaseException]]:
     errors: list[BaseException] = []
 
     def settle() -> None:
@@ -117,7 +118,7 @@ def settled_in_a_thread(taken: Snapshot) -> tuple[threading.Thread, list[BaseExc
 def test_without_room_the_step_waits_for_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOM.variable, "none")
     live = tensors()
-    expected, taken = copied(live), Snapshot(live, deadline_s=60)
+    expected, taken = copied(live), StateSnapshot(live, deadline_s=60)
     pieces = bytes_of(taken)
     head = [next(pieces) for _ in range(5)]
     thread, errors = settled_in_a_thread(taken)
@@ -132,12 +133,12 @@ def test_a_wait_without_progress_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOM.variable, "none")
     monkeypatch.setattr(snapshot, "_LOOK_S", 0.01)
     with pytest.raises(WaitedTooLong, match="a checkpoint to be written: neither memory nor TMPDIR has room"):
-        Snapshot(tensors(), deadline_s=0.05).settle()
+        StateSnapshot(tensors(), deadline_s=0.05).settle()
 
 
 def test_one_that_is_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOM.variable, "none")
-    taken = Snapshot(tensors(), deadline_s=60)
+    taken = StateSnapshot(tensors(), deadline_s=60)
     pieces = bytes_of(taken)
     for _ in range(3):
         next(pieces)

@@ -14,28 +14,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import Explained
-from infra.store import FileStore, StoreError, open_store
+from infra.stores.file_store import FileStore
+from infra.stores.opening import open_store
+from infra.stores.store import StoreError
 from producers import snapshots
 from producers.snapshots import (
     Announced,
     Began,
+    FeederSnapshot,
     Keeper,
     Lot,
     Opened,
     OpenEvaluation,
     PlannerState,
-    Snapshot,
     Snapshots,
     lowest,
-    packed,
-    unpacked,
+    packed_snapshot,
+    unpacked_snapshot,
 )  # fmt: skip
 from tests.waiting import wait_until
 
 FLOATS = st.floats(allow_nan=False)
 
 
-def snapshot(version: int = 3, **fields: Any) -> Snapshot:
+def snapshot(version: int = 3, **fields: Any) -> FeederSnapshot:
     lot = Lot(version=version, first=8, predicted=[1.5, 2.5], predictor="none/3", edges=[float("inf")])
     values: dict[str, Any] = {
         "run": "test-1", "epoch": 2, "planner": PlannerState(version=version, edges=[5.0], lots=[lot]),
@@ -47,21 +49,21 @@ def snapshot(version: int = 3, **fields: Any) -> Snapshot:
             OpenEvaluation(version=2, opened=Opened(prompts={0: 1, 1: 8}, dead=2), samples={0: 4})
         ],
     }  # fmt: skip
-    return Snapshot(**{**values, **fields})
+    return FeederSnapshot(**{**values, **fields})
 
 
 @given(st.lists(FLOATS, max_size=5), st.integers(0, 10**6))
 def test_what_is_put_comes_back(edges: list[float], version: int) -> None:
     one = snapshot(planner=PlannerState(version=version, edges=edges, recent=edges))
-    assert unpacked(packed(one), "here") == one
+    assert unpacked_snapshot(packed_snapshot(one), "here") == one
 
 
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_one_changed_byte_is_found(place: int, change: int) -> None:
-    data = bytearray(packed(snapshot()))
+    data = bytearray(packed_snapshot(snapshot()))
     data[place % len(data)] ^= change
     try:
-        found = unpacked(bytes(data), "here")
+        found = unpacked_snapshot(bytes(data), "here")
     except ValueError:
         return
     assert found == snapshot(), "a byte that means nothing: a space, or the case of an escape"
@@ -85,7 +87,7 @@ def test_the_newest_that_fits_is_taken_and_few_are_kept(tmp_path: Path) -> None:
     store.put("runs/test-1/feeder/note.txt", b"somebody's")
     store.put("runs/test-1/feeder/sub/00000009-01.json", b"somebody's")
     store.put(keys[2], store.get(keys[2])[:-9])
-    store.put("runs/test-1/feeder/00000007-02.json", packed(snapshot(7, run="other-1")))
+    store.put("runs/test-1/feeder/00000007-02.json", packed_snapshot(snapshot(7, run="other-1")))
     found = Snapshots(store, "test-1", warned.append).newest(
         lambda one: "it is too new" if one.planner.version == 4 else ""
     )
@@ -106,12 +108,12 @@ def test_with_keys_one_that_nobody_signed_is_passed_over(
     (tmp_path / "a.pem").write_bytes(raw)
     public = key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "a.pub").write_bytes(public)
-    plain = packed(snapshot())
+    plain = packed_snapshot(snapshot())
     monkeypatch.setenv("STREAMRL_SIGNING_KEY", str(tmp_path / "a.pem"))
     monkeypatch.setenv("STREAMRL_TRUSTED_KEYS", str(tmp_path / "a.pub"))
-    assert unpacked(packed(snapshot()), "here") == snapshot()
+    assert unpacked_snapshot(packed_snapshot(snapshot()), "here") == snapshot()
     with pytest.raises(Explained, match="not signed"):
-        unpacked(plain, "here")
+        unpacked_snapshot(plain, "here")
 
 
 def test_putting_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

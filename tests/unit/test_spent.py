@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from infra.process import Heart
+from infra.roles.heart import Heart
 from infra.weights import spent
 from infra.weights.inspection import inspected
 

@@ -7,10 +7,10 @@ from collections.abc import Collection
 import pytest
 from pytest import approx
 
-from infra.weights.errors import WeightsError
 from infra.weights.manifest import Chunk
 from infra.weights.spreading.links import Link, Links
-from infra.weights.spreading.plan import Plan, alone, spread
+from infra.weights.spreading.plan import SpreadingPlan, alone, spread
+from infra.weights.weights_error import WeightsError
 
 TEN = [Chunk(hash=f"{number:064x}", size=1) for number in range(10)]
 
@@ -24,7 +24,7 @@ def rates(said: str) -> dict[Link, float]:
     return {(one[0], one[1]): float(one[3:]) for one in said.split(", ")}
 
 
-def plan(names: str, said: str, **more: dict[str, float]) -> Plan:
+def plan(names: str, said: str, **more: dict[str, float]) -> SpreadingPlan:
     return spread(TEN, empty(names), "o", Links(rates(said), **more))  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def test_a_chunk_that_is_named_twice_is_fetched_once() -> None:
 
 
 def test_nothing_to_be_done() -> None:
-    assert spread([], empty("a"), "o", Links(rates("oa 1"))) == Plan({"a": ()}, {"a": 0.0})
+    assert spread([], empty("a"), "o", Links(rates("oa 1"))) == SpreadingPlan({"a": ()}, {"a": 0.0})
     assert spread(TEN, {}, "o", Links({})).last == 0
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from infra.private import make_private
 from infra.stack import doctor, files, kafka_install, ports
-from infra.stack.errors import PortTaken, StackBusy, StackError, ToolFailed, ToolMissing
 from infra.stack.files import locked, tail, write_whole
 from infra.stack.kafka_config import LARGEST_BATCH, server_properties
 from infra.stack.paths import StackPaths
 from infra.stack.processes import run_tool
 from infra.stack.s3 import Credentials, S3Access, ensure_credentials
+from infra.stack.stack_errors import PortTaken, StackBusy, StackError, ToolFailed, ToolMissing
 
 
 class Listener:

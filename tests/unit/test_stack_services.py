@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from infra.stack import processes, services
-from infra.stack.errors import Cancelled, NotReady, ServiceDied
 from infra.stack.paths import StackPaths
 from infra.stack.ports import accepts
-from infra.stack.services import Context, Launch, Record, Service, ServiceState
+from infra.stack.services import Launch, Service, ServiceContext, ServicesFile, ServiceState
+from infra.stack.stack_errors import Cancelled, NotReady, ServiceDied
 from tests.waiting import wait_until
 
 SERVE = """
@@ -47,15 +47,15 @@ class Small(Service):
         self.code = code
         self.prepared = 0
 
-    def prepare(self, context: Context) -> None:
+    def prepare(self, context: ServiceContext) -> None:
         self.prepared += 1
 
-    def launch(self, context: Context, port: int) -> Launch:
+    def launch(self, context: ServiceContext, port: int) -> Launch:
         return Launch(
             [sys.executable, "-c", self.code, str(port)], dict(os.environ), f"http://127.0.0.1:{port}"
         )
 
-    def is_ready(self, record: Record, paths: StackPaths) -> bool:
+    def is_ready(self, record: ServicesFile, paths: StackPaths) -> bool:
         return accepts(record.port)
 
 
@@ -64,10 +64,10 @@ class Impatient(Small):
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Iterator[Context]:
+def context(tmp_path: Path) -> Iterator[ServiceContext]:
     paths = StackPaths(home=tmp_path, cache=tmp_path)
     paths.make()
-    yield Context(paths)
+    yield ServiceContext(paths)
     services.stop(Small(IDLE), paths)
     assert left(paths) == []
 
@@ -76,16 +76,16 @@ def left(paths: StackPaths) -> list[psutil.Process]:
     return processes.members(None, services.mark(paths, "small"))
 
 
-def look(context: Context) -> ServiceState:
-    return services.state(Small(SERVE), context.paths)
+def look(context: ServiceContext) -> ServiceState:
+    return services.service_state(Small(SERVE), context.paths)
 
 
-def test_starts_once_and_stops(context: Context) -> None:
+def test_starts_once_and_stops(context: ServiceContext) -> None:
     assert look(context).status == "stopped"
-    record, fresh = services.start(Small(SERVE), context)
+    record, fresh = services.start_service(Small(SERVE), context)
     assert fresh
     again = Small(SERVE)
-    assert services.start(again, context) == (record, False)
+    assert services.start_service(again, context) == (record, False)
     assert again.prepared == 0
     shown = look(context)
     assert (shown.status, shown.pid, shown.port) == ("running", record.pid, record.port)
@@ -94,62 +94,62 @@ def test_starts_once_and_stops(context: Context) -> None:
     assert services.stop(Small(SERVE), context.paths) == 0
 
 
-def test_keeps_its_port_over_a_restart(context: Context) -> None:
-    first, _ = services.start(Small(SERVE), context)
+def test_keeps_its_port_over_a_restart(context: ServiceContext) -> None:
+    first, _ = services.start_service(Small(SERVE), context)
     psutil.Process(first.pid).kill()
     wait_until(lambda: look(context).status == "died", what="the death to be noticed")
-    second, fresh = services.start(Small(SERVE), context)
+    second, fresh = services.start_service(Small(SERVE), context)
     assert fresh
     assert (second.port, second.pid == first.pid) == (first.port, False)
 
 
-def test_a_death_while_starting_is_told_with_the_end_of_the_log(context: Context) -> None:
+def test_a_death_while_starting_is_told_with_the_end_of_the_log(context: ServiceContext) -> None:
     with pytest.raises(ServiceDied, match="no room on the disk"):
-        services.start(Small(FAIL), context)
+        services.start_service(Small(FAIL), context)
     assert look(context).status == "stopped"
 
 
-def test_a_service_that_never_answers_is_ended(context: Context) -> None:
+def test_a_service_that_never_answers_is_ended(context: ServiceContext) -> None:
     with pytest.raises(NotReady, match=r"within 0 s"):
-        services.start(Impatient(IDLE), context)
+        services.start_service(Impatient(IDLE), context)
     assert left(context.paths) == []
 
 
-def test_cancelling_ends_what_was_starting(context: Context) -> None:
+def test_cancelling_ends_what_was_starting(context: ServiceContext) -> None:
     threading.Timer(0.2, context.cancel.set).start()
     with pytest.raises(Cancelled):
-        services.start(Small(IDLE), context)
+        services.start_service(Small(IDLE), context)
     assert left(context.paths) == []
     assert look(context).status == "stopped"
 
 
-def test_stop_ends_also_what_ignores_sigterm_or_left_the_session(context: Context) -> None:
-    services.start(Small(STUBBORN), context)
+def test_stop_ends_also_what_ignores_sigterm_or_left_the_session(context: ServiceContext) -> None:
+    services.start_service(Small(STUBBORN), context)
     assert services.stop(Small(STUBBORN), context.paths) == 2
 
 
-def test_an_unfinished_start_is_finished(context: Context) -> None:
-    record, _ = services.start(Small(SERVE), context)
+def test_an_unfinished_start_is_finished(context: ServiceContext) -> None:
+    record, _ = services.start_service(Small(SERVE), context)
     unfinished = dataclasses.replace(record, ready=False)
     context.paths.state_file("small").write_text(json.dumps(dataclasses.asdict(unfinished)))
     assert look(context).status == "starting"
     assert services.running_record(context.paths, "small") is None
-    assert services.start(Small(SERVE), context) == (record, False)
+    assert services.start_service(Small(SERVE), context) == (record, False)
     assert look(context).status == "running"
 
 
 @pytest.mark.parametrize("text", ["", "not json", "{}", '{"name": "small"}'])
-def test_processes_are_found_although_the_state_file_is_broken(context: Context, text: str) -> None:
-    services.start(Small(SERVE), context)
+def test_processes_are_found_although_the_state_file_is_broken(context: ServiceContext, text: str) -> None:
+    services.start_service(Small(SERVE), context)
     context.paths.state_file("small").write_text(text)
     assert services.stop(Small(SERVE), context.paths) == 1
 
 
-def test_a_pid_that_belongs_to_somebody_else_is_left_alone(context: Context) -> None:
+def test_a_pid_that_belongs_to_somebody_else_is_left_alone(context: ServiceContext) -> None:
     # This test's own process: alive, but not born when the state file says.
-    stale = Record("small", os.getpid(), time.time() - 86_400, 1, "http://x", 0.0, "small.log", True)
+    stale = ServicesFile("small", os.getpid(), time.time() - 86_400, 1, "http://x", 0.0, "small.log", True)
     context.paths.state_file("small").write_text(json.dumps(dataclasses.asdict(stale)))
     assert look(context).status == "died"
-    _, fresh = services.start(Small(SERVE), context)
+    _, fresh = services.start_service(Small(SERVE), context)
     assert fresh
     assert services.stop(Small(SERVE), context.paths) == 1

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.orphans import sweep
-from infra.store import IDENTITY, FileStore, Missing, StoreError, open_store
-from infra.store_identity import check_identity, identify, identity_of
+from infra.stores.file_store import FileStore
+from infra.stores.opening import open_store
+from infra.stores.orphans import sweep
+from infra.stores.store import IDENTITY, Missing, StoreError
+from infra.stores.store_identity import check_identity, identify, identity_of
 
 GONE = (
     r"the store at file://.*store is not the one that this run began in .*is it mounted\? Nothing was written"
@@ -74,7 +76,7 @@ def test_a_write_that_a_disk_vanishes_under_is_not_committed(
 ) -> None:
     store = FileStore(f"file://{folder}")
     identify(store)
-    monkeypatch.setattr("infra.store.os.fsync", lambda fd: unmount(folder))
+    monkeypatch.setattr("infra.stores.file_store.os.fsync", lambda fd: unmount(folder))
     with pytest.raises(StoreError, match=GONE):
         store.put("a", b"1")
     assert not list(folder.rglob("a"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.stream import SampleStream
+from consumers.stream.sample_stream import SampleStream
 from infra.bus import read_all
 from schemas.messages import DeadLetter, Sample
 from schemas.wire import decode, encode

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from producers.problems import LARGEST
+from producers.problems import LARGEST_PROBLEM
 from producers.tasks import TaskError, load_problems, load_reward
 from producers.tokenizing import TokenizerError, load_tokenize
 from schemas.runspec import RunSpec, TaskSection
@@ -105,7 +105,10 @@ def test_a_problem_must_be_json(tmp_path: Path) -> None:
         (b'{"prompt": "1", "answer": -Infinity}', r"task.jsonl:2: not JSON: .*-Infinity is no JSON"),
         (b'{"prompt": "1", "answer": 1e999}', r"task.jsonl:2: not JSON: .*'1e999' is too large"),
         (b'{"prompt": "1", "answer": ' + b"9" * 9_999 + b"}", r"task.jsonl:2: not JSON: ValueError"),
-        (b'{"prompt": "' + b"x" * LARGEST + b'"}', r"task.jsonl:2: a line of more than 4,194,304 bytes"),
+        (
+            b'{"prompt": "' + b"x" * LARGEST_PROBLEM + b'"}',
+            r"task.jsonl:2: a line of more than 4,194,304 bytes",
+        ),
         (b'{"prompt": "' + "é".encode() * 3_000_000 + b'"}', r"task.jsonl:2: a line of more than"),
         (b'{"id": "b", "prompt": "\\ud800"}', r"problem 1 has text .* lone surrogate U\+D800; its id is 'b'"),
         (b'{"id": "b", "prompt": "1", "answer": "\\ud800"}', r"problem 1 has text .*U\+D800; its id is 'b'"),

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infra.choices import NUMBA
-from infra.store import open_store
+from infra.stores.opening import open_store
 from infra.weights.bits import NAMES, NARROW, Bits, blank_file, empty, file_model, model_of
-from infra.weights.codec.chunks import decode, encode
+from infra.weights.codec.chunks import decode_chunk, encode_model
 from infra.weights.digest import model_digests
-from infra.weights.errors import WeightsError
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 
 FLOATS = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -32,8 +32,8 @@ def test_any_bits_of_any_type_survive(dtype: str, tmp_path: Path) -> None:
         bits.data[:] = draw.integers(0, 256, bits.data.nbytes, np.uint8).view(bits.data.dtype)
         models.append({"w": bits})
     held = {"w": Bits(dtype, (16, 4), models[0]["w"].data.copy())}
-    for chunk in encode(*models):
-        decode(chunk, held, "it")
+    for chunk in encode_model(*models):
+        decode_chunk(chunk, held, "it")
     assert model_digests(held) == model_digests(models[1])
 
 

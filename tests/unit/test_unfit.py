@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from consumers.stream import SampleStream
-from consumers.unfit import NeverFit
+from consumers.stream.sample_stream import SampleStream
+from consumers.stream.unfit import NeverFit
 from infra.bus import read_all
-from infra.process import Context
+from infra.roles.context import RoleContext
 from schemas.identity import sample_id
 from schemas.messages import TRAIN, DeadLetter, Prompt, Sample
 from schemas.wire import decode, encode
@@ -34,13 +34,13 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.tail._POLL_S", 0.01)
 
 
-def put(context: Context, sample: Sample | bytes, *, key: str | None = None, partition: int = 0) -> None:
+def put(context: RoleContext, sample: Sample | bytes, *, key: str | None = None, partition: int = 0) -> None:
     raw = sample if isinstance(sample, bytes) else encode(sample)
     name = key if key is not None else sample.id if isinstance(sample, Sample) else ""
     context.writer.send(context.topics.samples, raw, key=name, partition=partition)
 
 
-def taken(context: Context, **options: Any) -> SampleStream:
+def taken(context: RoleContext, **options: Any) -> SampleStream:
     """A stream that has read all there is."""
     stream = SampleStream(
         context, 24, {}, options.get("trained", (0, 0)), options.get("root_of", lambda _: "r")
@@ -53,7 +53,7 @@ def taken(context: Context, **options: Any) -> SampleStream:
     return stream
 
 
-def letters(context: Context) -> list[DeadLetter]:
+def letters(context: RoleContext) -> list[DeadLetter]:
     return [decode(r.value, DeadLetter) for r in read_all(context.bus, context.topics.dead, deadline_s=5)]
 
 
@@ -180,7 +180,7 @@ def test_garbage_under_a_sample_s_key_does_not_end_the_run_until_it_has_lasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, clock = make_context(SPEC, tmp_path), [1000.0]
-    monkeypatch.setattr("consumers.unfit.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("consumers.stream.unfit.time", SimpleNamespace(monotonic=lambda: clock[0]))
     stream = SampleStream(context, 24, {}, (0, 0), lambda _: "r")
 
     def read(count: int) -> None:
@@ -207,7 +207,7 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def admit(context: Context, sample: Sample) -> None:
+def admit(context: RoleContext, sample: Sample) -> None:
     names = ("run", "group", "size", "problem_id", "epoch", "window", "mini", "bundle", "bundle_groups")
     fields = {name: getattr(sample, name) for name in names}
     prompt = fill(Prompt, purpose=TRAIN, tokens=sample.prompt_tokens, **fields)

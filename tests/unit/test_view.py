@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flows.live import LiveScreen, PlainScreen, one_line, picture, terminal
-from flows.view import Rate, RunView
+from flows.view.live import LiveScreen, PlainScreen, one_line, picture, terminal
+from flows.view.run_view import Rate, RunView
 from schemas.messages import (
     DeadLetter,
     Evaluation,

@@ -19,19 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from infra.store import FileStore, Missing, StoreError, open_store
+from infra.stores.file_store import FileStore
+from infra.stores.opening import open_store
+from infra.stores.store import Missing, StoreError
 from infra.weights import leases, notes, versions
 from infra.weights.bits import kind_of
 from infra.weights.codec import scan as codec_scan
 from infra.weights.codec import scan_plain
 from infra.weights.digest import digests_of, file_digests, root_digest
-from infra.weights.errors import WeightsError
 from infra.weights.leases import Lease
-from infra.weights.manifest import Chunk, Manifest
+from infra.weights.manifest import Chunk, VersionManifest
 from infra.weights.manifest import Path as ChunkPath
 from infra.weights.routes import cheapest
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 from tests.waiting import wait_until
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -140,7 +142,7 @@ def test_what_applies_changes_is_loaded_while_they_come(
     store, kinds = weights(tmp_path), []
     for version, model in enumerate(series(2)):
         store.publish(version, model, trainer_epoch=0)
-    monkeypatch.setattr(versions, "warm_up", kinds.append)
+    monkeypatch.setattr(versions, "load_scanner", kinds.append)
     weights(tmp_path).fetch(0)
     assert not kinds
     weights(tmp_path).fetch(1)
@@ -528,7 +530,7 @@ def test_the_way_is_the_cheapest(edges: list[tuple[int, int]], held: int) -> Non
         chunk = Chunk(hash=f"{number:064x}", size=size << 20)
         paths[version].append(ChunkPath(since=start, root=root, chunks=(chunk,)))
     manifests = {
-        version: Manifest(run="r", version=version, root=f"r{version}", tensors={}, paths=tuple(some),
+        version: VersionManifest(run="r", version=version, root=f"r{version}", tensors={}, paths=tuple(some),
                           trainer_epoch=0, created_at=0.0)
         for version, some in paths.items() if some
     }  # fmt: skip

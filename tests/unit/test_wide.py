@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.weights.codec import streams, wide
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 from tests.damage import cuts_and_flips
 
 TYPES = [np.uint8, np.uint16, np.uint32]
 
 
 def back(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return wide.unpack(memoryview(wide.pack(numbers)), numbers.dtype, numbers.size, "it")
+    return wide.unpack(memoryview(wide.pack_wide(numbers)), numbers.dtype, numbers.size, "it")
 
 
 @given(
@@ -43,24 +43,24 @@ def test_the_largest_numbers_lead_back(dtype: type) -> None:
 
 def test_it_is_about_as_small_as_with_bins() -> None:
     numbers = (np.abs(np.random.default_rng(0).normal(0, 1, 1 << 17)) * 3e4).astype(np.uint32)
-    assert len(streams.pack(numbers, fast=True)) < 1.01 * len(streams.pack(numbers))
+    assert len(streams.pack_streams(numbers, fast=True)) < 1.01 * len(streams.pack_streams(numbers))
 
 
 def test_damaged_bytes_are_an_error_or_as_many_numbers() -> None:
     numbers = np.array([5, 70, 900, 3, 65535, 12, 13, 1 << 31, 99], np.uint32)
-    for raw in cuts_and_flips(wide.pack(numbers)):
+    for raw in cuts_and_flips(wide.pack_wide(numbers)):
         with contextlib.suppress(WeightsError):
             found = wide.unpack(memoryview(raw), numbers.dtype, numbers.size, "it")
             assert (found.size, found.dtype) == (numbers.size, numbers.dtype)
 
 
 def test_numbers_that_the_type_does_not_have_are_refused() -> None:
-    raw = wide.pack(np.full(9, 1 << 30, np.uint32))
+    raw = wide.pack_wide(np.full(9, 1 << 30, np.uint32))
     with pytest.raises(WeightsError, match=r"too large|too soon"):
         wide.unpack(memoryview(raw), np.dtype(np.uint16), 9, "it")
 
 
 def test_a_large_number_that_is_not_there_is_an_error() -> None:
-    raw = wide.pack(np.array([1] * 50 + [1 << 20], np.uint32))
+    raw = wide.pack_wide(np.array([1] * 50 + [1 << 20], np.uint32))
     with pytest.raises(WeightsError, match="it is damaged: it does not say all of its large numbers"):
         wide.unpack(memoryview(raw[:-4]), np.dtype(np.uint32), 51, "it")

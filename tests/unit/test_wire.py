@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import Meta, structs
 
 from schemas import messages
-from schemas.wire import Array, Message, Unreadable, decode, encode
+from schemas.wire import Message, RawArray, Unreadable, decode, encode
 from tests.factories import make_sample, make_spec
 from tests.fakes.fill import fill
 
@@ -65,7 +65,7 @@ def any_message(kind: type[Message]) -> st.SearchStrategy[Message]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name in ("KIND", "VERSION"):
             continue
-        marks = [mark for mark in get_args(hint) if isinstance(mark, Array)] if get_origin(hint) else []
+        marks = [mark for mark in get_args(hint) if isinstance(mark, RawArray)] if get_origin(hint) else []
         fields[name] = arrays(marks[0].dtype) if marks else scalar(hint)
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from infra.weights.bits import Array
+from infra.weights.arrays import Array
 
-MOST = 16  # bands: as many as a scan tells apart at once
+MOST_BANDS = 16  # bands: as many as a scan tells apart at once
 _HEAD_BITS = 8 * 70  # what a band's streams say of themselves
 
 
-def edges_of(census: Array) -> Array:
+def band_edges(census: Array) -> Array:
     """The lowest exponent of each band, from a census of them: elements, changes, the sum of the steps."""
     there = np.flatnonzero(census[0])
     if there.size <= 1:
@@ -20,7 +20,7 @@ def edges_of(census: Array) -> Array:
     n, k, steps = (row - row[:, None] for row in sums)  # of a band from one exponent to before another
     costs = _bits(n, k) + _bits(steps, k)  # steps of 1 and more: as if each further one were as likely
     head, firsts = _HEAD_BITS, _cheapest(costs + _HEAD_BITS)
-    while len(firsts) > MOST:
+    while len(firsts) > MOST_BANDS:
         head *= 2
         firsts = _cheapest(costs + head)
     edges: Array = there[firsts].astype(np.uint8)

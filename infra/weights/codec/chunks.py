@@ -19,16 +19,16 @@ from infra.weights.bits import Bits, Model
 from infra.weights.codec.covered import Covered, check_heads
 from infra.weights.codec.decoding import decode_group
 from infra.weights.codec.encoding import encode_run, run_size
-from infra.weights.codec.groups import Group, Head
-from infra.weights.codec.tiles import TILE, Tile, runs_of
-from infra.weights.errors import WeightsError, damaged
+from infra.weights.codec.groups import CodedGroup, Head
+from infra.weights.codec.tiles import TILE, Tile, tile_runs
+from infra.weights.weights_error import WeightsError, damaged
 
 CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it as large
 _MAGIC = b"SRWC"
 _START = struct.Struct("<4sI")
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True):
@@ -37,15 +37,15 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
     groups: list[Head]
 
 
-def encode(old: Model | None, new: Model, *, threads: int = 1, size: int = CHUNK) -> Iterator[bytes]:
+def encode_model(old: Model | None, new: Model, *, threads: int = 1, size: int = CHUNK) -> Iterator[bytes]:
     """What makes one model of another, or of nothing, chunk by chunk. Both have the same tensors."""
     if old is not None:
         check_alike(old, new)
-    held: list[Group] = []
+    held: list[CodedGroup] = []
 
-    runs = runs_of(new, run_size(old, new))
+    runs = tile_runs(new, run_size(old, new))
 
-    def code(run: tuple[str, list[Tile]]) -> list[Group]:
+    def code(run: tuple[str, list[Tile]]) -> list[CodedGroup]:
         return list(encode_run(*run, old, new))
 
     for group in itertools.chain.from_iterable(in_threads(code, runs, threads)):
@@ -70,7 +70,7 @@ def _said(bits: Bits) -> str:
     return f"{bits.dtype} {list(bits.shape)}"
 
 
-def _chunk(held: list[Group]) -> bytes:
+def _chunk(held: list[CodedGroup]) -> bytes:
     """All groups that are held; no more of them is held then."""
     head = msgspec.msgpack.encode(_Head(1, TILE, [group.head for group in held]))
     body = (part for group in held for part in group.body)
@@ -104,7 +104,7 @@ def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryvie
     return found
 
 
-def decode(
+def decode_chunk(
     chunk: bytes | memoryview, model: Model, what: str, *, threads: int = 1, covered: Covered | None = None
 ) -> list[Tile]:
     """Make a model a newer one, in place, as far as a chunk says how; the tiles that changed.
@@ -123,13 +123,13 @@ def decode(
         return [tile for tiles in in_threads(apply, heads, threads) for tile in tiles]
 
 
-def in_threads(do: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+def in_threads(do: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> Iterator[_Result]:
     """Results in order, with no more under way than there are threads."""
     if threads == 1:
         yield from map(do, items)
         return
     with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[Result]] = deque()
+        ahead: deque[Future[_Result]] = deque()
         try:
             for item in items:
                 ahead.append(pool.submit(spent.counted()(do), item))

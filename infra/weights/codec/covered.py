@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from infra.weights.bits import Model
 from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE, Head, Span
 from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 _HASH = 8  # bytes
 # Bytes of a group's elements: publishers end it with the tile that makes it a run.

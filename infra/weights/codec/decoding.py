@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infra.weights.bits import Array, Kind, Model, kind_of
+from infra.weights.arrays import Array
+from infra.weights.bits import Kind, Model, kind_of
 from infra.weights.codec import rows, whole
-from infra.weights.codec.bands import MOST
+from infra.weights.codec.bands import MOST_BANDS
 from infra.weights.codec.groups import BANDED, ROWED, WHOLE, Head
 from infra.weights.codec.scan import Changes, Scan, scanner
-from infra.weights.codec.streams import Reader
+from infra.weights.codec.streams import StreamsReader
 from infra.weights.codec.tiles import TILE, Tile, tile_hash
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 
 class StaleTile(WeightsError):
@@ -104,10 +105,10 @@ def _apply_to_rows(
     made = was.copy()
     if not scan.apply(made, kind, edges, replace(changes, after=moving.after)):
         return False
-    rows.put(data, *where, made)
+    rows.put_rows(data, *where, made)
     if tile_hash(data) == changes.after:
         return True
-    rows.put(data, *where, was)
+    rows.put_rows(data, *where, was)
     return False
 
 
@@ -130,7 +131,7 @@ def _moving(
     body: memoryview, tiles: Sequence[Tile], model: Model, what: str
 ) -> tuple[dict[int, _Moving], memoryview]:
     """By the tile's number the rows that change, where others are left out; and what is behind that."""
-    reader = Reader(body, what)
+    reader = StreamsReader(body, what)
     flags = reader.numbers(len(tiles))
     numbers = np.flatnonzero(flags).tolist()
     lengths = [rows.row_of(model[tiles[number].tensor]) for number in numbers]
@@ -151,8 +152,8 @@ def _moving(
 
 
 def _read(body: memoryview, tiles: Sequence[Tile], kind: Kind, what: str) -> _Read:
-    reader = Reader(body, what)
-    edges = reader.numbers(MOST).astype(np.int64)
+    reader = StreamsReader(body, what)
+    edges = reader.numbers(MOST_BANDS).astype(np.int64)
     if not edges.size or edges[0] or (np.diff(edges) <= 0).any() or edges[-1] >= kind.exponents:
         raise WeightsError(f"{what} is damaged: its bands are not of this type's exponents")
     counts = reader.numbers(len(tiles) * edges.size).astype(np.int64)

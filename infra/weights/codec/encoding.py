@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infra.weights.bits import Array, Kind, Model, kind_of
+from infra.weights.arrays import Array
+from infra.weights.bits import Kind, Model, kind_of
 from infra.weights.codec import rows, streams, whole
-from infra.weights.codec.bands import edges_of
-from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE, Group, group_of, size_of
+from infra.weights.codec.bands import band_edges
+from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE, CodedGroup, coded_size, group_of
 from infra.weights.codec.scan import Changes, Scan, scanner
 from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE, Tile, tile_hash
 
@@ -39,13 +40,13 @@ def run_size(old: Model | None, new: Model) -> int:
 def encode_run(
     dtype: str, tiles: Sequence[Tile], old: Model | None, new: Model, scan: Scan | None = None,
     *, parts: int = 1,
-) -> Iterator[Group]:  # fmt: skip
+) -> Iterator[CodedGroup]:  # fmt: skip
     """What makes a run's tiles new ones, from old ones or from nothing."""
     kind, scan = kind_of(dtype), scan or scanner()
     if old is None:
         after = [tile.of(new[tile.tensor]) for tile in tiles]
         hashes = _told([tile_hash(data) for data in after])
-        yield group_of(dtype, WHOLE, tiles, [hashes, *whole.pack(after, kind)])
+        yield group_of(dtype, WHOLE, tiles, [hashes, *whole.pack_whole(after, kind)])
         return
     looked = list(_looked(tiles, old, new))
     edges, small = _edges(looked, kind, scan), TILE // PARTS
@@ -106,10 +107,10 @@ def _count(held: Sequence[_Scanned]) -> int:
 def _edges(looked: Sequence[_Looked], kind: Kind, scan: Scan) -> Array:
     every = sum(one.before.size for one in looked) // _SAMPLE | 1  # odd: rows' lengths are not
     census = sum(scan.census(*one.scanned(), kind, every) for one in looked)
-    return edges_of(np.asarray(census) * every)
+    return band_edges(np.asarray(census) * every)
 
 
-def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> Group:
+def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> CodedGroup:
     """A group of all that is held; no more of it is held then."""
     tiles, data = [one.looked.tile for one in held], [one.looked.after for one in held]
     before, after = _told([one.changes.before for one in held]), _told([one.changes.after for one in held])
@@ -122,10 +123,10 @@ def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> Group:
         wide = kind_of(dtype).bits >= _WIDE and _count(held) > _DENSE * sum(tile.count for tile in tiles)
         body += _banded(edges, [one.changes for one in held], fast=wide)
     held.clear()
-    size = size_of(body)
+    size = coded_size(body)
     if size > _LARGE * sum(some.nbytes for some in data) and size > _whole_size(data, kind_of(dtype)):
-        full = [after, *whole.pack(data, kind_of(dtype))]
-        if size_of(full) < size:
+        full = [after, *whole.pack_whole(data, kind_of(dtype))]
+        if coded_size(full) < size:
             return group_of(dtype, WHOLE, tiles, full, parts=parts)
     return group_of(dtype, mode, tiles, body, parts=parts)
 
@@ -133,14 +134,19 @@ def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> Group:
 def _whole_size(data: Sequence[Array], kind: Kind) -> float:
     """About as many bytes as whole tiles need at least, from a part of each: packing them takes its time."""
     parts = [some[at : at + _STRETCH] for some in data for at in range(0, some.size, _STRETCH * _ONE_IN)]
-    return _SURELY * size_of(whole.pack(parts, kind)) * sum(some.size for some in data) / sum(map(len, parts))
+    return (
+        _SURELY
+        * coded_size(whole.pack_whole(parts, kind))
+        * sum(some.size for some in data)
+        / sum(map(len, parts))
+    )
 
 
 def _rowed(held: Sequence[_Scanned]) -> list[bytes]:
     told = [one for one in held if one.looked.moving is not None]
     masks = [np.packbits(one.looked.moving) for one in told if one.looked.moving is not None]
     flags = np.array([one.looked.moving is not None for one in held], np.uint8)
-    return [streams.pack(flags), streams.pack(*masks), _told([one.inner for one in told])]
+    return [streams.pack_streams(flags), streams.pack_streams(*masks), _told([one.inner for one in told])]
 
 
 def _told(hashes: Sequence[int]) -> bytes:
@@ -149,9 +155,9 @@ def _told(hashes: Sequence[int]) -> bytes:
 
 def _banded(edges: Array, changes: Sequence[Changes], *, fast: bool) -> list[bytes]:
     counts = np.stack([one.counts for one in changes])
-    parts = [streams.pack(edges), streams.pack(counts.reshape(-1))]
+    parts = [streams.pack_streams(edges), streams.pack_streams(counts.reshape(-1))]
     for band in range(edges.size):
         mine = [(one, slice(one.begins[band], one.ends[band])) for one in changes]
-        parts.append(streams.pack(*(one.gaps[part] for one, part in mine), fast=fast))
-        parts.append(streams.pack(*(one.steps[part] for one, part in mine), fast=fast))
+        parts.append(streams.pack_streams(*(one.gaps[part] for one, part in mine), fast=fast))
+        parts.append(streams.pack_streams(*(one.steps[part] for one, part in mine), fast=fast))
     return parts

@@ -45,22 +45,24 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
 
 
 @dataclass(frozen=True)
-class Group:
+class CodedGroup:
     """A group, coded."""
 
     head: Head
     body: Sequence[bytes]  # in pieces, one behind the other
 
 
-def group_of(dtype: str, mode: int, tiles: Sequence[Tile], body: Sequence[bytes], *, parts: int = 1) -> Group:
+def group_of(
+    dtype: str, mode: int, tiles: Sequence[Tile], body: Sequence[bytes], *, parts: int = 1
+) -> CodedGroup:
     """A group of tiles; those of a tensor are neighbours."""
     spans = []
     for tensor, some in itertools.groupby(tiles, key=lambda tile: tile.tensor):
         mine = list(some)
         spans.append(Span(tensor, mine[0].start, sum(tile.count for tile in mine)))
-    return Group(Head(dtype, mode, parts, spans, size_of(body)), body)
+    return CodedGroup(Head(dtype, mode, parts, spans, coded_size(body)), body)
 
 
-def size_of(body: Sequence[bytes]) -> int:
+def coded_size(body: Sequence[bytes]) -> int:
     """Bytes of all pieces."""
     return sum(map(len, body))

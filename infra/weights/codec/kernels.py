@@ -16,8 +16,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from infra.weights.bits import Array
-from infra.weights.codec.bands import MOST
+from infra.weights.arrays import Array
+from infra.weights.codec.bands import MOST_BANDS
 from infra.weights.codec.scan import SAMPLED
 
 BLOCK = 64  # elements: a bit each in a mask
@@ -25,7 +25,7 @@ STRETCH = 1 << 16  # elements that are hashed and then scanned: they are still i
 LINE = 64  # bytes of the cache's lines
 NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
-_BYTES, _WORDS = ir.VectorType(_BYTE, BLOCK), ir.VectorType(_WORD, MOST)
+_BYTES, _WORDS = ir.VectorType(_BYTE, BLOCK), ir.VectorType(_WORD, MOST_BANDS)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, vector: Any, at: Any) -> Any:
@@ -55,16 +55,16 @@ def _classify(
         if item.width > 8:
             exponents = builder.trunc(exponents, _BYTES)
         exponents = builder.and_(exponents, _all(builder, _BYTES, args[3]))
-        for band in range(1, MOST):
+        for band in range(1, MOST_BANDS):
             floor = _pointer(context, builder, kinds[4], args[4], _BYTES, word(BLOCK * band))
             mask = builder.icmp_unsigned(">", exponents, builder.load(floor, align=1))
             there = _pointer(context, builder, kinds[5], args[5], _WORD, word(band))
             builder.store(builder.bitcast(mask, _WORD), there)
         here = builder.load(_pointer(context, builder, kinds[5], args[5], _WORDS, word(0)), align=8)
-        order = ir.Constant(ir.VectorType(ir.IntType(32), MOST), list(range(1, MOST + 1)))
-        next_ = builder.shuffle_vector(here, ir.Constant(_WORDS, [0] * MOST), order)
+        order = ir.Constant(ir.VectorType(ir.IntType(32), MOST_BANDS), list(range(1, MOST_BANDS + 1)))
+        next_ = builder.shuffle_vector(here, ir.Constant(_WORDS, [0] * MOST_BANDS), order)
         kind = ir.FunctionType(_WORDS, [_WORDS])
-        counted = cgutils.get_or_insert_function(builder.module, kind, f"llvm.ctpop.v{MOST}i64")
+        counted = cgutils.get_or_insert_function(builder.module, kind, f"llvm.ctpop.v{MOST_BANDS}i64")
         sums = _pointer(context, builder, kinds[6], args[6], _WORDS, word(0))
         count = builder.call(counted, [builder.and_(here, builder.not_(next_))])
         builder.store(builder.add(builder.load(sums, align=8), count), sums, align=8)
@@ -91,7 +91,7 @@ def _compared(how: str, count: int) -> Any:
 
 
 _differ = _compared("!=", BLOCK)  # a mask of elements
-_less = _compared("<", MOST)  # a mask of bands
+_less = _compared("<", MOST_BANDS)  # a mask of bands
 
 
 @intrinsic
@@ -168,7 +168,7 @@ def _all_moved(
         steps[count + i] = _step(old[at + i], new[at + i], sign, whole)
     for i in range(BLOCK):
         bands[count + i] = table[(old[at + i] >> fraction) & most]
-    for b in range(MOST):
+    for b in range(MOST_BANDS):
         mine = above[b] & ~above[b + 1]
         if mine:
             number = _bits(mine)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from infra.weights.bits import Array, Bits
+from infra.weights.arrays import Array
+from infra.weights.bits import Bits
 from infra.weights.codec.tiles import Tile
 
 _LOOKED_AT = 256  # rows of a tensor
@@ -59,7 +60,7 @@ def picked(data: Array, tile: Tile, row: int, moving: Array) -> Array:
     return np.concatenate([part[mine].reshape(-1) for part, mine in _parts(data, tile, row, moving)])
 
 
-def put(data: Array, tile: Tile, row: int, moving: Array, made: Array) -> None:
+def put_rows(data: Array, tile: Tile, row: int, moving: Array, made: Array) -> None:
     """Write them where they were picked."""
     at = 0
     for part, mine in _parts(data, tile, row, moving):

@@ -18,10 +18,11 @@ from importlib import import_module
 import numpy as np
 
 from infra import choices
-from infra.weights.bits import Array, Kind
-from infra.weights.errors import WeightsError
+from infra.weights.arrays import Array
+from infra.weights.bits import Kind
+from infra.weights.weights_error import WeightsError
 
-VARIABLE = choices.SCAN.variable
+SCAN_VARIABLE = choices.SCAN.variable
 SAMPLED = 1024  # elements of a stretch that a census takes or leaves
 
 
@@ -67,16 +68,16 @@ _MODULES = {"": "scan_fast", "compiled": "scan_fast", "plain": "scan_plain", "cu
 @cache
 def _scanner(which: str) -> Scan:
     try:
-        module = import_module(f"infra.weights.codec.{_MODULES[which]}")
+        module = import_module(f"{__package__}.{_MODULES[which]}")
     except ImportError as error:
         if which:
-            raise WeightsError(f"{VARIABLE}={which}: {error.name} is not installed") from error
+            raise WeightsError(f"{SCAN_VARIABLE}={which}: {error.name} is not installed") from error
         return _scanner("plain")
     return Scan(module.census, module.scan, module.apply)
 
 
 @cache
-def warm_up(kind: Kind) -> None:
+def load_scanner(kind: Kind) -> None:
     """Have what applies changes loaded, in a thread: it takes a second, in which bytes can come already."""
     threading.Thread(target=_apply_nothing, args=(kind,), daemon=True, name="scanner").start()
 

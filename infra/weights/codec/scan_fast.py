@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from infra.weights.bits import Array, Kind
+from infra.weights.arrays import Array
+from infra.weights.bits import Kind
 from infra.weights.codec import kernels
-from infra.weights.codec.bands import MOST, band_table
+from infra.weights.codec.bands import MOST_BANDS, band_table
 from infra.weights.codec.scan import Changes
 from infra.weights.codec.tiles import TileHash
 
-_ROW = MOST + kernels.LINE // 8
+_ROW = MOST_BANDS + kernels.LINE // 8
 
 
 def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
@@ -25,7 +26,7 @@ def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
 
 def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
     """What changes, band by band; None if more than so many do."""
-    most, counts, room = min(most, old.size), np.zeros(MOST, np.int64), _room()
+    most, counts, room = min(most, old.size), np.zeros(MOST_BANDS, np.int64), _room()
     gaps, steps, bands = np.empty(most, np.uint32), np.empty(most, old.dtype), np.empty(most, np.uint8)
     found, before, after, behind = 0, TileHash(), TileHash(), (_behind(old), _behind(new))
     for start in range(0, old.size, kernels.STRETCH):
@@ -73,7 +74,7 @@ def _numbers(kind: Kind) -> tuple[int, int, int, int]:
 def _tables(edges: bytes) -> tuple[Array, Array]:
     """Of each band the highest exponent below it, as often as a block has elements; each exponent's band."""
     lowest = np.frombuffer(edges, np.uint8)
-    floors = _aligned(MOST * kernels.BLOCK, np.uint8)
+    floors = _aligned(MOST_BANDS * kernels.BLOCK, np.uint8)
     floors[:] = 255  # nothing is above
     floors[: lowest.size * kernels.BLOCK] = np.repeat(lowest - np.uint8(1), kernels.BLOCK)
     return floors, band_table(lowest)

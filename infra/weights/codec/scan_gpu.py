@@ -19,12 +19,13 @@ import triton
 import triton.language as tl
 
 from infra import choices
-from infra.weights.bits import Array, Kind
+from infra.weights.arrays import Array
+from infra.weights.bits import Kind
 from infra.weights.codec import scan_plain
 from infra.weights.codec.bands import band_table
 from infra.weights.codec.scan import Changes
 from infra.weights.codec.tiles import tile_hash
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 census = scan_plain.census  # of so few elements that they need not travel
 _BLOCK = 1024

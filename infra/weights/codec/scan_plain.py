@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from infra.weights.bits import Array, Kind, ordered, unordered
+from infra.weights.arrays import Array
+from infra.weights.bits import Kind, ordered, unordered
 from infra.weights.codec.bands import band_table
 from infra.weights.codec.scan import SAMPLED, Changes
 from infra.weights.codec.tiles import tile_hash
@@ -29,7 +30,7 @@ def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
         exponents = exponents_of(before, kind)
         np.add.at(found[0], exponents, 1)
         np.add.at(found[1], exponents[before != after], 1)
-        np.add.at(found[2], exponents, steps_of(before, after, kind).astype(np.int64))
+        np.add.at(found[2], exponents, bit_steps(before, after, kind).astype(np.int64))
     return found
 
 
@@ -47,7 +48,7 @@ def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes
             places[band] = _longer(places[band], at + mine[hit])
     gaps = [np.diff(rank.astype(np.int64), prepend=-1) - 1 for rank in ranks]
     ends, place = np.cumsum([rank.size for rank in ranks]), np.concatenate(places)
-    steps = steps_of(old[place], new[place], kind)
+    steps = bit_steps(old[place], new[place], kind)
     begins, gap = np.append(0, ends[:-1]), np.concatenate(gaps).astype(np.uint32)
     return Changes(begins, ends, gap, steps, tile_hash(old), tile_hash(new))
 
@@ -86,7 +87,7 @@ def _longer(numbers: Array, more: Array) -> Array:
     return np.concatenate([numbers, more], dtype=np.uint32, casting="unsafe")
 
 
-def steps_of(old: Array, new: Array, kind: Kind) -> Array:
+def bit_steps(old: Array, new: Array, kind: Kind) -> Array:
     """By how many places numbers move: 0, -1, 1, -2, 2 … are 0, 1, 2, 3, 4 …"""
     step = ordered(new, kind) - ordered(old, kind)
     one = step.dtype.type(1)
@@ -95,6 +96,6 @@ def steps_of(old: Array, new: Array, kind: Kind) -> Array:
 
 
 def unzigzag(code: Array) -> Array:
-    """What the numbers of `steps_of` stand for."""
+    """What the numbers of `bit_steps` stand for."""
     one = code.dtype.type(1)
     return (code >> one) ^ (code.dtype.type(0) - (code & one))

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from infra.weights.bits import Array
+from infra.weights.arrays import Array
 from infra.weights.codec import wide
 from infra.weights.codec.zstd import unzstd
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 _HEAD = struct.Struct("<BII")  # coder and bytes of a number, numbers, bytes behind this
 _RAW, _ZSTD, _PCODEC, _WIDE = range(4)
@@ -47,11 +47,11 @@ def _config() -> Any:
     )  # fmt: skip
 
 
-def pack(*parts: Array, fast: bool = False) -> bytes:
+def pack_streams(*parts: Array, fast: bool = False) -> bytes:
     """Numbers as bytes, of several arrays one behind the other. `fast`: for very many."""
     numbers, options, library = _joined(parts), [], _pcodec()
     if fast and numbers.size >= _FEW:
-        options.append((_WIDE, wide.pack(numbers)))
+        options.append((_WIDE, wide.pack_wide(numbers)))
     else:
         if library is None or numbers.size < _FEW:
             options.append((_ZSTD, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(_planes(numbers))))
@@ -68,7 +68,7 @@ def _joined(parts: Sequence[Array]) -> Array:
     return joined.astype(np.min_scalar_type(int(joined.max())) if joined.size else np.uint8, copy=False)
 
 
-class Reader:
+class StreamsReader:
     """Streams, one behind the other."""
 
     def __init__(self, data: bytes | memoryview, what: str) -> None:

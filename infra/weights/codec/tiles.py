@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from infra.weights.bits import Array, Bits, Model
+from infra.weights.arrays import Array
+from infra.weights.bits import Bits, Model
 
 TILE = 1 << 20  # elements
 PARTS = 8  # a tile in which much changes is cut into so many, for what is held of it to stay small
@@ -43,7 +44,7 @@ def tile_hash(data: Array) -> int:
     return TileHash(data.data).intdigest()
 
 
-def runs_of(model: Model, size: int) -> Iterator[tuple[str, list[Tile]]]:
+def tile_runs(model: Model, size: int) -> Iterator[tuple[str, list[Tile]]]:
     """All tiles of a model, by type and then by name, in runs of one type, of about so many bytes."""
     held: list[Tile] = []
     dtype, there = "", 0

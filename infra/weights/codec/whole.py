@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from infra.weights.bits import Array, Kind
+from infra.weights.arrays import Array
+from infra.weights.bits import Kind
 from infra.weights.codec.zstd import by_frequency, unzstd
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 
-def pack(tiles: Sequence[Array], kind: Kind) -> list[bytes]:
+def pack_whole(tiles: Sequence[Array], kind: Kind) -> list[bytes]:
     """Tiles as bytes, in pieces."""
     compressor = by_frequency()
     parts = [compressor.compress(plane) for data in tiles for plane in _planes(data, kind)]

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from infra.weights.bits import Array
+from infra.weights.arrays import Array
 from infra.weights.codec.zstd import by_frequency, unzstd
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 Unsigned = np.dtype[np.unsignedinteger[Any]]
 
@@ -28,7 +28,7 @@ _KEPT = 4  # bits of the usual number that are high
 _LOOKED_AT = 1024  # numbers that say which one is usual
 
 
-def pack(numbers: Array) -> bytes:
+def pack_wide(numbers: Array) -> bytes:
     """Numbers of one, two or four bytes as bytes."""
     low = max(0, _usual(numbers).bit_length() - _KEPT)
     high = numbers >> numbers.dtype.type(low)

@@ -6,7 +6,7 @@ import threading
 
 import zstandard
 
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 # What repeats among exponents does so by chance, and to say where costs more than to say it again. So zstd
 # looks for long repeats only, in a table that is soon overwritten, and codes the rest by how often each byte

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infra.weights.errors import WeightsError
+from infra.weights.weights_error import WeightsError
 
 Link = tuple[str, str]  # source, site
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.weights.errors import WeightsError
 from infra.weights.manifest import Chunk
 from infra.weights.spreading.links import Links, net_of, reached
 from infra.weights.spreading.search import Search
 from infra.weights.spreading.transfers import Run, Ways
 from infra.weights.spreading.trees import trees
+from infra.weights.weights_error import WeightsError
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SpreadingPlan:
     """What each site fetches, in this order, and when it has everything."""
 
     fetches: Mapping[str, tuple[Fetch, ...]]
@@ -50,7 +50,9 @@ class Plan:
         return max(self.finish.values(), default=0.0)
 
 
-def spread(chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links) -> Plan:
+def spread(
+    chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links
+) -> SpreadingPlan:
     """The plan. Of each site is told which chunks it has, by hash; the origin has all."""
     task = _Task(chunks, sites, origin, links)
     if task.have.all():
@@ -64,7 +66,9 @@ def spread(chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin
     return task.plan(task.search.best(starts))
 
 
-def alone(chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links) -> Plan:
+def alone(
+    chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links
+) -> SpreadingPlan:
     """Everybody fetches everything from the origin: for comparison, and by the same reckoning."""
     task = _Task(chunks, sites, origin, links)
     found = task.search.attempt(task.from_origin)
@@ -95,7 +99,7 @@ class _Task:
         self.from_origin = _freely(np.repeat((self.net.source == 0)[:, None], len(sizes), axis=1))
         self.search = Search(self.net, self.sizes, self.have)
 
-    def plan(self, found: Run) -> Plan:
+    def plan(self, found: Run) -> SpreadingPlan:
         fetches: dict[str, list[Fetch]] = {name: [] for name in self._nodes[1:]}
         finish = dict.fromkeys(fetches, 0.0)
         for link, chunk, begins, arrives, held in zip(*found[:5], strict=True):
@@ -103,4 +107,4 @@ class _Task:
             not_before = float(begins) if held else 0.0
             fetches[site].append(Fetch(self._chunks[chunk], source, not_before, float(arrives)))
             finish[site] = max(finish[site], float(arrives))
-        return Plan({name: tuple(mine) for name, mine in fetches.items()}, finish, self._unreached)
+        return SpreadingPlan({name: tuple(mine) for name, mine in fetches.items()}, finish, self._unreached)

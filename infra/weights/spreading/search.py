@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from infra.weights.spreading.links import Net
-from infra.weights.spreading.transfers import Run, Ways, run
+from infra.weights.spreading.transfers import Run, Ways, carried
 
 _WORK = 25_000_000  # about a second
 _TRIES = 12, 300  # at least, at most
@@ -45,7 +45,7 @@ class Search:
     def attempt(self, ways: Ways, deadline: float = math.inf) -> Run | None:
         """One try."""
         self._left -= 1
-        found = run(self._net, self._sizes, self._have, ways, deadline)
+        found = carried(self._net, self._sizes, self._have, ways, deadline)
         return found if len(found.link) == self._missing else None
 
     def _good(self, found: Run) -> bool:

@@ -56,7 +56,7 @@ class _State(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def run(net: Net, sizes: np.ndarray, have: np.ndarray, ways: Ways, deadline: float) -> Run:
+def carried(net: Net, sizes: np.ndarray, have: np.ndarray, ways: Ways, deadline: float) -> Run:
     """Carry what may be carried. Fewer than all transfers, if it can't be."""
     links, most, state = len(net.rate), have.size, _begin(net, have)
     made = Run(

@@ -1,0 +1,1 @@
+"""Samples as rows, and rows as micro-batches."""

@@ -1,0 +1,85 @@
+"""Samples by where they stand in the log: those that are near each other are read in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from consumers.batches.training_rows import TrainingRow
+from infra.bus import Bus, BusError, Record
+from infra.waiting import Wait
+from schemas.messages import Sample
+from schemas.topics import Topic
+from schemas.wire import Unreadable, decode
+
+
+class Gone(BusError):
+    """Samples that are not kept any more, or not readable: what was made of them can't be made again."""
+
+
+LogPlace = tuple[int, int]  # partition and offset
+_NEAR = 200  # records that are read in vain cost less than another request
+
+
+def fetch(
+    bus: Bus, topic: Topic, places: Sequence[LogPlace], *, what: str, deadline_s: float
+) -> list[TrainingRow]:
+    """The samples at these places, in this order."""
+    left = {partition: _runs(offsets) for partition, offsets in _by_partition(places).items()}
+    wanted, found = set(places), dict[LogPlace, Record]()
+    reader = bus.reader(topic)
+    wait = Wait(what, unblocked_by="the Kafka broker", deadline_s=deadline_s)
+    try:
+        begins, ends = reader.begin_offsets(), reader.end_offsets()
+        for partition, offset in sorted(wanted):
+            begin, end = begins.get(partition, 0), ends.get(partition, 0)
+            if not begin <= offset < end:
+                raise Gone(
+                    f"{topic.name}[{partition}]@{offset} is gone, and {what} need it: the log goes from "
+                    f"{begin} to {end - 1} (placement.kafka.retention_hours)"
+                )
+        reader.seek(ends)
+        reader.seek({partition: runs[-1][0] for partition, runs in left.items()})
+        while left:
+            batch = reader.poll(0.5)
+            for record in batch:
+                place = record.partition, record.offset
+                if place in wanted:
+                    found[place] = record
+                runs = left.get(record.partition)
+                if runs and record.offset >= runs[-1][1]:
+                    runs.pop()
+                    if not runs:
+                        del left[record.partition]
+                    reader.seek({record.partition: runs[-1][0] if runs else ends[record.partition]})
+            wait.progress() if batch else wait.check()
+    finally:
+        reader.close()
+    return [TrainingRow(_sample(topic, found.get(place), place, what), *place) for place in places]
+
+
+def _sample(topic: Topic, record: Record | None, place: LogPlace, what: str) -> Sample:
+    """A sample that was fit once: if it can't be read any more, it is another record."""
+    try:
+        return decode(record.value if record is not None else b"", Sample)
+    except Unreadable as error:
+        raise Gone(
+            f"{topic.name}[{place[0]}]@{place[1]} is no sample any more, and {what} need it: {error}"
+        ) from None
+
+
+def _by_partition(places: Iterable[LogPlace]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for partition, offset in sorted(set(places)):
+        found.setdefault(partition, []).append(offset)
+    return found
+
+
+def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of what is read in one go; the last run first."""
+    runs: list[tuple[int, int]] = []
+    for offset in offsets:
+        if runs and offset - runs[-1][1] <= _NEAR:
+            runs[-1] = runs[-1][0], offset
+        else:
+            runs.append((offset, offset))
+    return runs[::-1]

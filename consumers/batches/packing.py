@@ -1,0 +1,189 @@
+"""Sequences end to end: what is computed token by token has no padding, and attention little.
+
+tokens     a a a b b b c c c c c d d d d d d · ·      · on some CPUs: up to a number of rows that has a kernel
+positions  0 1 2 0 1 2 0 1 2 3 4 0 1 2 3 4 5 0 0
+
+grids      a a a      c c c c c ·      attention computes sequences of like length together,
+           b b b      d d d d d d      causally: no real token sees what stands behind it
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from infra.cpu_linear import padded_rows, pays
+from infra.errors import Explained
+
+GRID_COST = 8.0  # another grid costs attention about as much as so many places
+NAME = "streamrl_packed"  # of this attention, among those of transformers
+
+
+class UnsupportedAttention(Explained):
+    """The model's attention does something that is not computed here."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sequences next to each other, as attention computes them. Places only if their lengths differ."""
+
+    sequences: int
+    longest: int
+    tokens: int
+    from_grid: torch.Tensor | None = None  # [tokens] the place of each
+    to_grid: torch.Tensor | None = (
+        None  # [sequences * longest] the token at each place; any where there is none
+    )
+
+    def to(self, device: torch.device) -> Grid:
+        """On a device."""
+        if self.from_grid is None or self.to_grid is None:
+            return self
+        return replace(self, from_grid=self.from_grid.to(device), to_grid=self.to_grid.to(device))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where each token stands."""
+
+    tokens: int  # without those that fill up
+    positions: torch.Tensor  # [tokens and filling] of each in its sequence
+    grids: Sequence[Grid]
+
+    @property
+    def sequences(self) -> int:
+        return sum(grid.sequences for grid in self.grids)
+
+    @property
+    def places(self) -> int:
+        """Tokens that attention computes, with padding."""
+        return sum(grid.sequences * grid.longest for grid in self.grids)
+
+    def to(self, device: torch.device) -> Packing:
+        """On a device."""
+        return Packing(self.tokens, self.positions.to(device), [grid.to(device) for grid in self.grids])
+
+
+def pack_sequences(sizes: Sequence[int]) -> Packing:
+    """Places of sequences of these lengths; those of like length should be neighbours."""
+    tokens = sum(sizes)
+    positions = torch.zeros(padded_rows(tokens) if pays() else tokens, dtype=torch.long)
+    positions[:tokens] = torch.cat([torch.arange(size) for size in sizes])
+    ends = list(itertools.accumulate(grids_of(sizes)))
+    return Packing(
+        tokens, positions, [_grid(sizes[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
+    )
+
+
+def grids_of(sizes: Sequence[int]) -> list[int]:
+    """How many sequences each grid has, so that grids and padding cost least."""
+    runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
+    best, start = [0.0], [0]
+    for end in range(1, len(runs) + 1):
+        longest = count = held = 0
+        least, first = math.inf, 0
+        for begin in range(end - 1, -1, -1):
+            size, times = runs[begin]
+            longest, count, held = max(longest, size), count + times, held + size * times
+            cost = best[begin] + GRID_COST + longest * count - held
+            if cost < least:
+                least, first = cost, begin
+        best.append(least)
+        start.append(first)
+    found, end = [], len(runs)
+    while end:
+        found.append(sum(times for _, times in runs[start[end] : end]))
+        end = start[end]
+    return found[::-1]
+
+
+def _grid(sizes: Sequence[int]) -> Grid:
+    tokens, longest = sum(sizes), max(sizes)
+    if tokens == len(sizes) * longest:
+        return Grid(len(sizes), longest, tokens)
+    start = torch.arange(len(sizes)) * longest
+    from_grid = start.repeat_interleave(torch.tensor(sizes)) + torch.cat([torch.arange(n) for n in sizes])
+    to_grid = torch.zeros(len(sizes) * longest, dtype=torch.long)
+    to_grid[from_grid] = torch.arange(tokens)
+    return Grid(len(sizes), longest, tokens, from_grid, to_grid)
+
+
+class _ToGrid(torch.autograd.Function):
+    """[heads, tokens, …] to [heads, grid, …]. Empty places get some token, and have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
+        ctx.grid = grid
+        return x.index_select(1, grid.to_grid)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.index_select(1, ctx.grid.from_grid), None
+
+
+class _FromGrid(torch.autograd.Function):
+    """[grid, …] to [tokens, …]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
+        ctx.grid = grid
+        return x.index_select(0, grid.from_grid)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grid: Grid = ctx.grid
+        result = gradient.new_zeros(grid.sequences * grid.longest, *gradient.shape[1:])
+        result[grid.from_grid] = gradient
+        return result, None
+
+
+def _attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: object, *, packing: Packing, scaling: float | None = None, **options: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Attention as transformers calls it, on [1, heads, tokens, size of a head]."""
+    for option in ("softcap", "s_aux"):
+        if options.get(option) is not None:
+            raise UnsupportedAttention(
+                f"the model's attention has {option}, which the trainer does not compute"
+            )
+    heads, rows = query.shape[1:3]
+    if key.shape[1] < heads:
+        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
+    sizes = [*(grid.tokens for grid in packing.grids), rows - packing.tokens]
+    parts = zip(packing.grids, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=False)
+    window = options.get("sliding_window")
+    found = [_in_grid(grid, *of_grid, scaling=scaling, window=window) for grid, *of_grid in parts]
+    return torch.cat([*found, found[0].new_zeros(sizes[-1], heads, query.shape[3])])[None], None
+
+
+def _in_grid(grid: Grid, *qkv: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:
+    """Attention of a grid's tokens, [heads, tokens, size of a head], to [tokens, heads, size of a head]."""
+    if grid.to_grid is not None:
+        qkv = tuple(_ToGrid.apply(x, grid) for x in qkv)
+    query, key, value = (x.unflatten(1, (grid.sequences, grid.longest)).transpose(0, 1) for x in qkv)
+    near = None
+    if window is not None and window < grid.longest:
+        square = torch.ones(grid.longest, grid.longest, dtype=torch.bool, device=query.device)
+        near = square.tril() & square.triu(1 - window)
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=near, is_causal=near is None, scale=scaling
+    )
+    out = out.transpose(1, 2).flatten(0, 1)
+    return out if grid.from_grid is None else _FromGrid.apply(out, grid)
+
+
+def use_packed_attention(model: Any) -> None:
+    """Let a transformers model compute attention this way; it then takes `packing` with its tokens."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    model.set_attn_implementation(NAME)

@@ -1,0 +1,1 @@
+"""Learners: forward passes, gradients, optimizer steps and their state."""

@@ -1,0 +1,50 @@
+"""The critic of PPO: a model like the policy, with one number instead of logits."""
+
+from __future__ import annotations
+
+import torch
+
+from consumers.batches.micro_batches import MicroBatch
+from consumers.learners import forward
+from consumers.learners.lora_adapter import Adapter
+from consumers.learners.optimizing import NotFinite, Optimized
+from consumers.losses.ppo import value_loss
+from schemas.runspec import RunSpec
+
+
+class Critic:
+    """Begins as the policy's own layers, and with no opinion: all values are 0.
+
+    With LoRA it has an adapter like the policy's.
+    """
+
+    def __init__(self, folder: str, spec: RunSpec, device: torch.device, run: forward.Forward) -> None:
+        self._forward, self._clip = run, float(spec.loss.value_clip or 0.0)
+        self._model = forward.load_policy(folder, spec, device)
+        self._model.lm_head = torch.nn.Identity()
+        self._head = torch.nn.Linear(self._model.config.hidden_size, 1).to(device)
+        torch.nn.init.zeros_(self._head.weight)
+        torch.nn.init.zeros_(self._head.bias)
+        named = dict(self._model.named_parameters())
+        if spec.model.lora:
+            named = dict(Adapter(self._model, folder, spec).named)
+        named |= {f"value_head.{name}": parameter for name, parameter in self._head.named_parameters()}
+        self.trained = Optimized(named, spec, float(spec.loss.value_learning_rate or 0.0))
+
+    def values(self, batch: MicroBatch) -> torch.Tensor:
+        """What is expected before each drawn token."""
+        states = self._forward.states(self._model, batch)
+        found: torch.Tensor = self._head(states.float()).squeeze(-1)
+        return found
+
+    def accumulate(self, batch: MicroBatch) -> tuple[float, float]:
+        """Add a micro-batch's gradient; the squared error, and the squared returns, over its tokens."""
+        assert batch.values is not None and batch.returns is not None
+        values = self.values(batch)
+        loss = (batch.weight * value_loss(values, batch.values, batch.returns, self._clip)).sum()
+        if not bool(torch.isfinite(loss)):
+            raise NotFinite(f"the critic's loss is {float(loss)}")
+        loss.backward()
+        self.trained.accumulate()
+        error = float(((values.detach() - batch.returns) ** 2).sum())
+        return error, float((batch.returns**2).sum())

@@ -1,0 +1,42 @@
+"""A sum of gradients that has the same bits in whichever order they come: int64, in units of 2^-32."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from consumers.learners import collective
+from infra import choices
+
+_SCALE = 2.0**32
+_STRETCH = 1 << 22  # elements
+_LARGEST = 2.0**62 / _SCALE  # that the sum over all micro-batches and ranks may come to
+
+
+class FixedPointSum:
+    """Of gradients of one size."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._sum = torch.zeros(size, dtype=torch.int64, device=device)
+        self._most = 0.0  # the largest that an element can be
+
+    def take(self, gradient: torch.Tensor) -> bool:
+        """Add a gradient, and set it to zero; False if it, or the sum, is not a number that fits."""
+        if gradient.device.type == "cpu" and choices.compiles():
+            from consumers.learners.fixed_point_cpu import add_and_clear
+
+            most = float(add_and_clear(gradient.numpy(), self._sum.numpy(), np.float32(_SCALE), _LARGEST))
+        else:
+            most = float(gradient.abs().max())
+            self._sum += (gradient * _SCALE).round_().to(torch.int64)
+            gradient.zero_()
+        self._most += most
+        return self._most * collective.ranks() < _LARGEST
+
+    def mean_into(self, gradient: torch.Tensor, total: float) -> None:
+        """Write the sum over all ranks, divided, into a gradient; the next one begins at zero."""
+        collective.add_up(self._sum)
+        for some, part in zip(gradient.split(_STRETCH), self._sum.split(_STRETCH), strict=True):
+            some.copy_(part.double().div_(_SCALE * total))  # as a whole it would be two gradients large
+        self._sum.zero_()
+        self._most = 0.0

@@ -1,0 +1,138 @@
+"""A transformers model over a micro-batch: logprobs of its drawn tokens, or the states before them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from consumers.batches import packing
+from consumers.batches.micro_batches import MicroBatch
+from infra import cpu_linear
+from infra.errors import Explained
+from schemas.runspec import RunSpec
+
+_WARM_ROWS = 2048  # micro-batches of up to so many tokens have their kernels before the first sample comes
+_NEAR = 1e-3  # of the largest logit
+_EVERY = 8  # to know all tokens' entropy would cost as much as their logprobs
+
+
+class UnsupportedModel(Explained):
+    """A model that would be trained wrongly, or not at all; the message says why."""
+
+
+def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
+    """A causal language model in fp32, ready to be run over micro-batches."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    expected = _as_it_is(model)
+    packing.use_packed_attention(model)
+    _check(model, expected, folder)
+    if device.type == "cpu" and spec.model.dtype == "float32" and cpu_linear.pays():
+        cpu_linear.use_cpu_linear(model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
+    if spec.trainer.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0  # the gradient is of the policy that is sampled
+        model.train()  # or nothing is checkpointed
+    else:
+        model.eval()  # no dropout, likewise
+    return model
+
+
+def _probes(model: Any) -> list[torch.Tensor]:
+    """Two sequences of different lengths."""
+    return [torch.arange(length, device=model.device) % model.config.vocab_size for length in (5, 9)]
+
+
+@torch.no_grad()
+def _as_it_is(model: Any) -> torch.Tensor:
+    """What transformers computes, sequence by sequence."""
+    return torch.cat([model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in _probes(model)])
+
+
+@torch.no_grad()
+def _check(model: Any, expected: torch.Tensor, folder: str) -> None:
+    """Raise unless layers and head, over sequences end to end, compute what the whole model does.
+
+    Some models scale their logits behind the head, or look at tokens otherwise than by attention.
+    """
+    probes, name = _probes(model), type(model).__name__
+    packed = packing.pack_sequences([len(tokens) for tokens in probes]).to(model.device)
+    filling = packed.positions.shape[0] - packed.tokens
+    tokens = torch.cat([*probes, probes[0].new_zeros(filling)])
+    try:
+        found = model.lm_head(_states(model, tokens, packed)[: packed.tokens])
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedModel(
+            f"model.path {folder}: {name} can't be trained: its layers must be at `model`, its head at "
+            f"`lm_head`, and all its attention transformers' own ({error})"
+        ) from error
+    apart = float((found - expected).abs().max())
+    if not apart <= _NEAR * max(1.0, float(expected.abs().max())):
+        raise UnsupportedModel(
+            f"model.path {folder}: {name} can't be trained: its logits, made by its layers and its head "
+            f"over packed sequences, differ by {apart:.3g} from those that it computes itself"
+        )
+
+
+def _states(model: Any, tokens: torch.Tensor, packed: packing.Packing) -> torch.Tensor:
+    """What the layers make of each token."""
+    found: torch.Tensor = model.model(
+        input_ids=tokens[None], position_ids=packed.positions[None], packing=packed, use_cache=False
+    ).last_hidden_state[0]
+    return found
+
+
+class Forward:
+    """How a run's models are run."""
+
+    def __init__(self, spec: RunSpec, device: torch.device) -> None:
+        self._dtype, self._device = getattr(torch, spec.model.dtype), device
+        self._temperature, self._rows = spec.sampling.temperature, spec.trainer.logits_chunk
+        self._entropy: list[torch.Tensor] = []
+        self._entropy_tokens = 0
+
+    def states(self, model: Any, batch: MicroBatch) -> torch.Tensor:
+        """Of each drawn token the hidden state that predicts it."""
+        with self.autocast():
+            return _states(model, batch.tokens, batch.packing).index_select(0, batch.answer - 1)
+
+    def logprobs(self, model: Any, batch: MicroBatch) -> torch.Tensor:
+        """Of each drawn token; with more than one chunk, logits are made again on the way back."""
+        targets = batch.tokens[batch.answer]
+        with self.autocast():
+            states = self.states(model, batch)
+            parts = [
+                self._gather(model, some, wanted)
+                if wanted.numel() < self._rows
+                else checkpoint(self._gather, model, some, wanted, use_reentrant=False)
+                for some, wanted in zip(states.split(self._rows), targets.split(self._rows), strict=True)
+            ]
+        return torch.cat(parts)
+
+    def _gather(self, model: Any, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = model.lm_head(states).float()
+        if self._temperature != 1.0:
+            logits = logits / self._temperature
+        every = logits.log_softmax(-1)
+        some = every.detach()[::_EVERY]
+        self._entropy.append(-(some.exp() * some).sum())
+        self._entropy_tokens += len(some)
+        return every.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> tuple[float, int]:
+        """Of every eighth token or so since the last call: their entropies' sum, and how many they are."""
+        found = float(sum(self._entropy)), self._entropy_tokens
+        self._entropy, self._entropy_tokens = [], 0
+        return found
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """bf16 runs compute in bf16 on fp32 weights."""
+        if self._dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._dtype)

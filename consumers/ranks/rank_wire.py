@@ -1,0 +1,205 @@
+"""What rank 0 and the other ranks say to each other, through pipes: msgpack and raw arrays, never pickle.
+
+frame   u64 length, little-endian, then so many bytes: one command or reply
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO, ClassVar
+
+import msgspec
+import numpy as np
+import torch
+
+from consumers.batches.micro_batches import MicroBatch
+from consumers.batches.packing import pack_sequences
+from consumers.batches.training_rows import Scores
+from consumers.learners.collective import Outline
+from consumers.losses.loss import Needs
+from consumers.losses.objective import LossStats
+from schemas.wire import Float32s, Int8s, Int32s, Message, decode, encode
+
+_LENGTH = struct.Struct("<Q")
+_OPTIONAL = ("reference", "before", "values", "returns")
+
+
+class Setup(msgspec.Struct, tag=True):
+    """The first frame: what a rank is."""
+
+    run: str
+    model: str
+    spec: str  # JSON
+    number: int
+    ranks: int
+    port: int  # where rank 0 is met
+
+
+class Accumulate(msgspec.Struct, tag=True):
+    """Add the gradients of micro-batches."""
+
+    batches: list[bytes]
+    rounds: int  # at least so many, with fillers
+
+
+class ScoreCommand(msgspec.Struct, tag=True):
+    """Say what `needs` asks of micro-batches."""
+
+    batches: list[bytes]
+    needs: Needs
+    rounds: int
+
+
+class StepCommand(msgspec.Struct, tag=True):
+    """Take an optimizer step."""
+
+    total: float
+
+
+class BeginIteration(msgspec.Struct, tag=True):
+    """The weights are those that an iteration begins with."""
+
+
+class Weights(msgspec.Struct, tag=True):
+    """Take part in gathering weights on rank 0."""
+
+
+class StateCommand(msgspec.Struct, tag=True):
+    """Take part in gathering the state on rank 0."""
+
+
+class Adopt(msgspec.Struct, tag=True):
+    """Replace the weights by rank 0's."""
+
+    outlines: list[Outline]
+
+
+class RestoreCommand(msgspec.Struct, tag=True):
+    """Go back to rank 0's state."""
+
+    outlines: list[Outline]
+
+
+Command = (
+    Accumulate | ScoreCommand | StepCommand | BeginIteration | Weights | StateCommand | Adopt | RestoreCommand
+)
+
+
+class CommandDone(msgspec.Struct, tag=True):
+    """A command is done."""
+
+    stats: list[LossStats] = []
+    scores: list[bytes] = []
+
+
+class Failed(msgspec.Struct, tag=True):
+    """A command failed; the rank ends."""
+
+    reason: str
+    batch: int = -1  # whose loss or gradient is not a number, of the command's
+
+
+Reply = CommandDone | Failed
+
+
+def write_frame(file: BinaryIO, data: msgspec.Struct) -> None:
+    """Send a frame."""
+    raw = msgspec.msgpack.encode(data)
+    file.write(_LENGTH.pack(len(raw)) + raw)
+    file.flush()
+
+
+def read_frame(file: BinaryIO) -> bytes | None:
+    """The next frame, or None if the other side is gone."""
+    head = file.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    data = file.read(size)
+    return data if len(data) == size else None
+
+
+class _Batch(Message, frozen=True, kw_only=True):
+    """A micro-batch."""
+
+    KIND: ClassVar[str] = "microbatch"
+    known: list[str]  # which of the optional parts there are
+    sizes: Int32s  # tokens of each row
+    lengths: Int32s  # those that were drawn
+    tokens: Int32s
+    behaviour: Float32s
+    advantage: Float32s
+    weight: Float32s
+    fresh: Int8s
+    reference: Float32s
+    before: Float32s
+    values: Float32s
+    returns: Float32s
+
+
+def batch_to_bytes(batch: MicroBatch) -> bytes:
+    """A micro-batch without its rows."""
+    optional = {name: getattr(batch, name) for name in _OPTIONAL}
+    arrays = {name: np.zeros(0) if value is None else value.numpy() for name, value in optional.items()}
+    return encode(
+        _Batch(
+            known=[name for name, value in optional.items() if value is not None],
+            sizes=np.array([row.size for row in batch.rows]),
+            lengths=np.array([row.sample.tokens.size for row in batch.rows]),
+            tokens=batch.tokens[: batch.packing.tokens].numpy(),
+            behaviour=batch.behaviour.numpy(), advantage=batch.advantage.numpy(),
+            weight=batch.weight.numpy(), fresh=batch.fresh.numpy(), **arrays,
+        )
+    )  # fmt: skip
+
+
+def batch_from_bytes(raw: bytes) -> MicroBatch:
+    """The same micro-batch, to the bit."""
+    said = decode(raw, _Batch)
+    packing = pack_sequences(said.sizes.tolist())
+    tokens = np.zeros(packing.positions.shape[0], dtype=np.int64)
+    tokens[: packing.tokens] = said.tokens
+    lengths, ends = said.lengths, np.cumsum(said.sizes)
+    answer = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    return MicroBatch(
+        rows=(),
+        packing=packing,
+        tokens=torch.from_numpy(tokens),
+        answer=torch.from_numpy(np.concatenate(answer)),
+        owner=torch.from_numpy(np.repeat(np.arange(lengths.size), lengths)),
+        behaviour=_tensor(said.behaviour),
+        advantage=_tensor(said.advantage),
+        weight=_tensor(said.weight),
+        fresh=_tensor(said.fresh.astype(bool)),
+        **{name: _tensor(getattr(said, name)) if name in said.known else None for name in _OPTIONAL},
+    )
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.copy())  # what was received can't be written to, and torch wants that
+
+
+class _Scores(Message, frozen=True, kw_only=True):
+    """What models say of a micro-batch."""
+
+    KIND: ClassVar[str] = "scores"
+    known: list[str]
+    reference: Float32s
+    before: Float32s
+    values: Float32s
+
+
+def scores_to_bytes(scores: Scores) -> bytes:
+    """Scores of the tokens of a micro-batch."""
+    parts: dict[str, np.ndarray | None] = {
+        name: getattr(scores, name) for name in ("reference", "before", "values")
+    }
+    known = [name for name, part in parts.items() if part is not None]
+    arrays = {name: np.zeros(0) if part is None else part for name, part in parts.items()}
+    return encode(_Scores(known=known, **arrays))
+
+
+def scores_from_bytes(raw: bytes) -> Scores:
+    """The same scores."""
+    said = decode(raw, _Scores)
+    return Scores(**{name: getattr(said, name) for name in said.known})

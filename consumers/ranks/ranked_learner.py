@@ -1,0 +1,162 @@
+"""Several ranks as one learner: micro-batches are dealt out by what they cost, and all step together.
+
+rank 0   deal ──► own micro-batches ──► gradients added up ──► step
+rank 1    └────►  its micro-batches  ──────────┘
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from consumers.batches.micro_batches import MicroBatch, deal, with_fillers
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners import collective
+from consumers.learners.learner import LocalLearner, unscored, with_scores
+from consumers.learners.lending import MadeWeights
+from consumers.learners.optimizing import NotFinite
+from consumers.learners.snapshot import StateSnapshot
+from consumers.losses.loss import Needs
+from consumers.losses.objective import LossStats
+from consumers.ranks.rank_processes import RankFailed, RankProcesses
+from consumers.ranks.rank_wire import (
+    Accumulate,
+    Adopt,
+    BeginIteration,
+    Command,
+    CommandDone,
+    RestoreCommand,
+    ScoreCommand,
+    StateCommand,
+    StepCommand,
+    Weights,
+    batch_to_bytes,
+    scores_from_bytes,
+)
+from infra.stores.store import StoreError
+from schemas.runspec import RunSpec
+
+_Result = TypeVar("_Result")
+
+
+class RankedLearner:
+    """Rank 0's view of all ranks."""
+
+    def __init__(
+        self, model: str, spec: RunSpec, local: Callable[[str, RunSpec], LocalLearner], *, run: str,
+        log: logging.Logger,
+    ) -> None:  # fmt: skip
+        self._ranks = spec.trainer.ranks
+        self._crew = RankProcesses(model, spec, run=run, log=log)
+        try:
+            with self._crew.watched():
+                self._crew.join()
+                self._local = local(model, spec)
+                self._crew.replies()
+        except BaseException:
+            self._crew.close()
+            collective.leave()
+            raise
+        self.loss, self.vocabulary, self.base = self._local.loss, self._local.vocabulary, self._local.base
+
+    def score(self, parts: Sequence[Sequence[TrainingRow]], needs: Needs) -> list[list[TrainingRow]]:
+        batches = [unscored(rows, self.loss) for rows in parts]
+        said = self._dealt(
+            batches,
+            lockstep=needs.before == "step",
+            command=lambda raw, rounds: ScoreCommand(raw, needs, rounds),
+            own=lambda mine: [self._local.ask(batch, needs) for batch in mine],
+            of_reply=lambda reply: [scores_from_bytes(raw) for raw in reply.scores],
+        )
+        return [with_scores(rows, scores) for rows, scores in zip(parts, said, strict=True)]
+
+    def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
+        return self._dealt(
+            batches, lockstep=True, command=Accumulate, own=self._local.accumulate,
+            of_reply=lambda reply: reply.stats,
+        )  # fmt: skip
+
+    def _dealt(
+        self, batches: Sequence[MicroBatch], *, lockstep: bool,
+        command: Callable[[list[bytes], int], Command],
+        own: Callable[[list[MicroBatch]], list[_Result]], of_reply: Callable[[CommandDone], list[_Result]],
+    ) -> list[_Result]:  # fmt: skip
+        """Each rank's share done by it; results in the order of the micro-batches."""
+        shares = deal([batch.cost for batch in batches], self._ranks)
+        rounds = max(map(len, shares)) if lockstep and self._local.lockstep else 0
+        found: dict[int, _Result] = {}
+        try:
+            with self._crew.watched():
+                for rank, share in enumerate(shares[1:], 1):
+                    self._crew.send(rank, command([batch_to_bytes(batches[n]) for n in share], rounds))
+                mine = with_fillers([batches[number] for number in shares[0]], rounds)
+                found |= zip(shares[0], own(mine), strict=False)
+                for share, reply in zip(shares[1:], self._crew.replies(), strict=True):
+                    found |= zip(share, of_reply(reply), strict=True)
+        except RankFailed as failed:
+            if failed.batch < 0:
+                raise
+            error = NotFinite(failed.reason)
+            error.rows = batches[shares[failed.number][failed.batch]].rows
+            raise error from failed
+        return [found[number] for number in range(len(batches))]
+
+    @contextmanager
+    def _together(self, command: Command) -> Iterator[None]:
+        """All others do the same meanwhile."""
+        with self._crew.watched():
+            self._crew.send_all(command)
+            yield
+            self._crew.replies()
+
+    def step(self, total: float) -> float:
+        with self._together(StepCommand(total)):
+            return self._local.step(total)
+
+    def begin_iteration(self) -> None:
+        with self._together(BeginIteration()):
+            self._local.begin_iteration()
+
+    def made(self) -> MadeWeights:
+        with self._together(Weights()):
+            return self._local.made()
+
+    def snapshot(self) -> StateSnapshot:
+        with self._together(StateCommand()):
+            return self._local.snapshot()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        with self._together(Weights()):
+            return self._local.weights()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        with self._together(StateCommand()):
+            return self._local.state()
+
+    def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
+        outlines = collective.Shared.outlines_of(weights)
+        with self._together(Adopt(outlines)):
+            self._local.adopt(collective.Shared(outlines, weights))
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        outlines = collective.Shared.outlines_of(state)
+        unread: list[StoreError] = []
+        with self._together(RestoreCommand(outlines)):
+            try:
+                self._local.restore(collective.Shared(outlines, state))
+            except StoreError as error:  # the others know, and stay
+                unread.append(error)
+        if unread:
+            raise unread[0]
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._crew.close()
+        try:
+            self._local.close()
+        finally:
+            collective.leave()

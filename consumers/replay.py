@@ -1,0 +1,198 @@
+"""A step of a run taken again, by itself: to see that it comes to the same bits, or which samples spoil it.
+
+newest checkpoint before it, or the model the run began with ──► the ledger's steps up to it ──► the step
+
+Nothing is written to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from consumers.batches.micro_batches import MicroBatch, micro_batch
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import Learner
+from consumers.learners.optimizing import NotFinite
+from consumers.steps.checkpoint import Checkpoints
+from consumers.steps.failing import FailedSteps, TrainingFailed
+from consumers.steps.ledger import steps_in_ledger
+from consumers.steps.redo import RedoneStep, plans_again, take_again, version_trained
+from consumers.steps.scoring import Scoring
+from consumers.steps.step_record import recipe_of
+from consumers.stream.recorded_groups import samples_topic
+from infra.bus import ends_of
+from infra.roles.context import RoleContext
+from schemas.messages import StepRecord
+from schemas.runspec import RunSpec
+
+StepProgress = Callable[[int, int], None]  # steps taken, of how many
+_TAIL = 64  # records of the ledger that are looked at first for its newest step
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A step of the ledger, and what it came to this time."""
+
+    record: StepRecord
+    start: str  # where this began
+    taken: RedoneStep
+    others: list[int]  # steps before it that came to other bits
+    same_recipe: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether all bits are the same."""
+        losses = [stat.loss for stat in self.taken.stats]
+        return self.taken.root == self.record.root_out and losses == self.record.losses.tolist()
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """Why a step can't be taken."""
+
+    record: StepRecord
+    start: str
+    samples: int
+    batches: int
+    reason: str  # empty: it can be, this time
+    batch: int | None = None  # the first micro-batch that can't be trained; none: only all of them together
+    members: Sequence[str] = ()  # its samples
+    alone: Sequence[tuple[str, str]] = ()  # those that can't be trained even by themselves, and why
+
+
+class Again:
+    """Takes steps of one run again."""
+
+    def __init__(
+        self, context: RoleContext, learner_of: Callable[[], Learner], progress: StepProgress
+    ) -> None:
+        self._context, self._learner_of, self._progress = context, learner_of, progress
+        self._samples = samples_topic(context)
+        self._learner = learner_of()
+        self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=context.spec.trainer.ranks)
+
+    def step(self, number: int | None) -> Replayed:
+        """A step of the ledger; by default the newest."""
+        newest = self._newest()
+        number = newest if number is None else number
+        if number > newest:
+            raise TrainingFailed(
+                f"the ledger of {self._context.run} goes to step {newest}, and has no {number}"
+            )
+        start, others, record = self._up_to(number, wanted=True)
+        assert record is not None
+        self._begin(number)
+        taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
+        return Replayed(record, start, taken, others, record.recipe == recipe_of(self._context.spec))
+
+    def failed(self, number: int | None) -> Spoilt:
+        """A step that could not be taken; by default the newest."""
+        record = FailedSteps(self._context.store, self._context.run).find(number)
+        start, *_ = self._up_to(record.step, wanted=False)
+        self._begin(record.step)
+        rows, plans = plans_again(self._context, self._samples, self._learner, self._scoring, record)
+        batches = [batch for together in plans for batch in together]
+        said = record, start, len(rows), len(batches)
+        trial = _Trial(self._learner_of, self._learner)
+        try:
+            for place, batch in enumerate(batches):
+                if reason := trial.of([batch], 1.0):
+                    each = [
+                        (row, _alone(row, rows, trial.learner, self._context.spec, record))
+                        for row in batch.rows
+                    ]
+                    alone = [(row.sample.id, why) for row, one in each if (why := trial.of([one], 1.0))]
+                    return Spoilt(*said, reason, place, [row.sample.id for row in batch.rows], alone)
+            return Spoilt(*said, trial.of(batches, trial.learner.loss.total([row.sample for row in rows])))
+        finally:
+            self._learner = trial.learner
+
+    def close(self) -> None:
+        """Let go of the learner."""
+        self._learner.close()
+
+    def _newest(self) -> int:
+        """The newest step of the ledger."""
+        end = ends_of(self._context.bus, self._context.topics.ledger)[0]
+        back = _TAIL
+        while True:
+            found = [step.step for step in steps_in_ledger(self._context, max(0, end - back))]
+            if found or back >= end:
+                break
+            back *= 8
+        if not found:
+            raise TrainingFailed(f"run {self._context.run} has no step in its ledger")
+        return found[-1]
+
+    def _up_to(self, number: int, *, wanted: bool) -> tuple[str, list[int], StepRecord | None]:
+        """Bring the learner to where a step began: from where, and which steps before it had other bits.
+
+        `wanted`: the ledger must have that step too; its record is the third thing returned.
+        """
+        found = Checkpoints(self._context.store, self._context.run).before(number, self._context.log.warning)
+        first, position, start = 0, 0, "the model that the run began with"
+        if found is not None:
+            manifest, state = found
+            self._learner.restore(state)
+            first, position = manifest.step, manifest.ledger
+            start = f"the checkpoint of iteration {manifest.iteration}"
+        others: list[int] = []
+        place, record = first, None
+        for step in steps_in_ledger(self._context, position) if wanted or first < number else ():
+            if step.step < first:
+                continue
+            if step.step != place or place == number:
+                record = step if step.step == number == place else None
+                break
+            self._progress(place - first, number - first)
+            self._begin(place)
+            taken = take_again(self._context, self._samples, self._learner, self._scoring, step)
+            if taken.root != step.root_out:
+                others.append(place)
+            place += 1
+            if place == number and not wanted:
+                break
+        if place < number or (wanted and record is None):
+            raise TrainingFailed(
+                f"step {number} can't be reached from {start}: step {place} is gone from the ledger "
+                "(placement.kafka.retention_hours says how long it is kept, trainer.keep_checkpoints how "
+                "far back one can begin)"
+            )
+        self._progress(number - first, number - first)
+        return start, others, record
+
+    def _begin(self, number: int) -> None:
+        self._scoring.begin()
+        if number % self._context.spec.algorithm.optimizer_steps == 0:
+            self._learner.begin_iteration()
+
+
+def _alone(
+    row: TrainingRow, rows: Sequence[TrainingRow], learner: Learner, spec: RunSpec, record: StepRecord
+) -> MicroBatch:
+    """One sample as a micro-batch, with the advantage that it has among all."""
+    worth = learner.loss.advantages(rows)[next(n for n, one in enumerate(rows) if one is row)]
+    return micro_batch([row], [worth], learner.loss, version_trained(spec, record.step))
+
+
+class _Trial:
+    """Tries micro-batches out, each time from the same state."""
+
+    def __init__(self, learner_of: Callable[[], Learner], learner: Learner) -> None:
+        self._learner_of, self.learner, self._state = learner_of, learner, learner.state()
+
+    def of(self, batches: Sequence[MicroBatch], total: float) -> str:
+        """Why they can't be trained; empty if they can."""
+        try:
+            self.learner.accumulate(batches)
+            self.learner.step(total or 1.0)
+        except NotFinite as error:
+            self.learner.close()
+            self.learner = self._learner_of()  # what was accumulated is spoilt
+            reason = str(error)
+        else:
+            wrong = self.learner.made().found.wrong
+            reason = f"the optimizer step leaves NaN or infinity in {wrong}" if wrong else ""
+        self.learner.restore(self._state)
+        return reason

@@ -1,0 +1,1 @@
+"""Optimizer steps: recorded, taken again, kept in checkpoints and published."""

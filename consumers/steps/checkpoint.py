@@ -1,0 +1,194 @@
+"""Checkpoints: weights, optimizer, RNG and stream positions, committed by one manifest written last.
+
+runs/<run>/checkpoints/i000040-e02/state.safetensors
+runs/<run>/checkpoints/i000040-e02/manifest.json      the commit point
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from consumers.learners.snapshot import StateSnapshot
+from consumers.steps import checkpoint_manifest as manifests
+from consumers.steps import checkpoint_state as states
+from consumers.steps.checkpoint_manifest import (
+    AnyCheckpointManifest,
+    CheckpointManifest,
+    Damaged,
+    FirstManifest,
+)
+from infra.keys import KeyRing, ring_from_env
+from infra.stores.store import Missing, Store
+from infra.weights.manifest import Tensor
+
+__all__ = ["AnyCheckpointManifest", "CheckpointManifest", "Checkpoints", "Damaged", "FoundCheckpoint"]
+
+FoundCheckpoint = tuple[AnyCheckpointManifest, Mapping[str, torch.Tensor]]
+_Found = TypeVar("_Found")
+Warn = Callable[[str], None]
+StateWriting = Future[Mapping[str, Tensor]]
+RestoreFunction = Callable[[Mapping[str, torch.Tensor]], None]
+
+
+class Checkpoints:
+    """A run's checkpoints."""
+
+    def __init__(
+        self, store: Store, run: str, keys: KeyRing | None = None,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`moved` is called whenever a piece of a state was taken by the store."""
+        self._store, self._run, self._keys, self._moved = store, run, keys or ring_from_env(), moved
+        self._prefix = f"runs/{run}/checkpoints"
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def begin(self, state: StateSnapshot, iteration: int, trainer_epoch: int) -> StateWriting:
+        """Write a state in a thread of its own; `save` commits it when its turn has come."""
+        return self._writer.submit(self._written, state, iteration, trainer_epoch)
+
+    def _written(self, state: StateSnapshot, iteration: int, trainer_epoch: int) -> Mapping[str, Tensor]:
+        try:
+            return states.write(self._store, self._state_key(iteration, trainer_epoch), state, self._moved)
+        finally:
+            state.abandon()
+
+    def _state_key(self, iteration: int, trainer_epoch: int) -> str:
+        return f"{self._prefix}/{manifests.checkpoint_name(iteration, trainer_epoch)}/state.safetensors"
+
+    def save(self, state: StateWriting | Mapping[str, torch.Tensor], *, keep: int, iteration: int,
+             trainer_epoch: int, step: int, root: str, positions: Mapping[int, int], ledger: int,
+             letters: int | None = None, roots: Mapping[int, str] | None = None) -> None:  # fmt: skip
+        """Write a checkpoint, or wait until it is written; commit it, and remove the oldest ones."""
+        key = self._state_key(iteration, trainer_epoch)
+        if isinstance(state, Mapping):
+            tensors = self._written(StateSnapshot({}, state), iteration, trainer_epoch)
+        else:
+            tensors = state.result()
+        manifest = CheckpointManifest(
+            format=2, run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions),
+            ledger=ledger, letters=letters, roots=dict(roots or {}), trainer_epoch=trainer_epoch, state=key,
+            tensors=dict(tensors), created_at=time.time(),
+        )  # fmt: skip
+        self._store.put_new(f"{_folder(key)}/manifest.json", manifests.written(manifest, self._keys))
+        self._collect(keep, iteration, trainer_epoch)
+
+    def _collect(self, keep: int, iteration: int, trainer_epoch: int) -> None:
+        """Remove all but the newest; manifests go first, so that none points to nothing.
+
+        A state without a manifest is what a dead trainer left, unless it is one that is being written.
+        """
+        keys = self._store.list(self._prefix)
+        known = _manifests(keys)
+        kept = {_folder(key) for key in known[-keep:]}
+        for key in known[:-keep]:
+            self._store.delete(key)
+        for key in keys:
+            numbers = _order(key)
+            if numbers is None or _folder(key) in kept or key in known:
+                continue
+            if numbers[::-1] < (trainer_epoch, iteration):
+                self._store.delete(key)
+
+    def latest(self, warn: Warn) -> FoundCheckpoint | None:
+        """The newest whole checkpoint; `warn` is told of damaged ones, which older ones stand in for.
+
+        Its state is verified, and read again tensor by tensor as it is asked for.
+        """
+        return self._undamaged(lambda damaged: self.before(sys.maxsize, damaged), warn)
+
+    def restored(self, restore: RestoreFunction, warn: Warn) -> AnyCheckpointManifest | None:
+        """The same, given to `restore`; its state is read once. If it turns out damaged on the way, an older
+        one is restored over it."""
+
+        def try_each(damaged: Warn) -> AnyCheckpointManifest | None:
+            for manifest in self._readable(sys.maxsize, damaged):
+                try:
+                    restore(self._state(manifest))
+                except Damaged as error:
+                    damaged(str(error))
+                else:
+                    return manifest
+            return None
+
+        return self._undamaged(try_each, warn)
+
+    def _undamaged(self, find: Callable[[Warn], _Found | None], warn: Warn) -> _Found | None:
+        for key in self._store.list(self._prefix):
+            if _order(key) is None:
+                warn(f"{self._store.url}/{key} is in no folder of a checkpoint: it is left alone")
+        damaged: list[str] = []
+        found = find(damaged.append)
+        if found is None and damaged:
+            raise Damaged(f"no checkpoint can be read: {'; '.join(damaged)}")  # what is trained would be lost
+        for what in damaged:
+            warn(f"{what}: an older checkpoint stands in for it")
+        return found
+
+    def before(self, step: int, warn: Warn) -> FoundCheckpoint | None:
+        """The newest whole checkpoint from which a step can be reached."""
+        for manifest in self._readable(step, warn):
+            try:
+                state = self._state(manifest)
+                if isinstance(state, states.StoredState):
+                    state.verify()
+            except Damaged as error:
+                warn(str(error))
+            else:
+                return manifest, state
+        return None
+
+    def _readable(self, step: int, warn: Warn) -> Iterator[CheckpointManifest | FirstManifest]:
+        """Manifests, the newest first."""
+        for key in reversed(_manifests(self._store.list(self._prefix))):
+            try:
+                manifest = self._manifest(key)
+            except Damaged as error:
+                warn(str(error))
+                continue
+            if manifest.step <= step:
+                yield manifest
+
+    def _manifest(self, key: str) -> CheckpointManifest | FirstManifest:
+        where = f"{self._store.url}/{key}"
+        try:
+            if (size := self._store.size(key)) > manifests.LARGEST_MANIFEST:
+                raise Damaged(f"{where} has {size} bytes: no checkpoint's manifest is as large")
+            found = manifests.read_checkpoint_manifest(self._store.get(key), where, self._keys)
+        except Missing as error:
+            raise Damaged(f"{where} was removed while it was read") from error
+        own = f"{_folder(key)}/state.safetensors"
+        if (found.run, found.iteration, found.trainer_epoch) != (self._run, *(_order(key) or ())):
+            raise Damaged(
+                f"{where} says that it is of run {found.run[:64]}, iteration {found.iteration}, start "
+                f"{found.trainer_epoch} of the trainer: it belongs elsewhere"
+            )
+        if found.state != own:
+            raise Damaged(f"{where} names {found.state[:200]} as its state, which is not beside it")
+        return found
+
+    def _state(self, manifest: CheckpointManifest | FirstManifest) -> Mapping[str, torch.Tensor]:
+        if isinstance(manifest, FirstManifest):
+            return states.read_first(self._store, manifest)
+        return states.StoredState(self._store, manifest)
+
+
+def _manifests(keys: Iterable[str]) -> list[str]:
+    """Those of whole checkpoints, oldest first."""
+    found = ((_order(key), key) for key in keys if key.endswith("/manifest.json"))
+    return [key for _, key in sorted((numbers, key) for numbers, key in found if numbers is not None)]
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]
+
+
+def _order(key: str) -> tuple[int, int] | None:
+    """Iteration and start of the trainer, of a key of a checkpoint; None if it is none."""
+    parts = key.split("/")
+    return manifests.numbers_of(parts[-2]) if len(parts) == 5 else None

@@ -1,0 +1,196 @@
+"""The ledger: appended to by one trainer at a time, and of each step the first record counts.
+
+A trainer that was thought dead may still append. It looks before each record whether a newer start has
+replaced it (`infra.epochs`); what it wrote in between is a step like any other, and whoever finds it there
+takes it as it stands. Whoever finds that a step of its own is not the first one, and that the first one led
+to other weights, must not go on: nobody would take its step again.
+
+    record ──► of this run, and readable? ──► first of its step? ──► counts
+                └─ no: could it be a step that is needed?  no ──► a dead letter
+                                                          yes ──► the run stops: `streamrl skip`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from infra.bad_step import bad_step, claimed_step
+from infra.bus import Reader, Record, clamp, read_until
+from infra.errors import Explained
+from infra.gate import Gate, Refuse
+from infra.roles.context import RoleContext
+from infra.skipped import place_of, skipped
+from infra.waiting import Wait
+from schemas.messages import StepRecord
+from schemas.runspec import RunSpec
+from schemas.steps import steps_in, wrong_step
+from schemas.topics import Topics
+from schemas.wire import encode
+
+_BACK = 256  # records that are looked through before a position behind which a step is missing
+
+
+class AnotherTrainer(Explained):
+    """Two trainers are at work on one run; the message says which one may go on."""
+
+
+class Ledger:
+    """A run's steps, as a trainer reads them when it starts and writes them from then on."""
+
+    def __init__(
+        self, context: RoleContext, trainer_epoch: int, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        """`fence` raises if this trainer must not write any more."""
+        self._context, self._epoch, self._fence = context, trainer_epoch, fence
+        self._deadline = context.spec.deadlines.progress_s
+        self._skipped = skipped(context.store, context.run)
+        self._gate = Gate(
+            StepRecord, context.run, self._refused, foreign=self._passed_over,
+            unfit=lambda step: wrong_step(step, context.spec),
+        )  # fmt: skip
+        self._needed = 0  # steps before this one are known, whatever the log says of them
+        self._first: dict[int, tuple[int, StepRecord]] = {}  # and where it stands
+        self._reader: Reader | None = None
+        self.end = 0  # position behind the newest record that is known
+
+    def rest(self, position: int, number: int = 0) -> list[StepRecord]:
+        """The steps from `number` on, each once, in order; `position`: no first record of them is before.
+
+        Where one is missing all the same, it is looked for before that position.
+        """
+        topic, back = self._context.topics.ledger, _BACK
+        while True:
+            self._needed, self._first, self.end = number, {}, position
+            reader = self._context.bus.reader(topic, {0: position})
+            self._reader, gone = reader, clamp(reader)
+            self.end += sum(gone.values())
+            for record in read_until(reader, reader.end_offsets(), topic, deadline_s=self._deadline):
+                self._take(record)
+            if number in self._first or not self._first or gone or position == 0:
+                return [step for _, (_, step) in sorted(self._first.items())]
+            reader.close()
+            position, back = max(0, position - back), back * 4
+
+    def read_on(self, number: int) -> list[StepRecord]:
+        """The steps from `number` on as far as the log goes now, each once, in order."""
+        assert self._reader is not None, "what is there is read first"
+        topic, ends = self._context.topics.ledger, self._reader.end_offsets()
+        self._forget(number)
+        for record in read_until(self._reader, ends, topic, deadline_s=self._deadline):
+            self._take(record)
+        return [step for _, (_, step) in sorted(self._first.items())]
+
+    def append(self, step: StepRecord) -> None:
+        """Write a step. Returns when it stands, and counts."""
+        assert self._reader is not None, "what is there is read first"
+        self._fence()
+        writer, topic = self._context.writer, self._context.topics.ledger
+        writer.send(topic, encode(step), key=str(step.step))
+        writer.flush(self._deadline)
+        wait = Wait(f"step {step.step} in {topic.name}", unblocked_by="the Kafka broker",
+                    deadline_s=self._deadline)  # fmt: skip
+        while True:
+            records = self._reader.poll(0.2)
+            mine = False
+            for record in records:
+                found = self._taken_by_none_newer(record)
+                mine |= found is not None and (found.step, found.trainer_epoch) == (step.step, self._epoch)
+            if mine:
+                return self._check(self._first[step.step][1], step)
+            wait.progress() if records else wait.check()
+
+    def standing(self, number: int) -> StepRecord | None:
+        """A step that another trainer has taken already; the steps before it are done."""
+        assert self._reader is not None, "what is there is read first"
+        self._forget(number)
+        for record in self._reader.poll(0.0):
+            self._taken_by_none_newer(record)
+        return self._first[number][1] if number in self._first else None
+
+    def _forget(self, number: int) -> None:
+        """Steps before this one are done."""
+        self._needed = number
+        self._first = {one: found for one, found in self._first.items() if one >= number}
+
+    def position(self, number: int) -> int:
+        """Where to read on from to find all steps from `number` on: none of their first records is before."""
+        return min((at for one, (at, _) in self._first.items() if one >= number), default=self.end)
+
+    def place(self, number: int) -> str:
+        """Where a step's record stands, for people."""
+        topic = self._context.topics.ledger
+        return Record(topic.name, 0, self._first[number][0], b"", b"").place
+
+    def _check(self, first: StepRecord, mine: StepRecord) -> None:
+        if first.root_out != mine.root_out:
+            raise AnotherTrainer(
+                f"step {mine.step} was also taken by another trainer, before this one and otherwise: end it "
+                f"(start {first.trainer_epoch} of the trainer; this is {self._epoch}). Started again, this "
+                "one goes on behind the other's step"
+            )
+
+    def _taken_by_none_newer(self, record: Record) -> StepRecord | None:
+        found = self._take(record)
+        if found is not None and found.trainer_epoch > self._epoch:
+            self._fence()  # it says more
+            raise AnotherTrainer(
+                f"step {found.step} was taken by a newer start of the trainer "
+                f"({found.trainer_epoch}; this is {self._epoch}): this one was thought dead, and ends"
+            )
+        return found
+
+    def _take(self, record: Record) -> StepRecord | None:
+        self.end = record.offset + 1
+        if place_of(record) in self._skipped:
+            return None
+        step = self._gate.take_one(record)
+        if step is not None and step.step >= self._needed:
+            self._first.setdefault(step.step, (record.offset, step))
+        return step
+
+    def _refused(self, record: Record, reason: str) -> None:
+        """A record that is not of another run: only one that could be a step that counts matters."""
+        number = claimed_step(record)
+        if number < self._needed or number in self._first or number >= steps_in(self._context.spec):
+            return self._passed_over(record, reason)
+        raise bad_step(record, reason, self._context.run, self._context.store)
+
+    def _passed_over(self, record: Record, reason: str) -> None:
+        self._context.dead_letter(record, reason)
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def steps_in_ledger(context: RoleContext, start: int = 0) -> Iterator[StepRecord]:
+    """The steps that this run's ledger still has behind a position, one by one, each once, in order."""
+    return (step for _, step in steps_in_log(context, context.run, context.spec, start))
+
+
+def steps_in_log(
+    context: RoleContext, run: str, spec: RunSpec, start: int
+) -> Iterator[tuple[Record, StepRecord]]:
+    """The steps of any run's ledger, and where they stand. A trainer appends a step when all before it stand.
+
+    So the first record of a step comes behind those of earlier ones, and nothing has to be kept. Records
+    that can't be used are passed over: whoever needs them misses the step.
+    """
+    refuse: Refuse = lambda record, reason: context.log.warning(  # noqa: E731
+        "%s is passed over: %s", record.place, reason
+    )
+    gate = Gate(StepRecord, run, refuse, unfit=lambda step: wrong_step(step, spec))
+    topic, places, number = Topics(run, spec.lengths.classes).ledger, skipped(context.store, run), -1
+    reader = context.bus.reader(topic, {0: start})
+    try:
+        clamp(reader)
+        ends, deadline_s = reader.end_offsets(), context.spec.deadlines.progress_s
+        for record in read_until(reader, ends, topic, deadline_s=deadline_s):
+            if place_of(record) in places or (step := gate.take_one(record)) is None:
+                continue
+            if step.step > number:
+                number = step.step
+                yield record, step
+    finally:
+        reader.close()

@@ -1,0 +1,149 @@
+"""Publishing beside training: weights, their announcement and checkpoints, in order, in one thread.
+
+A step's order of writing, of which each may be the last one before a crash:
+  1. the ledger record            the decision; from here on the step is run again exactly as recorded
+  2. the weights' manifest        the version exists
+  3. the announcement             generators may use it
+  4. the checkpoint's manifest    earlier records need not be run again
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import torch
+
+from consumers.learners.lending import MadeWeights
+from infra.roles.context import RoleContext
+from infra.waiting import Wait
+from infra.weights import spent
+from infra.weights.announcing import signed
+from infra.weights.folder import ModelFolder
+from infra.weights.inspection import inspected
+from infra.weights.manifest import VersionManifest
+from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
+from schemas.messages import WeightsAnnouncement
+from schemas.wire import encode
+
+_POLL_S = 0.005
+_LARGE = 256 << 10  # bytes of a manifest that is not announced as a whole
+_COPIES = 2  # of weights that may wait or be under way; one more is that of the version before
+_AHEAD = 2  # jobs that may wait: a store slower than training holds it up instead of filling the memory
+
+
+class Publisher:
+    """Runs publishing jobs in order; a failure is raised by the next call."""
+
+    def __init__(self, context: RoleContext, trainer_epoch: int, base: str | None = None) -> None:
+        self._context, self._epoch, self._base = context, trainer_epoch, base
+        # a version is complete: other machines need not have the folder of the starting model
+        self._files = ModelFolder(context.record.model).beside if base is None else {}
+        self._weights = WeightStore(context.store, context.run)
+        self._jobs: queue.Queue[tuple[Callable[[], object], Callable[[], object]] | None] = queue.Queue()
+        self._asked, self._put = 0, 0  # versions; each counts in one thread
+        self._pieces = 0  # that the store has taken: what takes hours moves as long as they come to more
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
+        self._thread.start()
+
+    def publish(self, version: int, made: MadeWeights) -> None:
+        """Publish and announce a version in the background."""
+        self._wait(lambda: self._asked - self._put < _COPIES)
+        self._asked += 1
+        copy = made.copy()
+        self.submit(lambda: self._publish(version, made, copy))
+
+    @spent.counted()
+    def _publish(self, version: int, made: MadeWeights, copy: Future[dict[str, torch.Tensor]]) -> None:
+        tensors = copy.result()
+        if (found := inspected(tensors)).root != made.root:
+            raise WeightsError(
+                f"version {version} is not published: the copy of the weights has root {found.root[:12]}, "
+                f"not {made.root[:12]} as in the ledger. This machine's memory is damaged, or StreamRL is"
+            )
+        manifest = self._weights.publish(
+            version, tensors, trainer_epoch=self._epoch, base=self._base, files=self._files, known=found,
+            progress=lambda done, whole: self.moved(),
+        )  # fmt: skip
+        self._put += 1
+        self._announce(manifest)
+
+    def moved(self) -> None:
+        """The store has taken a piece of what is on its way there. All waits of the run hear of it."""
+        self._pieces += 1
+        self._context.heart.counters["stored_pieces"] = self._pieces
+
+    def find(self, version: int) -> VersionManifest | None:
+        """A published version's manifest."""
+        return self._weights.find(version)
+
+    def newest(self) -> int:
+        """The newest published version; -1 if there is none."""
+        return max(self._weights.versions(), default=-1)
+
+    def fetch(self, version: int) -> dict[str, torch.Tensor]:
+        """A published version's tensors."""
+        return self._weights.fetch(version)[1]
+
+    def _announce(self, manifest: VersionManifest) -> None:
+        packed = manifest.packed
+        announcement = WeightsAnnouncement(
+            run=self._context.run, version=manifest.version, root=manifest.root,
+            manifest=self._weights.manifest_key(manifest.version), size=manifest.size,
+            trainer_epoch=self._epoch, announced_at=time.time(),
+            content=packed if len(packed) <= _LARGE else b"",
+        )  # fmt: skip
+        self._context.writer.send(self._context.topics.weights, encode(signed(announcement)), key="newest")
+        self._context.writer.flush(self._context.spec.deadlines.progress_s)
+        keep = self._context.spec.trainer.keep_weights
+        if manifest.version % keep == 0:  # now and then: it lists the store
+            self._weights.collect(keep)
+
+    def submit(self, job: Callable[[], object], dropped: Callable[[], object] = lambda: None) -> None:
+        """Run a job behind those before it; `dropped` instead if one of those fails."""
+        self._wait(lambda: self._jobs.unfinished_tasks <= _AHEAD)
+        self._jobs.put((job, dropped))
+
+    def drain(self) -> None:
+        """Return when all jobs are done."""
+        self._wait(lambda: not self._jobs.unfinished_tasks)
+
+    def _wait(self, true: Callable[[], bool]) -> None:
+        self.check()
+        wait = Wait("weights and checkpoints to be in the object store", unblocked_by="the store",
+                    deadline_s=self._context.spec.deadlines.progress_s)  # fmt: skip
+        seen = self._jobs.unfinished_tasks, self._pieces
+        while not true():
+            self._context.check_stop()
+            if seen != (seen := (self._jobs.unfinished_tasks, self._pieces)):
+                wait.progress()
+            wait.check()
+            time.sleep(_POLL_S)
+        self.check()
+
+    def close(self) -> None:
+        """Finish all jobs and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None:
+                    return
+                job[0 if self._failed is None else 1]()
+            except BaseException as error:  # the trainer's own thread raises it
+                self._failed = error
+            finally:
+                self._jobs.task_done()
+
+    def check(self) -> None:
+        """Raise what went wrong in the background."""
+        if self._failed is not None:
+            raise self._failed

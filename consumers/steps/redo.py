@@ -1,0 +1,93 @@
+"""A step of the ledger once more: its samples by position, in its order, in its micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from consumers.batches.log_places import Gone, fetch
+from consumers.batches.micro_batches import MicroBatch, planned_as
+from consumers.batches.training_rows import TrainingRow
+from consumers.learners.learner import Learner
+from consumers.losses.objective import LossStats
+from consumers.steps.failing import TrainingFailed, named
+from consumers.steps.scoring import Scoring
+from infra.roles.context import RoleContext
+from schemas.identity import sample_id
+from schemas.messages import StepRecord
+from schemas.runspec import RunSpec
+from schemas.topics import Topic
+
+
+@dataclass(frozen=True)
+class RedoneStep:
+    """What taking a step again came to."""
+
+    batches: Sequence[MicroBatch]
+    stats: Sequence[LossStats]
+    norm: float
+    root: str
+
+
+def take_again(
+    context: RoleContext, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
+) -> RedoneStep:
+    """Exactly as recorded. The step has begun: scoring and learner know that."""
+    rows, plans = plans_again(context, samples, learner, scoring, record)
+    stats = [stat for batches in plans for stat in learner.accumulate(batches)]
+    batches = [batch for batches in plans for batch in batches]
+    norm = update(learner, rows, record.step, any_gradient=bool(batches))
+    return RedoneStep(batches, stats, norm, learner.made().root)
+
+
+def plans_again(
+    context: RoleContext, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
+) -> tuple[list[TrainingRow], list[list[MicroBatch]]]:
+    """The step's samples, and its micro-batches, as they were trained together."""
+    rows = scoring.scored(fetch_rows(context, samples, record))
+    version = version_trained(context.spec, record.step)
+    return rows, planned_as(rows, record.microbatches.tolist(), learner.loss, version)
+
+
+def version_trained(spec: RunSpec, step: int) -> int:
+    """The version whose samples need no correction; -1: there is none.
+
+    It is that of the iteration's first weights: in its later steps only a correction that keeps them knows.
+    """
+    iteration, mini = divmod(step, spec.algorithm.optimizer_steps)
+    if spec.algorithm.mode == "offline" or (mini and not spec.loss.anchors_at_start):
+        return -1
+    return iteration
+
+
+def update(learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_gradient: bool) -> float:
+    """The optimizer step, over all that was accumulated; the gradient's norm.
+
+    Without a single gradient there is none: AdamW would move the weights nevertheless, by its momentum.
+    """
+    if not any_gradient and any(not row.sample.reward_error for row in rows):
+        return 0.0
+    total = learner.loss.total([row.sample for row in rows])
+    if not total:
+        errors = sorted({row.sample.reward_error for row in rows})
+        raise TrainingFailed(
+            f"step {step}: no sample has a reward: {'; '.join(errors[:3]) or 'there are no samples'}. "
+            f"Mend the task's reward; samples {named(rows)}"
+        )
+    return learner.step(total)
+
+
+def fetch_rows(context: RoleContext, samples: Topic, step: StepRecord) -> list[TrainingRow]:
+    """The samples of a step, in the order of its record."""
+    places = list(zip(step.partitions.tolist(), step.offsets.tolist(), strict=True))
+    rows = fetch(
+        context.bus, samples, places, what=f"the samples of step {step.step}",
+        deadline_s=context.spec.deadlines.progress_s,
+    )  # fmt: skip
+    for row, group, index in zip(rows, step.groups.tolist(), step.indexes.tolist(), strict=True):
+        if (row.sample.group, row.sample.index) != (group, index):
+            raise Gone(
+                f"{samples.name}[{row.partition}]@{row.offset} is sample {row.sample.id}; step {step.step} "
+                f"was made of sample {sample_id(group, index)} there: the topic is another one than it was"
+            )
+    return rows

@@ -1,0 +1,91 @@
+"""An optimizer step as it grows, and as the ledger keeps it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from consumers.batches.micro_batches import MicroBatchPlan
+from consumers.batches.training_rows import TrainingRow
+from consumers.losses.objective import LossStats
+from consumers.steps.step_metrics import step_metrics
+from schemas.messages import StepRecord
+from schemas.runspec import RunSpec
+
+
+@dataclass
+class StepParts:
+    """What an optimizer step is made of."""
+
+    iteration: int
+    number: int
+    taken: set[int] = field(default_factory=set)  # bundles
+    groups: int = 0  # that count: no other ones are drawn in their place
+    plans: list[MicroBatchPlan] = field(default_factory=list)  # as they were accumulated
+    stats: list[LossStats] = field(default_factory=list)
+    compute_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def any_gradient(self) -> bool:
+        """Whether there is a sample to learn from."""
+        return any(planned.batches for planned in self.plans)
+
+    @property
+    def rows(self) -> list[TrainingRow]:
+        """In the order of the ledger: by plan its micro-batches, then the rows that need none."""
+        return [
+            row
+            for planned in self.plans
+            for part in (*(batch.rows for batch in planned.batches), planned.idle)
+            for row in part
+        ]
+
+
+def recipe_of(spec: RunSpec) -> str:
+    """Hash of the settings that a step's bits depend on; how it was cut into micro-batches it says itself."""
+    trainer = spec.trainer
+    sums = "exact" if trainer.sums_exactly else [trainer.learner, trainer.ranks, trainer.zero_stage]
+    settings = [
+        spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(), spec.loss.model_dump_json(),
+        spec.sampling.model_dump_json(), spec.model.dtype, trainer.logits_chunk, trainer.threads, sums,
+    ]  # fmt: skip
+    if spec.model.lora is not None:
+        settings.append(spec.model.lora.model_dump_json())
+    return hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
+
+
+def step_record(
+    step: StepParts, *, run: str, trainer_epoch: int, recipe: str, last: bool, root: str, norm: float
+) -> StepRecord:
+    """What the ledger says of a step that is done."""
+    rows = step.rows
+    samples = [row.sample for row in rows]
+    return StepRecord(
+        run=run, trainer_epoch=trainer_epoch, iteration=step.iteration, step=step.number,
+        last_of_iteration=last, version_in=step.iteration, recipe=recipe,
+        version_out=step.iteration + 1 if last else step.iteration, root_out=root,
+        partitions=np.array([row.partition for row in rows], dtype=np.int16),
+        offsets=np.array([row.offset for row in rows], dtype=np.int64),
+        groups=np.array([sample.group for sample in samples], dtype=np.int64),
+        indexes=np.array([sample.index for sample in samples], dtype=np.int16),
+        lengths=np.array([sample.true_length for sample in samples], dtype=np.int32),
+        rewards=np.array([np.nan if s.reward_error else s.reward for s in samples], dtype=np.float32),
+        versions=np.array([sample.versions.min() for sample in samples], dtype=np.int32),
+        seeds=np.array([sample.seed for sample in samples], dtype=np.uint64),
+        predicted=np.array([sample.predicted for sample in samples], dtype=np.float32),
+        problem_ids=[sample.problem_id for sample in samples],
+        microbatches=np.array(
+            [size for planned in step.plans
+             for size in [*(len(b.rows) for b in planned.batches), len(planned.idle)]], dtype=np.int32,
+        ),
+        losses=np.array([stat.loss for stat in step.stats], dtype=np.float64),
+        metrics=step_metrics(
+            samples, step.plans, step.stats, iteration=step.iteration, norm=norm,
+            compute_s=step.compute_s, waited_s=step.waited_s,
+        ),
+        finished_at=time.time(),
+    )  # fmt: skip

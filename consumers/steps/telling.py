@@ -1,0 +1,36 @@
+"""What a trainer says of a step that is done: counters for people who watch, and its log."""
+
+from __future__ import annotations
+
+from infra.roles.context import RoleContext
+from schemas.messages import StepRecord
+
+# Larger differences between trainer and generator on the same weights mean that one of them computes wrongly.
+_GAP_LIMIT = {"float32": 0.01, "bfloat16": 0.5}
+
+
+def tell(context: RoleContext, record: StepRecord, *, duplicates: int) -> None:
+    """Counters, warnings and one line."""
+    metrics, counters = record.metrics, context.heart.counters
+    counters.update(
+        step=record.step, iteration=record.iteration, version=record.version_out,
+        trained=counters.get("trained", 0) + len(record.rewards),
+        trained_tokens=counters.get("trained_tokens", 0) + metrics["tokens"],
+        duplicates=duplicates,
+    )  # fmt: skip
+    if metrics["gap_tokens"] and metrics["logprob_gap"] > _GAP_LIMIT[context.spec.model.dtype]:
+        context.log.warning(
+            "the generators' logprobs differ by %.3g from the trainer's on the same weights: one of them "
+            "computes wrongly (stale weights, another temperature, another model?)",
+            metrics["logprob_gap"],
+        )  # fmt: skip
+    if metrics["skipped"]:
+        counters["skipped_steps"] = counters.get("skipped_steps", 0) + 1
+        context.log.warning(
+            "in no group do rewards differ: there is no gradient, and the weights stay as they are"
+        )
+    context.log.info(
+        "iteration %d reward %.3f, length %.1f, staleness %.2f, waited %.2f s, computed %.2f s",
+        record.iteration, metrics["reward"], metrics["length"], metrics["staleness"],
+        metrics["waited_s"], metrics["compute_s"],
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The stream of samples that a trainer takes in."""

@@ -1,0 +1,89 @@
+"""What was admitted as the groups in work: asked when samples contradict each other, which is rare.
+
+    partition of <run>.prompts    trained ….│….  groups in work  …│ end
+                                            └─ found by bisection, then followed
+
+All of an iteration is admitted before iterations that are by more than the lookahead younger: so whatever
+stands before a group of an iteration that old is older still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from msgspec import structs
+
+from infra.bus import Reader, Record, clamp, read_until
+from infra.gate import Gate, passed_over
+from infra.roles.context import RoleContext
+from schemas.messages import TRAIN, Prompt
+
+_LOOK = 200  # records that are looked through for one that says where it belongs
+
+
+class Admitted:
+    """Follows `<run>.prompts` from the oldest group in work on, once it was asked."""
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._deadline = context.spec.deadlines.progress_s
+        self._gate = Gate(Prompt, context.run, passed_over)  # the feeder and the generators report it
+        self._reader: Reader | None = None
+        self._found: dict[int, Prompt] = {}
+
+    def groups(self, wanted: Collection[int], trained: int) -> dict[int, Prompt]:
+        """What was admitted as these groups, none of them of an iteration before `trained`."""
+        topic = self._context.topics.prompts
+        if self._reader is None:
+            self._reader = reader = self._context.bus.reader(topic)
+            clamp(reader)
+            reader.seek(self._starts(reader, trained))
+        self._found = {group: one for group, one in self._found.items() if one.window >= trained}
+        for record in read_until(self._reader, self._reader.end_offsets(), topic, deadline_s=self._deadline):
+            prompt = self._gate.take_one(record)
+            if prompt is not None and prompt.purpose == TRAIN and prompt.window >= trained:
+                self._found[prompt.group] = _lean(prompt)
+        return {group: self._found[group] for group in wanted if group in self._found}
+
+    def _starts(self, reader: Reader, trained: int) -> dict[int, int]:
+        """By partition a position before all groups of iterations from `trained` on."""
+        oldest = trained - math.ceil(self._context.spec.algorithm.lookahead) - 1
+        begins, ends = reader.begin_offsets(), reader.end_offsets()
+        found = {}
+        for partition, begin in begins.items():
+            low, high = begin, ends[partition]  # all before `low` is older; what is at `high` is not
+            while low < high:
+                middle = (low + high) // 2
+                at, window = self._window_at(reader, ends, partition, middle, high)
+                low, high = (at + 1, high) if window < oldest else (low, middle)
+            found[partition] = low
+        return found
+
+    def _window_at(
+        self, reader: Reader, ends: dict[int, int], partition: int, start: int, stop: int
+    ) -> tuple[int, float]:
+        """Position and iteration of the next group that is trained; beyond all of them if there is none."""
+        until = min(stop, start + _LOOK)
+        reader.seek(ends | {partition: start})
+        for record in read_until(reader, {partition: until}, self._context.topics.prompts,
+                                 deadline_s=self._deadline):  # fmt: skip
+            if record.partition != partition or not start <= record.offset < until:
+                continue
+            if (window := self._window(record)) is not None:
+                return record.offset, window
+        return until - 1, math.inf
+
+    def _window(self, record: Record) -> int | None:
+        prompt = self._gate.take_one(record)
+        return prompt.window if prompt is not None and prompt.purpose == TRAIN else None
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _lean(prompt: Prompt) -> Prompt:
+    """Only what samples are compared with, and nothing that holds the record."""
+    return structs.replace(prompt, problem="", edges=[], tokens=prompt.tokens.copy())

@@ -1,0 +1,317 @@
+"""Groups that were trained already, as a ledger says: each can be trained again.
+
+    ledger ──► groups, and where their samples stand ──► drawn by seed ──► fetched from the log by position
+
+Trajectory balance trains some of its own run's again (`loss.replay`); an offline run trains another run's.
+"""
+
+from __future__ import annotations
+
+import bisect
+import filecmp
+import json
+import math
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from consumers.batches.log_places import Gone, LogPlace, fetch
+from consumers.batches.training_rows import TrainingRow
+from consumers.steps.ledger import steps_in_ledger, steps_in_log
+from consumers.stream.sample_stream import Bundle, StepKey
+from infra.bus import begins_of, clamp, ends_of
+from infra.errors import Explained
+from infra.gate import Gate, passed_over
+from infra.roles.context import RoleContext
+from infra.runs import RunRecord, find
+from infra.stores.store import Exists
+from schemas.identity import ROUND, derive_seed
+from schemas.messages import Evaluation, StepRecord
+from schemas.topics import Topic, Topics
+
+_REPLAYED = 1000  # iterations from which groups are trained again: what is older is hardly of this policy
+_EVALUATIONS = 64  # newest ones that are read at a start: those of the weights in work are among them
+
+
+class RecordedError(Explained):
+    """A run's samples can't be trained again."""
+
+
+class Recorded:
+    """Where the groups of a ledger's steps stand, in the order in which they were trained first.
+
+    A group is trained first in the iteration that it is of: where it comes again, it was replayed. Of each
+    step as little is kept as there can be, and `kept`: of how many of the newest iterations.
+    """
+
+    def __init__(self, groups: int, steps: Iterable[StepRecord] = (), *, kept: float = math.inf) -> None:
+        """`groups`: of an iteration."""
+        self._groups, self._kept, self._newest = groups, kept, -1
+        self._steps: deque[_Step] = deque()
+        self._before = 0  # groups that are not kept
+        self._ends: list[int] = []  # how many groups there were up to and with each step
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: StepRecord) -> None:
+        """A step of the ledger."""
+        if step.step <= self._newest:
+            return  # of a trainer that was thought dead: the first record of a step counts
+        self._newest = step.step
+        windows = step.groups % ROUND // self._groups
+        order = np.flatnonzero(windows == step.iteration)
+        order = order[np.lexsort((step.indexes[order], step.groups[order]))]
+        _, starts = np.unique(step.groups[order], return_index=True)
+        self._append(
+            _Step(step.iteration, step.partitions[order].astype(np.int16), step.offsets[order].copy(), starts)
+        )
+        while self._steps[0].iteration <= step.iteration - self._kept:
+            self._steps.popleft()
+            self._before = self._ends.pop(0)
+
+    def _append(self, step: _Step) -> None:
+        self._steps.append(step)
+        self._ends.append((self._ends[-1] if self._ends else self._before) + step.starts.size)
+
+    def drop(self, begins: Mapping[int, int]) -> None:
+        """Let go of steps of whose samples some are before these positions: they are gone."""
+        least = np.array([begins.get(number, 0) for number in range(max(begins, default=0) + 1)])
+        steps, self._steps, self._ends, self._before = self._steps, deque(), [], 0
+        for step in steps:
+            if (step.partitions < least.size).all() and (step.offsets >= least[step.partitions]).all():
+                self._append(step)
+
+    def __len__(self) -> int:
+        return self._ends[-1] - self._before if self._ends else 0
+
+    def places(self, numbers: Iterable[int]) -> list[LogPlace]:
+        """Where the samples of groups stand; groups are counted from 0."""
+        found: list[LogPlace] = []
+        for number in numbers:
+            at = bisect.bisect_right(self._ends, number + self._before)
+            found += self._steps[at].places(
+                number + self._before - (self._ends[at - 1] if at else self._before)
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class _Step:
+    iteration: int
+    partitions: np.ndarray  # of each sample, group by group, by index
+    offsets: np.ndarray
+    starts: np.ndarray  # of each group, among those
+
+    def places(self, group: int) -> list[LogPlace]:
+        """Where a group's samples stand."""
+        last = group + 1 == self.starts.size
+        part = slice(int(self.starts[group]), None if last else int(self.starts[group + 1]))
+        return list(zip(self.partitions[part].tolist(), self.offsets[part].tolist(), strict=True))
+
+
+class Replay:
+    """Groups of this run that a step trains once more; which ones, the seed says."""
+
+    def __init__(self, context: RoleContext, step: int) -> None:
+        """`step`: the next one."""
+        self._context = context
+        algorithm = context.spec.algorithm
+        self._count = round((context.spec.loss.replay or 0.0) * algorithm.groups / algorithm.optimizer_steps)
+        start = max(0, step - _REPLAYED * algorithm.optimizer_steps)  # each step has a record at the least
+        earlier = (one for one in steps_in_ledger(context, start) if one.step < step)
+        self._recorded = Recorded(algorithm.groups, earlier, kept=_REPLAYED)
+
+    def add(self, step: StepRecord) -> None:
+        """A step was trained."""
+        self._recorded.add(step)
+
+    def rows(self, step: int) -> list[TrainingRow]:
+        """For an optimizer step, by its number in the run."""
+        try:
+            return self._drawn(step)
+        except Gone as error:
+            self._context.log.warning("earlier samples are gone, and are not trained again: %s", error)
+        samples = self._context.topics.samples
+        self._recorded.drop(begins_of(self._context.bus, samples))
+        return self._drawn(step)
+
+    def _drawn(self, step: int) -> list[TrainingRow]:
+        count = min(self._count, len(self._recorded))
+        if not count:
+            return []
+        draw = random.Random(derive_seed("replay", self._context.spec.seed, step))
+        numbers = sorted(draw.sample(range(len(self._recorded)), count))
+        return fetch(
+            self._context.bus, self._context.topics.samples, self._recorded.places(numbers),
+            what=f"earlier samples for step {step}", deadline_s=self._context.spec.deadlines.progress_s,
+        )  # fmt: skip
+
+
+class RecordedStream:
+    """In place of the sample stream: the groups of another run, in an order that each epoch draws anew."""
+
+    duplicates = 0
+
+    def __init__(self, context: RoleContext, vocabulary: int) -> None:
+        algorithm = context.spec.algorithm
+        source = _source(context, str(algorithm.recorded))
+        self._context, self._vocabulary = context, vocabulary
+        self._samples = Topics(source.id, source.spec.lengths.classes).samples
+        self._size = algorithm.groups // algorithm.optimizer_steps
+        self._minis = algorithm.optimizer_steps
+        self._recorded = Recorded(source.spec.algorithm.groups, _steps(context, source))
+        if len(self._recorded) < self._size:
+            raise RecordedError(
+                f"run {source.id} has trained {len(self._recorded)} groups; a step here takes {self._size} "
+                "(algorithm.groups, over algorithm.optimizer_steps)"
+            )
+        ends = ends_of(context.bus, context.topics.evals)
+        start = {partition: max(0, end - _EVALUATIONS) for partition, end in ends.items()}
+        self._evaluations = context.bus.reader(context.topics.evals, start)
+        clamp(self._evaluations)
+        self._gate = Gate(Evaluation, context.run, passed_over)
+        self._evaluated: set[int] = set()
+        self._held: tuple[StepKey, Bundle] | None = None
+        self._order: tuple[int, list[int]] = (-1, [])
+        context.log.info("%d groups are recorded in %s", len(self._recorded), source.id)
+
+    def pump(self, wait_s: float) -> int:
+        """All samples are here; how many evaluations have come."""
+        records = self._evaluations.poll(wait_s)
+        self._evaluated.update(one.version for one in self._gate.messages(records))
+        return len(records)
+
+    def _is_measured(self, version: int) -> bool:
+        """Whether the generators may have newer weights: nothing else would hold the trainer back."""
+        return not self._context.spec.evaluates(version) or version in self._evaluated
+
+    def complete(self, key: StepKey) -> list[Bundle]:
+        """The groups of an optimizer step, as one bundle; none until its weights are evaluated."""
+        if not self._is_measured(key[0]):
+            return []
+        if self._held is None or self._held[0] != key:
+            rows = fetch(
+                self._context.bus, self._samples,
+                self._recorded.places(self._drawn(key[0] * self._minis + key[1])),
+                what=f"recorded samples of iteration {key[0]}",
+                deadline_s=self._context.spec.deadlines.progress_s,
+            )  # fmt: skip
+            bundle = Bundle(0, self._size)
+            for row in rows:
+                if max(row.sample.tokens.max(), row.sample.prompt_tokens.max()) >= self._vocabulary:
+                    raise RecordedError(
+                        f"sample {row.sample.id} of {self._context.spec.algorithm.recorded} has tokens that "
+                        f"the model's vocabulary of {self._vocabulary} has not: it is of another model"
+                    )
+                bundle.rows.setdefault(row.sample.group, {})[row.sample.index] = row
+            self._held = key, bundle
+        return [self._held[1]]
+
+    def _drawn(self, step: int) -> list[int]:
+        """The groups of an optimizer step. Less than a step may be left at an epoch's end: it is not used."""
+        epoch, place = divmod(step, len(self._recorded) // self._size)
+        if self._order[0] != epoch:
+            order = list(range(len(self._recorded)))
+            random.Random(derive_seed("recorded", self._context.spec.seed, epoch)).shuffle(order)
+            self._order = epoch, order
+        return self._order[1][place * self._size : (place + 1) * self._size]
+
+    def groups(self, key: StepKey) -> Iterator[list[TrainingRow]]:
+        """None: all are trained at once."""
+        return iter(())
+
+    def outstanding(self, key: StepKey) -> int:
+        """None, but those of an evaluation."""
+        evaluation = self._context.spec.evaluation
+        return 0 if self._is_measured(key[0]) else evaluation.problems * evaluation.per_problem
+
+    def trained(self, key: StepKey) -> None:
+        """An optimizer step is done."""
+        self._held = None
+        self._evaluated = {version for version in self._evaluated if version >= key[0]}
+
+    def low_watermarks(self) -> dict[int, int]:
+        """The step's number says all."""
+        return {}
+
+    def letters(self, marks: Mapping[int, int]) -> int | None:
+        """It writes none."""
+        return None
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._evaluations.close()
+
+
+def samples_topic(context: RoleContext) -> Topic:
+    """Where the samples of a run's steps stand: on its own topic, or on that of the run that it trains."""
+    recorded = context.spec.algorithm.recorded
+    if recorded is None:
+        return context.topics.samples
+    return Topics(recorded, find(context.store, recorded).spec.lengths.classes).samples
+
+
+def _source(context: RoleContext, run: str) -> RunRecord:
+    """The run that was recorded, if its samples mean the same to our model."""
+    source = find(context.store, run)
+    if source.spec.algorithm.recorded is not None:
+        raise RecordedError(
+            f"run {run} has made no samples: it is offline itself. Name the run that it trained, "
+            f"algorithm.recorded: {source.spec.algorithm.recorded}"
+        )
+    theirs_at, ours_at = (Path(one.model) / "tokenizer.json" for one in (source, context.record))
+    if theirs_at.is_file() and ours_at.is_file() and not filecmp.cmp(theirs_at, ours_at, shallow=False):
+        raise RecordedError(
+            f"run {run} has another tokenizer ({theirs_at}) than the model here ({ours_at}): its tokens "
+            "would mean something else"
+        )
+    theirs, ours = source.spec.sampling.temperature, context.spec.sampling.temperature
+    if theirs != ours:
+        raise RecordedError(
+            f"run {run} was sampled at temperature {theirs:g}, and sampling.temperature is {ours:g} here: "
+            "its logprobs would mean something else"
+        )
+    return source
+
+
+def _steps(context: RoleContext, source: RunRecord) -> Iterator[StepRecord]:
+    """The source's ledger as it was when this run began: what it trains must not grow."""
+    ledger = Topics(source.id, source.spec.lengths.classes).ledger
+    begins, ends = begins_of(context.bus, ledger), ends_of(context.bus, ledger)
+    found: dict[str, Any] = (
+        {"run": source.id, "first": begins[0], "end": ends[0]} if ends[0] > begins[0] else {}
+    )
+    key = f"runs/{context.run}/recorded.json"
+    try:
+        context.store.put_new(key, json.dumps(found).encode())
+    except Exists:
+        began = _began(context, key)
+        if found.get("first") != began.get("first"):
+            raise RecordedError(
+                f"steps that run {source.id} had when {context.run} began are gone from {ledger.name} "
+                "(placement.kafka.retention_hours of that run): other groups would be drawn. Start a new run"
+            ) from None
+        found = began
+    if not found:
+        return
+    for record, step in steps_in_log(context, source.id, source.spec, int(found["first"])):
+        if record.offset >= int(found["end"]):
+            return
+        yield step
+
+
+def _began(context: RoleContext, key: str) -> dict[str, Any]:
+    """What the run began with."""
+    try:
+        began = json.loads(context.store.get(key))
+        return {name: began[name] for name in ("run", "first", "end")} if began else {}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RecordedError(
+            f"{context.store.url}/{key} does not say which steps the run began with ({error!r}): start a "
+            "new run"
+        ) from None

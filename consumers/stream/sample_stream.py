@@ -1,0 +1,308 @@
+"""The sample stream: records in, whole bundles out; each sample once, and nothing unfit for training.
+
+    <run>.samples ──► readable? this run's? sound? new? ──► groups ──► bundles whose groups are all complete
+                          └─ no: <run>.dead, with the reason
+
+Positions are the trainer's own: `low_watermarks` is where a trainer must start to read again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from consumers.batches.log_places import LogPlace
+from consumers.batches.training_rows import TrainingRow, says_nothing
+from consumers.stream.admitted import Admitted
+from consumers.stream.unfit import Unfit
+from infra.bus import Record, clamp
+from infra.gate import Gate
+from infra.roles.context import RoleContext
+from infra.tail import Tail
+from schemas.fitness import contradiction, fault, weights_fault
+from schemas.identity import round_of
+from schemas.messages import EVAL, TRAIN, Prompt, Sample
+from schemas.wire import encode
+
+StepKey = tuple[int, int]  # iteration and optimizer step in it
+CAME_BEFORE = "came before, and the first one counts"
+RootOf = Callable[[int], str | None]  # of a version; None if it is not known
+_LONGEST = 1 << 10  # iterations that generation may run ahead
+
+
+@dataclass
+class Bundle:
+    """Groups that are trained together."""
+
+    number: int
+    groups: int
+    rows: dict[int, dict[int, TrainingRow]] = field(default_factory=dict)  # by group, by index
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples of all groups are here."""
+        return len(self.rows) == self.groups and all(
+            len(rows) == next(iter(rows.values())).sample.size for rows in self.rows.values()
+        )
+
+    def settled(self, resample: int) -> int:
+        """How many of its groups no other one will be drawn for."""
+        return sum(
+            round_of(group) >= resample or not says_nothing(row.sample for row in rows.values())
+            for group, rows in self.rows.items()
+        )
+
+    def in_order(self) -> list[TrainingRow]:
+        """All rows, by group and index."""
+        return [self.rows[group][index] for group in sorted(self.rows) for index in sorted(self.rows[group])]
+
+
+class Stream(Protocol):
+    """Where a trainer gets the groups of its steps from."""
+
+    duplicates: int
+
+    def pump(self, wait_s: float) -> int:
+        """Take what has come, or comes within `wait_s`; how many new samples there were."""
+
+    def complete(self, key: StepKey) -> list[Bundle]:
+        """The complete bundles of an optimizer step that are here now."""
+
+    def groups(self, key: StepKey) -> Iterator[list[TrainingRow]]:
+        """Groups of an optimizer step, as far as they are here."""
+
+    def outstanding(self, key: StepKey) -> int:
+        """How many samples of an optimizer step are not here yet."""
+
+    def trained(self, key: StepKey) -> None:
+        """An optimizer step is done: let go of its samples."""
+
+    def low_watermarks(self) -> dict[int, int]:
+        """By partition the position from which on nothing is trained that is not known to be."""
+
+    def letters(self, marks: Mapping[int, int]) -> int | None:
+        """Samples before `marks` are not read again: from where on dead letters are about later ones."""
+
+    def close(self) -> None:
+        """Let go of the reader."""
+
+
+class SampleStream:
+    """Reads `<run>.samples` and keeps what is not trained yet."""
+
+    def __init__(
+        self, context: RoleContext, vocabulary: int, start: Mapping[int, int], trained: StepKey,
+        root_of: RootOf, *, fence: Callable[[], None] = lambda: None, letters: int | None = 0,
+    ) -> None:  # fmt: skip
+        """`fence` raises if a newer trainer is at work; `letters`: see Unfit."""
+        self._context, self._vocabulary, self._root_of, self._fence = context, vocabulary, root_of, fence
+        self._trained = trained  # everything before this key is trained
+        self._open = math.ceil(min(context.spec.algorithm.lookahead, _LONGEST)) + 1  # iterations in work
+        reader = context.bus.reader(context.topics.samples, start, patient=True)
+        if gone := clamp(reader):
+            context.log.warning(
+                "%d records of %s that were not read yet are gone (placement.kafka.retention_hours): what "
+                "is needed of them is to be made again", sum(gone.values()), context.topics.samples.name,
+            )  # fmt: skip
+        self._next = reader.positions()
+        self._unfit = Unfit(context, self._is_missing, self._next, letters)
+        self._admitted = Admitted(context)
+        self._gate = Gate(
+            Sample, context.run, self._unfit.put, unfit=self._wrong,
+            foreign=lambda record, reason: self._unfit.put(record, reason, ours=False),
+        )  # fmt: skip
+        self._bell = threading.Event()
+        self._tail = Tail(reader, lambda records: records, self._bell)
+        self._bundles: dict[StepKey, dict[int, Bundle]] = {}
+        self._rows: dict[int, dict[int, TrainingRow]] = {}  # the same by group
+        self._finished: set[int] = set()  # groups of the iteration in work that are trained
+        self._early: dict[LogPlace, tuple[Record, Sample]] = {}  # of weights that another trainer came to
+        self._resample = context.spec.loss.resample or 0
+        self.duplicates = 0
+        self.received = 0
+
+    def pump(self, wait_s: float) -> int:
+        """Take what has come, or comes within `wait_s`; how many new samples there were."""
+        before = self.received
+        if wait_s:
+            self._bell.wait(wait_s)
+            self._bell.clear()
+        for record in self._tail.take():
+            self._next[record.partition] = record.offset + 1
+            sample = self._gate.take_one(record)
+            if sample is not None and sample.purpose == TRAIN:
+                self._take(sample, record)
+        return self.received - before
+
+    def _wrong(self, sample: Sample) -> str:
+        if sample.purpose == TRAIN:
+            return fault(sample, self._context.spec, self._vocabulary)
+        return "" if sample.purpose == EVAL else f"its purpose is {sample.purpose[:64]!r}"
+
+    def _take(self, sample: Sample, record: Record) -> None:
+        key = sample.window, sample.mini
+        if key < self._trained:
+            if sample.window == self._trained[0]:
+                self._finished.add(sample.group)
+            self.duplicates += 1
+            return
+        if self._is_early(sample, record):
+            return
+        reason = weights_fault(sample, self._context.spec, self._trained[0], self._root_of)
+        if reason := reason or self._contradiction(sample):
+            self._unfit.put(record, reason)
+            return
+        bundle = self._bundles.setdefault(key, {}).setdefault(
+            sample.bundle, Bundle(sample.bundle, sample.bundle_groups)
+        )
+        rows = bundle.rows.setdefault(sample.group, {})
+        self._rows[sample.group] = rows
+        known = rows.get(sample.index)
+        if known is None:
+            rows[sample.index] = TrainingRow(sample, record.partition, record.offset)
+            self.received += 1
+        elif sample.seed == known.sample.seed and not np.array_equal(known.sample.tokens, sample.tokens):
+            self._unfit.put(record, f"sample {sample.id} came before with other tokens and the same seed")
+        else:  # the same, or made again with newer weights
+            self.duplicates += 1
+            why = "a generator died behind its last write"
+            self._unfit.put(record, f"sample {sample.id} {CAME_BEFORE}: {why}")
+
+    def _is_early(self, sample: Sample, record: Record) -> bool:
+        """Whether weights made it that this trainer has not come to, and that are this run's all the same.
+
+        Then another trainer has gone on: a newer one, and this one must end; or an older one, whose steps
+        the ledger has. Until they are taken the sample waits.
+        """
+        last = int(sample.versions[-1])
+        if last <= self._trained[0] or weights_fault(sample, self._context.spec, last, self._root_of):
+            return False
+        self._fence()
+        algorithm = self._context.spec.algorithm
+        if len(self._early) >= algorithm.groups * algorithm.group_size * 2 * (self._open + 1):
+            return False
+        self._early[record.partition, record.offset] = record, sample
+        return True
+
+    def _contradiction(self, sample: Sample) -> str:
+        """Why a sample does not go with those that are here. What was admitted says which are right."""
+        rows = self._rows.get(sample.group)
+        reason = contradiction(sample, next(iter(rows.values())).sample) if rows else ""
+        suspects = {sample.group}
+        if not reason and (reason := self._of_bundle(sample)):
+            suspects |= set(self._bundles[sample.window, sample.mini][sample.bundle].rows)
+        if not reason:
+            return ""
+        prompts = self._admitted.groups(suspects, self._trained[0])
+        for group in suspects & set(prompts) & set(self._rows):
+            self._evict(group, prompts[group])
+        if left := self._of_bundle(sample):
+            return left
+        rows = self._rows.get(sample.group)  # a whole group stays, whatever it is
+        if rows and (left := contradiction(sample, next(iter(rows.values())).sample)):
+            return left
+        return contradiction(sample, prompts[sample.group]) if sample.group in prompts else reason
+
+    def _of_bundle(self, sample: Sample) -> str:
+        """Why a sample does not go with the others of its bundle."""
+        bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
+        if bundle is None:
+            return ""
+        if bundle.groups != sample.bundle_groups:
+            return f"its bundle has {sample.bundle_groups} groups, and {bundle.groups} by samples before it"
+        if sample.group not in bundle.rows and len(bundle.rows) == bundle.groups:
+            return f"its bundle has all its groups without group {sample.group}"
+        return ""
+
+    def _evict(self, group: int, prompt: Prompt) -> None:
+        """Let go of samples that are not as admitted. A whole group stays: it may be in training."""
+        rows = self._rows[group]
+        some = next(iter(rows.values())).sample
+        reason = contradiction(some, prompt)  # they all say the same, or they would not be here
+        if not reason or len(rows) == some.size:
+            return
+        key, topic = (some.window, some.mini), self._context.topics.samples.name
+        del self._rows[group]
+        bundle = self._bundles[key][some.bundle]
+        del bundle.rows[group]
+        if not bundle.rows:
+            del self._bundles[key][some.bundle]
+        for row in rows.values():
+            name = row.sample.id.encode()
+            self._unfit.put(Record(topic, row.partition, row.offset, name, encode(row.sample)), reason)
+
+    def _is_missing(self, group: int, index: int, window: int) -> bool:
+        """Whether a sample is not here, and still needed."""
+        there = group in self._finished or index in self._rows.get(group, {})
+        return self._trained[0] <= window <= self._trained[0] + self._open and not there
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """By partition the position behind the last record taken."""
+        return dict(self._next)
+
+    def complete(self, key: StepKey) -> list[Bundle]:
+        """The complete bundles of an optimizer step that are here now."""
+        bundles = self._bundles.get(key, {})
+        ready = [bundle for bundle in bundles.values() if bundle.complete]
+        return sorted(ready, key=lambda bundle: bundle.number)
+
+    def groups(self, key: StepKey) -> Iterator[list[TrainingRow]]:
+        """Groups of an optimizer step, as far as they are here."""
+        for bundle in self._bundles.get(key, {}).values():
+            for rows in bundle.rows.values():
+                yield [rows[index] for index in sorted(rows)]
+
+    def outstanding(self, key: StepKey) -> int:
+        """How many samples of an optimizer step are not here yet."""
+        algorithm = self._context.spec.algorithm
+        wanted = algorithm.groups // algorithm.optimizer_steps * algorithm.group_size
+        for bundle in self._bundles.get(key, {}).values():
+            wanted -= sum(len(rows) for rows in bundle.rows.values())
+            if self._resample and bundle.complete:  # others come in the place of those that tell nothing
+                wanted += (bundle.groups - bundle.settled(self._resample)) * algorithm.group_size
+        return wanted
+
+    def trained(self, key: StepKey) -> None:
+        """An optimizer step, and all before it, is done: let go of their samples."""
+        for done in [one for one in self._bundles if one <= key]:
+            for bundle in self._bundles.pop(done).values():
+                for group in bundle.rows:
+                    del self._rows[group]
+                    self._finished.add(group)
+        window, mini = key
+        last = mini + 1 == self._context.spec.algorithm.optimizer_steps
+        self._trained = (window + 1, 0) if last else (window, mini + 1)
+        if last:
+            self._finished.clear()
+            self._unfit.trained()
+            early, self._early = self._early, {}
+            for record, sample in early.values():
+                self._take(sample, record)
+
+    def low_watermarks(self) -> dict[int, int]:
+        """By partition the position from which on nothing is trained that is not known to be."""
+        marks = self.positions
+        for bundles in self._bundles.values():
+            for bundle in bundles.values():
+                for rows in bundle.rows.values():
+                    for row in rows.values():
+                        marks[row.partition] = min(marks[row.partition], row.offset)
+        for partition, offset in self._early:
+            marks[partition] = min(marks[partition], offset)
+        return marks
+
+    def letters(self, marks: Mapping[int, int]) -> int | None:
+        """Samples before `marks` are not read again: from where on dead letters are about later ones."""
+        return self._unfit.settled(marks)
+
+    def close(self) -> None:
+        """Let go of the readers."""
+        self._tail.close()
+        self._unfit.close()
+        self._admitted.close()

@@ -1,0 +1,131 @@
+"""Samples that can't be used: to the dead letters with the reason, once each; what is needed is made again.
+
+<run>.samples ──► trainer: unfit ──► <run>.dead ──► dispatcher: who makes it again ──► <run>.samples
+
+A sample that is made again and again and is never fit would be waited for in vain: that ends the run, and
+says what was wrong with it. Garbage under its key anybody may have written: however much of it there is, it
+counts once in the time in which something fit should have come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from infra.bus import Record, clamp, read_until
+from infra.errors import Explained
+from infra.gate import Gate, passed_over
+from infra.roles.context import RoleContext
+from schemas.admission import window_of
+from schemas.identity import sample_id, sample_key
+from schemas.messages import DeadLetter, Sample
+from schemas.wire import Contradictory, decode
+
+_TIMES = 3
+_NEWEST = 10_000  # dead letters that are read again if it is not known from where on
+
+
+class NeverFit(Explained):
+    """A sample that the run needs and that was unfit each time."""
+
+
+class Unfit:
+    """Writes the dead letters of a run's samples, and knows those of records that may be met again."""
+
+    def __init__(
+        self, context: RoleContext, is_missing: Callable[[int, int, int], bool], start: Mapping[int, int],
+        letters: int | None = 0,
+    ) -> None:  # fmt: skip
+        """`is_missing`: whether a sample (group, index, iteration) is not there and still needed.
+
+        `start`: positions from which samples are read. `letters`: position in the dead letters before which
+        none is about a sample from there on; None: not known.
+        """
+        self._context, self._is_missing = context, is_missing
+        self._reader = context.bus.reader(context.topics.dead, None if letters is None else {0: letters})
+        # by partition and position of the sample: where its letter stands, or a position before that
+        self._known: dict[tuple[int, int], int] = {}
+        self._end = self._read(start, letters)  # of the dead letters, at the least
+        self._seen: dict[str, set[bytes]] = {}  # by sample: hashes of what came in its place and was not fit
+        self._garbage_at: dict[str, float] = {}  # by sample: when garbage in its place counted last
+
+    def _read(self, start: Mapping[int, int], letters: int | None) -> int:
+        """What a trainer before this one wrote: it meets the same records again."""
+        topic, reader = self._context.topics.dead, self._reader
+        ends = reader.end_offsets()
+        if letters is None:
+            reader.seek({0: max(reader.begin_offsets()[0], ends[0] - _NEWEST)})
+        clamp(reader)
+        gate = Gate(DeadLetter, self._context.run, passed_over)  # the worst of it is a second letter
+        found = read_until(reader, ends, topic, deadline_s=self._context.spec.deadlines.progress_s)
+        for record, letter in gate.take(found):
+            place = letter.partition, letter.offset
+            if letter.topic == self._context.topics.samples.name and place[1] >= start.get(place[0], 0):
+                self._known.setdefault(place, record.offset)
+        return ends[0]
+
+    def put(self, record: Record, reason: str, *, ours: bool = True) -> None:
+        """A record can't be used; `ours`: it may be what came of a sample that this run has had made."""
+        if (record.partition, record.offset) in self._known:
+            return
+        self._known[record.partition, record.offset] = self._end
+        wanted = self._missing(record.key) if ours else ""
+        self._context.dead_letter(record, reason, wanted=wanted)
+        if not wanted or self._is_more_garbage(record, wanted):
+            return
+        seen = self._seen.setdefault(wanted, set())
+        seen.add(hashlib.blake2b(record.value, digest_size=16).digest())
+        if len(seen) >= _TIMES:
+            self._context.writer.flush(self._context.spec.deadlines.progress_s)
+            raise NeverFit(
+                f"sample {wanted} was made {len(seen)} times and was never fit to be trained; the last time: "
+                f"{reason}. All that came of it is in {self._context.topics.dead.name}; its generators' logs "
+                "may say more"
+            )
+
+    def _is_more_garbage(self, record: Record, wanted: str) -> bool:
+        """Whether it is no sample at all, and came soon after another that was none."""
+        try:
+            decode(record.value, Sample)
+        except Contradictory:
+            return False
+        except Exception:  # as the gate has it: nothing that a record holds ends a process
+            now, last = time.monotonic(), self._garbage_at.get(wanted, -math.inf)
+            if now < last + self._context.spec.deadlines.progress_s:
+                return True
+            self._garbage_at[wanted] = now
+        return False
+
+    def trained(self) -> None:
+        """An iteration is done: what could not stand for its samples is of no interest any more."""
+        self._seen = {name: seen for name, seen in self._seen.items() if self._missing(name.encode())}
+        self._garbage_at = {name: at for name, at in self._garbage_at.items() if name in self._seen}
+
+    def settled(self, marks: Mapping[int, int]) -> int:
+        """Samples before `marks` are not read again; from where on dead letters are about later ones."""
+        self._known = {place: at for place, at in self._known.items() if place[1] >= marks.get(place[0], 0)}
+        self._end = max(self._end, self._reader.end_offsets()[0])
+        return min(self._known.values(), default=self._end)
+
+    def _missing(self, key: bytes) -> str:
+        """The id of the sample that a record stands for by its key, if it is needed; else empty."""
+        algorithm = self._context.spec.algorithm
+        try:
+            name = key.decode()
+            group, index = sample_key(name)
+        except ValueError:
+            return ""
+        if sample_id(group, index) != name or not 0 <= index < algorithm.group_size:
+            return ""
+        if group < 0:
+            return name  # of an evaluation: whether it is there the feeder knows, and twice does no harm
+        window = window_of(group, algorithm.groups)
+        if window >= algorithm.iterations or not self._is_missing(group, index, window):
+            return ""
+        return name
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._reader.close()

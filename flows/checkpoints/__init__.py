@@ -1,0 +1,1 @@
+"""Versions of weights as Hugging Face folders: promoted, exported, pushed, pulled, audited."""

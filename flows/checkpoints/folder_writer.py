@@ -1,0 +1,138 @@
+"""What a version's folder gets: a whole model, one merged of base and adapter, or an adapter for peft."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flows.checkpoints.push_and_pull import beside_of
+from flows.checkpoints.version_source import CONFIG, ExportError, VersionSource
+from infra.weights.adapter_tensors import Merging, check_fits, is_meant, layers_of, lora_of
+from infra.weights.bits import bits_of, type_name
+from infra.weights.copy import Copy
+from infra.weights.folder import ADAPTER, ModelFolder, is_beside
+from infra.weights.manifest import VersionManifest
+from infra.weights.shards import TypedShapes, write_model
+from infra.weights.versions import WeightStore
+from schemas.runspec import LoraSection, ModelSection
+
+ShareProgress = Callable[[float, str], None]
+
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class FolderWriting:
+    """A version that was fetched, on its way into a folder."""
+
+    weights: WeightStore
+    manifest: VersionManifest
+    copy: Copy
+    origin: VersionSource
+
+    def model(self, folder: Path, shard: int, progress: ShareProgress) -> int:
+        """A whole model."""
+        if CONFIG not in self.manifest.files:
+            _copied(self.origin.folder, folder)
+        self._files(folder)
+        shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in self.manifest.tensors.items()}
+        _say_type(folder, shapes)
+        return write_model(folder, shapes, self.copy.model.__getitem__, shard=shard, progress=progress)
+
+    def merged(self, folder: Path, shard: int, progress: ShareProgress) -> int:
+        """A whole model, of the base and the adapter that the version is."""
+        base = self.origin.folder
+        spec = self.origin.spec or ModelSection(
+            path=str(base.path), dtype=_type_of(base), lora=lora_of(*self._config())
+        )
+        check_fits(self.manifest, spec, base)
+        _copied(base, folder)
+        self._files(folder)
+        (folder / _ADAPTER_CONFIG).unlink(missing_ok=True)
+        merging, adapter = Merging(spec, base), self.copy.tensors()
+        merging.check(adapter)
+        shapes = merging.shapes()
+        _say_type(folder, shapes)
+        return write_model(
+            folder, shapes, lambda name: bits_of(merging.tensor(name, adapter)), shard=shard,
+            progress=progress,
+        )  # fmt: skip
+
+    def adapter(self, folder: Path) -> int:
+        """The adapter that the version is."""
+        self._files(folder)
+        spec = self.origin.spec
+        if spec is not None and spec.lora is not None:
+            base = self.origin.folder
+            check_fits(self.manifest, spec, base)
+            _configure(spec.lora, base, layers_of(self.manifest.tensors), folder)
+        else:
+            self._config()
+        (folder / ADAPTER).write_bytes(self.copy.file)
+        return self.manifest.size
+
+    def _files(self, folder: Path) -> None:
+        """What lies beside the tensors."""
+        for name, chunk in beside_of(self.manifest).items():
+            (folder / name).write_bytes(self.weights.file(chunk))
+
+    def _config(self) -> tuple[bytes, str]:
+        """What the version says of its adapter, and where."""
+        where = f"{_ADAPTER_CONFIG} of version {self.manifest.version} of {self.origin.name}"
+        if _ADAPTER_CONFIG not in self.manifest.files:
+            raise ExportError(f"there is no {where}, which says how much the adapter counts")
+        return self.weights.file(self.manifest.files[_ADAPTER_CONFIG]), where
+
+
+def _copied(base: ModelFolder, folder: Path) -> None:
+    """What lies beside the tensors of a model."""
+
+    def ignored(_: str, names: list[str]) -> list[str]:
+        return [name for name in names if not is_beside(name)]
+
+    shutil.copytree(base.path, folder, ignore=ignored, dirs_exist_ok=True)
+
+
+def _say_type(folder: Path, shapes: TypedShapes) -> None:
+    """Have the config say of which type the numbers are, if they are of one."""
+    names = {type_name(dtype) for dtype, _ in shapes.values()}
+    found = {name for name in names if "float" in name}
+    try:
+        config = dict(json.loads((folder / CONFIG).read_text()))
+    except (ValueError, TypeError) as error:
+        raise ExportError(f"{CONFIG} of the version, or of its base, is damaged: {error}") from error
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"  # what its version of transformers calls it
+    if len(found) == 1 and config.get(key) not in found:
+        config[key] = found.pop()
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _type_of(base: ModelFolder) -> Literal["float32", "bfloat16"]:
+    """Of most numbers of a model; one that can be merged in."""
+    sizes: dict[str, int] = {}
+    for bits in base.bits().values():
+        sizes[bits.dtype] = sizes.get(bits.dtype, 0) + bits.data.nbytes
+    return "bfloat16" if max(sizes, key=lambda dtype: sizes[dtype]) == "BF16" else "float32"
+
+
+def _configure(lora: LoraSection, base: ModelFolder, layers: list[str], folder: Path) -> None:
+    """What peft needs to know of a run's adapter."""
+    from peft import LoraConfig, TaskType
+
+    config = LoraConfig(
+        base_model_name_or_path=str(base.path), r=lora.rank, lora_alpha=lora.alpha,
+        target_modules=_targets(layers, base.names), lora_dropout=0.0, bias="none",
+        task_type=TaskType.CAUSAL_LM, inference_mode=True,
+    )  # fmt: skip
+    config.save_pretrained(str(folder))
+
+
+def _targets(layers: list[str], names: list[str]) -> list[str]:
+    """The short names of layers, if these mean no other ones."""
+    short = sorted({layer.rpartition(".")[2] for layer in layers})
+    meant = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    return short if {layer for layer in meant if is_meant(layer, short)} == set(layers) else layers

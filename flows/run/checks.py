@@ -1,0 +1,173 @@
+"""What can be known about a run file's files before anything is started."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+from pathlib import Path
+
+from flows.run.inspection.model import BadModel, longest_context, no_tensors, wrong_config, wrong_tensors
+from flows.run.inspection.store_and_broker import wrong_folder
+from flows.run.locations import store_url
+from flows.run.request import RunRequest
+from infra.weights.adapter_tensors import check_targets
+from infra.weights.folder import ModelFolder
+from infra.weights.weights_error import WeightsError
+from schemas.loading import RunFileError, load_run_file
+from schemas.runspec import RunSpec
+
+
+def check(request: RunRequest) -> RunSpec:
+    """The run spec, if all that it names is there. Changes nothing and imports none of the user's code."""
+    spec = load_run_file(request.runfile, request.overrides)
+    problems = problems_of(spec)
+    if problems:
+        raise RunFileError("\n".join(f"{request.runfile}: {problem}" for problem in problems))
+    return spec
+
+
+def problems_of(spec: RunSpec) -> list[str]:
+    """What is wrong with the files and places that a run file names, as far as a glance tells."""
+    return [
+        *_model_problems(spec),
+        *_task_problems(spec),
+        *_backbone_problems(spec),
+        *_place_problems(spec),
+    ]
+
+
+def _place_problems(spec: RunSpec) -> list[str]:
+    urls = {"placement.store": store_url(spec.placement.store)}
+    urls |= {
+        f"placement.sites.{name}.cache": site.cache
+        for name, site in spec.placement.sites.items()
+        if not site.elsewhere
+    }
+    return [wrong for field, url in urls.items() if (wrong := wrong_folder(field, url))]
+
+
+def _model_problems(spec: RunSpec) -> list[str]:
+    if spec.model.build:
+        return _function_problems("model.build", spec.model.build, "build")
+    folder = Path(spec.model.path or "")
+    if not folder.is_dir():
+        return [f"model.path: there is no folder {folder}"]
+    if not (folder / "config.json").is_file():
+        return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
+    if damaged := [*wrong_config(folder), *wrong_tensors(folder), *no_tensors(folder)]:
+        return [f"model.path: {one}" for one in damaged]
+    return [*_context_problems(spec, folder), *_lora_problems(spec, folder)]
+
+
+def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
+    """What its files say. Which layers are linear is known where the model is made: a trainer looks again."""
+    if spec.model.lora is None:
+        return []
+    if importlib.util.find_spec("peft") is None:
+        return ["model.lora: peft is not installed: pip install 'streamrl[peft]'"]
+    try:
+        shapes = ModelFolder(folder).shapes
+        layers = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
+        if not isinstance(spec.model.lora.targets, str):
+            check_targets(spec.model.lora.targets, [one for one in layers if _may_have(one)], folder)
+    except WeightsError as error:
+        return [str(error)]
+    return []
+
+
+def _may_have(layer: str) -> bool:
+    return not layer.endswith(("embed_tokens", "lm_head"))
+
+
+def _backbone_problems(spec: RunSpec) -> list[str]:
+    folder = spec.lengths.backbone
+    if folder == "none":
+        return []
+    if (Path(folder) / "config.json").is_file():
+        return [f"lengths.backbone: {one}" for one in wrong_tensors(Path(folder))]
+    return [f"lengths.backbone: {folder} is not a folder with a Hugging Face model (it has no config.json)"]
+
+
+def check_context(spec: RunSpec, model: Path) -> None:
+    """Raise if the run file asks too much of the model. One that is built can be asked only then."""
+    problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
+    if problems:
+        raise RunFileError("\n".join(problems))
+
+
+def _context_problems(spec: RunSpec, folder: Path) -> list[str]:
+    try:
+        limit = longest_context(folder)
+    except BadModel as error:
+        return [str(error)]
+    longest = spec.sampling.max_prompt_tokens + spec.sampling.max_tokens
+    if limit is None or longest <= limit:
+        return []
+    problem = (
+        f"sampling: max_prompt_tokens + max_tokens = {longest}, but the model in {folder} holds {limit} "
+        "tokens (max_position_embeddings in its config.json): lower one of them"
+    )
+    return [problem]
+
+
+def _task_problems(spec: RunSpec) -> list[str]:
+    task, found = spec.task, []
+    if task.python:
+        found += _function_problems("task.python", f"{task.python}:problems", "problems")
+        if not task.reward:
+            found += _function_problems("task.python", f"{task.python}:reward", "reward")
+    if task.reward:
+        found += _function_problems("task.reward", task.reward, "reward")
+    for name in ("jsonl", "held_out_jsonl"):
+        file = getattr(task, name)
+        if file and not Path(file).is_file():
+            found.append(f"task.{name}: there is no file {file}")
+    return found
+
+
+def _function_problems(field: str, where: str, usual: str) -> list[str]:
+    """`where` is FILE.py:function or module:function."""
+    source, colon, function = where.rpartition(":")
+    if not colon or not function:
+        return [f"{field}: {where!r} names no function: write it as FILE.py:{usual} or module:{usual}"]
+    if source.endswith(".py"):
+        file = Path(source)
+        if not file.is_file():
+            close = _near(file)
+            return [f"{field}: there is no file {source}{f'; did you mean {close}?' if close else ''}"]
+        return _missing_function(field, file, function)
+    try:
+        there = importlib.util.find_spec(source) is not None
+    except (ImportError, ValueError):
+        there = False
+    return [] if there else [f"{field}: there is no module {source}, and no file of that name ends in .py"]
+
+
+def _missing_function(field: str, file: Path, function: str) -> list[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
+        return [f"{field}: {file} can't be read as Python: {error}"]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = {name for node in ast.walk(tree) for name in _names_bound(node)} | set(functions)
+    if function in names:
+        return []
+    close = difflib.get_close_matches(function, functions, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f" (it has: {', '.join(functions) or 'none'})"
+    return [f"{field}: {file} has no function {function}(){hint}"]
+
+
+def _names_bound(node: ast.AST) -> list[str]:
+    """Functions also come by import or assignment."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _near(file: Path) -> str | None:
+    names = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
+    close = difflib.get_close_matches(file.name, names, n=1)
+    return str(file.parent / close[0]) if close else None

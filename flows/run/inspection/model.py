@@ -1,0 +1,155 @@
+"""A model's folder, as far as its small files say: config, the headers of its tensors, its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from flows.run.inspection.architectures import generated, trained
+from flows.run.inspection.finding import Finding
+from infra.weights.folder import ModelFolder
+from infra.weights.weights_error import WeightsError
+from schemas.shortening import printable, shown
+
+_LARGEST_CONFIG = 8 << 20  # bytes
+_LARGEST_HEADER = 100_000_000  # bytes: safetensors' own limit
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+class BadModel(ValueError):
+    """A model's folder that can't be used; the message names the file."""
+
+
+def look_at_model(folder: Path) -> Iterator[Finding]:
+    """All that is found about a folder; one finding without anything wrong if it is fine."""
+    wrong = [*wrong_config(folder), *_missing_kind(folder), *wrong_tensors(folder), *no_tensors(folder)]
+    wrong += _missing_tokenizer(folder)
+    for text in wrong:
+        yield Finding("model", text, wrong=True)
+    if not wrong:
+        shapes = len(ModelFolder(folder).shapes)
+        kind = config_of(folder).get("model_type")
+        yield Finding("model", f"{folder} has a {kind} of {shapes} tensors, and a tokenizer")
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """What its config.json says; raises BadModel."""
+    file = folder / "config.json"
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_LARGEST_CONFIG + 1)
+        if len(raw) > _LARGEST_CONFIG:
+            raise BadModel(f"{file} is no config: it is larger than {_LARGEST_CONFIG:,} bytes")
+        config = json.loads(raw.decode())
+    except BadModel:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadModel(f"{file} is damaged: {printable(str(error), 300)}. Save the model again") from None
+    if not isinstance(config, dict):
+        found = type(config).__name__
+        raise BadModel(f"{file} is damaged: it is a {found}, not a mapping. Save the model again")
+    return config
+
+
+def wrong_config(folder: Path) -> list[str]:
+    """Why the model can't be used, by its config alone. What it does not say is not held against it."""
+    try:
+        config = config_of(folder)
+    except BadModel as error:
+        return [str(error)]
+    file = folder / "config.json"
+    kind, classes = config.get("model_type"), config.get("architectures") or []
+    if (kind is not None and not isinstance(kind, str)) or not (
+        isinstance(classes, list) and all(isinstance(one, str) for one in classes)
+    ):
+        return [f"{file} is damaged: model_type is {shown(kind)} and architectures {shown(classes)}"]
+    if kind and trained() and kind not in trained():
+        return [f"{file}: model_type {shown(kind)} is no causal language model of the installed transformers"]
+    known = generated() | set(trained().values())
+    if classes and generated() and not known & set(classes):
+        return [f"{file}: the installed vLLM does not generate with the architecture {shown(classes[0])}"]
+    return []
+
+
+def longest_context(folder: Path) -> int | None:
+    """How many tokens the model holds, if it says so; raises BadModel."""
+    limit = config_of(folder).get("max_position_embeddings")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise BadModel(f"{folder / 'config.json'} is damaged: max_position_embeddings is {shown(limit)}")
+    return limit
+
+
+def _missing_kind(folder: Path) -> list[str]:
+    try:
+        kind = config_of(folder).get("model_type")
+    except BadModel:
+        return []  # said already
+    if isinstance(kind, str) and kind:
+        return []
+    return [f"{folder / 'config.json'} has no model_type: it is not of a Hugging Face model"]
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a file of a tokenizer."""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
+def no_tensors(folder: Path) -> list[str]:
+    """Whether the model has no safetensors files, and only what would have to be unpickled."""
+    try:
+        there = bool(ModelFolder(folder).files)
+    except (WeightsError, OSError, RecursionError):
+        return []  # `wrong_tensors` says it
+    if there:
+        return []
+    return [f"{folder} has no model.safetensors: save the model with save_pretrained()"]
+
+
+def _missing_tokenizer(folder: Path) -> list[str]:
+    if has_tokenizer(folder):
+        return []
+    return [f"{folder} has no tokenizer: save it there with tokenizer.save_pretrained()"]
+
+
+def wrong_tensors(folder: Path) -> list[str]:
+    """What is wrong with the headers of its safetensors files."""
+    try:
+        files = ModelFolder(folder).files
+    except (WeightsError, OSError, RecursionError) as error:
+        return [printable(str(error), 500)]
+    outside = [file for file in files if file.parent != folder]
+    if outside:
+        return [f"the index of {folder} names {shown(str(outside[0]))}, which is not in that folder"]
+    return [text for file in files if (text := _wrong_header(file))][:8]
+
+
+def _wrong_header(file: Path) -> str:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+                return f"{file} is damaged: {size:,} bytes can't hold the header that it says it has"
+            header = json.loads(opened.read(length))
+        held = size - 8 - length
+        wrong = [name for name, one in header.items() if name != "__metadata__" and not _is_tensor(one, held)]
+    except FileNotFoundError:
+        return f"{file} is missing, and the folder's index names it"
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        return f"{file} is damaged: its header can't be read: {printable(str(error), 200)}"
+    return f"{file} is damaged: it does not hold the tensor {shown(wrong[0])}" if wrong else ""
+
+
+def _is_tensor(said: Any, held: int) -> bool:
+    if not isinstance(said, dict) or not isinstance(said.get("dtype"), str):
+        return False
+    span = said.get("data_offsets")
+    if not _are_counts(said.get("shape")) or not _are_counts(span):
+        return False
+    return len(span) == 2 and span[0] <= span[1] <= held
+
+
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)

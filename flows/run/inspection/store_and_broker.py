@@ -1,0 +1,88 @@
+"""The store and the broker of a run, as far as they can be looked at without making anything there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from flows.run.inspection.finding import Finding, NoAnswer, within
+from flows.run.locations import known_places
+from infra.bus import BusError
+from infra.errors import Explained
+from infra.kafka_bus import KafkaBus
+from infra.stores.opening import open_store
+from schemas.addresses import LOCAL
+from schemas.runspec import RunSpec
+
+_ANSWER_S = 30.0
+_LITTLE = 1 << 30  # bytes of a disk that are soon full
+_FILE = "file://"
+
+
+def look_at_places(spec: RunSpec) -> Iterator[Finding]:
+    """The store, those of the sites on this machine, and the broker."""
+    places = known_places(spec)
+    yield _store("store", "placement.store", places.store_url)
+    for name, site in spec.placement.sites.items():
+        if site.cache != LOCAL and not site.elsewhere:
+            yield _store(f"cache of site {name}", f"placement.sites.{name}.cache", site.cache)
+    yield _broker(spec, places.bootstrap_servers)
+
+
+def wrong_folder(field: str, url: str) -> str:
+    """Why a store in a folder can't be written; empty if it can, or is no folder."""
+    if not url.startswith(_FILE):
+        return ""
+    folder = Path(url.removeprefix(_FILE))
+    nearest = _nearest(folder)
+    if not nearest.is_dir():
+        return f"{field}: {url}: {nearest} is no folder"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{field}: {url}: {nearest} can't be written by this user: choose another place, or ask for it"
+    return ""
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
+
+
+def _store(thing: str, field: str, url: str) -> Finding:
+    if url.startswith(_FILE):
+        if wrong := wrong_folder(field, url):
+            return Finding(thing, wrong, wrong=True)
+        free = shutil.disk_usage(_nearest(Path(url.removeprefix(_FILE)))).free
+        full = free < _LITTLE
+        said = f"{url} can be written; {free / (1 << 30):.1f} GiB are free"
+        said += ", too little for a model" if full else ""
+        return Finding(thing, said, wrong=full)
+    try:
+        within(_ANSWER_S, lambda: open_store(url).list("streamrl-looks-here"))
+    except NoAnswer as error:
+        return Finding(thing, f"{field}: {url}: {error}", wrong=True)
+    except Explained as error:
+        return Finding(thing, f"{field}: {error}", wrong=True)
+    return Finding(thing, f"{url} answers, and can be listed")
+
+
+def _broker(spec: RunSpec, servers: str) -> Finding:
+    kafka = spec.placement.kafka
+    if kafka.bootstrap_servers == LOCAL:
+        wanted = kafka.replication > 1
+        state = f"runs at {servers}" if servers else "does not run: a run starts it"
+        said = f"the local one {state}"
+        if wanted:
+            said += f", and has one broker: placement.kafka.replication is {kafka.replication}, set it to 1"
+        return Finding("broker", said, wrong=wanted)
+    try:
+        brokers = within(_ANSWER_S, lambda: KafkaBus(servers, name="streamrl-check").broker_count())
+    except NoAnswer as error:
+        return Finding("broker", f"placement.kafka.bootstrap_servers: {servers}: {error}", wrong=True)
+    except BusError as error:
+        return Finding("broker", f"placement.kafka.bootstrap_servers: {error}", wrong=True)
+    if brokers < kafka.replication:
+        few = f"{servers} has {brokers} brokers: placement.kafka.replication is {kafka.replication}, lower it"
+        return Finding("broker", few, wrong=True)
+    return Finding("broker", f"{servers} answers with {brokers} broker{'s' if brokers != 1 else ''}")

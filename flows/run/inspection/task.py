@@ -1,0 +1,185 @@
+"""The user's task, imported in a process that may be killed: it may hang, exit, fork, fill memory or print.
+
+look ──► producers.task_probe ── pipe ──► what it does now, what it found
+             │ a deadline for each thing that it does, a limit on its memory, no credentials
+             ▼
+         killed, with all that it has started
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flows.run.inspection.finding import Finding
+from infra.code import module
+from infra.credentials import without_credentials
+from infra.supervise.children import kill, start_child
+from infra.supervise.lifeline import carrying
+from infra.supervise.team import worker_environment
+from producers.task_probe import ProbeRequest
+from schemas.runspec import RunSpec
+from schemas.shortening import printable, shown
+
+FIRST = 32  # problems that are read of each split
+LONGEST_S = 60.0  # for an import, and for reading the first problems
+MOST_MEMORY = min(8 << 30, psutil.virtual_memory().total // 2)  # bytes of the process and its children
+_MOST_ANSWERS = 1 << 20  # bytes
+_MARK = "STREAMRL_PROBE"
+_START = "the start of its process"
+
+
+def look_at_task(spec: RunSpec, model: Path | None) -> list[Finding]:
+    """What is found about the task; `model` is the folder with the tokenizer, if it is there."""
+    task = spec.task
+    if task.dataset and not Path(task.dataset).exists():
+        return [Finding("task", f"the dataset {task.dataset} is not on this machine; a run fetches it")]
+    held_out = [task.held_out_split] if spec.evaluation.problems else []
+    job = ProbeRequest(
+        task=task, splits=[task.train_split, *held_out], first=min(FIRST, task.limit),
+        tokenizer=None if model is None else str(model), longest=spec.sampling.max_prompt_tokens,
+    )  # fmt: skip
+    with _Probe(job, spec) as probe:
+        return list(probe.findings())
+
+
+class _Probe:
+    """The process, what it says, and its end."""
+
+    def __init__(self, job: ProbeRequest, spec: RunSpec) -> None:
+        self._job, self._spec = job, spec
+        self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        self._doing, self._since = _START, time.monotonic()
+        self._output, self._rest, self._size = b"", b"", 0
+        self._open: set[int] = set()  # the ends of pipes that have not been closed over there
+
+    def __enter__(self) -> _Probe:
+        self._answers, theirs = os.pipe()
+        name, _, value = self._mark.partition("=")
+        environment = without_credentials(worker_environment()) | {name: value}
+        try:
+            self._process = start_child(
+                [
+                    sys.executable, "-m", module("producers.task_probe"), self._job.model_dump_json(),
+                    str(theirs),
+                ],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=environment, pass_fds=[theirs],
+            )  # fmt: skip
+        finally:
+            os.close(theirs)
+        assert self._process.stdout is not None
+        self._open = {self._answers, self._process.stdout.fileno()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kill(self._process)
+        for pid in carrying(self._mark):  # what left the group of the process
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        os.close(self._answers)
+
+    def findings(self) -> Iterator[Finding]:
+        """As they come; the last one says so if the process did not come to its end."""
+        while True:
+            for line in self._lines():
+                answer = self._understood(line)
+                if answer is None or self._size > _MOST_ANSWERS:
+                    yield self._wrong("it writes to descriptors that are not its own, or prints without end")
+                    return
+                if answer.get("pid") != self._process.pid:
+                    continue  # the task has forked
+                if answer.get("done"):
+                    return
+                if "doing" in answer:
+                    self._doing, self._since = str(answer["doing"]), time.monotonic()
+                else:
+                    yield Finding(str(answer["thing"]), str(answer["said"]), wrong=bool(answer["wrong"]))
+            if trouble := self._trouble():
+                yield self._wrong(trouble)
+                return
+
+    def _lines(self) -> list[bytes]:
+        """Whole lines of answers that have come within a moment. Its other output is kept at its end."""
+        if not self._open:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+        ready, _, _ = select.select(self._open, [], [], 0.1)
+        for descriptor in ready:
+            data = os.read(descriptor, 1 << 16)
+            if not data:
+                self._open.discard(descriptor)
+            elif descriptor == self._answers:
+                self._size += len(data)
+                self._rest += data
+            else:
+                self._output = (self._output + data)[-4096:]
+        *whole, self._rest = self._rest.split(b"\n")
+        return whole
+
+    def _understood(self, line: bytes) -> dict[str, Any] | None:
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return answer if isinstance(answer, dict) and ("pid" in answer) else None
+
+    def _trouble(self) -> str:
+        """Why it will not come to its end; empty if it may."""
+        if time.monotonic() - self._since > self._limit:
+            setting = (
+                "task.reward_deadline_s" if self._scores else f"deadlines.start_s, {LONGEST_S:g} at most"
+            )
+            return f"it takes longer than {self._limit:g} s ({setting})"
+        if self._size > _MOST_ANSWERS or len(self._rest) > _MOST_ANSWERS:
+            return "it writes to descriptors that are not its own"
+        if (memory := self._memory()) > MOST_MEMORY:
+            most = f"{MOST_MEMORY / (1 << 30):.1f} are allowed here"
+            return f"it takes {memory / (1 << 30):.1f} GiB of memory; {most}"
+        code = self._process.poll()
+        if code is None or (self._answers in self._open and select.select([self._answers], [], [], 0)[0]):
+            return ""  # it is alive, or has left something to read
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the process {how}"
+
+    @property
+    def _scores(self) -> bool:
+        return self._doing.startswith("the reward")
+
+    @property
+    def _limit(self) -> float:
+        if self._doing == _START:
+            return LONGEST_S
+        if self._scores:
+            return self._spec.task.reward_deadline_s
+        return min(LONGEST_S, self._spec.deadlines.start_s)
+
+    def _memory(self) -> int:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._process.pid)
+            family = [root, *root.children(recursive=True)]
+            return sum(_resident(one) for one in family)
+        return 0
+
+    def _wrong(self, trouble: str) -> Finding:
+        lines = self._output.decode(errors="replace").strip().splitlines()
+        last = f"; its last line: {shown(printable(lines[-1], 200))}" if lines else ""
+        return Finding("task", f"{self._doing}: {trouble}{last}", wrong=True)
+
+
+def _resident(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0

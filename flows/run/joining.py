@@ -1,0 +1,104 @@
+"""Generators, and relays, that take part in a run which goes on: here, or at a site far from its store."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from flows.run.commands import GENERATOR, Worker, at_site, worker
+from flows.run.far_files import model_here, reward_here
+from flows.run.locations import Places, logs_folder, store_url
+from flows.run.request import RunFailed
+from flows.run.supervision import RunProcesses
+from infra.bus import near_ends, read_all
+from infra.gate import Gate, passed_over
+from infra.run_bus import connect
+from infra.runs import RunRecord, find
+from infra.sites.place import Site, site_of
+from infra.stack.paths import StackPaths
+from infra.stores.opening import open_store
+from infra.supervise.team import Team
+from infra.weights.garbage import ByteProgress
+from schemas.messages import Heartbeat
+from schemas.topics import Topics
+
+_READ_S = 30.0
+_NEWEST = 2000  # heartbeats: of each process that is alive at least one
+
+
+def joining(
+    run: str, *, store: str = "local", site: str | None = None, cache: str | None = None,
+    relays: int | None = None, generators: int | None = None, model: str | None = None,
+    reward: str | None = None, progress: ByteProgress = lambda done, whole: None,
+) -> tuple[RunRecord, list[Worker]]:  # fmt: skip
+    """What joins a run; of a site that its run file names, as that says where nothing is said here.
+
+    `model`, `reward`: where they are on this machine, if not where the run has them; `progress`: of the
+    model that is fetched if it is nowhere.
+    """
+    url = store_url(store)
+    record = find(open_store(url), run)
+    places = Places(record.bootstrap_servers, url, {"STREAMRL_HOME": str(StackPaths.locate().home)})
+    planned = record.spec.placement.sites.get(site or "")
+    if generators is None:
+        generators = planned.generators if planned else 1
+    if relays is None:
+        relays = planned.relays if planned else 1
+    first = random.randrange(1000, 1_000_000)  # the run numbers its own from 0
+    at = site_of(site, cache or (planned.cache if planned else "local"))
+    here = _here(record, at, model, reward, progress) if generators else []
+    if at is None:
+        found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
+    else:
+        found = at_site(at, relays, generators, record, places, first=(first, first))
+    return record, [replace(one, argv=[*one.argv, *here]) for one in found]
+
+
+def _here(
+    record: RunRecord, site: Site | None, model: str | None, reward: str | None, progress: ByteProgress
+) -> list[str]:
+    """What processes are told of where things are on this machine."""
+    reward = reward_here(record, reward)
+    origin = open_store(record.store)
+    if site is None:
+        model = model_here(record, model, origin, origin, progress)
+    else:
+        with site.opened(record, origin, deadline_s=record.spec.deadlines.progress_s) as near:
+            model = model_here(record, model, near, origin, progress)
+    return [*(["--model", model] if model else []), *(["--reward", reward] if reward else [])]
+
+
+def take_part(
+    record: RunRecord, workers: Sequence[Worker], say: Callable[[str], None],
+    *, tick: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Until the run has ended. Nothing of it is left, whatever ends this. `tick` is called now and then."""
+    logs = logs_folder(record)
+    if not logs.is_dir():  # another machine than the run's: its report folder is not here
+        logs = StackPaths.locate().logs / record.id
+    bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
+    gate = Gate(Heartbeat, record.id, passed_over)
+    said = read_all(bus, topic, near_ends(bus, topic, _NEWEST), deadline_s=_READ_S)
+    if _over(gate.messages(said)):
+        raise RunFailed(
+            f"run {record.id} has ended or was stopped; `streamrl run RUNFILE --resume {record.id}` goes on "
+            "with it"
+        )
+    status = bus.reader(topic, {0: said[-1].offset + 1} if said else None)
+    with Team(logs) as team:
+        crew = RunProcesses(team, workers, restarts=record.spec.placement.restarts, say=say)
+        crew.start()
+        for name, process in team.running.items():
+            say(f"{name} is process {process}; log: {team.log(name)}")
+        while not crew.all_done and not _over(gate.messages(status.poll(0.2))):
+            crew.poll(0.5)
+            crew.start_again()
+            crew.check()
+            tick()
+
+
+def _over(beats: list[Heartbeat]) -> bool:
+    """Whether the feeder's newest heartbeat says that it has ended: then nobody is given work any more."""
+    states = [beat.state for beat in beats if beat.role == "feeder"]
+    return bool(states) and states[-1] == "ended"

@@ -1,0 +1,85 @@
+"""Where a run's broker, store and local files are: what `local` in a run file stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.runs import RunRecord
+from infra.stack import local as stack
+from infra.stack.paths import StackPaths
+from infra.stores.opening import open_store
+from infra.stores.store import Store
+from schemas.addresses import LOCAL
+from schemas.runspec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are. `env` may hold S3 keys: not shown, and only for processes that we start."""
+
+    bootstrap_servers: str
+    store_url: str
+    env: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def open_store(self) -> Store:
+        """The object store of the run."""
+        return open_store(self.store_url)
+
+
+def start_local_stack(spec: RunSpec, say: Callable[[str], None]) -> Places:
+    """Bring up the local broker if the run file wants it; it stays up after the run."""
+    kafka = spec.placement.kafka.bootstrap_servers
+    running = stack.current()
+    if kafka == LOCAL and running.bootstrap_servers is None:
+        say("starting Apache Kafka (it stays up after the run: `streamrl down` ends it)")
+        running = stack.start_stack(
+            kafka=True, prefect=False, progress=lambda name, text: say(f"{name}: {text}")
+        )
+    return _places(spec, running)
+
+
+def known_places(spec: RunSpec) -> Places:
+    """The same without starting anything."""
+    return _places(spec, stack.current())
+
+
+def _places(spec: RunSpec, running: stack.Stack) -> Places:
+    kafka = spec.placement.kafka.bootstrap_servers
+    env: dict[str, str] = {"STREAMRL_HOME": str(running.paths.home)}
+    url = store_url(spec.placement.store, running.paths)
+    if url.startswith("s3") and running.s3 is not None and not _own_s3():
+        env |= running.s3.env()
+        os.environ.update(running.s3.env())  # this process reads and writes the store too
+    servers = running.bootstrap_servers if kafka == LOCAL else kafka
+    return Places(servers or "", url, env)
+
+
+def _own_s3() -> bool:
+    """Whether the user's environment says which S3 to use: then the local server is not meant."""
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
+    return any(os.environ.get(name) for name in names)
+
+
+def store_url(store: str, paths: StackPaths | None = None) -> str:
+    """The URL of a run file's `placement.store`."""
+    if store != LOCAL:
+        return store
+    return f"file://{(paths or StackPaths.locate()).home / 'store'}"
+
+
+def models_folder() -> Path:
+    """Where models that were built for runs are kept."""
+    return StackPaths.locate().home / "models"
+
+
+def report_folder(record: RunRecord) -> Path:
+    """Where a run's report and logs go."""
+    return Path(record.spec.report) / record.id
+
+
+def logs_folder(record: RunRecord) -> Path:
+    """Where a run's processes write their logs on this machine."""
+    return report_folder(record) / "logs"

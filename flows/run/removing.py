@@ -1,0 +1,162 @@
+"""A run taken away: its topics, then its objects, its record last, so that a removal that was killed goes on.
+
+Refused while the run is alive: a process of it that beats, or a flow that holds its report folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flows.run.locations import report_folder
+from flows.run.request import RunFailed
+from infra.bus import Bus, Reader
+from infra.gate import Gate, passed_over
+from infra.ownership import topics_owner
+from infra.runs import RunError, RunRecord, find
+from infra.stack.files import locked
+from infra.stack.stack_errors import StackBusy
+from infra.stores.orphans import sweep
+from infra.stores.store import Prunable, Store
+from infra.stores.store_identity import check_identity
+from schemas.messages import Heartbeat
+from schemas.topics import Topics
+
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,80}")
+LISTEN_S = 4.0  # a process beats twice a second; a busy one late
+_NEWEST = 2_000  # records of the status topic that are looked at
+_FRESH_S = 15.0  # a beat that is no older is of a process that may be alive
+_AT_ONCE = 16  # objects that are removed at the same time
+
+ObjectProgress = Callable[[int, int], None]  # objects that are gone, and all
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What there is of a run."""
+
+    run: str
+    record: RunRecord | None  # None: it is gone already
+    topics: list[str] = field(default_factory=list)
+    foreign: str = ""  # the store whose run of that id has the topics, if they are not this run's
+    objects: list[str] = field(default_factory=list)
+    report: Path | None = None  # its folder on this machine
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.objects)
+
+
+def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None) -> Remains:
+    """What there is of a run in a store and, with `open_bus`, on its broker."""
+    if not _ID.fullmatch(run):  # it is made a folder of: `..` would be the whole store
+        raise RunError(f"{run!r} is no id of a run: those are as count-1")
+    objects = [key for key in store.list(f"runs/{run}") if key.startswith(f"runs/{run}/")]
+    if f"runs/{run}/run.json" not in objects:
+        return Remains(run, None, objects=objects)
+    try:
+        record = find(store, run)
+    except RunError as error:
+        if open_bus is not None:
+            raise RunError(
+                f"{error}. So nobody knows its topics, nor where they are: --no-topics removes its "
+                "objects alone"
+            ) from error
+        return Remains(run, None, objects=objects)
+    check_identity(store, record.store_id)
+    folder = report_folder(record)
+    found = Remains(run, record, objects=objects, report=folder if folder.is_dir() else None)
+    if open_bus is None:
+        return found
+    with contextlib.closing(open_bus(record)) as bus:
+        topics = Topics(run, record.spec.lengths.classes)
+        there = bus.topic_names()
+        names = [topic.name for topic in topics.all() if topic.name in there]
+        owner = topics_owner(bus, topics, run) if topics.owner.name in there else None
+        if owner is not None and owner.identity != record.identity:
+            return Remains(run, record, foreign=owner.store, objects=objects, report=found.report)
+        if topics.status.name in there:
+            _refuse_if_alive(bus, topics, run)
+    return Remains(run, record, names, objects=objects, report=found.report)
+
+
+def remove(
+    store: Store, found: Remains, open_bus: Callable[[RunRecord], Bus] | None, *, report: bool = False,
+    progress: ObjectProgress = lambda done, whole: None,
+) -> None:  # fmt: skip
+    """Take away all of it; of the report folder only if that is asked for."""
+    with _held(found):
+        if found.topics and found.record is not None and open_bus is not None:
+            with contextlib.closing(open_bus(found.record)) as bus:
+                bus.delete_topics(found.topics)
+        record = f"runs/{found.run}/run.json"
+        _delete(store, [key for key in found.objects if key != record], progress)
+        prefix = f"runs/{found.run}"
+        sweep(store, prefix, file_grace_s=0.0, upload_grace_s=0.0)
+        if record in found.objects:
+            store.delete(record)
+        progress(len(found.objects), len(found.objects))
+        if isinstance(store, Prunable):
+            store.prune(prefix)
+    if report and found.report is not None:
+        shutil.rmtree(found.report)
+
+
+def _delete(store: Store, keys: list[str], progress: ObjectProgress) -> None:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done, _ in enumerate(pool.map(store.delete, keys), 1):
+            progress(done, len(keys) + 1)
+
+
+@contextlib.contextmanager
+def _held(found: Remains) -> Iterator[None]:
+    """While the run's own lock is held no flow starts it again."""
+    if found.report is None:
+        yield
+        return
+    try:
+        with locked(found.report / ".lock", what=f"run {found.run}", deadline_s=0.0):
+            yield
+    except StackBusy as error:
+        raise RunFailed(f"run {found.run} is going on: stop it first (Ctrl-C). {error}") from error
+
+
+def _refuse_if_alive(bus: Bus, topics: Topics, run: str) -> None:
+    """Raise if a process of the run beats: what it said last, and what it says now."""
+    first = bus.reader(topics.status)
+    try:
+        begin, end = first.begin_offsets()[0], first.end_offsets()[0]
+    finally:
+        first.close()
+    reader = bus.reader(topics.status, {0: max(begin, end - _NEWEST)})
+    try:
+        alive = _alive(reader, end, Gate(Heartbeat, run, passed_over))
+    finally:
+        reader.close()
+    if alive:
+        raise RunFailed(
+            f"run {run} is going on: {', '.join(alive[:4])} still beat. Stop it first (Ctrl-C), or wait "
+            "until it has ended"
+        )
+
+
+def _alive(reader: Reader, end: int, gate: Gate[Heartbeat]) -> list[str]:
+    newest: dict[tuple[str, int], tuple[Heartbeat, bool]] = {}
+    until = time.monotonic() + LISTEN_S
+    while time.monotonic() < until:
+        for record, beat in gate.take(reader.poll(0.2)):
+            newest[beat.role, beat.instance] = beat, record.offset >= end
+        recent = [name for name, found in newest.items() if _is_alive(*found)]
+        quiet = not newest or all(beat.state == "ended" for beat, _ in newest.values())
+        if reader.positions()[0] >= end and (recent or quiet):
+            break
+    return sorted(f"{role}-{number}" for (role, number), found in newest.items() if _is_alive(*found))
+
+
+def _is_alive(beat: Heartbeat, new: bool) -> bool:
+    return beat.state != "ended" and (new or abs(time.time() - beat.sent_at) < _FRESH_S)

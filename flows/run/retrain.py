@@ -1,0 +1,66 @@
+"""A length ranker trained from what runs recorded, and put where other runs can start with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flows.run.locations import store_url
+from infra.run_bus import connect
+from infra.runs import find
+from infra.stores.opening import open_store
+from producers.ranker.offline import Quality, Windows, judged, recorded, split, train_ranker
+from producers.ranker.states import RankerError, States
+from producers.ranking import backbone_of
+from schemas.topics import Topics
+
+_READ_S = 60.0
+_LEAST = 50  # groups
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """A ranker, and how well one trained without these problems ranks the held-out ones."""
+
+    key: str  # for `lengths.start`
+    url: str
+    groups: int
+    quality: Quality
+
+
+def retrain(
+    runs: Sequence[str],
+    *,
+    store: str = "local",
+    name: str | None = None,
+    progress: Callable[[float, str], None] = lambda share, text: None,
+) -> Retrained:
+    """Read the runs' logs, train, judge by a fifth of the problems, and keep one trained with all of them."""
+    opened = open_store(store_url(store))
+    windows: Windows = []
+    for number, run in enumerate(runs):
+        progress(0.1 * number / len(runs), f"reading what {run} recorded")
+        record = find(opened, run)
+        bus = connect(record, "streamrl-ranker")
+        try:
+            windows += recorded(bus, Topics(run, record.spec.lengths.classes), deadline_s=_READ_S)
+        finally:
+            bus.close()
+    groups = sum(len(window) for window in windows)
+    if groups < _LEAST:
+        raise RankerError(
+            f"{', '.join(runs)}: {groups} finished groups are on the log; {_LEAST} are needed to train from"
+        )
+    spec = record.spec  # of the newest
+    backbone = backbone_of(spec.lengths.backbone)
+    some, held_out = split(windows)
+    judge = train_ranker(
+        some, backbone, seed=spec.seed, progress=lambda share: progress(0.1 + 0.4 * share, "trial")
+    )
+    ranker = train_ranker(
+        windows, backbone, seed=spec.seed, progress=lambda share: progress(0.5 + 0.5 * share, "training")
+    )
+    states = States.to_start_from(opened, name or spec.run)
+    number = max(states.numbers(), default=0) + 1
+    states.put(number, ranker)
+    return Retrained(states.key(number), opened.url, groups, judged(judge, held_out))

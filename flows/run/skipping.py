@@ -1,0 +1,116 @@
+"""A record that a run stops at, and the decision to go on past it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flows.run.request import RunFailed
+from infra.bus import Bus, Record, read_until
+from infra.gate import Gate
+from infra.run_bus import connect
+from infra.runs import RunRecord, find
+from infra.skipped import SkippedPlace, add_skipped, place_of, skipped
+from infra.stores.store import Store
+from schemas.messages import (
+    Assignment,
+    DeadLetter,
+    Evaluation,
+    Heartbeat,
+    InstanceReport,
+    Part,
+    Prompt,
+    RankerAnnouncement,
+    Sample,
+    SiteReport,
+    StepRecord,
+    WeightsAnnouncement,
+)
+from schemas.steps import wrong_step
+from schemas.topics import Topic, Topics
+from schemas.wire import Message
+
+_READ_S = 30.0
+_KINDS: dict[str, tuple[type[Message], ...]] = {
+    "prompts": (Prompt,), "assignments": (Assignment,), "parts": (Part,), "instances": (InstanceReport,),
+    "samples": (Sample,), "ledger": (StepRecord,), "weights": (WeightsAnnouncement, SiteReport),
+    "ranker": (RankerAnnouncement,), "evals": (Evaluation,), "dead": (DeadLetter,), "status": (Heartbeat,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What was decided."""
+
+    place: str
+    size: int  # of the record, in bytes
+    why: str  # it can't be used; empty: it can
+    new: bool  # it was not on the list
+
+
+def skipping(store: Store, run: str, place: SkippedPlace, *, force: bool) -> Skipped:
+    """Put a record on the list of those that a run goes on past; refuse one that is not there, or sound."""
+    record = find(store, run)
+    bus = connect(record, "streamrl-skip")
+    try:
+        return decided(store, bus, record, place, force=force)
+    finally:
+        bus.close()
+
+
+def decided(store: Store, bus: Bus, run: RunRecord, place: SkippedPlace, *, force: bool) -> Skipped:
+    """The same with a bus."""
+    topic = _topic(run, place[0])
+    found = _record(bus, topic, place)
+    why = _why_not(run, topic, found)
+    if not why and not force:
+        raise RunFailed(
+            f"{found.place} can be read, and is of run {run.id}: to go on past it changes what the run "
+            "knows. "
+            "If it is to be given up all the same, say so with --force"
+        )
+    new = place not in skipped(store, run.id)
+    add_skipped(store, run.id, place, why or "it can be used, and somebody gave it up")
+    return Skipped(found.place, len(found.value), why, new)
+
+
+def _why_not(run: RunRecord, topic: Topic, record: Record) -> str:
+    """Why a record can't be used; empty if it can."""
+    reasons: list[str] = []
+    for kind in _KINDS[topic.name.rpartition(".")[2]]:
+        unfit: Callable[[Any], str] = (
+            (lambda step: wrong_step(step, run.spec)) if kind is StepRecord else lambda message: ""
+        )
+        gate = Gate(kind, run.id, lambda _, reason: reasons.append(reason), unfit=unfit)
+        if gate.take_one(record) is not None:
+            return ""
+    return reasons[0]
+
+
+def _topic(run: RunRecord, name: str) -> Topic:
+    topics = {topic.name: topic for topic in Topics(run.id, run.spec.lengths.classes).all()}
+    if name not in topics:
+        raise RunFailed(f"run {run.id} has no topic {name}; it has {', '.join(topics)}")
+    return topics[name]
+
+
+def _record(bus: Bus, topic: Topic, place: SkippedPlace) -> Record:
+    _, partition, offset = place
+    if partition >= topic.partitions:
+        raise RunFailed(
+            f"{topic.name} has no partition {partition}; it has {topic.partitions}, counted from 0"
+        )
+    reader = bus.reader(topic, only=partition)
+    try:
+        begin, end = reader.begin_offsets()[partition], reader.end_offsets()[partition]
+        if begin <= offset < end:
+            reader.seek({partition: offset})
+            for record in read_until(reader, {partition: offset + 1}, topic, deadline_s=_READ_S):
+                if place_of(record) == place:
+                    return record
+                break
+    finally:
+        reader.close()
+    kept = f"it goes from {begin} to {end - 1}" if end > begin else "it is empty"
+    raise RunFailed(f"{topic.name}[{partition}] has no record {offset}: {kept}")

@@ -1,0 +1,114 @@
+"""The model that a run starts from: a folder, or built once by a function of the user's and kept.
+
+.streamrl/models/<hash>          there whole or not at all: committed by a rename
+.streamrl/models/<hash>.lock     two runs don't build the same model twice
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import uuid
+from pathlib import Path
+
+from flows.checkpoints.folder_writer import ShareProgress
+from flows.run.locations import models_folder
+from flows.run.request import RunFailed
+from infra.code import module
+from infra.credentials import unset_credentials
+from infra.private import make_private
+from infra.stack.files import locked
+from infra.supervise.team import Team
+from infra.waiting import Wait
+from schemas.runspec import RunSpec
+
+
+def prepare_model(spec: RunSpec, progress: ShareProgress) -> Path:
+    """The folder with the starting weights and the tokenizer."""
+    if spec.model.path:
+        return Path(spec.model.path).resolve()
+    assert spec.model.build is not None
+    target = models_folder() / build_key(spec.model.build, spec.seed)
+    if target.is_dir():
+        return target
+    make_private(target.parent)
+    # Whoever holds it builds this very model: that takes as long as it takes.
+    with locked(target.with_suffix(".lock"), what=f"the model {target.name}", deadline_s=3600.0):
+        if not target.is_dir():
+            _build(spec, target, progress)
+    return target
+
+
+def model_at_hand(spec: RunSpec) -> Path | None:
+    """The folder that `prepare_model` would give, if it is there already; nothing is built."""
+    try:
+        folder = Path(spec.model.path or models_folder() / build_key(spec.model.build or "", spec.seed))
+        return folder.resolve() if folder.is_dir() else None
+    except (OSError, RunFailed):
+        return None
+
+
+def build_key(build: str, seed: int) -> str:
+    """A hash of all that a built model depends on, as far as can be told from its files."""
+    source, _, function = build.rpartition(":")
+    digest = hashlib.sha256(f"{function}\0{seed}\0".encode())
+    try:
+        for file in _sources(source):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    except OSError as error:
+        raise RunFailed(f"model.build: {source} can't be read: {error}") from error
+    return digest.hexdigest()[:16]
+
+
+def _sources(source: str) -> list[Path]:
+    """The builder's file, and those beside it whose name it mentions."""
+    if not source.endswith(".py"):
+        try:
+            found = importlib.util.find_spec(source)
+        except (ImportError, ValueError):
+            found = None
+        if found is None or found.origin is None:
+            raise RunFailed(f"model.build: there is no module {source}")
+        source = found.origin
+    main = Path(source)
+    text = main.read_text(errors="replace")
+    beside = (file for file in main.parent.glob("*.py") if file != main and file.stem in text)
+    return [main, *sorted(beside)]
+
+
+def _build(spec: RunSpec, target: Path, progress: ShareProgress) -> None:
+    assert spec.model.build is not None
+    for old in target.parent.glob(f"{target.name}.*.tmp"):
+        shutil.rmtree(old, ignore_errors=True)  # of a build that was killed: we hold the lock
+    work = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    work.mkdir()
+    (work / "progress").touch()
+    argv = [
+        *unset_credentials(), sys.executable, "-m", module("flows.run.build_model"),
+        "--build", spec.model.build, "--folder", str(work / "model"), "--seed", str(spec.seed),
+        "--progress", str(work / "progress"),
+    ]  # fmt: skip
+    threads = str(min(8, len(os.sched_getaffinity(0))))
+    try:
+        with Team(target.parent / "logs", grace_s=2.0) as team, (work / "progress").open() as told:
+            name = f"build-{target.name}"
+            team.log(name).unlink(missing_ok=True)
+            team.start(name, argv, {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"})
+            wait = Wait(
+                "progress of model.build", unblocked_by=spec.model.build, deadline_s=spec.deadlines.progress_s
+            )
+            while not (ended := team.poll(0.2)):
+                lines = told.readlines()
+                if lines and lines[-1].endswith("\n"):
+                    fraction, text = json.loads(lines[-1])
+                    progress(fraction, text)
+                wait.progress() if lines else wait.check()
+        if ended[0].code or ended[0].signal:
+            raise RunFailed(f"model.build {spec.model.build} failed: {ended[0].story}")
+        (work / "model").replace(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

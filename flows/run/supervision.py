@@ -1,0 +1,205 @@
+"""The processes of a run: which are there, which are done, which are started again.
+
+starting ──► running ──► ended with 0: done
+               │  ▲
+               ▼  │ after a moment that doubles with each death; it is short again after a healthy time
+             died ──► replaced by a start elsewhere: the run fails here, and goes on there
+               └────► more than `placement.restarts` times within an hour, or the same error twice in a row:
+                        trainer, feeder: the run fails
+                        generator, relay: left out for a while; the run goes on while anyone makes samples
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker
+from flows.run.request import RunFailed
+from infra.roles.entry import REPLACED
+from infra.supervise.team import Ended, GuardDied, Team
+
+_TIME = re.compile(r"\d\d:\d\d:\d\d ")
+PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0  # before the second restart; none before the first
+HEALTHY_S = 600.0  # a process that lived so long has nothing to do with its deaths before
+HOUR_S = 3600.0
+LEFT_OUT_S = 600.0  # then one that was left out is tried again: machines come back
+
+
+@dataclass
+class _Member:
+    worker: Worker
+    done: bool = False
+    deaths: deque[float] = field(default_factory=deque)  # within the last hour
+    in_a_row: int = 0
+    last_words: str = ""
+    started_at: float = 0.0
+    start_at: float | None = None  # while it waits to be started again
+    left_out: str = ""  # why it is not started again before long
+
+    @property
+    def needed(self) -> bool:
+        """Whether the run can't go on without it."""
+        return self.worker.role in (TRAINER, FEEDER)
+
+
+class RunProcesses:
+    """Starts the workers of a run and starts again those that die."""
+
+    def __init__(
+        self, team: Team, workers: Sequence[Worker], *, restarts: int, say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._team, self._restarts, self._say, self._clock = team, restarts, say, clock
+        self._members = {worker.name: _Member(worker) for worker in workers}
+        self._guards: deque[float] = deque()  # when guards died, within the last hour
+
+    def start(self) -> None:
+        """All of them."""
+        for member in self._members.values():
+            member.start_at = self._clock()
+        self.start_again()
+
+    @property
+    def done(self) -> bool:
+        """Whether trainer and feeder have done all their work: generators only serve them."""
+        return all(member.done for member in self._members.values() if member.needed)
+
+    @property
+    def all_done(self) -> bool:
+        """Whether nobody is left, and nobody comes again."""
+        return all(member.done for member in self._members.values())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Processes that can't be kept alive, each with the reason."""
+        return {name: member.left_out for name, member in self._members.items() if member.left_out}
+
+    def poll(self, wait_s: float, excused: Callable[[], bool] = lambda: False) -> None:
+        """Hear how workers ended, waiting a moment for it; a guard that died is replaced."""
+        try:
+            for ended in self._team.poll(wait_s):
+                self.heard(ended, excused=excused())
+        except GuardDied as died:
+            self._renew(died)
+
+    def heard(self, ended: Ended, *, excused: bool = False) -> None:
+        """A process ended. `excused`: not its fault, so it costs none of its restarts."""
+        member, now = self._members[ended.name], self._clock()
+        if ended.code == 0 and not ended.signal:
+            member.done, member.left_out = True, ""
+            self._say(f"{ended.name} is done")
+            return
+        if ended.code == REPLACED:
+            self._give_up(member, ended, "it was started elsewhere, and the run goes on there")
+            return
+        if now - member.started_at >= HEALTHY_S:
+            member.in_a_row, member.last_words = 0, ""
+        if excused:
+            self._again(member, ended, 0.0, "")
+            return
+        member.deaths.append(now)
+        member.in_a_row += 1
+        within = _within_an_hour(member.deaths, now)
+        again = self._same_again(member, ended)
+        if within > self._restarts or again:
+            self._give_up(member, ended, "twice of the same" if again else _often(within))
+            return
+        count = f" (restart {within} of {self._restarts} within an hour)"
+        self._again(member, ended, _pause_s(member.in_a_row), count)
+
+    def _again(self, member: _Member, ended: Ended, pause_s: float, count: str) -> None:
+        member.start_at = self._clock() + pause_s
+        after = f" after {pause_s:.0f} s" if pause_s else ""
+        self._say(f"{ended.name} {ended.how}; it is started again{after}{count}; log: {ended.log}")
+
+    def _give_up(self, member: _Member, ended: Ended, why: str) -> None:
+        if member.needed:
+            raise RunFailed(f"{why}: {ended.story}")
+        first = not member.left_out
+        member.left_out = f"{why}: {ended.story}"
+        member.start_at = self._clock() + LEFT_OUT_S
+        if first:
+            self._say(
+                f"{ended.name} is left out, and tried again every {LEFT_OUT_S / 60:.0f} minutes: {why}; "
+                f"it {ended.how}; log: {ended.log}"
+            )
+
+    def check(self, others: Callable[[], bool] = lambda: False) -> None:
+        """Raise RunFailed if nobody can make samples. `others`: whether generators elsewhere are heard."""
+        own = [member for member in self._members.values() if member.worker.role == GENERATOR]
+        if own and all(member.left_out for member in own) and not self._alive(own) and not others():
+            stories = "\n".join(member.left_out for member in own[:3])
+            raise RunFailed(f"nobody can make samples, all {len(own)} generators are left out: {stories}")
+
+    def _alive(self, members: Sequence[_Member]) -> bool:
+        return any(member.worker.name in self._team.running for member in members)
+
+    def _same_again(self, member: _Member, ended: Ended) -> bool:
+        """Whether it ended by itself, saying the same as before: it would say so a third time."""
+        last = ended.last_lines.rpartition("\n")[2]
+        last = last.partition(" ")[2] if _TIME.match(last) else last
+        before, member.last_words = member.last_words, last
+        return bool(ended.code and last and last == before)
+
+    def start_again(self) -> None:
+        """Those whose pause is over."""
+        now = self._clock()
+        for member in list(self._members.values()):
+            if member.start_at is not None and member.start_at <= now:
+                try:
+                    self._team.start(member.worker.name, member.worker.argv, member.worker.env)
+                except GuardDied as died:
+                    self._renew(died)
+                    return  # the others, and this one, are due the next time
+                again, member.start_at, member.started_at = member.started_at > 0, None, now
+                if again and member.worker.role != GENERATOR:
+                    self._wake_generators()
+            elif member.left_out and member.start_at is None and now - member.started_at >= HEALTHY_S:
+                member.left_out = ""
+                self._say(f"{member.worker.name} is back")
+
+    def _renew(self, died: GuardDied) -> None:
+        """A guard's death costs no worker a restart; but guards may not go on dying."""
+        self._guards.append(self._clock())
+        if _within_an_hour(self._guards, self._clock()) > max(1, self._restarts):
+            raise died
+        self._say(f"{died}; it is started again, and they are")
+        self._team.renew()
+        for ended in died.lost:
+            self.heard(ended, excused=True)
+
+    def _wake_generators(self) -> None:
+        """One that is done may be needed by a trainer that went back; if not, it ends again."""
+        for member in self._members.values():
+            if member.worker.role == GENERATOR and member.done:
+                member.done, member.start_at = False, self._clock()
+
+    def dismiss(self, grace_s: float) -> None:
+        """Stop those that still run, all at once, and wait for them."""
+        try:
+            for name in self._team.running:
+                self._team.stop(name, grace_s)
+            until = time.monotonic() + grace_s + 5.0
+            while self._team.running and time.monotonic() < until:
+                self._team.poll(0.2)
+        except GuardDied:
+            return  # and with it all that were to be stopped
+
+
+def _within_an_hour(times: deque[float], now: float) -> int:
+    while times and times[0] < now - HOUR_S:
+        times.popleft()
+    return len(times)
+
+
+def _pause_s(deaths: int) -> float:
+    """Before a restart: none after the first death in a row, then twice as long each time."""
+    return 0.0 if deaths < 2 else min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(deaths - 2, 32))
+
+
+def _often(deaths: int) -> str:
+    return f"died {deaths} times within an hour, the last time" if deaths > 1 else "died"

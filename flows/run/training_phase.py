@@ -1,0 +1,124 @@
+"""The phase in which a run is trained: start the processes, watch them, end when all is done.
+
+crew ◄── who died ── team ◄── guard ◄── feeder, trainer, generators
+follower ◄── topics           three times a second: show, note, and check that something moves
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from flows.run.commands import workers
+from flows.run.locations import Places, logs_folder, report_folder
+from flows.run.request import RunCancelled, RunFailed
+from flows.run.supervision import RunProcesses
+from flows.view.follow import Follower
+from flows.view.line_files import METRICS_FILE, MetricsFile
+from flows.view.process_notes import ProcessNotes
+from flows.view.run_view import RunView
+from flows.view.screen import Screen
+from infra.runs import RunRecord
+from infra.stack import local as stack
+from infra.stack.files import locked
+from infra.supervise.team import Team
+from infra.waiting import WaitedTooLong
+from schemas.addresses import LOCAL
+
+END_GRACE_S = 10.0
+TICK_S = 0.3
+
+
+def run_training(
+    record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Callable[[], bool]
+) -> None:
+    """Until the last iteration is trained and the last evaluation is in. Raises RunFailed."""
+    folder = report_folder(record)
+    with ExitStack() as stack_:
+        # a flow that was killed lets go only when its guard has ended the workers
+        lock = stack_.enter_context(
+            locked(folder / ".lock", what=f"run {record.id}", deadline_s=END_GRACE_S + 15.0)
+        )
+        team = stack_.enter_context(Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock,)))
+        follower = stack_.enter_context(Follower(record, metrics=MetricsFile(folder / METRICS_FILE)))
+        crew = RunProcesses(
+            team, workers(record, places), restarts=record.spec.placement.restarts, say=screen.say
+        )  # fmt: skip
+        broker = _Broker(record, screen.say)
+        stillness, notes = Stillness(record), ProcessNotes(folder, record.created_at, screen.say)
+        crew.start()
+        while not crew.done:
+            crew.poll(TICK_S, excused=lambda: broker.was_away(check_now=True))
+            broker.check()
+            crew.start_again()
+            crew.check(others=lambda: follower.see(RunView.makes_samples))
+            notes.left_out(crew.left_out)
+            follower.see(lambda view: view.leave_out(crew.left_out))
+            follower.see(screen.show)
+            follower.see(notes.note)
+            follower.see(stillness.check)
+            if told_to_stop():
+                raise RunCancelled(f"run {record.id} was cancelled")
+        crew.dismiss(END_GRACE_S)
+        # Its last steps are shown, too: the view is a second behind.
+        last = record.spec.algorithm.iterations
+        follower.wait_for(lambda view: view.iterations_begun() >= last, END_GRACE_S)
+        follower.see(screen.show)
+        follower.see(notes.note_all)
+
+
+class _Broker:
+    """The local broker is ours to start again; a cluster of the user's is not."""
+
+    CHECK_EVERY_S = 2.0
+    EXCUSE_S = 60.0  # how long a process may still die of a broker that was away
+
+    def __init__(self, record: RunRecord, say: Callable[[str], None]) -> None:
+        self._servers, self._say = record.bootstrap_servers, say
+        self._local = record.spec.placement.kafka.bootstrap_servers == LOCAL
+        self._checked_at = time.monotonic()
+        self._back_at: float | None = None
+
+    def was_away(self, *, check_now: bool = False) -> bool:
+        """Whether a process that dies now may have died of it."""
+        if check_now:
+            self.check(now=True)
+        return self._back_at is not None and time.monotonic() - self._back_at < self.EXCUSE_S
+
+    def check(self, *, now: bool = False) -> None:
+        """Start it again if it died; not if somebody stopped it."""
+        if not self._local or (not now and time.monotonic() - self._checked_at < self.CHECK_EVERY_S):
+            return
+        self._checked_at = time.monotonic()
+        status = next(service.status for service in stack.stack_state() if service.name == "kafka")
+        if status in ("running", "starting"):
+            return
+        if status == "stopped":
+            raise RunFailed("the local Kafka was stopped while the run went on, by `streamrl down`")
+        self._say("the local Kafka is gone; starting it again")
+        running = stack.start_stack(
+            kafka=True, prefect=False, progress=lambda name, text: self._say(f"{name}: {text}")
+        )
+        self._back_at = self._checked_at = time.monotonic()
+        if running.bootstrap_servers != self._servers:
+            raise RunFailed(
+                f"Kafka came back at {running.bootstrap_servers}: the port of {self._servers} is taken. "
+                "Resume the run"
+            )
+
+
+class Stillness:
+    """A run in which nothing moves is ended, with what everyone waits for."""
+
+    def __init__(self, record: RunRecord) -> None:
+        deadlines = record.spec.deadlines
+        # The processes have deadlines of their own and say more: this is for when they themselves hang.
+        self._patience_s = deadlines.start_s + deadlines.progress_s + 30.0
+
+    def check(self, view: RunView) -> None:
+        """Raise WaitedTooLong when nothing has moved for too long. A view in trouble counts no time."""
+        if view.evidence.still_s > self._patience_s:
+            raise WaitedTooLong(
+                f"run {view.run}: nothing moved for {self._patience_s:.0f} s. Its processes:\n{view.waits()}"
+            )

@@ -1,0 +1,20 @@
+"""A run with no Prefect at all: the phases as plain calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flows.run.phases import conduct
+from flows.run.request import RunRequest, RunResult
+from flows.view.screen import Nobody, Screen
+
+
+def train_plainly(
+    runfile: str,
+    overrides: Sequence[str] = (),
+    resume: str | bool | None = None,
+    *,
+    screen: Screen | None = None,
+) -> RunResult:
+    """Run a run file to its end; what the flow `train` does, without Prefect."""
+    return conduct(RunRequest(runfile, tuple(overrides), resume), screen or Nobody())

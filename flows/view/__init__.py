@@ -1,0 +1,1 @@
+"""A run as people see it: a live view, curves and rows of metrics."""

@@ -1,0 +1,174 @@
+"""Files of lines in a run's folder, which grow while it goes on: nothing is lost with a process.
+
+metrics.jsonl   one line for each optimizer step, with the position in the ledger behind it: who goes on with
+                the file reads on from there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flows.view.metric_rows import MetricRow, step_row, with_rates
+from infra.bus import Bus, Record, read_until
+from infra.gate import Gate, passed_over
+from schemas.messages import StepRecord
+from schemas.topics import Topics
+
+METRICS_FILE = "metrics.jsonl"
+BEHIND = "ledger"  # key of a line: the position behind its record
+_TAIL = 1 << 16
+_READ_S = 60.0
+_Found = tuple[Record, StepRecord] | dict[str, Any]  # a step in the ledger, or its line in a file
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that are whole objects, one by one. A torn one is passed over: a disk was full."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(found := json.loads(line), dict):
+                    yield found
+
+
+class LinesFile:
+    """Appends whole lines, or nothing: what an error leaves of a line is cut off before the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._size: int | None = None  # behind the last whole line; None: the file has not been looked at
+
+    def append(self, line: str) -> None:
+        """Write a line. Raises OSError; the file is then as it was, or its last line is torn."""
+        with self._opened() as file:
+            os.ftruncate(file, self._whole(file))
+            data = line.encode() + b"\n"
+            written = os.pwrite(file, data, self._whole(file))
+            if written < len(data):
+                os.ftruncate(file, self._whole(file))
+                raise OSError(f"{self.path}: the disk took {written} of {len(data)} bytes")
+            self._size = self._whole(file) + written
+
+    def last(self) -> dict[str, Any] | None:
+        """The last whole line, if it is an object."""
+        with self._opened() as file:
+            end = self._whole(file)
+            data = os.pread(file, min(end, _TAIL), max(0, end - _TAIL))
+        with contextlib.suppress(ValueError, RecursionError, IndexError):
+            found = json.loads(data.splitlines()[-1])
+            return found if isinstance(found, dict) else None
+        return None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def _whole(self, file: int) -> int:
+        """Where the last whole line ends."""
+        if self._size is None or self._size > os.fstat(file).st_size:
+            end = os.fstat(file).st_size
+            while end:
+                begin = max(0, end - _TAIL)
+                if (found := os.pread(file, end - begin, begin).rfind(b"\n")) >= 0:
+                    end = begin + found + 1
+                    break
+                end = begin
+            self._size = end
+        return self._size
+
+
+class MetricsFile:
+    """`metrics.jsonl`, as the ledger grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = LinesFile(path)
+        self._last: MetricRow | None = None
+        self.position: int | None = None  # in the ledger, behind what is kept; None: it is not known
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._file.path
+
+    def open(self) -> None:
+        """Find out where it ends. Raises OSError."""
+        self._last, self.position = None, None
+        found = self._file.last()
+        if found is None or not {"step", "finished_at", "trainer_epoch", "samples", "tokens"} <= found.keys():
+            return
+        self._last = found
+        if isinstance(found.get(BEHIND), int):
+            self.position = found[BEHIND]
+
+    def put(self, row: MetricRow) -> None:
+        """Keep a line of another such file, unless its step is there. Raises OSError."""
+        if self._last is None or int(row["step"] or 0) > int(self._last["step"] or 0):
+            self._file.append(json.dumps(row))
+            self._last = row
+
+    def take(self, record: Record, step: StepRecord) -> None:
+        """Keep a step, unless it is there: of each step the first record counts. Raises OSError."""
+        if self.position is not None and record.offset < self.position:
+            return
+        if self._last is None or step.step > int(self._last["step"] or 0):
+            row = step_row(step)
+            with_rates([row] if self._last is None else [dict(self._last), row])
+            row[BEHIND] = record.offset + 1
+            self._file.append(json.dumps(row))
+            self._last = row
+        self.position = record.offset + 1
+
+
+def complete(metrics: MetricsFile, bus: Bus, topics: Topics, run: str) -> None:
+    """Add the steps that the file lacks: those at its end, or all that the ledger has if some are missing."""
+    metrics.open()
+    if metrics.position is not None and _is_whole(metrics.path):
+        for record, step in _ledger(bus, topics, run, metrics.position):
+            metrics.take(record, step)
+        return
+    whole = MetricsFile(metrics.path.with_suffix(".new"))
+    whole.path.unlink(missing_ok=True)
+    rows: Iterator[_Found] = (row for row in lines_of(metrics.path) if isinstance(row.get("step"), int))
+    steps: Iterator[_Found] = _ledger(bus, topics, run, 0)
+    for found in heapq.merge(steps, rows, key=_step):
+        if isinstance(found, dict):
+            whole.put(found)
+        else:
+            whole.take(*found)
+    if whole.path.exists():
+        whole.path.replace(metrics.path)
+    metrics.open()
+
+
+def _step(found: _Found) -> int:
+    return int(found["step"]) if isinstance(found, dict) else found[1].step
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether each step has its line."""
+    count, last = 0, -1
+    for row in lines_of(path):
+        count, last = count + 1, row.get("step", -1)
+    return count == last + 1
+
+
+def _ledger(bus: Bus, topics: Topics, run: str, start: int) -> Iterator[tuple[Record, StepRecord]]:
+    """The ledger from a position on, or from its oldest record, up to its end as it is now."""
+    reader = bus.reader(topics.ledger, {0: 0})
+    try:
+        begin, ends = reader.begin_offsets()[0], reader.end_offsets()
+        reader.seek({0: max(begin, start)})
+        gate = Gate(StepRecord, run, passed_over)
+        yield from gate.take(read_until(reader, ends, topics.ledger, deadline_s=_READ_S))
+    finally:
+        reader.close()

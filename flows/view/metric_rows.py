@@ -1,0 +1,108 @@
+"""One line of `metrics.jsonl` from one record of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from producers.ranker.ranker import recall_of_longest
+from schemas.messages import Evaluation, StepRecord
+
+MetricRow = dict[str, float | int | None]
+_T = TypeVar("_T")
+
+
+class Thinned(Generic[_T]):
+    """Of any number of things at most so many, evenly: every one, then every second, every fourth, ..."""
+
+    def __init__(self, most: int = 4000) -> None:
+        self.kept: list[_T] = []
+        self._most, self._every, self._count = most, 1, 0
+
+    def add(self, thing: _T) -> None:
+        """The next one."""
+        if self._count % self._every == 0:
+            if len(self.kept) >= self._most:
+                self.kept, self._every = self.kept[::2], 2 * self._every
+            if self._count % self._every == 0:
+                self.kept.append(thing)
+        self._count += 1
+
+
+def step_row(record: StepRecord) -> MetricRow:
+    """What one optimizer step was: its samples in numbers, and the trainer's own metrics."""
+    rewards = record.rewards[~np.isnan(record.rewards)]
+    lengths, staleness = record.lengths, record.version_in - record.versions
+    row: MetricRow = {
+        "iteration": record.iteration,
+        "step": record.step,
+        "version": record.version_out,
+        "trainer_epoch": record.trainer_epoch,
+        "samples": int(record.groups.size),
+        "tokens": int(lengths.sum()),
+        "reward": _mean(rewards),
+        "reward_deviation": float(rewards.std()) if rewards.size else None,
+        "rewards_failed": int(record.rewards.size - rewards.size),
+        "length": _mean(lengths),
+        "length_p50": float(np.median(lengths)) if lengths.size else None,
+        "length_max": int(lengths.max(initial=0)),
+        "staleness": _mean(staleness),
+        "staleness_max": int(staleness.max(initial=0)),
+        "finished_at": record.finished_at,
+    }
+    row |= _ranked(record)
+    return row | {name: value for name, value in record.metrics.items() if name not in row}
+
+
+def _ranked(record: StepRecord) -> MetricRow:
+    """How well the step's groups were ranked before they were generated."""
+    groups, place = np.unique(record.groups, return_inverse=True)
+    if not groups.size or record.predicted.size != place.size:
+        return {}
+    counts = np.bincount(place)
+    true = np.bincount(place, lengths := np.maximum(record.lengths, 1)) / counts
+    said = np.bincount(place, record.predicted) / counts
+    logs = np.bincount(place, np.log(lengths)) / counts
+    return {
+        "ranker_recall": recall_of_longest(said, true, 0.2),
+        "ranker_error": float(np.sqrt(np.mean((np.log(np.maximum(said, 1)) - logs) ** 2))),
+    }
+
+
+def first_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
+    """In order. The first record of a step counts: a second one is of a trainer that was thought dead."""
+    found: dict[int, StepRecord] = {}
+    for record in records:
+        found.setdefault(record.step, record)
+    return [found[step] for step in sorted(found)]
+
+
+def with_rates(rows: list[MetricRow]) -> list[MetricRow]:
+    """Each row with samples and tokens a second since the step before it."""
+    for before, row in zip([None, *rows], rows, strict=False):
+        seconds = (row["finished_at"] or 0) - (before["finished_at"] or 0) if before else 0
+        usable = before is not None and seconds > 0 and before["trainer_epoch"] == row["trainer_epoch"]
+        row["samples_per_s"] = (row["samples"] or 0) / seconds if usable else None
+        waited = row.get("waited_s")
+        row["idle"] = min(1.0, waited / seconds) if usable and waited is not None else None
+        row["tokens_per_s"] = (row["tokens"] or 0) / seconds if usable else None
+    return rows
+
+
+def evaluation_row(record: Evaluation) -> MetricRow:
+    """What one weights version earns."""
+    rewards = record.rewards[~np.isnan(record.rewards)]
+    return {
+        "version": record.version,
+        "samples": int(record.rewards.size),
+        "failed": record.failed,
+        "newest": record.newest,
+        "reward": _mean(rewards),
+        "length": _mean(record.lengths),
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if values.size else None

@@ -1,0 +1,73 @@
+"""Notes of what the processes did over time: heartbeats are compacted away, the report needs them.
+
+The longer a run, the rarer the notes, so that weeks of them are a few megabytes. A disk that is full costs
+notes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.view.line_files import LinesFile
+from flows.view.run_view import RunView
+
+PROCESSES_FILE, LEFT_OUT_FILE = "processes.jsonl", "left_out.jsonl"
+_EVERY_S, _SHARE = 2.0, 0.001  # at least so long between two notes, and so much of the run's age
+_MOST = 24  # processes that are noted as the run goes on; at its end all are
+
+
+class ProcessNotes:
+    """Written by the flow, a line for each process every now and then."""
+
+    def __init__(self, folder: Path, began_at: float, say: Callable[[str], None]) -> None:
+        self._began_at, self._say = began_at, say
+        self._processes = LinesFile(folder / PROCESSES_FILE)
+        self._left_out, self._known = LinesFile(folder / LEFT_OUT_FILE), dict[str, str]()
+        self._next, self._said = 0.0, ""
+
+    def note(self, view: RunView) -> None:
+        """One line for each process, if it is time."""
+        if time.monotonic() >= self._next:
+            age = max(0.0, time.time() - self._began_at)
+            self._next = time.monotonic() + max(_EVERY_S, _SHARE * age)
+            alive = [name for name, process in view.processes.items() if process.alive]
+            self._write(view, sorted(alive, key=_rank)[:_MOST])
+
+    def note_all(self, view: RunView) -> None:
+        """What all of them said last."""
+        self._write(view, sorted(view.processes))
+
+    def left_out(self, found: Mapping[str, str]) -> None:
+        """Processes that are left out, or no longer: the report says those that were at the end."""
+        if found == self._known:
+            return
+        changed = {name: found.get(name, "") for name in {*found, *self._known}}
+        self._append(self._left_out, [{"process": name, "why": why} for name, why in sorted(changed.items())])
+        self._known = dict(found)
+
+    def _write(self, view: RunView, names: Sequence[str]) -> None:
+        step = view.last["step"] if view.last else None
+        notes = []
+        for name in names:
+            process = view.processes[name]
+            note = {"at": process.beat.sent_at, "process": name, "step": step, "idle": process.idle_share}
+            notes.append(note | {"cpu": process.cpu.per_s, "counters": process.beat.counters})
+        self._append(self._processes, notes)
+
+    def _append(self, file: LinesFile, rows: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            for row in rows:
+                file.append(json.dumps(row))
+        except OSError as error:
+            if not self._said:
+                self._said = str(error)
+                self._say(f"{file.path} can't be written, and the run goes on without: {error}")
+
+
+def _rank(name: str) -> tuple[bool, int, str]:
+    """The few that everything depends on first."""
+    return name.startswith(("generator", "relay")), len(name), name

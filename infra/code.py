@@ -1,0 +1,13 @@
+"""The places of our own code: a checkout has the rooms at its top, the wheel has them inside `streamrl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PREFIX = __name__.removesuffix("infra.code")  # "" in a checkout, "streamrl." in the wheel
+ROOT = Path(__file__).resolve().parents[1 + _PREFIX.count(".")]  # the folder from which our code is imported
+
+
+def module(name: str) -> str:
+    """The full name of one of our modules, to start it by `python -m`: `consumers.trainer`."""
+    return _PREFIX + name

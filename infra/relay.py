@@ -1,0 +1,190 @@
+"""A relay: brings each announced version to its site, verifies it, and says that it is there.
+
+<run>.weights ──► the newest ──► mirror: origin ──► cache ──► verified ──► <run>.weights: the site has it
+                                                                           how much is here, how late it is
+
+waits for            unblocked by
+the next weights     the trainer
+chunks               the origin, or another relay of the site that is at them
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from functools import partial
+
+from infra.bus import Record
+from infra.errors import Explained
+from infra.roles.context import RoleContext
+from infra.roles.entry import run_role
+from infra.roles.refusing import refusal
+from infra.sites.caches import Caches
+from infra.sites.candidates import Candidates
+from infra.sites.mirror import Mirror
+from infra.sites.news import News, relay_key
+from infra.sites.peers import ORIGIN, Heard, Peers, warm_up_links
+from infra.sites.place import Site
+from infra.sites.timed_reports import TimedReports
+from infra.stores.store import Missing
+from infra.tail import Tail
+from infra.weights.weights_error import WeightsError
+from schemas.messages import SiteReport, WeightsAnnouncement
+from schemas.wire import encode
+
+_BUSY_S, _IDLE_S = 1.0, 20.0  # between reports
+_LOOK_S = 0.2
+_PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # while the origin can't be read, or before a version is tried again
+_MOST_REPORTS = 1024  # relays that are remembered
+_NAMED = 64  # versions that were passed over, in a report
+
+
+class Relay:
+    """One of a site's relays. It holds a copy of the model: what it says is there is verified."""
+
+    def __init__(self, context: RoleContext, site: Site) -> None:
+        self._context, self._site = context, site
+        deadline_s = context.spec.deadlines.progress_s
+        store = site.store(context.record, context.store, deadline_s=deadline_s, stop=context.stop)
+        self._store, self._origin = store, store.origin
+        self._peers = Peers(store.origin.spool, context.stop)
+        self._news = News(context.run, refusal(context))
+        self._caches = Caches(context.record, context.log)
+        self._reports: dict[tuple[str, int], SiteReport] = {}  # newest, by site and relay
+        self._mirror = Mirror(context.run, context.store, store, share=site.share)
+        self._version, self._target = -1, -1
+        self._lag_s, self._trouble = 0.0, ""
+        self._candidates = Candidates[Heard](_PAUSES_S)
+        self._bell = threading.Event()
+
+    def run(self) -> None:
+        """Until told to stop."""
+        reader = self._context.bus.reader(self._context.topics.weights, patient=True)
+        tail = Tail(reader, self._hear, self._bell)
+        self._reporting = TimedReports(self._send, self._every_s, self._context.log)
+        failures = 0
+        try:
+            while True:
+                self._context.check_stop()
+                for heard in tail.take():
+                    self._candidates.add(heard.announced.version, heard.announced.root, heard)
+                newest = self._candidates.newest(self._version)
+                if newest is None:
+                    self._context.heart.waiting("the next weights", unblocked_by="trainer")
+                    self._bell.wait(_LOOK_S)
+                    self._bell.clear()
+                elif self._bring(newest):
+                    failures = 0
+                else:
+                    self._context.stop.wait(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                    failures += 1
+        finally:
+            self._reporting.close()
+            tail.close()
+            self._origin.close()
+            self._peers.close()
+
+    def _hear(self, records: list[Record]) -> list[Heard]:
+        """Announcements, each with what was reported before it: every relay reads the same."""
+        found = []
+        for record in records:
+            said = self._news.of(record)
+            if isinstance(said, SiteReport):
+                if (report := self._caches.allowed(said)) is not None:
+                    self._reports[report.site, report.relay] = report
+                    for oldest in list(self._reports)[:-_MOST_REPORTS]:
+                        del self._reports[oldest]
+            elif said is not None:
+                found.append(Heard(said, tuple(self._reports.values())))
+        return found
+
+    def _bring(self, heard: Heard) -> bool:
+        """Whether it can go on: a version is here now, or passed over. If not, the origin can't be read."""
+        context, wanted = self._context, heard.announced
+        version = wanted.version
+        context.heart.working(f"fetching weights {version}")
+        self._target, began, before = version, time.monotonic(), self._crossed
+        self._reporting.soon()
+        try:
+            manifest = self._mirror.bring(
+                version, wanted.root, partial(self._peers.ways, heard, self._site.name), wanted.content
+            )
+        except Explained as error:
+            context.check_stop()
+            return self._failed(wanted, error)
+        self._version, self._target, self._trouble = version, -1, self._mirror.trouble
+        self._lag_s = max(0.0, time.time() - wanted.announced_at)
+        self._reporting.soon()
+        context.log.info(
+            "weights %d are here after %.1f s (%.2f MB), %.1f s after they were announced",
+            version, time.monotonic() - began, (self._crossed - before) / 1e6, self._lag_s,
+        )  # fmt: skip
+        self._mirror.make_keyframe(manifest)
+        keep = context.spec.trainer.keep_weights
+        if version % keep == 0:
+            self._mirror.collect(keep)
+        return True
+
+    def _failed(self, wanted: WeightsAnnouncement, error: Explained) -> bool:
+        """A version that is not there, or not what was announced, holds up no other one."""
+        self._trouble = str(error)
+        of_version = isinstance(error, (Missing, WeightsError))
+        times = self._candidates.failed(wanted.version, wanted.root) if of_version else 1
+        if of_version:
+            self._target = -1
+        self._reporting.soon()
+        if times == 1:
+            self._context.log.warning("weights %d are not here: %s", wanted.version, error)
+        return of_version
+
+    def _send(self) -> None:
+        self._context.writer.send(
+            self._context.topics.weights, encode(self._report()),
+            key=relay_key(self._site.name, self._context.instance),
+        )  # fmt: skip
+
+    def _every_s(self) -> float:
+        return _IDLE_S if self._target < 0 else _BUSY_S
+
+    @property
+    def _crossed(self) -> int:
+        return self._origin.crossed + self._peers.crossed
+
+    def _report(self) -> SiteReport:
+        rates = self._peers.rates | ({ORIGIN: self._origin.rate} if self._origin.rate else {})
+        counters = self._context.heart.counters
+        counters |= {"version": self._version, "crossed": self._crossed, "lag_s": self._lag_s}
+        return SiteReport(
+            run=self._context.run, site=self._site.name, relay=self._context.instance, version=self._version,
+            target=self._target, done=self._mirror.done, whole=self._mirror.whole, lag_s=self._lag_s,
+            crossed=self._crossed, rates=rates,
+            cache=self._site.seen_by_others(self._context.record), trouble=self._trouble_now(),
+            sent_at=time.time(), passed_over=tuple(self._candidates.aside(self._version)[-_NAMED:]),
+        )  # fmt: skip
+
+    def _trouble_now(self) -> str:
+        if self._origin.trouble or self._trouble:
+            return self._origin.trouble or self._trouble
+        return f"the cache does not work: {self._store.broken}" if self._store.broken else ""
+
+
+def body(context: RoleContext) -> None:
+    """What a relay does."""
+    if context.site is None:
+        raise Explained("a relay is of a site: start it with --site NAME and --cache URL")
+    if len(context.spec.placement.sites) > 1:
+        threading.Thread(target=_warm_up, args=(context,), daemon=True, name="planner").start()
+    context.loaded()
+    Relay(context, context.site).run()
+
+
+def _warm_up(context: RoleContext) -> None:
+    try:
+        warm_up_links()
+    except Exception as error:  # the first plan meets the same
+        context.log.warning("the planner could not be compiled: %s", error)
+
+
+if __name__ == "__main__":
+    sys.exit(run_role("relay", body))

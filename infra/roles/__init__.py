@@ -1,0 +1,1 @@
+"""What every process of a run has: its arguments, its run, log, heartbeat and an orderly end."""

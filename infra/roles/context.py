@@ -1,0 +1,96 @@
+"""The things that a role works with: its run, the bus, its log and its heartbeat."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+from infra.bus import Bus, Record, Writer
+from infra.roles.heart import Heart
+from infra.runs import RunRecord, host_name
+from infra.sites.place import Site
+from infra.stores.store import Store
+from infra.waiting import NoSigns, Signs, Wait
+from schemas.messages import DeadLetter
+from schemas.runspec import RunSpec
+from schemas.topics import Topics
+from schemas.wire import encode
+
+_LONGEST_REASON = 4_000
+_LARGEST_QUOTED = 256 << 10  # bytes of a record that are repeated in its dead letter
+
+
+class Stopped(Exception):
+    """The process was told to stop."""
+
+
+@dataclass
+class RoleContext:
+    """What a role works with."""
+
+    record: RunRecord
+    role: str
+    instance: int
+    store: Store
+    bus: Bus
+    writer: Writer
+    topics: Topics
+    heart: Heart
+    stop: threading.Event
+    log: logging.Logger
+    site: Site | None = None  # if it is not where the object store is
+    signs: Signs = field(default_factory=NoSigns)  # of life anywhere in the run
+    feeder_epoch: int = 0  # of a feeder: which start of it this is
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run's spec."""
+        return self.record.spec
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """This process in messages for people."""
+        return f"{self.role}-{self.instance}@{host_name()}"
+
+    def wait(self, what: str, *, unblocked_by: str) -> Wait:
+        """A wait that ends when nothing has moved anywhere for `deadlines.progress_s`."""
+        return Wait(
+            what, unblocked_by=unblocked_by, deadline_s=self.spec.deadlines.progress_s, signs=self.signs
+        )
+
+    def dead_letter(self, record: Record, reason: str, *, wanted: str = "") -> None:
+        """Put a record that can't be used where people find it; the run goes on.
+
+        `wanted`: the sample that it should have been, which the dispatcher shall have made again. A large
+        record is named by its position alone: its letter has to fit too.
+        """
+        quoted = record.value if len(record.value) <= _LARGEST_QUOTED else b""
+        letter = DeadLetter(
+            run=self.run, topic=record.topic, partition=record.partition, offset=record.offset,
+            reason=reason[:_LONGEST_REASON], raw=quoted,
+            found_by=self.name, found_at=time.time(), wanted=wanted,
+        )  # fmt: skip
+        self.writer.send(
+            self.topics.dead, encode(letter), key=f"{record.topic}/{record.partition}/{record.offset}"
+        )
+        self.heart.counters["dead_letters"] = self.heart.counters.get("dead_letters", 0) + 1
+        self.log.warning("%s[%d]@%d goes to %s: %s", record.topic, record.partition, record.offset,
+                         self.topics.dead.name, reason)  # fmt: skip
+
+    def loaded(self) -> None:
+        """All that stays is in memory: from now on look for garbage, and never again among that."""
+        gc.freeze()
+        gc.enable()
+
+    def check_stop(self) -> None:
+        """Raise Stopped if this process was told to stop."""
+        if self.stop.is_set():
+            raise Stopped

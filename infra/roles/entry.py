@@ -1,0 +1,131 @@
+"""How a role begins and ends.
+
+A role is started as `python -m producers.feeder --store URL --run count-1 [--instance 0]`, by the run flow
+or by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 told to stop, 4 a newer
+start of the same process has replaced it, so it is not to be started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from infra.bus import SMALL_BATCH, BusError
+from infra.epochs import Replaced
+from infra.errors import Explained
+from infra.liveness import Pulses, Pulsing
+from infra.logs import set_up
+from infra.ownership import check_owner
+from infra.roles.context import RoleContext, Stopped
+from infra.roles.heart import HEARTBEAT_S, STEADY_S, Heart
+from infra.run_bus import connect
+from infra.runs import find
+from infra.sites.place import site_of
+from infra.stores.opening import open_store
+from infra.stores.store_identity import check_identity
+from infra.waiting import NoSigns, Signs
+from schemas.topics import Topics
+
+DONE, FAILED, STOPPED, REPLACED = 0, 1, 3, 4
+
+
+def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """A role's command line."""
+    parser = argparse.ArgumentParser(prog=f"python -m …{role}", description=f"The {role} of a run.")
+    parser.add_argument("--store", required=True, help="object store of the run: s3://… or file://…")
+    parser.add_argument("--run", required=True, help="id of the run, such as count-1")
+    parser.add_argument("--instance", type=int, default=0, help="number of this process among its role")
+    parser.add_argument("--model", help="folder of the starting model, if it is elsewhere on this machine")
+    parser.add_argument("--reward", help="FILE.py:function, if the reward is elsewhere on this machine")
+    parser.add_argument("--site", help="name of the site that it is at, if that is far from the object store")
+    parser.add_argument("--cache", default="local", help="where that site keeps weights: a URL, or local")
+    parser.add_argument("--share", default="0/1", help="of a relay: which of how many relays of its site")
+    return parser.parse_args(argv)
+
+
+def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str] | None = None) -> int:
+    """Open the run, call `body`, and end in an orderly way whatever happens; returns the exit code."""
+    given = arguments(role, argv)
+    log = set_up(given.run, f"{role}-{given.instance}")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ended = threading.Event()
+    context: RoleContext | None = None
+    try:
+        store = open_store(given.store)
+        record = find(store, given.run).here(given.model, given.reward)
+        check_identity(store, record.store_id)
+        bus = connect(record, f"{role}-{given.instance}")
+        topics = Topics(record.id, record.spec.lengths.classes)
+        if record.identity:
+            check_owner(bus, record, topics)
+        heart = Heart(record.id, role, given.instance)
+        site = site_of(given.site, given.cache, given.share)
+        context = RoleContext(
+            record, role, given.instance, store, bus, bus.writer(_batch(role)), topics, heart, stop, log, site
+        )
+        gc.disable()  # until all is loaded: seconds, when millions of objects come and none goes
+        threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
+        context.signs = _signs(context)
+        body(context)
+        return DONE
+    except Stopped:
+        log.info("told to stop")
+        return STOPPED
+    except Replaced as error:
+        log.error("%s", error)
+        return REPLACED
+    except Explained as error:
+        log.error("%s", error)
+        return FAILED
+    except Exception:
+        log.exception("failed")
+        return FAILED
+    finally:
+        ended.set()
+        if context is not None:
+            context.signs.close()
+            _say_goodbye(context, log)
+        sys.stdout.flush()
+
+
+def _signs(context: RoleContext) -> Signs:
+    """The feeder hears everyone and says what moves; who waits for others hears that. A relay does not."""
+    deadline_s = context.spec.deadlines.progress_s
+    if context.role == "feeder":
+        return Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=deadline_s)
+    if context.role in ("generator", "trainer"):
+        return Pulses(context.bus, context.topics, context.run, deadline_s=deadline_s)
+    return NoSigns()
+
+
+def _batch(role: str) -> int | None:
+    """The feeder's prompts are fetched one by one, each with its batch: samples and the like are streamed."""
+    return SMALL_BATCH if role == "feeder" else None
+
+
+def _beats(context: RoleContext, ended: threading.Event) -> None:
+    steady_s = min(STEADY_S, context.spec.deadlines.progress_s / 10)
+    while not ended.wait(HEARTBEAT_S):
+        try:
+            if context.heart.is_due(steady_s):
+                context.heart.beat(context.writer, context.topics)
+        except BusError:
+            return  # the role itself meets the same error and reports it
+        except Exception:  # a beat that can't be made is missing; the next one may be made
+            context.log.exception("a heartbeat can't be sent")
+
+
+def _say_goodbye(context: RoleContext, log: logging.Logger) -> None:
+    try:
+        context.heart.working("ended")
+        context.heart.beat(context.writer, context.topics)
+        context.writer.close()
+    except BusError as error:
+        log.warning("last heartbeat lost: %s", error)

@@ -1,0 +1,71 @@
+"""A process's heartbeat: it says on `<run>.status` what the process does."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infra.bus import Writer
+from infra.runs import host_name
+from infra.supervise import children
+from infra.weights import spent
+from schemas.messages import Heartbeat
+from schemas.topics import Topics
+from schemas.wire import encode
+
+HEARTBEAT_S = 0.5  # at most so often: when what a process does has changed
+STEADY_S = 2.0  # else
+
+
+class Heart:
+    """Says on `<run>.status` what this process does, from a thread of its own."""
+
+    def __init__(self, run: str, role: str, instance: int) -> None:
+        self._run, self._role, self._instance = run, role, instance
+        self._state, self._waits_for, self._unblocked_by = "starting", "", ""
+        self._since = time.time()
+        self._work_s = 0.0
+        self._said: tuple[str, str] = ("", "")  # state and wait, as they were sent last
+        self._said_at = 0.0
+        self.counters: dict[str, float] = {}
+
+    def working(self, state: str) -> None:
+        """Now at work."""
+        if self._waits_for or self._state != state:
+            self._switch(state, "", "")
+
+    def waiting(self, what: str, *, unblocked_by: str) -> None:
+        """Now waiting; the time is counted as idle."""
+        if self._waits_for != what:
+            self._switch("waiting", what, unblocked_by)
+
+    def _switch(self, state: str, waits_for: str, unblocked_by: str) -> None:
+        now = time.time()
+        if self._waits_for:
+            self.counters["idle_s"] = self.counters.get("idle_s", 0.0) + now - self._since
+        self._state, self._waits_for, self._unblocked_by, self._since = state, waits_for, unblocked_by, now
+
+    def message(self) -> Heartbeat:
+        """As it is now."""
+        return Heartbeat(
+            run=self._run, role=self._role, instance=self._instance, pid=os.getpid(), host=host_name(),
+            state=self._state, waits_for=self._waits_for, unblocked_by=self._unblocked_by, since=self._since,
+            counters=dict(self.counters) | self._used(), sent_at=time.time(),
+        )  # fmt: skip
+
+    def _used(self) -> dict[str, float]:
+        """Processor seconds: its own; with its children's, which count while it does not wait; on weights."""
+        own = time.process_time()
+        if not self._waits_for:
+            self._work_s = own + children.cpu_s()
+        return {"cpu_s": own, "work_s": self._work_s, "weights_cpu_s": spent.seconds()}
+
+    def is_due(self, steady_s: float = STEADY_S) -> bool:
+        """Whether it is time to beat: soon if what it does has changed, else now and then."""
+        changed = self._said != (self._state, self._waits_for)
+        return changed or time.monotonic() - self._said_at >= steady_s
+
+    def beat(self, writer: Writer, topics: Topics) -> None:
+        """Send it."""
+        self._said, self._said_at = (self._state, self._waits_for), time.monotonic()
+        writer.send(topics.status, encode(self.message()), key=f"{self._role}-{self._instance}")

@@ -1,0 +1,1 @@
+"""Object stores: whole objects by key, in a folder or on a server."""

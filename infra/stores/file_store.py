@@ -1,0 +1,160 @@
+"""A folder as an object store: each object is a file, which is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from infra.private import make_private
+from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, id_in, whole
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
+
+
+class FileStore:
+    """A folder. fsspec's exclusive create can leave half an object after a crash: here a link commits it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._root = Path(self.url.removeprefix("file://"))
+        if not self._root.is_absolute():
+            raise StoreError(f"store {url}: file:// needs an absolute path")
+        self._id = ""  # once it is known: nothing is written into another one
+        self._seen: tuple[int, int] | None = None  # device and inode of the file that says so
+        if (self._root / IDENTITY).is_file():
+            self.pin(self._id_now())
+
+    def create(self) -> None:
+        """Make the folder, for this user alone, if it is not there."""
+        try:
+            make_private(self._root)
+        except OSError as error:
+            raise StoreError(f"the store at {self.url} can't be made: {error}") from error
+
+    def pin(self, identity: str) -> None:
+        """From now on it is that one, or an error."""
+        self._id, self._seen = identity, None
+        self._check()
+
+    def get(self, key: str, size: int | None = None) -> bytes:
+        with self._reading(key), (self._root / key).open("rb") as file:
+            return file.read() if size is None else file.read(size + 1)
+
+    def get_part(self, key: str, at: int, size: int) -> bytes:
+        with self._reading(key), (self._root / key).open("rb") as file:
+            file.seek(at)
+            return whole(file.read(size), size, f"{self.url}/{key}")
+
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError):
+            self._check()
+            raise Missing(f"{self.url}/{key} is not there") from None
+        except OSError as error:
+            raise StoreError(f"{self.url}/{key} can't be read: {error}") from error
+
+    def put(self, key: str, data: bytes) -> None:
+        self.put_parts(key, [data], len(data))
+
+    def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
+        with self._written(key, parts) as (temporary, target):
+            temporary.replace(target)
+
+    def size(self, key: str) -> int:
+        with self._reading(key):
+            return (self._root / key).stat().st_size
+
+    def put_new(self, key: str, data: bytes) -> None:
+        with self._written(key, [data]) as (temporary, target):
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                raise Exists(f"{self.url}/{key} is there already") from None
+
+    @contextlib.contextmanager
+    def _written(self, key: str, parts: Iterable[bytes | memoryview]) -> Iterator[tuple[Path, Path]]:
+        self._check()
+        target = self._root / key
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            make_private(target.parent)
+            with temporary.open("wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            self._check()  # it may have taken a while
+            yield temporary, target
+        except OSError as error:
+            raise StoreError(f"{self.url}/{key} can't be written: {error}") from error
+        finally:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                temporary.unlink()
+
+    def exists(self, key: str) -> bool:
+        found = (self._root / key).is_file()
+        if not found:
+            self._check()
+        return found
+
+    def list(self, prefix: str) -> list[str]:
+        folder = self._root / prefix
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".tmp"))
+        found = sorted(str(path.relative_to(self._root)) for path in files)
+        if not found:
+            self._check()
+        return found
+
+    def delete(self, key: str) -> None:
+        self._check()
+        try:
+            (self._root / key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.url}/{key} can't be deleted: {error}") from error
+
+    def sweep(self, prefix: str, *, file_grace_s: float, upload_grace_s: float) -> int:
+        """Remove the temporary files of killed writes that nobody has written to for a while."""
+        self._check()
+        before, found = time.time() - file_grace_s, 0
+        for path in (self._root / prefix).rglob(".*.tmp"):
+            with contextlib.suppress(OSError):  # its writer has just removed it, or it is not ours
+                if _TEMPORARY.fullmatch(path.name) and path.stat().st_mtime < before:
+                    path.unlink()
+                    found += 1
+        return found
+
+    def prune(self, prefix: str) -> None:
+        """Remove empty folders from a folder on, and that one."""
+        self._check()
+        top = self._root / prefix
+        for folder, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):  # it is not empty
+                Path(folder).rmdir()
+
+    def _check(self) -> None:
+        """Raise if the folder is not the one of the known id: one look at a file, and mostly no more."""
+        if not self._id:
+            return
+        try:
+            there = (self._root / IDENTITY).stat()
+        except OSError as error:
+            raise another_store(self.url, str(error)) from None
+        if (there.st_dev, there.st_ino) == self._seen:
+            return
+        if (found := self._id_now()) != self._id:  # a disk that was mounted anew may be the same
+            raise another_store(self.url, f"its id is {found}, not {self._id}")
+        self._seen = there.st_dev, there.st_ino
+
+    def _id_now(self) -> str:
+        file = self._root / IDENTITY
+        try:
+            return id_in(file.read_bytes(), str(file))
+        except OSError as error:
+            raise another_store(self.url, str(error)) from None

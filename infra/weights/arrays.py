@@ -1,0 +1,9 @@
+"""The type of arrays of weights, as bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]

@@ -1,0 +1,210 @@
+"""What is believed of each job's length, and how that changes while others of its group finish.
+
+The ranker sees a prompt, not a sample: it says the same of all samples of a group, and errs alike on them. A
+member that is done tells of the others, and one that is longer than x already tells something too:
+
+    score of a member = common part + own part      common ~ N(0, rho), own ~ N(0, 1 - rho)
+    k are done, mean score m:  another's is  N(rho k m / (1 + rho (k - 1)),  1 - rho² k / (1 + rho (k - 1)))
+
+with rho as it was measured. Nothing alike, nothing changed.
+
+And the ranker may meet what it has never seen. `doubt` is the share of samples that came out far beyond what
+was believed possible; so large a share of all predictions is taken to be worth nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from producers.dispatch.beliefs import LEVELS, Beliefs, Kin, Pair
+from producers.dispatch.board import Board
+from producers.dispatch.jobs import SampleJob
+from schemas.identity import SampleKey
+
+_FAR = 1.3  # so much longer or shorter than believed possible is no chance any more
+_SOME = 3  # of those, and
+_MANY = 0.03  # that share of all: the ranker is doubted
+
+
+@dataclass
+class _Group:
+    """Samples of one prompt."""
+
+    open: dict[SampleKey, SampleJob] = field(default_factory=dict)
+    done: list[float] = field(default_factory=list)  # scores
+    fresh: list[tuple[int, np.ndarray]] = field(default_factory=list)  # without one: length and belief
+    pairs: list[Pair] = field(default_factory=list)  # of which the beliefs have not heard yet
+
+    def scores(self) -> list[float]:
+        """Of those that are done; found out when somebody asks, and often nobody does."""
+        self.done += [float(np.interp(length, prior, LEVELS)) for length, prior in self.fresh]
+        self.fresh.clear()
+        return self.done
+
+
+class GroupBeliefs:
+    """Beliefs of jobs: rows of equally likely lengths, ascending. `corrects`: whether they change."""
+
+    def __init__(self, beliefs: Beliefs, *, corrects: bool = True) -> None:
+        self.beliefs, self._corrects = beliefs, corrects
+        self.row: dict[SampleKey, np.ndarray] = {}
+        self._said: dict[SampleKey, np.ndarray] = {}  # what the prediction alone says
+        self._prior: dict[SampleKey, np.ndarray] = {}  # the same, with doubt
+        self._common: dict[
+            SampleKey, tuple[float, float]
+        ] = {}  # mean and deviation of the group's common part
+        self._groups: dict[int, _Group] = {}
+        self.doubt = 0.0
+        self._seen = 0
+        self._surprises: set[SampleKey] = set()
+
+    def admitted(self, jobs: Sequence[SampleJob]) -> None:
+        """Jobs came; what is done by now is learned from first."""
+        self.beliefs.observe([group.pairs for group in self._groups.values() if group.pairs])
+        for group in self._groups.values():
+            group.pairs = []
+        self._groups = {number: group for number, group in self._groups.items() if group.open}
+        self._seen, self.doubt = 0, 0.0
+        self._surprises.clear()
+        predicted, which = np.unique([job.prompt.predicted for job in jobs], return_inverse=True)
+        rows = list(self.beliefs.quantiles(predicted))
+        for job, one in zip(jobs, which.tolist(), strict=True):
+            self._groups.setdefault(job.prompt.group, _Group()).open[job.key] = job
+            self.row[job.key] = self._said[job.key] = self._prior[job.key] = rows[one]
+
+    def rank(self, job: SampleJob) -> float:
+        """Its predicted length, corrected."""
+        if job.key not in self._common:
+            return job.prompt.predicted
+        middle = len(LEVELS) // 2
+        prior = max(self._prior[job.key][middle], 1.0)
+        return float(job.prompt.predicted * self.row[job.key][middle] / prior)
+
+    def forget(self, job: SampleJob) -> None:
+        """Nobody makes it."""
+        for known in (self.row, self._said, self._prior, self._common):
+            known.pop(job.key, None)
+        if (group := self._groups.get(job.prompt.group)) is not None:
+            group.open.pop(job.key, None)
+
+    def finished(
+        self, board: Board, job: SampleJob, length: int, *, of_running: bool = True
+    ) -> list[SampleKey]:
+        """A sample is done. Returns those of which something else is believed now.
+
+        `of_running`: whether anyone asks for that before the next `look` if all of a group's samples run.
+        """
+        group = self._groups.get(job.prompt.group)
+        if group is None or job.key not in group.open:
+            return []
+        said, prior = self._said[job.key], self._prior[job.key]
+        self.forget(job)
+        group.pairs.append((job.prompt.predicted, float(length)))
+        group.fresh.append((length, prior))
+        self._seen += 1
+        if not said[0] / _FAR <= length <= said[-1] * _FAR:
+            self._surprises.add(job.key)
+            if self._doubts(1.5):
+                return list(self.row)
+        if not of_running and not any(key in board.waiting for key in group.open):
+            return []
+        return self._correct(board, group)
+
+    def look(self, board: Board) -> None:
+        """Some that run may have become longer than others of their group were thought to be."""
+        for instance in board.instances.values():
+            self._surprises.update(
+                key for key in instance.running if instance.tokens(key) > self._said[key][-1] * _FAR
+            )
+        self._doubts(0.0)
+        for group in self._groups.values():
+            self._correct(board, group)
+
+    def _doubts(self, times: float) -> bool:
+        """Whether there is so much reason to doubt the ranker, compared with before; then it is doubted."""
+        count = len(self._surprises)
+        share = count / max(self._seen, count, 1)
+        if not (self._corrects and self._said) or count < _SOME or share < max(_MANY, times * self.doubt):
+            return False
+        self.doubt = min(share, 0.9)
+        rows = self.beliefs.doubted(np.stack(list(self._said.values())), self.doubt)
+        self._prior = dict(zip(self._said, rows, strict=True))
+        self.row = dict(self._prior)
+        return True
+
+    def kin(self, jobs: Sequence[SampleJob]) -> Kin | None:
+        """How the lengths of these may come out together; None if one tells nothing of another."""
+        rho = self.beliefs.rho
+        if not rho:
+            return None
+        fresh = 0.0, math.sqrt(rho)
+        common = np.array(
+            [self._common.get(job.key, fresh if job.prompt.size > 1 else (0.0, 0.0)) for job in jobs]
+        )
+        own = np.array([math.sqrt(1 - rho) if job.prompt.size > 1 else 1.0 for job in jobs])
+        return Kin(np.array([job.prompt.group for job in jobs]), common[:, 0], common[:, 1], own)
+
+    def _correct(self, board: Board, group: _Group) -> list[SampleKey]:
+        """Members by what the others tell: those that are done, and those that are so long already."""
+        rho = self.beliefs.rho
+        if not (rho and self._corrects and group.open):
+            return []
+        done = group.scores()
+        if len(group.open) + len(done) < 2:
+            return []
+        floors = {
+            key: float(np.interp(tokens, self._prior[key], LEVELS))
+            for key in group.open
+            if (tokens := board.tokens(key)) > self._prior[key][0]
+        }
+        if not floors and not done:
+            return []
+        of_all = common_part(rho, done, list(floors.values()))
+        alike: dict[int, np.ndarray] = {}  # rows by priors, which a group's samples share
+        for key, job in group.open.items():
+            prior = self._prior[key]
+            if key in floors:  # what it tells of itself is not told twice
+                others = [floor for other, floor in floors.items() if other != key]
+                common = common_part(rho, done, others)
+                self.row[key] = _row(prior, rho, *common)
+            else:
+                common = of_all
+                if id(prior) not in alike:
+                    alike[id(prior)] = _row(prior, rho, *common)
+                self.row[key] = alike[id(prior)]
+            self._common[key] = common[0], math.sqrt(common[1])
+            if key in board.waiting:
+                board.waiting.rerank(key, self.rank(job))
+        return list(group.open)
+
+
+def _row(prior: np.ndarray, rho: float, mean: float, variance: float) -> np.ndarray:
+    """Lengths of one whose group has a common part of this mean and variance."""
+    return np.interp(mean + math.sqrt(variance + 1 - rho) * LEVELS, LEVELS, prior)
+
+
+def common_part(rho: float, done: Sequence[float], floors: Sequence[float]) -> tuple[float, float]:
+    """Mean and variance of what a group has in common, by scores that are known and scores that are exceeded.
+
+    What is exceeded is reckoned with one after the other, each time with a normal distribution of the same
+    mean and variance as what is left.
+    """
+    count = len(done)
+    variance = rho * (1 - rho) / (1 - rho + rho * count)
+    mean = rho * sum(done) / (1 - rho + rho * count)
+    for floor in floors:
+        deviation = math.sqrt(variance + 1 - rho)
+        above = (floor - mean) / deviation
+        share = 0.5 * math.erfc(above / math.sqrt(2))
+        if share < 1e-9:
+            hazard = above + 1 / above
+        else:
+            hazard = math.exp(-0.5 * above * above) / math.sqrt(2 * math.pi) / share
+        gain = variance / deviation
+        mean += gain * hazard
+        variance -= gain * gain * hazard * (hazard - above)
+    return mean, max(variance, 1e-9)

@@ -1,0 +1,84 @@
+"""Linear layers of the engine on a CPU: packed for oneDNN, and with bits that don't depend on the batch.
+
+vLLM packs weights when it has loaded them, and forgets that they change; here new ones are packed as well.
+A kernel is picked by the number of rows, and another kernel may add in another order: then a sample's
+logprobs depend on its neighbours. oneDNN gives the same bits for all padded numbers of rows, on the machines
+seen so far; a probe of the very shape shows whether it does here. Where it doesn't, blocks of exactly 8
+rows do, at a price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from infra import choices
+from infra.cpu_linear import pad_rows, padded_rows
+
+PADDED_ROWS = 8
+_WHOLE = 512  # largest batch that the probe vouches for
+_KERNELS = 64  # that a layer keeps at hand
+
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def packed(weight: torch.Tensor) -> Product:
+    """What computes products with a weight as it is now, in threads of any kind."""
+    import vllm._custom_ops as ops
+
+    if choices.LINEAR.forced() == "mkl" or not ops._supports_onednn:
+        return lambda x, bias: torch.nn.functional.linear(x, weight, bias)
+    try:
+        handler = ops.create_onednn_mm(weight.t(), _KERNELS)
+    except RuntimeError:  # it has no bf16 for CPUs without AVX-512
+        return lambda x, bias: torch.nn.functional.linear(x, weight, bias)
+    return lambda x, bias: ops.onednn_mm(handler, x, bias)
+
+
+class PackedLinear:
+    """Computes one layer of the engine."""
+
+    def __init__(
+        self, layer: torch.nn.Module, *, invariant: bool, known: dict[tuple[object, ...], bool]
+    ) -> None:
+        self._layer, self._invariant, self._known = layer, invariant, known
+        self.product = packed(self.weight.data)
+
+    @property
+    def weight(self) -> torch.nn.Parameter:
+        """The layer's."""
+        weight = self._layer.weight
+        assert isinstance(weight, torch.nn.Parameter)
+        return weight
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if not self._invariant:
+            return self.product(x, bias)
+        flat = x.reshape(-1, x.shape[-1])
+        rows = flat.shape[0]
+        flat = pad_rows(flat)
+        block = _WHOLE if self._whole(weight, bias) else PADDED_ROWS
+        if flat.shape[0] <= block:
+            out = self.product(flat, bias)
+        else:
+            out = torch.cat([self.product(part, bias) for part in flat.split(block)])
+        return out[:rows].reshape(*x.shape[:-1], weight.shape[0])
+
+    def _whole(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        shape = (*weight.shape, weight.dtype, bias is not None)
+        if shape not in self._known:
+            self._known[shape] = self.agrees(weight, bias)
+        return self._known[shape]
+
+    def agrees(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether every padded number of rows gives the bits that 8 rows give, for this layer's shape."""
+        noise = torch.Generator().manual_seed(0)
+        x = torch.randn(_WHOLE, weight.shape[1], generator=noise, dtype=torch.float32).to(weight.dtype)
+        alone = torch.cat([self.product(part, bias) for part in x.split(PADDED_ROWS)])
+        return all(
+            torch.equal(self.product(x[:rows], bias), alone[:rows])
+            for rows in sorted({padded_rows(rows) for rows in range(1, _WHOLE + 1)})
+        )

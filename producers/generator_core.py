@@ -1,0 +1,280 @@
+"""A generator's core: jobs in, an engine's work, whole samples out. No bus, no threads; time is given to it.
+
+take ──► backlog ──► fill: a free slot takes the next job that the weights may do ──► step ──► made
+update ──► the next weights ──► fill: prepared, installed between two decode steps, verified by hash
+
+Until weights are verified, what is made with them stays here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infra.logs import at_step
+from infra.weights.weights_error import WeightsError
+from producers.backlog import Backlog
+from producers.dispatch.jobs import SampleJob
+from producers.engines.engine import Engine, FinishedRequest, SampleRequest
+from producers.installing import VerifiedWeights
+from schemas.identity import SampleKey, sample_id, sample_key, sampling_seed
+from schemas.messages import TRAIN, Part
+from schemas.runspec import RunSpec
+
+
+@dataclass
+class Begun:
+    """A sample that an engine has, and which weights make it from which token on."""
+
+    job: SampleJob
+    seed: int
+    started_at: float
+    version_starts: list[int]
+    versions: list[int]
+    roots: list[str]
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # that others made before
+    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @classmethod
+    def of(cls, part: Part, job: SampleJob) -> Begun:
+        """It goes on where another instance left it."""
+        return cls(
+            job, part.seed, part.started_at, part.version_starts.tolist(), part.versions.tolist(),
+            list(part.roots), part.tokens, part.logprobs,
+        )  # fmt: skip
+
+    def goes_on_with(self, fresh: VerifiedWeights, tokens: int) -> None:
+        """From token `tokens` on it is made by `fresh`."""
+        if self.versions[-1] == fresh.version:
+            return
+        if self.version_starts[-1] == tokens:  # no token of the version before
+            self.versions[-1], self.roots[-1] = fresh.version, fresh.root
+        else:
+            self.version_starts.append(tokens)
+            self.versions.append(fresh.version)
+            self.roots.append(fresh.root)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A sample that another instance shall go on with."""
+
+    begun: Begun
+    tokens: np.ndarray  # all that it has
+    logprobs: np.ndarray
+
+    def part(self, run: str, generator: str, now: float) -> Part:
+        """As it goes through the log."""
+        begun = self.begun
+        return Part(
+            run=run, group=begun.job.prompt.group, index=begun.job.index, tokens=self.tokens,
+            logprobs=self.logprobs, version_starts=np.array(begun.version_starts, dtype=np.int32),
+            versions=np.array(begun.versions, dtype=np.int32), roots=begun.roots, seed=begun.seed,
+            generator=generator, started_at=begun.started_at, sent_at=now,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MadeSample:
+    """A sample whose tokens are all there."""
+
+    begun: Begun
+    finished: FinishedRequest
+    finished_at: float
+
+
+class Decoding:
+    """Runs one engine."""
+
+    def __init__(self, spec: RunSpec, engine: Engine, now: Callable[[], float] = time.time) -> None:
+        self._spec, self._engine, self._now = spec, engine, now
+        self._on_update = spec.generator.on_update
+        self._version: VerifiedWeights | None = None
+        self._verified = True  # whether the engine is known to hold `_version`
+        self._next: VerifiedWeights | None = None  # newer than `_version`: the newest
+        self._preparing: VerifiedWeights | None = None  # what the engine prepares
+        self._claimed: VerifiedWeights | None = None  # what it installs next
+        self._running: dict[str, Begun] = {}
+        self._unproven: dict[str, MadeSample] = {}  # made with weights that are not verified
+        self._backlog = Backlog()
+        self.installs, self.pause_s = 0, 0.0
+
+    @property
+    def version(self) -> int:
+        """The weights that it decodes with; -1: none yet."""
+        return -1 if self._version is None else self._version.version
+
+    @property
+    def running(self) -> int:
+        """Samples that are begun and did not come out of `step` yet."""
+        return len(self._running) + len(self._unproven)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the engine is known to hold the weights that it decodes with."""
+        return self._verified
+
+    @property
+    def queued(self) -> int:
+        """Jobs that are not begun."""
+        return len(self._backlog)
+
+    @property
+    def needs(self) -> int | None:
+        """The weights that the next job waits for, if there is one."""
+        return self._backlog.needs()
+
+    def held(self) -> list[tuple[SampleKey, int]]:
+        """What it has and has not finished, with its tokens as far as known; -1: not begun."""
+        tokens = self._engine.unfinished()
+        begun = [(run.job.key, len(run.tokens) + tokens.get(name, 0)) for name, run in self._running.items()]
+        made = [(one.begun.job.key, one.finished.tokens.size) for one in self._unproven.values()]
+        return [(job.key, -1) for job in self._backlog] + begun + made
+
+    def take(self, job: SampleJob) -> bool:
+        """Take a job in, unless it is here already."""
+        name = sample_id(*job.key)
+        if name in self._running or name in self._unproven or job.key in self._backlog:
+            return False
+        self._backlog.add(job)
+        return True
+
+    def give_back(self, names: Iterable[str]) -> list[str]:
+        """Those of the jobs that are not begun; they are not here any more."""
+        back = self._backlog.give_back({sample_key(name) for name in names})
+        return [sample_id(*job.key) for job in back]
+
+    def hand_over(self, names: Iterable[str]) -> list[Left]:
+        """Those of the samples that are begun and not finished; they are not here any more.
+
+        Their tokens are other instances' from now on: only while the weights are verified.
+        """
+        assert self._verified, "samples leave that unverified weights have made"
+        mine = [name for name in names if name in self._running]
+        if not mine:
+            return []
+        return [
+            Left(
+                begun := self._running.pop(part.id),
+                np.concatenate([begun.tokens, part.tokens]),
+                np.concatenate([begun.logprobs, part.logprobs]),
+            )
+            for part in self._engine.hand_over(mine)
+        ]
+
+    def update(self, fresh: VerifiedWeights) -> None:
+        """Newer weights are there: what is trained already was thought lost, and somebody else made it."""
+        self._next = fresh
+
+        def useless(job: SampleJob) -> bool:
+            return job.prompt.purpose == TRAIN and job.prompt.window < fresh.version
+
+        self._backlog.take_out(useless)
+        names = [name for name, run in self._running.items() if useless(run.job)]
+        if names:
+            self._engine.abort(names)
+            for name in names:
+                del self._running[name]
+
+    def fill(self) -> int:
+        """Install what may be installed, then fill the free slots. How many jobs were begun."""
+        self._renew()
+        if self._version is None or (self._claimed is not None and self._on_update == "wait"):
+            return 0
+        count = 0
+        while len(self._running) < self._spec.generator.slots:
+            job = self._backlog.take(self._version.version)
+            if job is None:
+                break
+            self._begin(job, self._version)
+            count += 1
+        return count
+
+    def step(self, wait_s: float) -> list[MadeSample]:
+        """What the engine finishes in its next step, or in `wait_s`."""
+        finished = self._engine.step(wait_s)
+        now = self._now()
+        for one in finished:
+            if one.id in self._running:  # else it was dropped while it came
+                begun = self._running.pop(one.id)
+                tokens = np.concatenate([begun.tokens, one.tokens])
+                logprobs = np.concatenate([begun.logprobs, one.logprobs])
+                self._unproven[one.id] = MadeSample(
+                    begun, FinishedRequest(one.id, tokens, logprobs, one.finish), now
+                )
+        self._verify()
+        older = [made for made in self._unproven.values() if made.begun.versions[-1] != self.version]
+        made = list(self._unproven.values()) if self._verified else older
+        for sample in made:
+            del self._unproven[sample.finished.id]
+        return made
+
+    def _is_through(self) -> bool:
+        """Nothing runs, and nothing waits that the present weights may do.
+
+        That moment comes: once newer weights are there, no job is admitted any more that older ones may do.
+        """
+        needs = self._backlog.needs()
+        return not self._running and (needs is None or needs > self.version)
+
+    def _renew(self) -> None:
+        """Get on with the next weights; those before are verified first."""
+        self._verify()
+        fresh = self._claimed or self._next
+        if fresh is None or not self._verified:
+            return
+        if self._preparing is not fresh:
+            self._preparing = fresh
+            self._engine.prepare(fresh.patch)
+        if self._claimed is None and (self._on_update != "wait" or self._is_through()):
+            self._next = None
+            self._claimed = fresh if fresh.claim() else None  # else a newer one is about to come
+        if self._claimed is not None and self._engine.is_ready():
+            self._claimed = self._preparing = None
+            self._install(fresh)
+            self._verify()
+
+    def _install(self, fresh: VerifiedWeights) -> None:
+        """Replace the weights; samples that run go on with them and say from which token on."""
+        installed = self._engine.install(recompute=self._on_update == "recompute")
+        for name, tokens in installed.tokens.items():
+            begun = self._running[name]
+            begun.goes_on_with(fresh, len(begun.tokens) + tokens)
+        self._version, self._verified = fresh, False
+        self.installs += 1
+        self.pause_s += installed.pause_s
+        at_step(fresh.version)
+
+    def _verify(self) -> None:
+        """Raise if the engine says that it holds other weights than were installed."""
+        if self._version is None or self._verified or (found := self._engine.digests()) is None:
+            return
+        expected = self._version.digests
+        if wrong := sorted(name for name, digest in expected.items() if found.get(name) != digest):
+            raise WeightsError(
+                f"the engine does not hold version {self.version}: {', '.join(wrong[:3])} differ "
+                f"({len(wrong)} of {len(expected)} tensors). It is not used"
+            )
+        self._verified = True
+
+    def _begin(self, job: SampleJob, version: VerifiedWeights) -> None:
+        prompt, spec = job.prompt, self._spec
+        name = sample_id(prompt.group, job.index)
+        if job.part is None or (self._on_update == "wait" and job.part.versions[-1] != version.version):
+            seed = sampling_seed(
+                spec.seed, spec.run, prompt.problem_id, prompt.group, job.index, 0, version.version
+            )
+            begun = Begun(job, seed, self._now(), [0], [version.version], [version.root])
+        else:
+            begun = Begun.of(job.part, job)
+            begun.goes_on_with(version, len(begun.tokens))
+        self._running[name] = begun
+        self._engine.submit(
+            SampleRequest(
+                name, prompt.tokens.tolist(), spec.sampling.max_tokens, begun.seed, prompt.predicted,
+                begun.tokens.tolist(),
+            )
+        )  # fmt: skip

@@ -1,0 +1,93 @@
+"""What a generator says of itself on `<run>.instances`, and when: as little as the dispatcher can do with.
+
+whole    all that it has, and how many tokens each: at the start, when it is asked, and now and then while it
+         works, the rarer the larger it is
+else     that it is there; a curve, if it has changed; what it gives back, at once
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.roles.context import RoleContext
+from producers.dispatch import REPORT_BYTES_PER_S, beat_s
+from producers.engines.engine import Pace
+from schemas.identity import SampleKey
+from schemas.messages import InstanceReport
+from schemas.wire import encode
+
+_CHANGED = 0.05  # a curve that differs by less is the same
+_SETTLES_S = 10.0  # a curve is said no more often than this
+
+
+@dataclass(frozen=True)
+class GeneratorState:
+    """How things stand."""
+
+    pace: Pace
+    version: int
+    held: Sequence[tuple[SampleKey, int]]  # samples, with their tokens; -1: not begun
+
+
+class GeneratorReports:
+    """Writes reports for one generator."""
+
+    def __init__(self, context: RoleContext, start: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._context, self._start, self._now = context, start, now
+        self._beat_s = beat_s(context.spec.dispatch.silence_s)
+        self._beat_at = self._whole_at = self._curve_at = 0.0  # when the next one is due
+        self._said = Pace([], [])
+        self._returned: list[str] = []
+
+    def tell(self) -> None:
+        """The dispatcher wants to know all."""
+        self._beat_at = self._whole_at = 0.0
+        self._said = Pace([], [])
+        self._curve_at = 0.0
+
+    def gives_back(self, names: list[str]) -> None:
+        """The dispatcher waits to hear of it, also if there are none."""
+        self._returned += names
+        self._beat_at = 0.0
+
+    def report(self, state: Callable[[], GeneratorState], *, leaving: bool = False) -> None:
+        """Say what is to be said by now."""
+        now = self._now()
+        if now < self._beat_at and not leaving:
+            return
+        found = state()
+        whole = leaving or self._whole_at == 0.0 or (now >= self._whole_at and bool(found.held))
+        pace = self._fresh(found.pace, now)
+        held = found.held if whole else []
+        message = encode(
+            InstanceReport(
+                run=self._context.run, instance=self._context.name, start=self._start,
+                slots=self._context.spec.generator.slots, batches=pace.batches, seconds=pace.seconds,
+                version=found.version, groups=np.array([key[0] for key, _ in held], np.int64),
+                indexes=np.array([key[1] for key, _ in held], np.int16),
+                tokens=np.array([count for _, count in held], np.int32),
+                returned=self._returned, leaving=leaving, sent_at=time.time(), whole=whole,
+            )
+        )  # fmt: skip
+        self._returned = []
+        self._beat_at = now + self._beat_s
+        if whole:
+            self._whole_at = now + max(self._beat_s, len(message) / REPORT_BYTES_PER_S)
+        self._context.writer.send(self._context.topics.instances, message, key=self._context.name)
+
+    def _fresh(self, pace: Pace, now: float) -> Pace:
+        """The curve, if it has to be said again."""
+        if now < self._curve_at or not _differ(pace, self._said):
+            return Pace([], [])
+        self._said, self._curve_at = pace, now + _SETTLES_S
+        return pace
+
+
+def _differ(one: Pace, other: Pace) -> bool:
+    if one.batches != other.batches:
+        return True
+    return any(abs(new - old) > _CHANGED * old for new, old in zip(one.seconds, other.seconds, strict=True))

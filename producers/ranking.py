@@ -1,0 +1,293 @@
+"""The ranker as a consumer: learns iteration by iteration what the ledger trained, and keeps each version.
+
+    fit samples, as they come ──► lengths of an iteration ──► learned ahead ─┐
+    <run>.ledger ──► what was trained of it ──► is it the same? ─────────────┴─► ranker 0, 1, 2 … ──► store
+                                                 no: learned again                 └─► planner: n ranks at n
+
+Version n has learned from what the ledger says of iterations 0 .. n-1, in the order of their groups. So it
+depends neither on timing nor on samples that nobody trained: a feeder that starts again loads the newest
+version that it may use and learns the rest from the ledger. Learning happens in a thread, mostly while the
+trainer still trains: when an iteration's samples are all there it is learned ahead of the ledger.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from infra.roles.context import RoleContext
+from infra.stores.store import Missing, StoreError
+from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ranker, RankingScore, score_of
+from producers.ranker.states import RankerError, States, start_from
+from producers.sample_feed import AdmittedSample, SampleFeed
+from producers.tasks import TaskError
+from schemas.admission import window_of
+from schemas.identity import round_of
+from schemas.messages import TRAIN, StepRecord
+
+_POLL_S = 0.25
+_KEPT = 8  # versions in the store, beyond the lookahead; up to twice as many until they are collected
+
+
+class _Told(NamedTuple):
+    length: int
+    predicted: float
+    problem_id: str
+
+
+_Window = dict[int, dict[int, _Told]]  # by group and index
+
+
+def kept_versions(context: RoleContext) -> int:
+    """How many versions of its ranker a run keeps."""
+    return _KEPT + int(context.spec.algorithm.staleness)
+
+
+def backbone_of(name: str) -> Backbone:
+    """The backbone that the run file names."""
+    if name == "none":
+        return NoBackbone()
+    from producers.ranker.language_model import LanguageModel
+
+    return LanguageModel(name)
+
+
+class Ranking:
+    """A thread that learns until it is closed."""
+
+    def __init__(
+        self, context: RoleContext, question: Callable[[str], Question], feed: SampleFeed, *, wanted: int
+    ) -> None:
+        """`question`: of a problem's id; a TaskError if there is none. `wanted`: the oldest to ask for."""
+        self._context, self._question = context, question
+        algorithm = context.spec.algorithm
+        self._groups, self._size = algorithm.groups, algorithm.group_size
+        self._states = States.of_run(context.store, context.run)
+        ranker = self._begin(wanted)
+        self.begins = ranker.version  # the first iteration that it has not learned from
+        self._rankers = {ranker.version: ranker}
+        self._newest = self._trained = self._stored = ranker.version
+        self.scores: dict[
+            int, RankingScore
+        ] = {}  # of windows, as they were ranked before they were generated
+        self._ahead: dict[int, _Window] = {}  # of fit samples
+        self._ledger: dict[int, _Window] = {}  # of what was trained; whole before `_trained`
+        self._learned: dict[int, _Window] = {}  # windows that were learned ahead of the ledger
+        self._changed = threading.Condition()
+        self._asked = threading.Event()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._samples = feed.subscribe(self._wanted, self._asked)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="ranker")
+        self._thread.start()
+
+    def at(self, version: int) -> Ranker:
+        """The ranker that has learned from all iterations before `version`."""
+        wait = self._context.wait(
+            f"samples of iteration {version - 1} (the ranker has learned from {self._newest})",
+            unblocked_by="the generators",
+        )
+        with self._changed:
+            while version not in self._rankers:
+                self._context.check_stop()
+                if self._failure is not None:
+                    raise self._failure
+                wait.check()
+                self._asked.set()
+                self._changed.wait(_POLL_S)
+            for old in [number for number in self._rankers if number < version]:
+                del self._rankers[old]
+            return self._rankers[version]
+
+    def trained(self, step: StepRecord) -> None:
+        """A step of the ledger, each once and in order: it says what is learned of its iteration."""
+        with self._changed:
+            if step.iteration < self._trained:
+                return  # the state that was loaded has learned from it
+            window = self._ledger.setdefault(step.iteration, {})
+            for group, index, told in self._rows(step):
+                window.setdefault(group, {}).setdefault(index, told)
+            if step.last_of_iteration:
+                self._close(step.iteration)
+        self._asked.set()
+
+    def reached(self, version: int) -> None:
+        """All iterations before a version are trained: what the ledger has not said of them is lost."""
+        with self._changed:
+            if version > self._trained:
+                self._close(version - 1)
+        self._asked.set()
+
+    def key(self, version: int) -> str:
+        """Where a version lies in the store."""
+        return self._states.key(version)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._asked.set()
+        self._thread.join()
+
+    def _rows(self, step: StepRecord) -> list[tuple[int, int, _Told]]:
+        """What a step says of its own iteration's groups, as they were first drawn."""
+        columns = (step.groups, step.indexes, step.lengths, step.predicted)
+        rows = zip(*(column.tolist() for column in columns), step.problem_ids, strict=True)
+        return [
+            (group, index, _Told(length, predicted, problem))
+            for group, index, length, predicted, problem in rows
+            if self._is_first(group) and window_of(group, self._groups) == step.iteration
+        ]
+
+    def _is_first(self, group: int) -> bool:
+        return group >= 0 and not round_of(
+            group
+        )  # a version learns from as many groups, whatever they came to
+
+    def _close(self, window: int) -> None:
+        """An iteration is in the ledger: what was learned of it otherwise is learned again."""
+        lost = [number for number in range(self._trained, window + 1) if not self._ledger.get(number)]
+        if lost:
+            self._context.log.warning(
+                "the ledger says nothing any more of iterations %d to %d: the ranker learns nothing of them",
+                lost[0], lost[-1],
+            )  # fmt: skip
+        for number in range(self._trained, window + 1):
+            found = self._ledger.setdefault(number, {})
+            if number < self._newest and self._learned.get(number) != found:
+                self._forget_from(number)
+        self._trained = window + 1
+        needed = min(self._trained, self._newest)
+        for known in (self._ahead, self._learned):
+            for old in [number for number in known if number < needed]:
+                del known[old]
+        for old in [number for number in self._ledger if number < self._newest]:
+            del self._ledger[old]
+        for old in [number for number in self._rankers if number < needed - kept_versions(self._context)]:
+            del self._rankers[old]  # who asks for a version has seen its iterations in the ledger
+
+    def _forget_from(self, window: int) -> None:
+        """Versions that have learned from an iteration as it was not trained."""
+        self._rankers = {number: one for number, one in self._rankers.items() if number <= window}
+        self._learned = {number: one for number, one in self._learned.items() if number < window}
+        self._newest = window
+
+    def _begin(self, wanted: int) -> Ranker:
+        """The newest stored version that is not too new; else the one that the run starts with."""
+        spec = self._context.spec
+        backbone = backbone_of(spec.lengths.backbone)
+        for number in reversed([n for n in self._states.numbers() if n <= wanted]):
+            try:
+                return self._states.get(number, backbone)
+            except (RankerError, Missing) as error:
+                self._context.log.warning("%s; older ones are tried, what they lack is learned anew", error)
+        if spec.lengths.start:
+            return start_from(spec.lengths.start, self._context.store, backbone)
+        return Ranker.fresh(spec.seed, backbone, typical=max(2.0, spec.sampling.max_tokens / 8))
+
+    def _run(self) -> None:
+        try:
+            if self._newest == 0:
+                self._keep(self._rankers[0])
+            while not self._closed:
+                self._asked.wait(_POLL_S)
+                self._asked.clear()
+                self._take()
+                while not self._closed and self._learn_next():
+                    self._keep_trained()
+                self._keep_trained()
+        except Exception as error:  # whatever it is: the feeder's own thread raises it
+            self._failure = error
+
+    def _wanted(self, taken: AdmittedSample) -> tuple[int, int, int, _Told] | None:
+        """In the feed's thread."""
+        sample = taken.sample
+        if taken.fault or sample.purpose != TRAIN or not self._is_first(sample.group):
+            return None
+        predicted = float(np.float32(sample.predicted))  # as the ledger has it
+        told = _Told(sample.true_length, predicted, sample.problem_id)
+        return sample.window, sample.group, sample.index, told
+
+    def _take(self) -> None:
+        found = self._samples.take()
+        with self._changed:
+            for window, group, index, told in found:
+                if window >= max(self._newest, self._trained):
+                    self._ahead.setdefault(window, {}).setdefault(group, {}).setdefault(index, told)
+
+    def _learn_next(self) -> bool:
+        """Learn from the next iteration, if all of it is known."""
+        with self._changed:
+            number, ranker = self._newest, self._rankers[self._newest]
+            window = self._ledger.get(number) if number < self._trained else self._whole(number)
+        if window is None:
+            return False
+        learned, score = self._learned_from(ranker, window)
+        with self._changed:
+            if number < self._trained and self._ledger.get(number) != window:
+                return True  # it was trained otherwise, as the ledger has said in between
+            self._rankers[learned.version] = learned
+            self._newest = learned.version
+            if number >= self._trained:
+                self._learned[number] = window
+            else:
+                self._ledger.pop(number, None)
+            if score is not None:
+                self.scores[number] = score
+            for old in [one for one in self.scores if one < number - _KEPT]:
+                del self.scores[old]
+            self._changed.notify_all()
+        return True
+
+    def _whole(self, number: int) -> _Window | None:
+        """An iteration of which all samples are there."""
+        window = self._ahead.get(number, {})
+        if len(window) < self._groups or any(len(group) < self._size for group in window.values()):
+            return None
+        return {group: dict(members) for group, members in window.items()}
+
+    def _learned_from(self, ranker: Ranker, window: _Window) -> tuple[Ranker, RankingScore | None]:
+        began = time.thread_time()
+        answered: list[Answered] = []
+        predicted: list[float] = []
+        for _, members in sorted(window.items()):
+            told = [one for _, one in sorted(members.items())]
+            try:
+                question = self._question(told[0].problem_id)
+            except TaskError as error:
+                self._context.log.warning("%s; the ranker does not learn from it", error)
+                continue
+            if len(told) == self._size:
+                answered.append(Answered(question, [one.length for one in told]))
+                predicted.append(told[0].predicted)
+        learned = ranker.learned(answered)
+        counters = self._context.heart.counters
+        counters["ranker"] = learned.version
+        counters["ranker_cpu_s"] = counters.get("ranker_cpu_s", 0.0) + time.thread_time() - began
+        score = score_of(predicted, [group.lengths for group in answered]) if answered else None
+        return learned, score
+
+    def _keep_trained(self) -> None:
+        """Store the versions that have learned what was trained, and no more."""
+        while True:
+            with self._changed:
+                number = self._stored + 1
+                ranker = self._rankers.get(number) if number <= self._trained else None
+                if ranker is None and number <= min(self._trained, self._newest):
+                    self._stored = number  # nobody needs it any more
+                    continue
+            if ranker is None:
+                return
+            self._keep(ranker)
+            self._stored = number
+
+    def _keep(self, ranker: Ranker) -> None:
+        try:
+            self._states.put(ranker.version, ranker)
+            if ranker.version % _KEPT == 0:  # now and then: the store has to be listed for it
+                self._states.collect(kept_versions(self._context))
+        except StoreError as error:  # it can be learned from the log again
+            self._context.log.warning("ranker %d is not kept: %s", ranker.version, error)
