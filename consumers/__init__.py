@@ -1,1 +1,1 @@
-"""The trainer: stream, batches, learner, checkpoint, publisher."""
+"""The trainer: its stream of samples, micro-batches, losses, learners, ranks and steps."""

@@ -1,4 +1,4 @@
-"""A step of a run taken again, by itself: to see that it comes to the same bits, or which samples spoil it.
+"""Take a step of a run again, by itself, to see that its bits are the same, or which samples spoil it.
 
 newest checkpoint before it, or the model the run began with ──► the ledger's steps up to it ──► the step
 
@@ -27,38 +27,38 @@ from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 
 StepProgress = Callable[[int, int], None]  # steps taken, of how many
-_TAIL = 64  # records of the ledger that are looked at first for its newest step
+_TAIL = 64  # records at the ledger's end that are searched first for the newest step
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A step of the ledger, and what it came to this time."""
+    """A step of the ledger, and the result of taking it again."""
 
     record: StepRecord
-    start: str  # where this began
+    start: str  # checkpoint or model that this began with, for people
     taken: RedoneStep
     others: list[int]  # steps before it that came to other bits
     same_recipe: bool
 
     @property
     def equal(self) -> bool:
-        """Whether all bits are the same."""
+        """Whether weights and losses have the same bits as in the ledger."""
         losses = [stat.loss for stat in self.taken.stats]
         return self.taken.root == self.record.root_out and losses == self.record.losses.tolist()
 
 
 @dataclass(frozen=True)
 class Spoilt:
-    """Why a step can't be taken."""
+    """A failed step, and why it can't be taken."""
 
     record: StepRecord
     start: str
     samples: int
     batches: int
-    reason: str  # empty: it can be, this time
-    batch: int | None = None  # the first micro-batch that can't be trained; none: only all of them together
-    members: Sequence[str] = ()  # its samples
-    alone: Sequence[tuple[str, str]] = ()  # those that can't be trained even by themselves, and why
+    reason: str  # empty: the step can be taken, this time
+    batch: int | None = None  # the first micro-batch that can't be trained; None: only all together can't
+    members: Sequence[str] = ()  # ids of that micro-batch's samples
+    alone: Sequence[tuple[str, str]] = ()  # samples that can't be trained even by themselves, and why
 
 
 class Again:
@@ -73,7 +73,7 @@ class Again:
         self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=context.spec.trainer.ranks)
 
     def step(self, number: int | None) -> Replayed:
-        """A step of the ledger; by default the newest."""
+        """Take a step of the ledger again; None: the newest."""
         newest = self._newest()
         number = newest if number is None else number
         if number > newest:
@@ -87,7 +87,7 @@ class Again:
         return Replayed(record, start, taken, others, record.recipe == recipe_of(self._context.spec))
 
     def failed(self, number: int | None) -> Spoilt:
-        """A step that could not be taken; by default the newest."""
+        """Find out why a failed step can't be taken; None: the newest failed step."""
         record = FailedSteps(self._context.store, self._context.run).find(number)
         start, *_ = self._up_to(record.step, wanted=False)
         self._begin(record.step)
@@ -109,11 +109,11 @@ class Again:
             self._learner = trial.learner
 
     def close(self) -> None:
-        """Let go of the learner."""
+        """Close the learner."""
         self._learner.close()
 
     def _newest(self) -> int:
-        """The newest step of the ledger."""
+        """Return the number of the ledger's newest step."""
         end = ends_of(self._context.bus, self._context.topics.ledger)[0]
         back = _TAIL
         while True:
@@ -126,9 +126,10 @@ class Again:
         return found[-1]
 
     def _up_to(self, number: int, *, wanted: bool) -> tuple[str, list[int], StepRecord | None]:
-        """Bring the learner to where a step began: from where, and which steps before it had other bits.
+        """Bring the learner to where a step begins.
 
-        `wanted`: the ledger must have that step too; its record is the third thing returned.
+        Returns where this began, the earlier steps that came to other bits, and the step's record. With
+        `wanted` the ledger must have that record; otherwise it is None.
         """
         found = Checkpoints(self._context.store, self._context.run).before(number, self._context.log.warning)
         first, position, start = 0, 0, "the model that the run began with"
@@ -171,19 +172,19 @@ class Again:
 def _alone(
     row: TrainingRow, rows: Sequence[TrainingRow], learner: Learner, spec: RunSpec, record: StepRecord
 ) -> MicroBatch:
-    """One sample as a micro-batch, with the advantage that it has among all."""
+    """Return a micro-batch of one sample, with the advantage that it has among all rows."""
     worth = learner.loss.advantages(rows)[next(n for n, one in enumerate(rows) if one is row)]
     return micro_batch([row], [worth], learner.loss, version_trained(spec, record.step))
 
 
 class _Trial:
-    """Tries micro-batches out, each time from the same state."""
+    """Tries micro-batches out, each time from the same state of the learner."""
 
     def __init__(self, learner_of: Callable[[], Learner], learner: Learner) -> None:
         self._learner_of, self.learner, self._state = learner_of, learner, learner.state()
 
     def of(self, batches: Sequence[MicroBatch], total: float) -> str:
-        """Why they can't be trained; empty if they can."""
+        """Return why these micro-batches can't be trained; empty if they can."""
         try:
             self.learner.accumulate(batches)
             self.learner.step(total or 1.0)

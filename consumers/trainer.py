@@ -68,13 +68,13 @@ class Trainer:
         self._root = ""
 
     def run(self) -> None:
-        """From the newest checkpoint, over the steps that the ledger has behind it, to the end."""
+        """Train from the newest checkpoint, over the steps that the ledger has behind it, to the end."""
         try:
             manifest = self._restore()
             redone = self._redo(manifest.ledger if manifest else 0)
             with contextlib.closing(self._open(manifest)) as stream:
                 if redone and not self._mini:
-                    self._checkpoint(stream)  # another crash shall not cost these steps once more
+                    self._checkpoint(stream)  # another crash must not cost these steps again
                 while self._iteration < self._algorithm.iterations:
                     if (record := self._ledger.standing(self._number)) is not None:
                         self._follow(stream, record)
@@ -102,7 +102,7 @@ class Trainer:
         return None if found is None else found.root
 
     def _restore(self) -> AnyCheckpointManifest | None:
-        """From the newest checkpoint, or the beginning."""
+        """Restore the newest checkpoint and return its manifest; None if there is no checkpoint."""
         manifest = self._checkpoints.restored(self._learner.restore, self._context.log.warning)
         if manifest is None:
             self._came_to(self._learner.made().root)
@@ -114,17 +114,17 @@ class Trainer:
         return manifest
 
     def _came_to(self, root: str) -> None:
-        """The weights have this root now; between two iterations they are a version."""
+        """Note that the weights have this root now; between two iterations they are a version."""
         self._root = root
         if not self._mini:
             self._roots.keep(self._iteration, root)
 
     def _redo(self, position: int) -> int:
-        """Take the ledger's steps behind a position again, exactly as recorded; how many those were."""
+        """Take the ledger's steps behind a position again, exactly as recorded; return their number."""
         first = self._number
         self._ledger.rest(position, first)
         newest = self._publisher.newest()
-        records = self._ledger.read_on(first)  # whoever has published that had written its steps before
+        records = self._ledger.read_on(first)  # a version's steps are written before it is published
         if newest <= self._iteration and not any(record.last_of_iteration for record in records):
             self._publish()
         while records:
@@ -138,12 +138,12 @@ class Trainer:
         return self._number - first
 
     def _take_again(self, record: StepRecord, published: int) -> None:
-        """A step as it is recorded; `published`: the newest version."""
+        """Take a step again as it is recorded. `published`: number of the newest published version."""
         self._context.check_stop()
         if record.step > self._number:
             self._go_past(f"the ledger has step {record.step} and no step {self._number}", record.step)
         if record.step < self._number:
-            return  # the weights that were published have it
+            return  # the published weights include it
         at_step(record.step)
         self._begin()
         try:
@@ -163,7 +163,7 @@ class Trainer:
         self._context.log.info("step %d taken again from the ledger", record.step)
 
     def _adopt(self, record: StepRecord, root: str) -> str:
-        """This machine computes other bits than the one before: what was published is what counts."""
+        """Use the published weights of a step whose bits this machine computes otherwise; return the root."""
         published = self._publisher.find(record.version_out) if record.last_of_iteration else None
         self._context.log.warning(
             "step %d has other bits than the ledger says (another kind of machine, or number of ranks?)%s",
@@ -175,7 +175,10 @@ class Trainer:
         return published.root
 
     def _go_past(self, why: str, until: int) -> None:
-        """Steps before `until` can't be taken again: the newest published weights count if they have them."""
+        """Pass over the steps before `until`, which can't be taken again.
+
+        If weights of a later version are published, they are used; otherwise the steps' learning is lost.
+        """
         first, newest = self._number, self._publisher.newest()
         if newest > self._iteration and (found := self._publisher.find(newest)) is not None:
             self._learner.adopt(self._publisher.fetch(newest))
@@ -196,7 +199,7 @@ class Trainer:
         )  # fmt: skip
 
     def _follow(self, stream: Stream, record: StepRecord) -> None:
-        """Another trainer, which was thought dead, has taken the next step: it counts."""
+        """Take a step that another trainer, thought dead, has recorded already: its record counts."""
         self._take_again(record, self._publisher.newest())
         iteration, mini = divmod(self._number - 1, self._algorithm.optimizer_steps)
         if self._replay is not None:
@@ -217,11 +220,11 @@ class Trainer:
             self._learner.begin_iteration()
 
     def _publish(self) -> None:
-        """The weights between two iterations."""
+        """Publish the weights between two iterations."""
         self._publisher.publish(self._iteration, self._learner.made())
 
     def _train_step(self, stream: Stream) -> None:
-        """One optimizer step: whatever is complete is accumulated, until all is."""
+        """Take one optimizer step: accumulate bundles as they get complete, until the step has all."""
         at_step(self._number)
         key: StepKey = (self._iteration, self._mini)
         self._begin()
@@ -287,13 +290,13 @@ class Trainer:
         return step
 
     def _look_for_a_newer_one(self) -> None:
-        """A trainer that was thought dead would wait in vain for what a newer one has had made."""
+        """Look for a newer trainer now and then, and raise if there is one: this one would wait in vain."""
         if time.monotonic() > self._looked + _FENCE_S:
             self._start.check()
             self._looked = time.monotonic()
 
     def _chosen(self, ready: Sequence[Bundle], *, missing: int) -> Sequence[Bundle]:
-        """What to train next: a bundle as it was decided at admission, or all that is there if it pays."""
+        """Choose the bundles to train next: one as composed at admission, or all that are here if it pays."""
         if self._loss.whole_step:
             return [] if missing else ready
         if not self._spec.composes_on_arrival:
@@ -320,7 +323,7 @@ class Trainer:
         )  # fmt: skip
 
     def _failure(self, step: StepParts, error: NotFinite) -> TrainingFailed:
-        """Nothing of it is in the ledger: what it was made of is kept beside."""
+        """Keep the failed step's record in the store, as the ledger has none; return the error to raise."""
         store, run = self._context.store, self._context.run
         what = f"step {step.number}: {error}; samples {named(error.rows or step.rows)}"
         try:
@@ -348,7 +351,7 @@ class Trainer:
 
 
 def body(context: RoleContext) -> None:
-    """What the trainer does."""
+    """Run the trainer's role: load the learner, and train."""
     learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log)
     try:
         context.loaded()

@@ -1,1 +1,1 @@
-"""Prefect flows, what they are made of, and the command line. May import all other rooms."""
+"""Prefect flows, their parts, and the command line. This package may import all others."""

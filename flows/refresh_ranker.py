@@ -1,4 +1,4 @@
-"""The Prefect flow `refresh-ranker`: a length ranker trained anew from what runs recorded.
+"""The Prefect flow `refresh-ranker` trains a length ranker anew from the samples that runs recorded.
 
 `flows.run.retrain.retrain` does the same with no Prefect installed or running.
 """
@@ -20,7 +20,7 @@ def refresh_ranker(
     store: Annotated[str, Field(description="The runs' object store.")] = "local",
     name: Annotated[str | None, Field(description="Name of the ranker; by default the run's.")] = None,
 ) -> dict[str, Any]:
-    """Train it, keep it, and say how good it is; what it returns names it for `lengths.start`."""
+    """Train and keep a ranker. Returns how well it ranks and, as `start`, its key for `lengths.start`."""
     result = retrain(runs, store=store, name=name)
     quality = result.quality
     get_run_logger().info("%s/%s: trained from %d groups", result.url, result.key, result.groups)

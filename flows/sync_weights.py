@@ -1,7 +1,7 @@
 """The Prefect flow `sync-weights`: a site takes part in a run, with relays that follow its weights.
 
-It runs where the site is: a deployment with a work pool of that site, see prefect.yaml. How far each site is
-shows in its artifact. `streamrl join RUN --site NAME` does the same with no Prefect installed or running.
+The flow runs at the site, as a deployment with that site's work pool: see prefect.yaml. Its artifact shows
+how far each site is. `streamrl join RUN --site NAME` does the same with no Prefect installed or running.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def sync_weights(
         str | None, Field(description="FILE.py:function, if the reward is elsewhere on this machine.")
     ] = None,
 ) -> list[dict[str, str]]:
-    """Until the run has ended; what the sites had then. Cancelled, it leaves no process behind."""
+    """Take part in a run until it has ended. Returns a row for each relay, as it was then.
+
+    A flow run that is cancelled leaves no process behind.
+    """
     log = get_run_logger()
     record, workers = joining(
         run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
@@ -58,13 +61,13 @@ def sync_weights(
                 _publish(run, follower.see(_rows))
 
         take_part(record, workers, lambda text: log.info("%s", text), tick=show)
-    rows = _rows(look_once(record))  # to the end, which the follower may not have seen
+    rows = _rows(look_once(record))  # read again: the follower may have missed the end
     _publish(run, rows)
     return rows
 
 
 def _tenths(say: Callable[[int], None]) -> ByteProgress:
-    """Tells of each tenth of some bytes."""
+    """Return a function that calls `say` with the percentage when another tenth of the bytes is done."""
     said = 0
 
     def progress(done: int, whole: int) -> None:
@@ -81,5 +84,5 @@ def _rows(view: RunView) -> list[dict[str, str]]:
 
 
 def _publish(run: str, rows: list[dict[str, Any]]) -> None:
-    with suppress(Exception):  # a view must not end what it shows: the server may be busy or away
+    with suppress(Exception):  # an artifact must not end the flow: the server may be busy or away
         create_table_artifact(rows, key=f"{run}-sites", description=f"Weights of {run} by site")

@@ -40,7 +40,7 @@ __all__ = ["train", "train_plainly"]
 ARTIFACT_EVERY_S = 10.0
 ASK_EVERY_S = 3.0
 
-# Set by the command line, whose terminal is another screen. No parameter: Prefect shows and stores those.
+# More screens: the command line adds its terminal. Not a parameter, since Prefect shows and stores those.
 watchers: list[Screen] = []
 
 
@@ -52,7 +52,7 @@ def train(
         str | bool | None, Field(description="A run's id to go on with; true: the newest.")
     ] = None,
 ) -> Any:
-    """Run a run file to its end. Cancelled or killed in any way, it leaves no process of the run."""
+    """Run a run file to its end. If it is cancelled or killed, the flow leaves no process of the run."""
     screen = Screens([PrefectScreen(), *watchers])
     request = RunRequest(runfile, tuple(overrides), resume)
     try:
@@ -66,14 +66,14 @@ def train(
 
 
 def _as_task(function: Callable[..., Any]) -> Callable[..., Any]:
-    # What goes in and out are live objects: nothing to hash, store or look into.
+    # Arguments and results are live objects: Prefect must not hash, store or inspect them.
     return task(
         function, name=function.__name__.replace("_", " "), cache_policy=NO_CACHE, persist_result=False
     )
 
 
 class PrefectScreen:
-    """News go to the flow run's log, the state of the run to a progress artifact."""
+    """A screen that writes news to the flow run's log, and the state of the run to a progress artifact."""
 
     def __init__(self) -> None:
         self._log = get_run_logger()
@@ -92,14 +92,14 @@ class PrefectScreen:
         if not self._due() and (percent < 100.0 or self._percent == percent):
             return
         self._log.info("%s", one_line(view))
-        with suppress(Exception):  # a view must not end the run: the server may be busy or away
+        with suppress(Exception):  # an artifact must not end the run: the server may be busy or away
             if self._artifact is None:
                 self._artifact = _id(
                     create_progress_artifact(percent, key=f"{view.run}-progress", description=view.run)
                 )
             else:
                 update_progress_artifact(self._artifact, progress=percent, description=one_line(view))
-            self._percent = percent  # else it is tried again
+            self._percent = percent  # not set after an error, so that it is tried again
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -114,7 +114,10 @@ def _id(value: Any) -> UUID:
 
 
 def _cancelled_by_prefect() -> Callable[[], bool]:
-    """Asks now and then. A worker kills the process of a cancelled run; a terminal's run has no worker."""
+    """Return a function that asks Prefect every few seconds whether the flow run was cancelled.
+
+    A worker kills the process of a cancelled flow run, but a flow run from a terminal has no worker.
+    """
     run_id, asked_at = flow_run.id, time.monotonic()
 
     def told() -> bool:
@@ -131,7 +134,7 @@ def _cancelled_by_prefect() -> Callable[[], bool]:
 
 
 def _call_site(record: RunRecord, site: str) -> bool:
-    """Start a site's deployment; whether there is one."""
+    """Start a site's deployment. Returns False if there is none."""
     name = f"sync-weights/{site}"
     try:
         run_deployment(name, parameters={"run": record.id, "site": site, "store": record.store}, timeout=0)
@@ -143,8 +146,8 @@ def _call_site(record: RunRecord, site: str) -> bool:
 
 
 def _publish(result: RunResult) -> None:
-    """The result as artifacts."""
-    with suppress(Exception):  # the run is done and its report is written: that counts
+    """Show the result as Prefect artifacts."""
+    with suppress(Exception):  # the run is done: an artifact that can't be made does not undo it
         if rows := result.summary["result"]:
             create_table_artifact(
                 rows, key=f"{result.run}-result", description=f"Held-out reward of {result.run}"
@@ -158,7 +161,7 @@ def _publish(result: RunResult) -> None:
 
 
 def markdown(result: RunResult) -> str:
-    """The result as a page."""
+    """Return the result as a page in Markdown."""
     summary = result.summary
     lines = [f"# {result.run}", "", "| | problems | before | after | gain |", "|---|---|---|---|---|"]
     for row in summary["result"]:

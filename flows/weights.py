@@ -29,7 +29,7 @@ VersionParameter = Annotated[int | None, Field(ge=0, description="By default the
 
 @flow(name="keyframe", description="Give a version of weights a way from nothing, for those who join late.")
 def keyframe(url: UrlParameter, version: VersionParameter = None) -> dict[str, Any]:
-    """Put a keyframe unless the version has one. Returns its size and the seconds it took."""
+    """Add a keyframe to a version unless it has one. Returns its size and the seconds it took."""
     weights, since = weights_at(url), time.monotonic()
     manifest, new = weights.add_keyframe(newest_version(weights, url, version))
     path = manifest.path(None)
@@ -59,7 +59,7 @@ def collect(
         float, Field(ge=0, description="Seconds that an object stays after no version names it any more.")
     ] = COLLECT_GRACE_S,
 ) -> dict[str, Any]:
-    """Remove them, and what killed writes left. Returns what was removed, what is left and the seconds."""
+    """Remove old versions and leftovers of killed writes. Returns what went, what stays and the seconds."""
     weights, since = weights_at(url), time.monotonic()
     newest_version(weights, url, None)
     found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
@@ -81,7 +81,7 @@ def promote(
     ] = None,
     adapter: Annotated[bool, Field(description="Of an adapter: it alone, for peft.")] = False,
 ) -> dict[str, Any]:
-    """Write the folder. Returns what was written and the seconds it took."""
+    """Write a version into a folder. Returns what was written and the seconds it took."""
     weights, since = weights_at(url), time.monotonic()
     seen = seen_at(url)
     number = newest_version(weights, url, version, seen)

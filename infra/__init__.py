@@ -1,1 +1,1 @@
-"""What both sides stand on: bus, object store, weights, process supervision, the local stack."""
+"""Shared by producers and consumers: bus, object store, weights, process supervision, the local stack."""

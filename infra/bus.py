@@ -1,7 +1,8 @@
-"""The bus: topics that records are appended to and read from by position. Kafka behind it, or a fake.
+"""The bus: topics to which records are appended and from which they are read by position.
 
-Positions are ours (see design: progress belongs to the trainer's checkpoint), so readers are assigned
-partitions and never join a group.
+It is Kafka (`infra.kafka_bus`), or a fake for tests (`infra.memory_bus`). Readers keep their positions
+themselves, since progress belongs to the trainer's checkpoint. So each reader is assigned partitions, and
+none joins a consumer group.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from infra.errors import Explained
 from infra.waiting import Wait
 from schemas.topics import Topic
 
-LARGEST_RECORD = 8 << 20  # bytes: no record is larger, whatever the bus
-SMALL_BATCH = 64 << 10  # bytes of records that others fetch one by one
+LARGEST_RECORD = 8 << 20  # maximum bytes of a record, on any bus
+SMALL_BATCH = 64 << 10  # bytes of a batch whose records are fetched one by one
 
 
 class BusError(Explained):
@@ -24,7 +25,7 @@ class BusError(Explained):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record and where it stands."""
+    """A record with its position in its topic."""
 
     topic: str
     partition: int
@@ -34,108 +35,113 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Its key as text; bytes that are no UTF-8 are replaced."""
+        """The key as text, with bytes that are not UTF-8 replaced."""
         return self.key.decode(errors="replace")
 
     @property
     def place(self) -> str:
-        """Where it stands, for people and for `streamrl skip`."""
+        """Topic, partition and offset as text, for people and for `streamrl skip`: `count-1.ledger[0]@17`."""
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
 class Sent(Protocol):
-    """A record on its way."""
+    """A record that was sent and may not be acknowledged yet."""
 
     def offset(self) -> int:
-        """Its position in its partition. Known once `flush` has returned, or raises BusError."""
+        """Return the record's position in its partition. Raise BusError if `flush` has not returned yet."""
 
 
 class Writer(Protocol):
-    """Appends records; a record is durable once `flush` has returned."""
+    """Appends records to topics. A record is durable once `flush` has returned."""
 
     def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> Sent:
-        """Append a record. Returns at once; a failure is raised by the next call of any method."""
+        """Append a record and return at once. If that fails, a later call of `send` or `flush` raises."""
 
     def flush(self, deadline_s: float) -> None:
-        """Return when every record sent so far is acknowledged by all in-sync replicas."""
+        """Wait until all in-sync replicas have acknowledged all records; raise BusError if they don't."""
 
     def close(self) -> None:
-        """Flush shortly and let go."""
+        """Flush for a short while and release the connection."""
 
 
 class Reader(Protocol):
     """Reads partitions of one topic from given positions."""
 
     def poll(self, wait_s: float, most: int = 500) -> list[Record]:
-        """The next records, or none after `wait_s`."""
+        """Return at most `most` of the next records, or none if none comes within `wait_s`."""
 
     def begin_offsets(self) -> dict[int, int]:
-        """The position of the oldest record of each partition that is kept."""
+        """Return, by partition, the position of the oldest record that is kept."""
 
     def end_offsets(self) -> dict[int, int]:
-        """The position behind the newest record of each partition."""
+        """Return, by partition, the position behind the newest record."""
 
     def positions(self) -> dict[int, int]:
-        """The position of the next record of each partition."""
+        """Return, by partition, the position of the record that is read next."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Go on from here, in these partitions."""
+        """Continue at these positions, given by partition."""
 
     def close(self) -> None:
-        """Let go."""
+        """Release the connection."""
 
 
 class Fetcher(Protocol):
-    """Reads single records by position, of any topic; it costs nothing while nothing is asked of it."""
+    """Reads single records of any topic by position. An idle fetcher costs nothing."""
 
     def fetch(
         self, topic: Topic, wanted: Mapping[int, Collection[int]], *, deadline_s: float
     ) -> dict[tuple[int, int], Record]:
-        """Records by partition and position, of those `wanted` by partition the ones that are there.
+        """Return the records at the `wanted` offsets of each partition, keyed by partition and offset.
 
-        Others that came along with them are among the result too.
+        Offsets without a record are left out. Records that came along in the same batches are included.
         """
 
     def close(self) -> None:
-        """Let go."""
+        """Release the connection."""
 
 
 class Bus(Protocol):
-    """Makes topics, writers and readers."""
+    """Creates topics, writers and readers."""
 
     def create_topics(self, topics: Sequence[Topic]) -> None:
-        """Create those that are missing; refuse those that exist with too few partitions."""
+        """Create the topics that are missing. Raise BusError if one exists with too few partitions."""
 
     def topic_names(self) -> set[str]:
-        """All topics that are there."""
+        """Return the names of all topics on the bus."""
 
     def delete_topics(self, names: Collection[str]) -> None:
-        """Remove topics with all their records; those that are not there are passed over."""
+        """Delete topics with all their records. Names of topics that don't exist are ignored."""
 
     def writer(self, batch: int | None = None) -> Writer:
-        """A writer for any topic. `batch`: bytes that it sends as one; who fetches one record fetches all."""
+        """Return a writer for any topic.
+
+        `batch`: maximum bytes that are sent as one batch; None means the default. Fetching one record brings
+        the whole batch that it is in.
+        """
 
     def reader(
         self, topic: Topic, start: Mapping[int, int] | None = None, *, only: int | None = None,
         patient: bool = False,
     ) -> Reader:  # fmt: skip
-        """A reader of a topic's partitions, or of `only` one, from `start` (default: from the beginning).
+        """Return a reader of a topic's partitions, or of the partition `only`.
 
-        `patient`: once it has been polled it is asked for nothing but records. While there are none it costs
-        next to nothing; asked for its ends it would answer only after seconds.
+        `start`: position of the first record, by partition (default: the oldest record that is kept).
+        `patient`: after its first poll the reader is asked for nothing but records. It then costs next to
+        nothing while there are none, but would answer only after seconds if it were asked for its ends.
         """
 
     def fetcher(self) -> Fetcher:
-        """A reader of single records."""
+        """Return a reader of single records."""
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Release all connections."""
 
 
 def read_all(
     bus: Bus, topic: Topic, start: Mapping[int, int] | None = None, *, deadline_s: float
 ) -> list[Record]:
-    """Every record from `start` up to the end as it is now, partition by partition in order."""
+    """Return all records from `start` to the end that the topic has now; in order within each partition."""
     reader = bus.reader(topic, start)
     try:
         ends = reader.end_offsets()
@@ -148,7 +154,7 @@ def read_all(
 def read_until(
     reader: Reader, ends: Mapping[int, int], topic: Topic, *, deadline_s: float
 ) -> Iterator[Record]:
-    """What a reader reads until it is at `ends`, one by one; the last batch may go beyond."""
+    """Yield records until the reader is at `ends`; the last batch may go beyond them."""
     wait = Wait(f"records of {topic.name}", unblocked_by="the Kafka broker", deadline_s=deadline_s)
     while any(reader.positions()[partition] < end for partition, end in ends.items()):
         batch = reader.poll(0.2)
@@ -157,9 +163,9 @@ def read_until(
 
 
 def clamp(reader: Reader) -> dict[int, int]:
-    """Where a reader's position is gone by retention, go on at the oldest record that is kept.
+    """Move a reader on to the oldest kept record wherever retention has deleted its position.
 
-    By partition, how many records that passes over: nothing if none are gone.
+    Return, by partition, how many records that passes over; partitions where none are gone are left out.
     """
     begins, positions = reader.begin_offsets(), reader.positions()
     gone = {
@@ -171,7 +177,7 @@ def clamp(reader: Reader) -> dict[int, int]:
 
 
 def begins_of(bus: Bus, topic: Topic) -> dict[int, int]:
-    """Where the oldest records of a topic stand that are kept."""
+    """Return, by partition, the position of a topic's oldest kept record."""
     reader = bus.reader(topic)
     try:
         return reader.begin_offsets()
@@ -180,7 +186,7 @@ def begins_of(bus: Bus, topic: Topic) -> dict[int, int]:
 
 
 def ends_of(bus: Bus, topic: Topic, *, only: int | None = None) -> dict[int, int]:
-    """Where a topic ends now: who reads on from there sees only what comes."""
+    """Return, by partition, where a topic ends now. A reader that starts there sees only later records."""
     reader = bus.reader(topic, only=only)
     try:
         return reader.end_offsets()
@@ -189,7 +195,7 @@ def ends_of(bus: Bus, topic: Topic, *, only: int | None = None) -> dict[int, int
 
 
 def near_ends(bus: Bus, topic: Topic, newest: int) -> dict[int, int]:
-    """Where the newest so many records of each partition begin."""
+    """Return, by partition, the position where the `newest` last records begin."""
     reader = bus.reader(topic)
     try:
         begins = reader.begin_offsets()

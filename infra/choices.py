@@ -1,7 +1,8 @@
-"""What is otherwise decided by looking at the machine, and the setting that forces each such decision.
+"""Decisions that depend on the machine, and the environment variable that forces each of them.
 
-Whoever decides asks here, each time anew; tests run both ways of each choice on every machine. What libraries
-decide by themselves is listed too, with the variables that they read. `docs/processors.md` has all of it.
+Code asks here each time that it decides, so tests can run both ways of each choice on every machine.
+Decisions that libraries make by themselves are listed too, with the variables that the libraries read.
+`docs/processors.md` describes all of them.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ _NUMBER = re.compile("[1-9][0-9]{0,4}")
 
 
 class ChoiceError(Explained):
-    """A setting that says nothing known, or asks for what this machine has not; the message names it."""
+    """A variable has an unknown value, or asks for what this machine lacks; the message names it."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One decision. Without its variable, or with an empty one, the machine decides."""
+    """A decision. If its variable is unset or empty, the machine decides."""
 
     variable: str
     decides: str
-    unset: str  # how it is decided then
-    ways: tuple[str, ...] = ()  # none: a number
-    library: str = ""  # that reads the variable by itself, as the process begins
+    unset: str  # how the machine decides, in words
+    ways: tuple[str, ...] = ()  # known values; empty: a number from 1 to 99999
+    library: str = ""  # the library that reads the variable by itself, as the process begins
 
     def forced(self) -> str | None:
-        """What the environment says. Raises ChoiceError if it is nothing known."""
+        """Return the variable's value; None if it is unset or empty.
+
+        Raise ChoiceError if the value is unknown, unless a library reads the variable by itself.
+        """
         said = os.environ.get(self.variable, "").strip()
         known = said in self.ways if self.ways else bool(_NUMBER.fullmatch(said))
         if said and not known and not self.library:
@@ -81,13 +85,13 @@ ALL = (LINEAR, DEVICE, NUMBA, SCAN, CORES, ROOM, ISA, ATEN, LLVM)
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     said = CORES.forced()
     return int(said) if said else len(os.sched_getaffinity(0))
 
 
 def cuda() -> bool:
-    """Whether a GPU is there to be used."""
+    """Return whether to use a GPU. Raise ChoiceError if one is forced and torch sees none."""
     import torch
 
     said = DEVICE.forced()
@@ -97,7 +101,7 @@ def cuda() -> bool:
 
 
 def compiles() -> bool:
-    """Whether loops are compiled."""
+    """Return whether numba compiles loops. Raise ChoiceError if that is forced and numba is missing."""
     said = NUMBA.forced()
     if said == "plain":
         return False

@@ -1,4 +1,4 @@
-"""The places of our own code: a checkout has the rooms at its top, the wheel has them inside `streamrl`."""
+"""Where our own code is: a checkout has the rooms at its top, the wheel has them inside `streamrl`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ ROOT = Path(__file__).resolve().parents[1 + _PREFIX.count(".")]  # the folder fr
 
 
 def module(name: str) -> str:
-    """The full name of one of our modules, to start it by `python -m`: `consumers.trainer`."""
+    """Return the full name of one of our modules, such as `consumers.trainer`, to start it by `python -m`."""
     return _PREFIX + name

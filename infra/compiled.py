@@ -1,6 +1,6 @@
-"""numba's `njit`, where loops are compiled (`STREAMRL_NUMBA`); else functions stay as they are.
+"""numba's `njit` if loops are compiled (`STREAMRL_NUMBA`); otherwise a decorator that changes nothing.
 
-Decided when a module with such loops is imported.
+The choice is made when a module with such loops is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def njit(**options: Any) -> Callable[[Function], Function]:
-    """A decorator. Options as numba's."""
+    """Return numba's `njit` with these options, or a decorator that returns the function unchanged."""
     if not choices.compiles():
         return lambda function: function
     import numba

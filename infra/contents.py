@@ -1,7 +1,8 @@
-"""What the files of a run hold, by hashes: a resumed run compares contents, not places.
+"""Hashes of the files that a run uses: a resumed run compares contents, not paths.
 
-A file is read whole. So is a model's folder that is small; of a larger one the hash is over names, sizes,
-configuration and the headers of its safetensors, with the beginning and end of each file: seconds at 100 GB.
+A file is read whole, and so is a folder of up to 64 MiB. Of a larger folder the hash covers the names and
+sizes of all files, small files whole (such as the configuration), and of large ones the first and last MiB
+and the header, if they are safetensors. That takes seconds at 100 GB.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from blake3 import blake3
 
 from schemas.runspec import RunSpec
 
-_WHOLE = 64 << 20  # bytes of a folder that are read whole
-_ENDS = 1 << 20  # bytes at the beginning and end of a file in a larger one
+_WHOLE = 64 << 20  # bytes: a folder up to this size is read whole
+_ENDS = 1 << 20  # bytes that are read at the beginning and at the end of each file in a larger folder
 _PASSED_OVER = {".cache", ".git", "__pycache__"}
 
-# Settings that name files, by what they mean. The model is compared as the folder that came of it.
+# Settings that name files. The model is compared by its folder, whatever setting that came from.
 FILES = {"task.python", "task.jsonl", "task.dataset", "task.reward", "task.held_out_jsonl", "loss.reference"}
 MODEL = "model"
 
 
 def contents_of(spec: RunSpec, model: str) -> dict[str, str]:
-    """The hash of what each setting names, if that is a file or a folder here; others are told by name."""
+    """Return, by setting, the hash of the file or folder that it names; other settings are left out."""
     named: dict[str, str | None] = {
         "task.python": spec.task.python, "task.jsonl": spec.task.jsonl, "task.dataset": spec.task.dataset,
         "task.reward": spec.task.reward, "task.held_out_jsonl": spec.task.held_out_jsonl,
@@ -33,7 +34,10 @@ def contents_of(spec: RunSpec, model: str) -> dict[str, str]:
 
 
 def content(value: str) -> str:
-    """A hash of the file or folder that is named, and of the function in it; empty if there is none."""
+    """Return a hash of the file or folder that `value` names; empty if there is none.
+
+    For `FILE.py:function` the function's name is appended.
+    """
     source, colon, function = value.rpartition(":")
     path, rest = (Path(source), function) if colon and source.endswith(".py") else (Path(value), "")
     try:
@@ -64,7 +68,7 @@ def _of_folder(folder: Path) -> str:
 
 
 def _ends(file: Path) -> bytes:
-    """A safetensors file begins with its header: names, shapes and places of all tensors."""
+    """Return a file's beginning and end; of safetensors also the whole header, which lists all tensors."""
     with file.open("rb") as opened:
         start = opened.read(_ENDS)
         header = int.from_bytes(start[:8], "little") if file.suffix == ".safetensors" else 0

@@ -1,9 +1,9 @@
-"""The product of a linear layer on a CPU in fp32, by oneDNN, forward and backward.
+"""Linear layers on a CPU in fp32, computed by oneDNN, forward and backward.
 
 Torch leaves fp32 products to MKL, which uses half of the vector units of a CPU that is not Intel's: 112
-against 240 GFLOP/s on one core of an AMD EPYC with AVX-512. oneDNN makes a kernel for each number of rows,
-which takes 2 ms, so rows are padded to one of few numbers. On Intel's own CPUs MKL is the faster one: a
-training step takes 20 % less, since it needs no copies for the gradient of the weights.
+against 240 GFLOP/s on one core of an AMD EPYC with AVX-512. oneDNN takes 2 ms to make a kernel for each
+number of rows, so rows are padded to one of a few numbers. On Intel's own CPUs MKL is faster: a training step
+takes 20 % less time, since MKL needs no copies for the gradient of the weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infra import choices
 
 
 def padded_rows(rows: int) -> int:
-    """The next of 8, 16, … 128, 144, … 256, 288, …: at most an eighth more, and few different ones."""
+    """Return the next of 8, 16, … 128, 144, … 256, 288, …: beyond 64 rows, at most an eighth more."""
     step = 8
     while step * 16 < rows:
         step *= 2
@@ -29,13 +29,13 @@ def padded_rows(rows: int) -> int:
 
 
 def pad_rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows of zeros behind the last one, up to a padded number."""
+    """Append rows of zeros until the number of rows is a padded one."""
     missing = padded_rows(x.shape[0]) - x.shape[0]
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`x @ weight.T + bias` of matrices; not differentiable."""
+    """Return `x @ weight.T + bias` for matrices; not differentiable. Other dtypes than fp32 go to torch."""
     if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return torch_linear(x, weight, bias)
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         flat = pad_rows(x.reshape(-1, x.shape[-1]))
-        ctx.save_for_backward(flat if ctx.needs_input_grad[1] else None, weight)  # a base is not trained
+        ctx.save_for_backward(flat if ctx.needs_input_grad[1] else None, weight)  # no use for frozen weights
         return product(flat, weight, bias)[: x[..., 0].numel()].view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
@@ -67,7 +67,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear`, differentiable. bf16, also by autocast, is torch's own."""
+    """Like `torch.nn.functional.linear`, differentiable. Torch does all but fp32, also bf16 by autocast."""
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return torch_linear(x, weight, bias)
     result: torch.Tensor = _Linear.apply(x, weight, bias)
@@ -75,7 +75,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def pays() -> bool:
-    """Whether this CPU is one that MKL is slow on, unless STREAMRL_LINEAR says what to use."""
+    """Return whether to use oneDNN: as STREAMRL_LINEAR says, else on every CPU that is not Intel's."""
     said = choices.LINEAR.forced()
     return said == "onednn" if said else not _intel()
 
@@ -93,12 +93,12 @@ def _compute(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 
 def use_cpu_linear(model: torch.nn.Module, *, most_rows: int) -> None:
-    """Let all linear layers of a model compute this way, with kernels ready for up to so many rows."""
+    """Make all linear layers of a model compute this way. Prepare kernels for up to `most_rows` rows."""
     shapes: set[tuple[int, int, bool]] = set()
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             shapes.add((module.out_features, module.in_features, module.bias is not None))
-            module.forward = MethodType(_compute, module)  # a copy of the model gets its own
+            module.forward = MethodType(_compute, module)  # a copy of the model gets a method of its own
     counts = sorted({padded_rows(rows) for rows in range(1, most_rows + 1)})
     for (wide, narrow, biased), rows in itertools.product(sorted(shapes), counts):
         weight = torch.zeros(wide, narrow, requires_grad=True)

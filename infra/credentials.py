@@ -1,10 +1,10 @@
-"""What code of the user's does not get: rewards, tasks and model builders run without our credentials.
+"""Keeps our credentials from the user's code: rewards, tasks and model builders run without them.
 
-STREAMRL_TASK_ENV    names of variables, separated by ',', that such code gets all the same: a key of its own
+STREAMRL_TASK_ENV    names of variables, separated by ',', that such code gets nevertheless: a key of its own
                      for a model that judges, say
 
-It is a child's environment that is cleared. Code that runs as the same user may still read that user's files:
-who must keep those from it runs generators as another user, or in a container.
+Only the environment of a child process is cleared. Code that runs as the same user may still read that user's
+files. To prevent this, run generators as another user or in a container.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _OTHERS = (
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable is a credential, by its name."""
+    """Return whether a variable is a credential, judging by its name."""
     return any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in (*_OURS, *_STORES, *_OTHERS))
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
-    """Names of the credentials in an environment that a task's code does not get."""
+    """Return the names of the credentials in an environment that a task's code does not get."""
     allowed = {name.strip() for name in environment.get(ALLOWED, "").split(",")}
     return sorted(name for name in environment if is_secret(name) and name not in allowed)
 
 
 def without_credentials(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment for code that is not ours."""
+    """Return a copy of an environment for code that is not ours, without credentials."""
     dropped = set(secrets_in(environment))
     return {name: value for name, value in environment.items() if name not in dropped}
 
 
 def unset_credentials(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The beginning of a command line that starts the rest of it without credentials."""
+    """Return the words to put before a command to run it without credentials: `env -u NAME …`, or none."""
     names = secrets_in(environment)
     return ["env", *(word for name in names for word in ("-u", name))] if names else []

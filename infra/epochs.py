@@ -1,9 +1,9 @@
-"""Starts of a process of which a run may have one at a time: each has a number, and a newer one fences it.
+"""Numbers the starts of a process of which a run may have one at a time: the newest start fences all others.
 
 runs/<run>/trainers/e07.json     start 7 of the trainer: when, where and as which process
 
-Who was thought dead and finds a newer start must not write any more. Only the newest markers are kept, so to
-look is one short listing however often a run was started.
+A process that was thought dead and finds a newer start must stop writing. Only the newest 8 markers are kept,
+so looking for a newer start is one short listing, however often a run was started.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _KEPT = 8
 
 
 class Replaced(Explained):
-    """A newer start of the same process is at work; the message says which."""
+    """This start must not write any more: a newer one has replaced it, or its marker is gone."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One start."""
+    """A start of a process, with its number."""
 
     store: Store
-    folder: str  # of the markers
+    folder: str  # where the markers are
     role: str
     number: int
 
     def check(self) -> None:
-        """Raise Replaced if there is a newer start. A store that can't be asked now says nothing."""
+        """Raise Replaced if there is a newer start or this one's marker is gone. Ignore store errors."""
         try:
             newest = max(_numbers(self.store, self.folder), default=-1)
         except StoreError:
@@ -61,7 +61,7 @@ class Epoch:
 
 
 def begin(store: Store, run: str, role: str) -> Epoch:
-    """A start of a role. It gets a number of its own, also if another one begins at the same moment."""
+    """Register a start of a role under a number of its own, even if two begin at the same moment."""
     folder = f"runs/{run}/{role}s"
     known = _numbers(store, folder)
     number = max(known, default=-1) + 1
@@ -78,7 +78,7 @@ def begin(store: Store, run: str, role: str) -> Epoch:
 
 
 def _numbers(store: Store, folder: str) -> list[int]:
-    """The starts whose markers are kept."""
+    """Return the numbers of the starts whose markers are kept."""
     pattern = re.compile(rf"{re.escape(folder)}/e(\d{{1,9}})\.json")
     return [int(found[1]) for key in store.list(folder) if (found := pattern.fullmatch(key))]
 

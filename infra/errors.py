@@ -1,4 +1,4 @@
-"""The base of all errors that explain themselves.
+"""The base class of all errors that explain themselves, and its subclasses.
 
 Explained
 ├── BusError          Kafka                    infra.bus
@@ -25,4 +25,4 @@ Explained
 
 
 class Explained(RuntimeError):
-    """What happened, where, and what to do: shown to people without a traceback."""
+    """An error that says what happened, where, and what to do. People see its message without a traceback."""

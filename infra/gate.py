@@ -1,11 +1,12 @@
-"""The gate: the one place through which records of a topic become messages, or are refused with a reason.
+"""The gate turns records of a topic into messages, or refuses them with a reason. All readers use it.
 
     record ──► readable? ──► well-formed in itself? ──► of this run? ──► fit for this reader? ──► message
                   └──────────────────┴──────────────────────┴────────────────────┴──► refuse(record, reason)
 
-Whatever is in a record, the gate raises nothing of its own: a record can't end a process, nor the next one
-that meets it. `refuse` decides about it: a dead letter where this reader is the one that reports it
-(`Context.dead_letter`), nothing where another one does (`passed_over`), an error where to skip it is wrong.
+The gate itself never raises, whatever a record holds: no record can end a process, or the one that is started
+next. The reader's `refuse` decides what a refusal leads to: a dead letter if this reader reports the topic's
+bad records (`RoleContext.dead_letter`), nothing if another reader does (`passed_over`), or an error if
+passing over the record would be wrong.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ Refuse = Callable[[Record, str], None]
 
 
 def passed_over(record: Record, reason: str) -> None:
-    """Another reader of the topic reports it."""
+    """Ignore a refused record, because another reader of the topic reports it."""
 
 
 class Gate(Generic[MessageT]):
-    """Takes the messages of one kind out of the records of a topic."""
+    """Turns records of a topic into messages of one kind."""
 
     def __init__(
         self, kind: type[MessageT], run: str, refuse: Refuse, *,
         unfit: Callable[[MessageT], str] = lambda message: "", foreign: Refuse | None = None,
     ) -> None:  # fmt: skip
-        """`unfit`: why a message is of no use to this reader; empty if it is.
+        """`unfit` returns why a message is of no use to this reader; empty if it is of use.
 
-        `foreign`: who decides about messages of another run, if that is not `refuse`.
+        `foreign` is called for messages of another run; None means that `refuse` is.
         """
         self._kind, self._run, self._refuse, self._unfit = kind, run, refuse, unfit
         self._foreign = foreign or refuse
 
     def take(self, records: Iterable[Record]) -> Iterator[tuple[Record, MessageT]]:
-        """Those that may pass, in order."""
+        """Yield the records that are not refused, each with its message, in order."""
         for record in records:
             if (message := self.take_one(record)) is not None:
                 yield record, message
 
     def messages(self, records: Iterable[Record]) -> list[MessageT]:
-        """The same, where nobody asks where they stood."""
+        """Return the messages of the records that are not refused, in order."""
         return [message for _, message in self.take(records)]
 
     def take_one(self, record: Record) -> MessageT | None:
-        """A record's message; None if it was refused."""
+        """Return a record's message; None if it was refused."""
         refuse = self._refuse
         try:
             message = decode(record.value, self._kind)

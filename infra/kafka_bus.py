@@ -1,7 +1,7 @@
 """The bus on Apache Kafka, through kafka-python.
 
-Credentials come from the environment, never from the run file: `infra.kafka_security`. A broker that can't be
-used is looked at by hand, so that the error says why: `infra.kafka_probe`.
+Credentials come from the environment, never from the run file: see `infra.kafka_security`. When a broker
+can't be used, `infra.kafka_probe` finds out why, so that the error can say so.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from infra.kafka_security import checked_settings, security_from_environment
 from schemas.topics import FOR_EVER, Topic
 
 _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
-# The broker answers a fetch at once when there is something, and holds it for so long when there is nothing.
-# All else that is asked on the connection waits for that answer.
+# How long the broker holds a fetch while there are no records; with records it answers at once. Any other
+# request on the connection waits for that answer.
 _WAIT_MS, _PATIENT_MS = 400, 8_000
-_UNMETERED = {"metrics_enabled": False}  # nobody reads them, and each request and batch would be counted
+_UNMETERED = {"metrics_enabled": False}  # nobody reads metrics, and counting requests costs time
 
 
 class KafkaBus:
-    """Connections to one cluster."""
+    """The bus of one Kafka cluster."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class KafkaBus:
             admin.close()
 
     def broker_count(self) -> int:
-        """How many brokers the cluster has."""
+        """Return how many brokers the cluster has."""
         admin = self._connect(KafkaAdminClient)
         try:
             return len(admin.describe_cluster()["brokers"])
@@ -109,7 +109,7 @@ class KafkaBus:
             hours = topic.retention_hours or self._retention_hours
             settings["retention.ms"] = "-1" if hours == FOR_EVER else str(hours * 3_600_000)
             if topic.retention_hours and hours != FOR_EVER:
-                settings["segment.ms"] = str(hours * 900_000)  # only whole segments are let go of
+                settings["segment.ms"] = str(hours * 900_000)  # Kafka deletes whole segments only
         if self._replication > 1:
             settings["min.insync.replicas"] = str(self._replication - 1)
         return {
@@ -152,13 +152,13 @@ class KafkaBus:
             enable_auto_commit=False,
             auto_offset_reset="none",
             fetch_max_wait_ms=_WAIT_MS,
-            max_partition_fetch_bytes=SMALL_BATCH,  # of what is around a record no more than need be
+            max_partition_fetch_bytes=SMALL_BATCH,  # reads little beyond the wanted record
             **_UNMETERED,
         )
         return KafkaFetcher(consumer, self.bootstrap_servers)
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Do nothing: no connection is held between calls."""
 
     def _connect(self, client: Any, **options: Any) -> Any:
         if not self._probed:
@@ -181,7 +181,7 @@ class KafkaBus:
 
 
 class KafkaSent:
-    """A record that the broker has acknowledged, or is about to."""
+    """A record that the broker has acknowledged or will acknowledge soon."""
 
     def __init__(self, future: Any, topic: Topic, broker: str) -> None:
         self._future, self._topic, self._broker = future, topic, broker
@@ -234,7 +234,7 @@ class KafkaWriter:
 
 
 class KafkaReader:
-    """A consumer with positions of its own."""
+    """A consumer that is assigned its partitions and keeps its own positions."""
 
     def __init__(
         self, consumer: KafkaConsumer, topic: Topic, start: dict[int, int], broker: str, only: int | None

@@ -1,8 +1,8 @@
-"""Single records of Kafka by position: a consumer that stands still until it is asked.
+"""Fetches single records from Kafka by position, with a consumer that is idle until it is asked.
 
-A broker answers with whole batches, so what stands around a record comes with it. Records that are close
-together are read on; only farther ones are sought. Positions that a topic does not have are no error here:
-who names one may be wrong.
+A broker answers with whole batches, so records near the wanted one come with it. The consumer reads on to a
+wanted record that is close, and seeks one that is farther away. Positions that a topic does not have are no
+error here: the message that named them may be wrong.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from infra.bus import BusError, Record
 from infra.waiting import Wait
 from schemas.topics import Topic
 
-_NEAR = 64  # records: so many are read over rather than sought
+_NEAR = 64  # records: a gap up to this size is read over, a larger one is skipped by a seek
 _POLL_MS = 400
 _MOST = 500
 
 
 class KafkaFetcher:
-    """Reads what is asked for, in the caller's thread."""
+    """Fetches the wanted records in the caller's thread."""
 
     def __init__(self, consumer: KafkaConsumer, broker: str) -> None:
         self._consumer, self._broker = consumer, broker
@@ -92,7 +92,7 @@ class KafkaFetcher:
             self._consumer.seek(part, offsets[0])
 
     def _drop_what_is_not_there(self, left: dict[TopicPartition, list[int]]) -> None:
-        """Nothing came: perhaps a position is before the topic's first record, or behind its last."""
+        """Stop waiting for positions that the topic does not have. Called when a poll brought nothing."""
         parts = list(left)
         begins, ends = self._consumer.beginning_offsets(parts), self._consumer.end_offsets(parts)
         for part in parts:
@@ -106,5 +106,5 @@ class KafkaFetcher:
             self._consumer.assign(list(left))
 
     def close(self) -> None:
-        """Let go."""
+        """Close the consumer."""
         self._consumer.close()

@@ -1,11 +1,11 @@
-"""Why a broker can't be used: one connection by hand, step by step, where a client only tries for a while.
+"""Finds out why a broker can't be used, by one connection step by step. A client would only retry.
 
 connect ──► TLS handshake ──► ApiVersions ──► SaslHandshake ──► SaslAuthenticate
 network     certificate,      protocol        mechanism,        password
             host name                         or no login
 
 The wire format of these requests is fixed since Kafka 1.0. Nothing secret is sent to a listener that does not
-speak the protocol that was asked for.
+speak the configured protocol.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _OTHER_NAME = (62, 64)  # OpenSSL's codes: the certificate is for another host n
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is in the way. `lasting`: no waiting mends it."""
+    """The reason why a broker can't be used. `lasting`: waiting does not mend it."""
 
     what: str
     lasting: bool
 
 
 class _Cut(Exception):
-    """The broker has closed the connection, or its answer is none."""
+    """The broker has closed the connection, or its answer is not one of Kafka's."""
 
 
 def trouble(bootstrap_servers: str, options: Mapping[str, Any]) -> Trouble | None:
-    """What is in the way of the first broker that says so; None if one of them can be used."""
+    """Return why no broker can be used; None if one of them can. The first lasting reason counts most."""
     found = None
     for server in bootstrap_servers.split(","):
         host, port = _address(server.strip())
@@ -111,7 +111,7 @@ def _tls_trouble(host: str, port: int, error: OSError, options: Mapping[str, Any
 
 
 def _about_our_certificate(error: OSError) -> Trouble | None:
-    """An alert from the broker: it is about what we showed, or did not."""
+    """Return the trouble if the broker's alert is about our certificate or about a missing one, else None."""
     reason = getattr(error, "reason", None) or ""
     if not any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")):
         return None
@@ -133,7 +133,7 @@ def _talk(made: socket.socket, host: str, port: int, options: Mapping[str, Any])
     try:
         code, known = line.handshake(mechanism or "PLAIN")
     except (_Cut, OSError, struct.error):
-        return None  # a broker that does not know the question: the client will say
+        return None  # the broker does not know this request: the client will report it
     tls = "SSL" if uses_tls(options) else "PLAINTEXT"
     if mechanism is None:
         if code in (0, _NO_SUCH_MECHANISM):
@@ -159,7 +159,7 @@ def _talk(made: socket.socket, host: str, port: int, options: Mapping[str, Any])
 
 
 def _silent(host: str, port: int, error: Exception, options: Mapping[str, Any]) -> Trouble:
-    """Connected, and no answer: another protocol, or a certificate of ours that is not believed."""
+    """Return why a connected broker does not answer: another protocol, or it refuses our certificate."""
     if uses_tls(options):
         refused = _about_our_certificate(error) if isinstance(error, OSError) else None
         return refused or Trouble(
@@ -189,20 +189,20 @@ def _log_in(line: _Line, mechanism: str, host: str, port: int, options: Mapping[
                 return wrong if code == _REFUSED else None
             said.receive(answer)
     except (ValueError, KeyError, KafkaError):
-        return wrong  # the broker does not know the password either: its own proof is wrong
+        return wrong  # the broker's own proof is wrong, so it does not know the password either
     except (_Cut, OSError, struct.error):
         return None
     return None if said.is_authenticated() else wrong
 
 
 class _Line:
-    """Requests and answers, one by one."""
+    """A connection on which each request waits for its answer."""
 
     def __init__(self, made: socket.socket) -> None:
         self._made, self._number = made, 0
 
     def handshake(self, mechanism: str) -> tuple[int, list[str]]:
-        """Kafka's error code, and the mechanisms that the listener knows."""
+        """Ask for a login mechanism. Return Kafka's error code and the mechanisms that the listener knows."""
         name = mechanism.encode()
         answer = self.ask(_SASL_HANDSHAKE, 1, struct.pack(">h", len(name)) + name)
         code, count = struct.unpack_from(">hi", answer)
@@ -214,7 +214,7 @@ class _Line:
         return code, known
 
     def authenticate(self, token: bytes) -> tuple[int, bytes]:
-        """Kafka's error code, and what the broker says to the token."""
+        """Send a login token. Return Kafka's error code and the broker's answer to the token."""
         answer = self.ask(_SASL_AUTHENTICATE, 0, struct.pack(">i", len(token)) + token)
         code, size = struct.unpack_from(">hh", answer)
         at = 4 + max(size, 0)
@@ -222,7 +222,7 @@ class _Line:
         return code, answer[at + 4 : at + 4 + max(size, 0)]
 
     def ask(self, key: int, version: int, body: bytes) -> bytes:
-        """The answer to a request, behind its number."""
+        """Send a request and return its answer without the leading request number."""
         self._number += 1
         name = b"streamrl-probe"
         head = struct.pack(">hhih", key, version, self._number, len(name)) + name
@@ -246,7 +246,7 @@ class _Line:
 
 
 def _speaks_tls(host: str, port: int) -> bool:
-    """Whether a listener answers a TLS handshake; nothing is sent through it."""
+    """Return whether a listener answers a TLS handshake. Nothing is sent through the connection."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -259,7 +259,7 @@ def _speaks_tls(host: str, port: int) -> bool:
 
 
 def _speaks_plainly(host: str, port: int) -> bool:
-    """Whether a listener answers Kafka's first question without TLS."""
+    """Return whether a listener answers Kafka's first request without TLS."""
     with contextlib.suppress(OSError, _Cut, struct.error), _connected(host, port) as made:
         _Line(made).ask(_API_VERSIONS, 0, b"")
         return True

@@ -1,7 +1,8 @@
-"""How to log in to Kafka: from the environment, never from the run file. Looked at before anything is tried.
+"""Login settings for Kafka, read from the environment, never from the run file, and checked before any use.
 
 STREAMRL_KAFKA_SECURITY_PROTOCOL   PLAINTEXT (if not set), SSL, SASL_PLAINTEXT or SASL_SSL
-STREAMRL_KAFKA_CAFILE              PEM file with what signed the broker's certificate; else the system's
+STREAMRL_KAFKA_CAFILE              PEM file of the authority that signed the broker's certificate;
+                                   if not set, the system's authorities
 STREAMRL_KAFKA_CERTFILE, _KEYFILE  PEM files of a client certificate and its key; _KEY_PASSWORD opens the key
 STREAMRL_KAFKA_SASL_MECHANISM      PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI, OAUTHBEARER or AWS_MSK_IAM
 STREAMRL_KAFKA_USERNAME, _PASSWORD for PLAIN and SCRAM
@@ -35,13 +36,13 @@ _OPTIONS = {
 
 
 def security_from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """kafka-python's options for TLS and SASL."""
+    """Return kafka-python's options for TLS and SASL, as the environment sets them."""
     found = {option: environment.get(f"{PREFIX}{name}") for name, option in _OPTIONS.items()}
     return {option: value for option, value in found.items() if value}
 
 
 def checked_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """The same options if they can be used together; raises BusError that names the variable."""
+    """Return the options if they can be used together; else raise BusError that names the variable."""
     protocol = options.get("security_protocol", "PLAINTEXT")
     if protocol not in PROTOCOLS:
         raise _wrong("SECURITY_PROTOCOL", f"{protocol!r} is none of {', '.join(PROTOCOLS)}")
@@ -57,12 +58,12 @@ def checked_settings(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def uses_tls(options: Mapping[str, Any]) -> bool:
-    """Whether connections are encrypted."""
+    """Return whether connections are encrypted."""
     return str(options.get("security_protocol", "")).endswith("SSL")
 
 
 def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """What is trusted and shown in a TLS handshake, as kafka-python makes it too."""
+    """Return a TLS context with the trusted authorities and our certificate, as kafka-python makes it too."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if authority := options.get("ssl_cafile"):
@@ -97,7 +98,7 @@ def _show(context: ssl.SSLContext, certificate: str, options: Mapping[str, Any])
 
 
 def _locked(file: str) -> bool:
-    """Whether the key in a PEM file needs a password. OpenSSL's error does not always say."""
+    """Return whether the key in a PEM file needs a password. OpenSSL's error does not always say so."""
     try:
         return b"ENCRYPTED" in Path(file).read_bytes()
     except OSError:

@@ -1,9 +1,10 @@
-"""Whose word counts: Ed25519 signatures of bytes. The environment says which keys there are.
+"""Ed25519 signatures of bytes. The environment names the keys.
 
 STREAMRL_SIGNING_KEY    a PEM file with the private key that this process signs with
-STREAMRL_TRUSTED_KEYS   PEM files with public keys, separated by ':': what none of them has signed is refused
+STREAMRL_TRUSTED_KEYS   PEM files with public keys, separated by ':'; content that none of them has signed is
+                        refused
 
-Without keys nothing is signed, and everything is believed.
+Without a signing key nothing is signed; without trusted keys everything is believed.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ SIGNING, TRUSTED = "STREAMRL_SIGNING_KEY", "STREAMRL_TRUSTED_KEYS"
 
 
 class KeysError(Explained):
-    """A key that can't be used, or something that nobody who is trusted has signed."""
+    """A key can't be used, or content is not signed by a trusted key."""
 
 
 class KeyRing:
-    """One key to sign with, and those that are believed."""
+    """The key to sign with, if there is one, and the keys that are trusted."""
 
     error: ClassVar[type[Explained]] = KeysError
 
@@ -35,7 +36,7 @@ class KeyRing:
 
     @property
     def trusts(self) -> bool:
-        """Whether signatures are asked for."""
+        """Whether content has to be signed."""
         return bool(self._trusted)
 
     @property
@@ -44,17 +45,20 @@ class KeyRing:
         return self._own is not None
 
     def sign(self, content: bytes, kind: str = "") -> str | None:
-        """The signature of some bytes, as text; None without a key.
+        """Return the signature of some bytes as text; None without a signing key.
 
-        `kind`, such as `run` or `checkpoint`, is signed with them: what was signed as one kind of thing is
-        not taken for another.
+        `kind`, such as `run` or `checkpoint`, is signed with the bytes, so that content signed as one kind of
+        thing is not accepted as another.
         """
         if self._own is None:
             return None
         return base64.b64encode(self._own.sign(_of_kind(content, kind))).decode()
 
     def verify(self, content: bytes, signature: str | None, where: str, kind: str = "") -> None:
-        """Raise unless one of the trusted keys, if there are any, has signed these bytes."""
+        """Raise unless a trusted key has signed these bytes. Without trusted keys, accept everything.
+
+        `where` names the content in the error; `kind` is that of `sign`.
+        """
         if not self._trusted:
             return
         if not signature:
@@ -100,12 +104,12 @@ class KeyRing:
 
 
 def ring_from_env() -> KeyRing:
-    """The keys that the environment names."""
+    """Return the key ring that the environment names."""
     return KeyRing(*named_in_env())
 
 
 def named_in_env() -> tuple[str | None, list[str]]:
-    """The files of the key to sign with, and of those that are believed."""
+    """Return the file of the signing key, None if there is none, and the files of the trusted keys."""
     trusted = os.environ.get(TRUSTED, "")
     return os.environ.get(SIGNING) or None, [path for path in trusted.split(os.pathsep) if path]
 

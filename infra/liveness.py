@@ -1,15 +1,16 @@
-"""Liveness: whether anything moves anywhere in a run, so that a deadline means a dead run and not a slow one.
+"""Liveness: whether any process of a run makes progress, so that a deadline ends a dead run, not a slow one.
 
     every process ── <run>.status ──► the feeder's process: Evidence ── <run>.pulse ──► Pulses: every wait
                      state, counters,                       alive; nothing moved for N s,
                      what it waits for                      and who waits for what
 
-A process moves if a counter of it grows beyond what it ever was (tokens, samples, steps, bytes), or if it
-says that it works and uses a processor. One that waits does not move, whatever its threads use; nor does
-one that says that it works and does nothing. Two that wait for each other are still; so is one that hangs.
+A process moves if one of its counters (tokens, samples, steps, bytes) grows beyond its maximum so far, or if
+the process says that it works and uses a processor. A process that waits does not move, whatever its threads
+use; nor does one that says that it works and uses no processor. So two processes that wait for each other are
+still, and so is one that hangs.
 
-Times are those of the reader's own monotonic clock, and only time in which the reader itself ran counts: a
-machine that slept finds nobody late. When pulses stop, the time since the last one counts.
+Times are those of the reader's own monotonic clock. Time in which the reader itself did not run is not
+counted: a machine that slept finds nobody late. When pulses stop, the time since the last one counts.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from schemas.topics import Topics
 from schemas.wire import encode
 
 PULSE_S = 2.0
-_BUSY = 0.1  # of a processor: more than heartbeats and open connections cost
-_LOOK_S = 2.0  # over so long, at least
-_GAP_S = 10.0  # so much counts at most between two ticks: else nobody looked
+_BUSY = 0.1  # share of a processor: more than heartbeats and open connections use
+_LOOK_S = 2.0  # at least so long between two looks at the processor time used
+_GAP_S = 10.0  # at most so much counts between two ticks: in a longer gap nobody looked
 _SILENT_S = 30.0
 _FORGET_S = 600.0
 _MOST_PROCESSES, _MOST_COUNTERS, _MOST_WAITS = 4096, 64, 12
@@ -47,10 +48,10 @@ class _Seen:
     beat: Heartbeat
     heard_at: float
     best: dict[str, float] = field(default_factory=dict)
-    cpu: tuple[float, float] | None = None  # when it was looked at, and how much it had used
+    cpu: tuple[float, float] | None = None  # time of the last look, and processor seconds used by then
 
     def grew(self, beat: Heartbeat) -> str:
-        """Which counter is larger than it ever was. Seconds pass by themselves, and are none."""
+        """Return the name of a counter that exceeds its maximum so far, or ''. Ignore those of seconds."""
         found = ""
         for name, value in islice(beat.counters.items(), _MOST_COUNTERS):
             if name.endswith("_s") or name in _NO_PROGRESS or not math.isfinite(value):
@@ -60,7 +61,7 @@ class _Seen:
         return found
 
     def works(self, beat: Heartbeat, now: float) -> bool:
-        """Whether it has used a processor since it was looked at, for work that it says it does."""
+        """Return whether the process says that it works, and has used a processor since the last look."""
         if beat.waits_for or beat.state == "ended" or (beat.role == "feeder" and beat.state != "starting"):
             self.cpu = None  # a feeder's threads always have something to do
             return False
@@ -76,7 +77,7 @@ class _Seen:
 
 
 class Evidence:
-    """When something last moved, from the heartbeats of all processes. Not thread-safe."""
+    """Tracks when something last moved, by the heartbeats of all processes. Not thread-safe."""
 
     def __init__(self, clock: Now = time.monotonic) -> None:
         self._clock = clock
@@ -86,13 +87,13 @@ class Evidence:
         self.moved = ""
 
     def heard(self, beat: Heartbeat) -> None:
-        """A heartbeat of any process."""
+        """Take in a heartbeat of any process."""
         now, name = self._clock(), (beat.role, beat.instance, beat.host, beat.pid)
         known = self._seen.get(name)
         if known is None:
             self._forget(now)
             known = self._seen[name] = _Seen(beat, now)
-            known.grew(beat)  # it did that before anyone listened
+            known.grew(beat)  # its counters grew before anyone listened: no movement
             known.works(beat, now)
             return
         if counter := known.grew(beat):
@@ -102,7 +103,7 @@ class Evidence:
         known.beat, known.heard_at = beat, now
 
     def tick(self) -> None:
-        """Time passes, as far as somebody looks."""
+        """Add the time since the last tick, at most 10 s, to the time in which nothing moved."""
         now = self._clock()
         self.still_s += min(now - self._ticked_at, _GAP_S)
         self._ticked_at = now
@@ -111,7 +112,7 @@ class Evidence:
         self.still_s, self.moved = 0.0, what[:200]
 
     def _forget(self, now: float) -> None:
-        """Processes that are gone, and the most silent tenth of too many."""
+        """Forget processes that have been silent for long; of too many, also the most silent tenth."""
         if len(self._seen) < _MOST_PROCESSES and now < self._forget_at:
             return
         self._forget_at = now + _SILENT_S
@@ -122,7 +123,7 @@ class Evidence:
                 del self._seen[name]
 
     def waits(self) -> str:
-        """The processes with what they wait for: those that wait for the same together."""
+        """Return the processes with what they wait for, as text, grouped by what that is."""
         now = self._clock()
         together: dict[str, list[str]] = {}
         for (role, instance, _, _), seen in sorted(self._seen.items()):
@@ -133,7 +134,7 @@ class Evidence:
 
 
 def _names(names: list[str]) -> str:
-    """The first of them, and how many others of each role there are."""
+    """Return the first name, and how many more there are of each role."""
     if len(names) == 1:
         return names[0]
     roles = Counter(name.rpartition("-")[0] for name in names[1:])
@@ -150,7 +151,7 @@ def _doing(seen: _Seen, now: float) -> str:
 
 
 class Pulsing:
-    """In the feeder's process, where all evidence comes together: hears every heartbeat, and sends pulses."""
+    """In the feeder's process: a thread that hears the heartbeats of all processes and sends pulses."""
 
     def __init__(self, bus: Bus, writer: Writer, topics: Topics, run: str, *, deadline_s: float) -> None:
         self._writer, self._topic, self._run = writer, topics.pulse, run
@@ -163,19 +164,19 @@ class Pulsing:
         threading.Thread(target=self._work, daemon=True, name="pulse").start()
 
     def still_s(self) -> float:
-        """For how long nothing has moved. Raises what ended the thread."""
+        """Return for how many seconds nothing has moved. Raise the error that ended the thread, if any."""
         if self._failure is not None:
             raise self._failure
         with self._lock:
             return self._evidence.still_s
 
     def waits(self) -> str:
-        """The processes with what they wait for."""
+        """Return the processes with what they wait for, as text."""
         with self._lock:
             return self._evidence.waits()
 
     def close(self) -> None:
-        """End the thread; nobody waits for that."""
+        """Tell the thread to end, without waiting for it."""
         self._closed.set()
 
     def _work(self) -> None:
@@ -206,7 +207,7 @@ class Pulsing:
 
 
 class Pulses:
-    """In every other process: the newest pulse, read now and then by a thread."""
+    """In every other process: a thread that reads the newest pulse at intervals."""
 
     def __init__(self, bus: Bus, topics: Topics, run: str, *, deadline_s: float) -> None:
         self._every_s = pulse_s(deadline_s)
@@ -218,7 +219,10 @@ class Pulses:
         threading.Thread(target=self._work, daemon=True, name="pulses").start()
 
     def still_s(self) -> float:
-        """For how long nothing has moved, or nobody has said so. Raises what ended the thread."""
+        """Return for how many seconds nothing has moved or no pulse has come; infinite before the first one.
+
+        Raise the error that ended the thread, if one did.
+        """
         if self._failure is not None:
             raise self._failure
         if (newest := self._newest) is None:
@@ -226,7 +230,7 @@ class Pulses:
         return newest[0].still_s + time.monotonic() - newest[1]
 
     def waits(self) -> str:
-        """The processes with what they wait for."""
+        """Return the processes with what they wait for, as text."""
         if (newest := self._newest) is None:
             return "no feeder is heard"
         silent = time.monotonic() - newest[1]
@@ -235,7 +239,7 @@ class Pulses:
         return newest[0].waits
 
     def close(self) -> None:
-        """End the thread; nobody waits for that."""
+        """Tell the thread to end, without waiting for it."""
         self._closed.set()
 
     def _work(self) -> None:
@@ -249,5 +253,5 @@ class Pulses:
 
 
 def pulse_s(deadline_s: float) -> float:
-    """How often pulses come: often enough for the deadline that they are for."""
+    """Return the seconds between two pulses: 2, but at most a tenth of the deadline that they serve."""
     return min(PULSE_S, deadline_s / 10)

@@ -1,4 +1,4 @@
-"""Logs that say run, role and step on every line."""
+"""Log lines that each carry run, role and step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _step: int | None = None
 
 
 def at_step(step: int) -> None:
-    """From now on lines of this process carry this step."""
+    """Set the step that this process's log lines carry from now on."""
     global _step
     _step = step
 
@@ -26,7 +26,7 @@ class _Where(logging.Formatter):
 
 
 def set_up(run: str, role: str) -> logging.Logger:
-    """The process's logger, to standard error."""
+    """Set up and return the process's logger, which writes to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Where(run, role))
     log = logging.getLogger("streamrl")

@@ -1,4 +1,4 @@
-"""A bus in memory, for unit tests: the same contract as Kafka's, within one process."""
+"""A bus in memory, for unit tests: it behaves as Kafka's does, within one process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from schemas.topics import Topic
 
 
 class MemoryBus:
-    """Topics as lists of records; several threads may use it."""
+    """A bus whose topics are lists of records. Several threads may use it."""
 
     def __init__(self) -> None:
         self._topics: dict[str, list[list[Record]]] = {}
-        self._begins: dict[tuple[str, int], int] = {}  # of partitions that retention has cut
+        self._begins: dict[tuple[str, int], int] = {}  # of partitions that `truncate` has cut
         self._changed = threading.Condition()
 
     def create_topics(self, topics: Sequence[Topic]) -> None:
@@ -50,7 +50,7 @@ class MemoryBus:
         pass
 
     def append(self, topic: Topic, partition: int, key: bytes, value: bytes) -> MemorySent:
-        """What a writer does."""
+        """Append a record, on behalf of a writer."""
         if len(key) + len(value) > LARGEST_RECORD:
             raise BusError(
                 f"{topic.name} can't be written: a record of {len(value)} bytes is larger than "
@@ -64,28 +64,28 @@ class MemoryBus:
             return sent
 
     def log(self, topic: Topic) -> list[list[Record]]:
-        """A topic's records by partition, as far as they are kept."""
+        """Return a topic's records by partition, as far as they are kept."""
         if topic.name not in self._topics:
             raise BusError(f"topic {topic.name} does not exist: create_topics makes it")
         return self._topics[topic.name]
 
     def truncate(self, topic: Topic, partition: int, before: int) -> None:
-        """What retention does: records before a position are gone."""
+        """Delete the records before a position, as retention does."""
         with self._changed:
             begin = self.begin(topic, partition)
             del self.log(topic)[partition][: max(0, before - begin)]
             self._begins[topic.name, partition] = max(before, begin)
 
     def begin(self, topic: Topic, partition: int) -> int:
-        """The position of the oldest record that is kept."""
+        """Return the position of the oldest record that is kept."""
         return self._begins.get((topic.name, partition), 0)
 
     def end(self, topic: Topic, partition: int) -> int:
-        """The position behind the newest record."""
+        """Return the position behind the newest record."""
         return self.begin(topic, partition) + len(self.log(topic)[partition])
 
     def slice(self, topic: Topic, partition: int, position: int, most: int) -> list[Record]:
-        """Records from a position on; one that is gone is an error, as with Kafka."""
+        """Return at most `most` records from a position on. Raise BusError if it is gone, as with Kafka."""
         with self._changed:
             begin = self.begin(topic, partition)
             if position < begin:
@@ -93,14 +93,14 @@ class MemoryBus:
             return self.log(topic)[partition][position - begin : position - begin + most]
 
     def wait(self, seconds: float) -> None:
-        """Until something is appended."""
+        """Wait until something is appended, for at most so many seconds."""
         with self._changed:
             self._changed.wait(seconds)
 
 
 @dataclass(frozen=True)
 class MemorySent:
-    """Is there already."""
+    """A record that has already been appended."""
 
     at: int
 
@@ -109,7 +109,7 @@ class MemorySent:
 
 
 class MemoryWriter:
-    """Appends at once."""
+    """Appends records to the lists at once."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
@@ -125,7 +125,7 @@ class MemoryWriter:
 
 
 class MemoryReader:
-    """Reads the lists."""
+    """Reads records from the lists."""
 
     def __init__(self, bus: MemoryBus, topic: Topic, start: dict[int, int]) -> None:
         self._bus, self._topic, self._positions = bus, topic, start
@@ -160,7 +160,7 @@ class MemoryReader:
 
 
 class MemoryFetcher:
-    """Looks records up."""
+    """Looks up single records in the lists."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus

@@ -1,8 +1,8 @@
-"""Whose topics they are: two stores may each have a run of one id, and a broker has the topics of one.
+"""The owner of a run's topics: runs in two stores may share an id, and a broker has topics for only one.
 
 `<run>.owner` holds one record: the identity of the run that the topics were made for, and where its store is.
-It is written when the topics are made; of two that write at once the first one counts. Every process of a run
-reads it at its start.
+The record is written when the topics are made; if two runs write at once, the first record counts. Every
+process of a run reads it when it starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from schemas.topics import Topics
 from schemas.wire import encode
 
 _READ_S = 30.0
-_LOOKED_AT = 100  # records: whatever else somebody writes there
+_LOOKED_AT = 100  # records, at most, in the search for the owner
 
 
 class NotOurTopics(Explained):
@@ -26,14 +26,14 @@ class NotOurTopics(Explained):
 
 
 def claim(bus: Bus, record: RunRecord, topics: Topics) -> None:
-    """Make the topics this run's if they are nobody's; raise if they are another one's."""
+    """Make this run the owner of topics without an owner. Raise NotOurTopics if another run owns them."""
     if topics_owner(bus, topics, record.id) is None and record.identity:
         mark = Owner(run=record.id, identity=record.identity, store=record.store, made_at=time.time())
         writer = bus.writer()
         try:
             writer.send(
                 topics.owner, encode(mark), key=record.identity
-            )  # a key for each: the first one stays
+            )  # one key for each run, so that compaction keeps the first record
             writer.flush(_READ_S)
         finally:
             writer.close()
@@ -41,7 +41,7 @@ def claim(bus: Bus, record: RunRecord, topics: Topics) -> None:
 
 
 def check_owner(bus: Bus, record: RunRecord, topics: Topics) -> None:
-    """Raise if the topics are those of another run. If nobody has claimed them, nothing is known."""
+    """Raise NotOurTopics if another run owns the topics. Topics without an owner are accepted."""
     owner = topics_owner(bus, topics, record.id)
     if owner is None or owner.identity == record.identity:
         return
@@ -53,7 +53,7 @@ def check_owner(bus: Bus, record: RunRecord, topics: Topics) -> None:
 
 
 def topics_owner(bus: Bus, topics: Topics, run: str) -> Owner | None:
-    """The run that has claimed the topics first."""
+    """Return the run that claimed the topics first; None if none has."""
     reader = bus.reader(topics.owner)
     gate = Gate(Owner, run, passed_over)
     try:

@@ -1,4 +1,4 @@
-"""Folders that only their owner may look into: what a run keeps is nobody else's business."""
+"""Folders that only their owner may look into: a run's files are private."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OTHERS = 0o077
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone; what is there stays."""
+    """Create a folder and its missing parents for this user alone. Existing folders stay as they are."""
     missing = []
     while not folder.exists() and folder != folder.parent:
         missing.append(folder)
@@ -16,9 +16,9 @@ def make_private(folder: Path) -> None:
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
     if missing and not missing[0].is_dir():
-        missing[0].mkdir()  # says what is in the way
+        missing[0].mkdir()  # raises the error that says what is in the way
 
 
 def open_to_others(folder: Path) -> bool:
-    """Whether other users of this machine may list, read or change something in it."""
+    """Return whether other users of this machine may list, read or change something in a folder."""
     return bool(folder.stat().st_mode & _OTHERS)

@@ -1,11 +1,11 @@
-"""A relay: brings each announced version to its site, verifies it, and says that it is there.
+"""A relay brings each announced version to its site, verifies it, and reports that the site has it.
 
 <run>.weights ──► the newest ──► mirror: origin ──► cache ──► verified ──► <run>.weights: the site has it
                                                                            how much is here, how late it is
 
 waits for            unblocked by
 the next weights     the trainer
-chunks               the origin, or another relay of the site that is at them
+chunks               the origin, or another relay of the site that fetches them
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from infra.sites.place import Site
 from infra.sites.timed_reports import TimedReports
 from infra.stores.store import Missing
 from infra.tail import Tail
+from infra.weights.manifest import VersionManifest
 from infra.weights.weights_error import WeightsError
 from schemas.messages import SiteReport, WeightsAnnouncement
 from schemas.wire import encode
 
-_BUSY_S, _IDLE_S = 1.0, 20.0  # between reports
+_BUSY_S, _IDLE_S = 1.0, 20.0  # between reports: while fetching, and otherwise
 _LOOK_S = 0.2
-_PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # while the origin can't be read, or before a version is tried again
-_MOST_REPORTS = 1024  # relays that are remembered
-_NAMED = 64  # versions that were passed over, in a report
+_PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # before the origin, or a version, is tried again
+_MOST_REPORTS = 1024  # relays whose newest reports are kept
+_NAMED = 64  # at most, of the versions that were passed over, in a report
 
 
 class Relay:
-    """One of a site's relays. It holds a copy of the model: what it says is there is verified."""
+    """One of a site's relays. It holds a copy of the model, to verify each version before it reports it."""
 
     def __init__(self, context: RoleContext, site: Site) -> None:
         self._context, self._site = context, site
@@ -55,11 +56,12 @@ class Relay:
         self._mirror = Mirror(context.run, context.store, store, share=site.share)
         self._version, self._target = -1, -1
         self._lag_s, self._trouble = 0.0, ""
+        self._untidy = ""  # the error that was logged last about a cache that can't be kept tidy
         self._candidates = Candidates[Heard](_PAUSES_S)
         self._bell = threading.Event()
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Bring versions until told to stop."""
         reader = self._context.bus.reader(self._context.topics.weights, patient=True)
         tail = Tail(reader, self._hear, self._bell)
         self._reporting = TimedReports(self._send, self._every_s, self._context.log)
@@ -86,12 +88,13 @@ class Relay:
             self._peers.close()
 
     def _hear(self, records: list[Record]) -> list[Heard]:
-        """Announcements, each with what was reported before it: every relay reads the same."""
+        """Return the announcements, each with the reports before it, which are the same for every relay."""
         found = []
         for record in records:
             said = self._news.of(record)
             if isinstance(said, SiteReport):
                 if (report := self._caches.allowed(said)) is not None:
+                    self._reports.pop((report.site, report.relay), None)  # the newest one goes to the end
                     self._reports[report.site, report.relay] = report
                     for oldest in list(self._reports)[:-_MOST_REPORTS]:
                         del self._reports[oldest]
@@ -100,7 +103,7 @@ class Relay:
         return found
 
     def _bring(self, heard: Heard) -> bool:
-        """Whether it can go on: a version is here now, or passed over. If not, the origin can't be read."""
+        """Bring a version. Return whether it came or was passed over; False: the origin can't be read."""
         context, wanted = self._context, heard.announced
         version = wanted.version
         context.heart.working(f"fetching weights {version}")
@@ -120,14 +123,24 @@ class Relay:
             "weights %d are here after %.1f s (%.2f MB), %.1f s after they were announced",
             version, time.monotonic() - began, (self._crossed - before) / 1e6, self._lag_s,
         )  # fmt: skip
-        self._mirror.make_keyframe(manifest)
-        keep = context.spec.trainer.keep_weights
-        if version % keep == 0:
-            self._mirror.collect(keep)
+        self._tidy(manifest)
         return True
 
+    def _tidy(self, manifest: VersionManifest) -> None:
+        """Make a keyframe and collect old versions. A cache that refuses costs bytes alone."""
+        keep = self._context.spec.trainer.keep_weights
+        try:
+            self._mirror.make_keyframe(manifest)
+            if manifest.version % keep == 0:
+                self._mirror.collect(keep)
+        except Explained as error:
+            self._context.check_stop()
+            if self._untidy != str(error):
+                self._context.log.warning("the cache can't be kept tidy: %s", error)
+            self._untidy = str(error)
+
     def _failed(self, wanted: WeightsAnnouncement, error: Explained) -> bool:
-        """A version that is not there, or not what was announced, holds up no other one."""
+        """Note that a version did not come. Return whether the version itself is at fault."""
         self._trouble = str(error)
         of_version = isinstance(error, (Missing, WeightsError))
         times = self._candidates.failed(wanted.version, wanted.root) if of_version else 1
@@ -170,7 +183,7 @@ class Relay:
 
 
 def body(context: RoleContext) -> None:
-    """What a relay does."""
+    """Run a relay."""
     if context.site is None:
         raise Explained("a relay is of a site: start it with --site NAME and --cache URL")
     if len(context.spec.placement.sites) > 1:
@@ -182,7 +195,7 @@ def body(context: RoleContext) -> None:
 def _warm_up(context: RoleContext) -> None:
     try:
         warm_up_links()
-    except Exception as error:  # the first plan meets the same
+    except Exception as error:  # the first plan meets the same error
         context.log.warning("the planner could not be compiled: %s", error)
 
 

@@ -1,11 +1,11 @@
-"""What a resumed run may change: whatever does not change what is learned from a sample.
+"""The settings that a resumed run may change: those that don't change what is learned from a sample.
 
-Each setting of a run file is in exactly one of these tables; a test asks for those that are in none.
+Each setting of a run file is in exactly one of these tables; a test fails for one that is in none.
 
-kept      it decides what is learned, or what is on the topics already
-files     a file or folder: it may be elsewhere, if it holds the same
-bits      sums may be rounded otherwise: what is learned is the same, the last bits are not
-free      memory, places, deadlines, reports, who does what
+kept      decides what is learned, or what is on the topics already: must not change
+files     names a file or folder: the path may change if the content is the same
+bits      changes how sums are rounded: what is learned is the same, the last bits are not
+free      memory, places, deadlines, reports, who does what: may change
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ report
 
 
 def settings(table: str) -> list[str]:
-    """The names in a table, as in `task.python`."""
+    """Return the full names of the settings in a table, such as `task.python`."""
     found = []
     for line in table.split("\n"):
         section, colon, names = line.rpartition(":")
@@ -69,10 +69,10 @@ _FREE, _BITS, _FILES = set(settings(FREE)), set(settings(BITS)), set(settings(OF
 
 
 def refused(before: RunSpec, after: RunSpec, old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """Why a run can't go on with these settings, in words; empty if it can.
+    """Return why a run can't go on with these settings, in words; empty if it can.
 
-    `old`, `new`: what is in the files that they name, as `contents_of` says; nothing of it is known of an
-    old run, whose paths have to stay.
+    `old`, `new`: hashes of the files that the settings name, by `contents_of`. `old` is empty for an old run
+    that recorded none; its paths must not change.
     """
     for name, was, now in _changed(before, after):
         if not _may(name) and name not in _FILES:
@@ -90,7 +90,7 @@ def refused(before: RunSpec, after: RunSpec, old: Mapping[str, str], new: Mappin
 
 
 def other_bits(before: RunSpec, after: RunSpec) -> list[str]:
-    """Settings that are changed and by which sums are rounded otherwise."""
+    """Return the changed settings that make sums be rounded otherwise."""
     return [name for name, *_ in _changed(before, after) if name in _BITS]
 
 
@@ -108,13 +108,13 @@ def _of(spec: RunSpec, name: str) -> Any:
 
 
 def _may(name: str) -> bool:
-    """Whether a setting, or what it is a part of, may change."""
+    """Return whether a setting, or the section that it is in, may change."""
     parts = name.split(".")
     return any(".".join(parts[:count]) in _FREE | _BITS for count in range(1, len(parts) + 1))
 
 
 def _changed(before: RunSpec, after: RunSpec) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that differ, each with both values. A section may have been left out of either."""
+    """Yield each setting that differs, with its old and new value. Either run file may lack a section."""
     old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
     for name in [*new, *(name for name in old if name not in new)]:
         if old.get(name) != new.get(name):

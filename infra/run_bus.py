@@ -1,4 +1,4 @@
-"""The bus of a run, as its record says where it is."""
+"""Connects to the bus that a run's record names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from infra.runs import RunRecord
 
 
 def connect(record: RunRecord, name: str) -> KafkaBus:
-    """The bus of a run."""
+    """Return the bus of a run. `name` is how this client is called on the broker."""
     kafka = record.spec.placement.kafka
     return KafkaBus(
         record.bootstrap_servers, name=name, replication=kafka.replication,

@@ -1,6 +1,6 @@
-"""A run's record in the object store: what any process, on any site, needs to take part.
+"""A run's record in the object store: all that a process, at any site, needs to take part in the run.
 
-runs/<run>/run.json     written when the run is made; only a resume that extends the run replaces it
+runs/<run>/run.json     written when the run is made; replaced only by a resume
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from infra.stores.store_identity import check_identity, identify
 from schemas.runspec import RunSpec
 
 _log = logging.getLogger(__name__)
-_KIND = "run"  # of what is signed
+_KIND = "run"  # kind of the signed content
 
 
 class RunError(Explained):
-    """A run that can't be made or found."""
+    """A run that can't be made, found or resumed."""
 
 
 class RunRecord(BaseModel):
-    """One run."""
+    """A run, as it is recorded in the store."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,13 +43,13 @@ class RunRecord(BaseModel):
     store: str
     model: str  # folder with the starting weights and the tokenizer
     created_at: float
-    identity: str = ""  # drawn when the run was made: two runs of one id in two stores differ; "": an old run
-    store_id: str = ""  # of the store that it was made in; "": an old run, which does not know
+    identity: str = ""  # drawn when the run was made, to tell runs of one id apart; "": an old run
+    store_id: str = ""  # of the store that the run was made in; "": an old run, without it
     contents: dict[str, str] = {}  # hashes of the files that the spec names, and of the model
-    signature: str | None = None  # of all else that is here, if there was a key
+    signature: str | None = None  # of all other fields, if there was a key
 
     def here(self, model: str | None, reward: str | None) -> RunRecord:
-        """As it is on a machine that has the model's folder, or the reward, at another place."""
+        """Return a copy for a machine that has the model's folder, or the reward, at another path."""
         task = self.spec.task.model_copy(update={"reward": reward} if reward else {})
         spec = self.spec.model_copy(update={"task": task})
         return self.model_copy(update={"spec": spec, **({"model": model} if model else {})})
@@ -63,10 +63,11 @@ def create(
     store: Store, spec: RunSpec, *, bootstrap_servers: str, model: str, run_id: str | None = None,
     topics: Iterable[str] = (),
 ) -> RunRecord:  # fmt: skip
-    """A new run, under the next free number of its name; of two callers each gets a number of its own.
+    """Record a new run under the next free number of its name, and return the record.
 
-    `topics` are those of the broker: a run in another store, or in one that is gone, may have left some.
-    A store without an id gets one here.
+    If two callers create one at the same time, each gets its own number. `run_id`: use this id instead; raise
+    RunError if it exists. `topics`: the broker's topic names, whose numbers are not used again: a run in
+    another store, or in a deleted one, may have left them. A store without an id gets one here.
     """
     ids = {*runs_of(store), *(topic.rpartition(".")[0] for topic in topics)}
     number = 1 + max((int(run.rpartition("-")[2]) for run in _of_name(ids, spec.run)), default=0)
@@ -89,7 +90,7 @@ def create(
 
 
 def _signed(record: RunRecord) -> bytes:
-    """A record as it is stored, signed if there is a key."""
+    """Return a record as it is stored, signed if there is a key. Raise RunError if a signature is missing."""
     ring = ring_from_env()
     said = record.model_copy(update={"signature": None}).model_dump(mode="json")
     said["signature"] = ring.sign(_content(said), _KIND)
@@ -102,13 +103,13 @@ def _signed(record: RunRecord) -> bytes:
 
 
 def _content(said: dict[str, Any]) -> bytes:
-    """The bytes of a record that are signed: not those of this version's fields, but all that is there."""
+    """Return the bytes that are signed: all fields of a record, also those unknown to this version."""
     rest = {name: value for name, value in said.items() if name != "signature"}
     return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
 
 
 def runs_of(store: Store, name: str | None = None) -> list[str]:
-    """The ids of all runs, or of those with a name, oldest first."""
+    """Return the ids of all runs, or of those with a name, sorted by name and number."""
     ids = [key.split("/")[1] for key in store.list("runs") if key.endswith("/run.json")]
     if name is not None:
         ids = _of_name(ids, name)
@@ -121,7 +122,7 @@ def _of_name(ids: Iterable[str], name: str) -> list[str]:
 
 
 def find(store: Store, run: str) -> RunRecord:
-    """A run by its id."""
+    """Return a run's record by the run's id. Raise RunError if there is none, or none that can be read."""
     try:
         raw = store.get(_key(run))
     except Missing:
@@ -141,13 +142,13 @@ def find(store: Store, run: str) -> RunRecord:
 
 
 def unique_name(record: RunRecord) -> str:
-    """A name for a run that no other one has, of this or of another store."""
+    """Return a name for the run that no other run has, in this store or another one."""
     drawn = record.identity or f"{record.store} {record.created_at!r}"
     return f"{record.id}-{blake3(f'{record.store_id} {record.id} {drawn}'.encode()).hexdigest(8)}"
 
 
 def newest_run(store: Store) -> RunRecord | None:
-    """The run that was started last, of those whose records this version can read."""
+    """Return the run that was created last, among records that can be read; None if there is none."""
     records = []
     for run in runs_of(store):
         try:
@@ -161,9 +162,10 @@ def resume(
     store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str, model: str | None = None,
     say: Callable[[str], None] = _log.info,
 ) -> RunRecord:  # fmt: skip
-    """An existing run with what may change taken from `spec`; refuses what would change what is learned.
+    """Record an existing run with new settings. Raise RunError if they would change what is learned.
 
-    `model`: where its starting model is now; `say` is told what the change does to the bits.
+    `model`: where its starting model is now; None means the recorded place. `say` gets a message if the new
+    settings may change the last bits of results.
     """
     old = find(store, run)
     check_identity(store, old.store_id)
@@ -184,5 +186,5 @@ def resume(
 
 
 def host_name() -> str:
-    """This machine's name, for people."""
+    """Return this machine's name, for people."""
     return os.uname().nodename

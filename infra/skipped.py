@@ -1,9 +1,10 @@
-"""Records that a run goes on past although they can't be used, because somebody said so: `streamrl skip`.
+"""The records that can't be used and that a user told a run to go on past, with `streamrl skip`.
 
 runs/<run>/skipped.json    the list, written whole
 
-Most records that can't be used are passed over and reported. Where to pass one over would change what is
-trained (a step of the run's own ledger), the run stops and names it; this list is how it goes on.
+Most records that can't be used are passed over and reported. If passing one over would change what is trained
+(it is a step of the run's own ledger), the run stops and names the record. A record in this list no longer
+stops the run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Entry(BaseModel):
     topic: str = Field(max_length=249)
     partition: int = Field(ge=0)
     offset: int = Field(ge=0)
-    why: str = Field(max_length=1000)  # it could not be used
+    why: str = Field(max_length=1000)  # the reason why the record can't be used
     at: float
 
 
@@ -47,12 +48,12 @@ class _File(BaseModel):
 
 
 def skipped(store: Store, run: str) -> frozenset[SkippedPlace]:
-    """The places that a run goes on past."""
+    """Return the places of the records that a run goes on past."""
     return frozenset((one.topic, one.partition, one.offset) for one in _read(store, run).records)
 
 
 def add_skipped(store: Store, run: str, place: SkippedPlace, why: str) -> None:
-    """Add a place to the list; one that is there already stays."""
+    """Add a place to the list, unless it is there. Raise SkipError if the list is full."""
     found = _read(store, run)
     if place in {(one.topic, one.partition, one.offset) for one in found.records}:
         return
@@ -68,12 +69,12 @@ def add_skipped(store: Store, run: str, place: SkippedPlace, why: str) -> None:
 
 
 def place_of(record: Record) -> SkippedPlace:
-    """Where a record stands."""
+    """Return the place of a record."""
     return record.topic, record.partition, record.offset
 
 
 def parsed_place(text: str) -> SkippedPlace:
-    """TOPIC[PARTITION]@OFFSET, as messages name a record."""
+    """Parse a place from TOPIC[PARTITION]@OFFSET, as messages name a record, or raise SkipError."""
     if (found := _PLACE.fullmatch(text.strip())) is None:
         raise SkipError(
             f"{text[:300]!r} is no place of a record: TOPIC[PARTITION]@OFFSET is expected, as the message "
@@ -83,7 +84,7 @@ def parsed_place(text: str) -> SkippedPlace:
 
 
 def unskipped(records: Collection[Record], places: Collection[SkippedPlace]) -> list[Record]:
-    """Records but those that are skipped."""
+    """Return the records whose places are not skipped."""
     return [one for one in records if not places or place_of(one) not in places]
 
 

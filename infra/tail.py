@@ -1,4 +1,4 @@
-"""Follows a topic beside a busy loop: a thread waits for records, the loop only looks whether some came."""
+"""Follows a topic for a busy loop: a thread waits for records, and the loop takes what has come."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _POLL_S = 2.0
 
 
 class Inbox(Generic[_Item]):
-    """Where a thread leaves what came for another one, or the error that ended it."""
+    """A queue from a thread to a loop, for items or for the error that ended the thread."""
 
     def __init__(self) -> None:
         self._came: queue.SimpleQueue[_Item | BaseException] = queue.SimpleQueue()
 
     def put(self, item: _Item | BaseException) -> None:
-        """Leave something."""
+        """Add an item or an error."""
         self._came.put(item)
 
     def take(self) -> list[_Item]:
-        """What came since the last call. Never waits; raises what went wrong in the thread."""
+        """Return the items since the last call, without waiting. Raise the thread's error, if any."""
         items: list[_Item] = []
         while True:
             try:
@@ -38,9 +38,10 @@ class Inbox(Generic[_Item]):
 
 
 class Tail(Generic[_Item]):
-    """A thread that owns a patient reader from now on, and makes of each batch what the loop wants of it.
+    """A thread that reads a topic and turns each batch of records into items for the loop.
 
-    `bell` is rung whenever something came: a loop that waits for several things waits for one bell.
+    It owns `reader`, a patient one, from now on. `work` makes the items. `bell` is set whenever items came,
+    so that a loop can wait for several tails with one event.
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class Tail(Generic[_Item]):
         self._thread.start()
 
     def take(self) -> list[_Item]:
-        """What came since the last call. Never waits; raises what went wrong in the thread."""
+        """Return the items since the last call, without waiting. Raise the thread's error, if any."""
         return self._came.take()
 
     def close(self) -> None:
-        """End the thread, which notices within seconds; nobody waits for that."""
+        """Tell the thread to end, which takes it seconds, and don't wait for it."""
         self._closed.set()
 
     def _follow(self) -> None:

@@ -1,4 +1,4 @@
-"""Nothing waits for ever: a wait says what it waits for, who would unblock it, and ends at a deadline."""
+"""Waits that end at a deadline, and that say what they wait for and who would unblock them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from infra.errors import Explained
 
-_GAP_SHARE = 0.25  # of the deadline: so much counts at most between two looks
+_GAP_SHARE = 0.25  # of the deadline: at most so much counts between two checks
 
 
 class WaitedTooLong(Explained):
@@ -17,20 +17,20 @@ class WaitedTooLong(Explained):
 
 
 class Signs(Protocol):
-    """Signs of life anywhere in a run: while something moves, no wait is over."""
+    """Signs of life anywhere in a run: while something moves, no wait ends by its deadline."""
 
     def still_s(self) -> float:
-        """For how long nothing has moved, as far as is known; infinite if nothing is known."""
+        """Return for how many seconds nothing has moved, as far as is known; infinite if nothing is known."""
 
     def waits(self) -> str:
-        """The processes with what they wait for, for people; empty if it is not known."""
+        """Return the processes with what they wait for, as text; empty if that is not known."""
 
     def close(self) -> None:
-        """Let go of what tells it."""
+        """Stop listening for signs."""
 
 
 class NoSigns:
-    """Nothing is known: each wait is by itself."""
+    """Knows of no signs of life: each wait counts its own time alone."""
 
     def still_s(self) -> float:
         return math.inf
@@ -42,10 +42,10 @@ class NoSigns:
 
 
 class Wait:
-    """One wait: `progress()` when something came, `check()` when nothing did.
+    """One wait. Call `progress()` when something came, and `check()` when nothing did.
 
-    Only time in which it was looked at counts: a machine that slept, or a process that was stopped, has not
-    waited. With `signs` it is over only when nothing moves anywhere: late is not dead.
+    Only time between frequent calls counts: a machine that slept, or a process that was stopped, has not
+    waited. With `signs` the wait ends only when nothing moves anywhere in the run: late is not dead.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Wait:
         self._waited, self._looked_at = 0.0, time.monotonic()
 
     def progress(self) -> None:
-        """Something came: the deadline starts anew."""
+        """Start the deadline anew, because something came."""
         self._waited, self._looked_at = 0.0, time.monotonic()
 
     def check(self) -> None:
@@ -79,7 +79,7 @@ class Wait:
 def wait_until(
     true: Callable[[], object], what: str, *, unblocked_by: str, deadline_s: float, every_s: float = 0.02
 ) -> None:
-    """Poll a condition until it holds."""
+    """Poll a condition until it holds. Raise WaitedTooLong at the deadline."""
     wait = Wait(what, unblocked_by=unblocked_by, deadline_s=deadline_s)
     while not true():
         wait.check()

@@ -1,10 +1,10 @@
-"""What a generator is told to do.
+"""Reads the assignments of one generator.
 
 <run>.assignments ── key: is it for me? ── gate ── start, epoch ──► Work: make, give back, hand over
                              <run>.prompts, <run>.parts, by position ──┘
 
-Others' assignments on the same partition are passed over by their keys alone. Of a dispatcher older than the
-newest that was heard nothing is taken: it was replaced.
+Assignments of other generators on the same partition are skipped by their keys alone. So are those of an
+older dispatcher than the newest one heard, which has replaced it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from producers.dispatch.jobs import RecordPlace, SampleJob
 from producers.stored import Stored
 from schemas.messages import EVERYONE, Assignment, Part, Prompt
 
-_KEPT_BYTES = 32 << 20  # of prompts
+_KEPT_BYTES = 32 << 20  # of prompts that are kept for further assignments
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one assignment says."""
+    """One assignment: jobs to make, samples to give back if not begun, and samples to hand over."""
 
     jobs: list[SampleJob] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
-    tell: bool = False  # the dispatcher asks what there is
+    tell: bool = False  # the dispatcher asks for a full report
 
 
 class Assigned:
-    """Makes work of records. Used by one thread."""
+    """Turns records into work. For use by one thread."""
 
     def __init__(self, context: RoleContext, start: str) -> None:
         self._context, self._start = context, start
@@ -49,7 +49,7 @@ class Assigned:
         )
 
     def read(self, records: list[Record]) -> list[Work]:
-        """The work in records, in order."""
+        """Return the work in the records, in their order."""
         work = []
         for record, assignment in self._gate.take(record for record in records if record.name in self._mine):
             if assignment.instance != record.name or assignment.epoch < self._epoch:
@@ -63,11 +63,14 @@ class Assigned:
         return work
 
     def close(self) -> None:
-        """Let go."""
+        """Close the connection to Kafka."""
         self._fetcher.close()
 
     def _jobs(self, record: Record, assignment: Assignment) -> list[SampleJob]:
-        """Those of its rows that are what they say; of the others the first one goes to the dead letters."""
+        """Return the assignment's valid jobs.
+
+        If any row is invalid, the record becomes a dead letter with the first fault.
+        """
         places = [
             RecordPlace(*at)
             for at in zip(assignment.partitions.tolist(), assignment.offsets.tolist(), strict=True)
@@ -100,7 +103,10 @@ class Assigned:
         return jobs
 
     def _part(self, part: Part | str | None, group: int, index: int) -> Part | None:
-        """What was made of it elsewhere, if that is any use; else it begins anew, and only time is lost."""
+        """Return the part that another generator made.
+
+        Return None if it is of no use: the sample begins anew.
+        """
         if not isinstance(part, Part) or (part.group, part.index) != (group, index):
             return None
         return part if part.tokens.size < self._context.spec.sampling.max_tokens else None

@@ -1,4 +1,4 @@
-"""What a generator was given and has not begun: the oldest iteration first, then the longest."""
+"""A generator's jobs that are not begun, ordered: the oldest iteration first, then the longest prediction."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from schemas.identity import SampleKey
 
 
 class Backlog:
-    """Jobs that wait, by the weights version that they need."""
+    """A queue of waiting jobs, in order of `SampleJob.rank`."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[Turn, float, int, int], SampleJob]] = []
         self._keys: set[SampleKey] = set()
 
     def add(self, job: SampleJob) -> None:
-        """Take a job in."""
+        """Add a job."""
         heapq.heappush(self._heap, (job.rank, job))
         self._keys.add(job.key)
 
     def take(self, version: int) -> SampleJob | None:
-        """The next job that weights of `version` may do."""
+        """Remove and return the next job, if weights of `version` may do it; else None."""
         if self._heap and self._heap[0][1].needs <= version:
             job = heapq.heappop(self._heap)[1]
             self._keys.discard(job.key)
@@ -30,11 +30,11 @@ class Backlog:
         return None
 
     def give_back(self, keys: Container[SampleKey]) -> list[SampleJob]:
-        """Those of the jobs that are still here; they are not any more."""
+        """Remove and return those of the named jobs that are still here."""
         return self.take_out(lambda job: job.key in keys)
 
     def take_out(self, which: Callable[[SampleJob], bool]) -> list[SampleJob]:
-        """The jobs of which it is true; they are not here any more."""
+        """Remove and return the jobs for which `which` is true."""
         found = [job for job in self if which(job)]
         if found:
             self._keys.difference_update(job.key for job in found)
@@ -46,7 +46,7 @@ class Backlog:
         return key in self._keys
 
     def needs(self) -> int | None:
-        """The weights version that the next job waits for."""
+        """Return the version of the weights that the next job needs; None if there is no job."""
         return self._heap[0][1].needs if self._heap else None
 
     def __iter__(self) -> Iterator[SampleJob]:

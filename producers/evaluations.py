@@ -1,10 +1,10 @@
-"""Evaluations: what versions earn on held-out problems, beside training.
+"""Evaluations: measures the rewards of versions on held-out problems, beside training.
 
     a version ──► its prompts ──► generators ──► fit samples ──► whole? ──► <run>.evals
                                                   waits for: samples / unblocked by the generators
 
-Several may be open at a time. A sample that is not fit is a dead letter, so that it is made again; one that
-is never fit counts as failed: a measurement ends no run.
+Several evaluations may be open at a time. A sample that is not fit becomes a dead letter and is made again.
+If it is unfit three times it counts as failed, so that a measurement never ends a run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from schemas.identity import SampleKey, sample_id
 from schemas.messages import EVAL, Evaluation, Prompt
 from schemas.wire import encode
 
-_TIMES = 3  # that a sample is made until it counts as failed
+_TIMES = 3  # how often a sample may be unfit before it counts as failed
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What an evaluation keeps of a sample."""
+    """The fields of a sample that its evaluation keeps."""
 
     problem_id: str
     reward: float
@@ -42,7 +42,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Came:
-    """A sample of an evaluation; `record` if it is not fit, and why."""
+    """A sample of an evaluation. If the sample is not fit, `fault` says why and `record` is its record."""
 
     version: int
     key: SampleKey
@@ -53,7 +53,7 @@ class _Came:
 
 @dataclass
 class _Open:
-    """An evaluation that is not whole."""
+    """An evaluation that still waits for samples."""
 
     prompts: Sequence[Prompt]
     opened: Opened
@@ -66,16 +66,16 @@ class _Open:
 
 
 class Evaluations:
-    """Collects the samples of open evaluations, and writes what is whole."""
+    """Collects the samples of open evaluations, and publishes each evaluation that is complete."""
 
     def __init__(
         self, context: RoleContext, feed: SampleFeed, *, done: Iterable[int],
         letters: Collection[RecordPlace], position: int, fence: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`done`: versions that are evaluated, as far as the topic was read up to `position`.
+        """`done`: versions that are evaluated, as found on `<run>.evals` before `position`.
 
-        `letters`: places of samples that are dead letters already. `fence` raises if this feeder must not
-        write any more.
+        `letters`: places of samples that are dead letters already. `fence` raises if a newer feeder has
+        replaced this one.
         """
         self._context, self._feed, self._fence = context, feed, fence
         self._letters = frozenset(letters)
@@ -86,27 +86,30 @@ class Evaluations:
         self._samples = feed.subscribe(self._wanted, self._came)
 
     def wants(self, version: int) -> bool:
-        """Whether a version is to be evaluated and is not yet."""
+        """Whether a version is to be evaluated and its evaluation has not begun."""
         return self._context.spec.evaluates(version) and version not in self.done and version not in self.open
 
     def begin(self, version: int, prompts: Sequence[Prompt], opened: Opened, samples: Positions) -> None:
-        """`opened` and `samples`: where prompts, dead letters and samples ended before anything was sent."""
+        """Open the evaluation of a version.
+
+        `opened` and `samples`: where prompts, dead letters and samples ended before anything was sent.
+        """
         self.open[version] = _Open(prompts, opened, samples)
         self._feed.admitted(prompts)
 
     def state(self) -> list[OpenEvaluation]:
-        """Those that are open, for one that starts again."""
+        """Return the open evaluations, for the feeder's snapshot."""
         return [
             OpenEvaluation(version=version, opened=one.opened, samples=one.samples)
             for version, one in self.open.items()
         ]
 
     def forget(self, version: int) -> None:
-        """Nobody asks again about versions before this one."""
+        """Forget that versions before this one are evaluated: nobody asks for them again."""
         self.done = {one for one in self.done if one >= version}
 
     def collect(self, wait_s: float = 0.0) -> bool:
-        """Take what has come, or comes within `wait_s`; whether something did."""
+        """Take the samples that have come, or that come within `wait_s` seconds. Return whether any did."""
         if wait_s:
             self._came.wait(wait_s)
         self._came.clear()
@@ -118,15 +121,15 @@ class Evaluations:
         return bool(came)
 
     def missing(self) -> int:
-        """How many samples are not here yet."""
+        """Return how many samples the open evaluations still wait for."""
         return sum(len(one.wanted) - len(one.found) for one in self.open.values())
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self._evals.close()
 
     def _wanted(self, taken: AdmittedSample) -> _Came | None:
-        """In the feed's thread."""
+        """Pick an evaluation's sample. Called in the feed's thread."""
         sample = taken.sample
         if taken.prompt.purpose != EVAL:
             return None

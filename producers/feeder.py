@@ -1,14 +1,15 @@
-"""The feeder: admits prompts at the pace of the ledger, and has weights evaluated on held-out problems.
+"""The feeder: admits prompts at the pace of the ledger, and has versions evaluated on held-out problems.
 
     ledger ──► planner ──► <run>.prompts          waits for: a step / unblocked by the trainer
                   ├─ resampling: other groups for those whose rewards are all alike
                   ├─ ranker, in a thread of its own: learns the lengths of what was trained
                   ├─ dispatcher, in a thread of its own: which generator makes which sample
                   └─ evaluations: held-out prompts ──► generators ──► samples ──► <run>.evals
-    <run>.samples ──► one reading for all of these, in a thread of its own
+    <run>.samples ──► read once for all of these, in a thread of its own
 
-All it knows follows from the log. Started again, it reads what came since its newest snapshot, plans what
-`<run>.prompts` lacks as it would have been planned, and sends that. One that finds a newer start ends.
+Its whole state follows from the log. Started again, it reads the records since its newest snapshot, then
+plans and sends the same prompts that `<run>.prompts` still lacks. A feeder that finds a newer start of itself
+ends.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from schemas.messages import EVAL, TRAIN, Prompt, RankerAnnouncement, StepRecord
 from schemas.wire import encode
 
 _POLL_S = 0.25
-_MOST_EVALUATIONS = 8  # open ones, in async mode: with more, admission waits and the generators get to them
+_MOST_EVALUATIONS = 8  # open ones, in async mode: with more, admission waits for the generators
 
 
 class Feeder:
-    """Sends what the planner plans."""
+    """Runs the planner, and sends the prompts that it plans."""
 
     def __init__(
         self, context: RoleContext, train: Sequence[Problem], held_out: Sequence[Problem], tokenize: Tokenize
@@ -81,7 +82,10 @@ class Feeder:
         self._feed.follow()
 
     def _begin_steps(self, snapshot: FeederSnapshot | None) -> Steps:
-        """The ledger behind the snapshot. Of what is before, the ranker learns what its state lacks."""
+        """Open the ledger behind the snapshot.
+
+        The ranker first learns earlier steps that its stored state lacks.
+        """
         state = self._planner.state()
         self._beginnings = Beginnings(kept_versions(self._context), snapshot.began if snapshot else {})
         if snapshot is None:
@@ -97,7 +101,7 @@ class Feeder:
         return Steps(self._context, snapshot.ledger, state.steps)
 
     def run(self) -> None:
-        """Until the last iteration is trained and its weights are evaluated."""
+        """Run until the last iteration is trained and its weights are evaluated."""
         try:
             self._feed_on()
         finally:
@@ -119,7 +123,10 @@ class Feeder:
             self._next_iteration()
 
     def _begin_iteration(self, version: int) -> None:
-        """So many iterations are trained: evaluate, admit, let go, and remember."""
+        """Evaluate the new version, admit groups, drop finished ones, and offer a snapshot.
+
+        `version` iterations are trained.
+        """
         at_step(version)
         self._dispatching.trained(version, self._evaluations.open)
         self._feed.trained(version)
@@ -128,12 +135,12 @@ class Feeder:
         self._keep()
 
     def _catch_up(self) -> None:
-        """Take in how far the run came meanwhile, and send again what is gone of what was admitted."""
+        """Read the ledger up to its end, and send again the admitted prompts that the log has lost."""
         first = self._planner.version
         for step in self._steps.up_to(self._steps.end()):
             self._context.check_stop()
             self._take(step)
-        if self._planner.version < self._found.trained:  # the ledger has lost what it said of it
+        if self._planner.version < self._found.trained:  # the ledger has lost some of their steps
             self._planner.begin_at(self._found.trained)
             self._steps.number = self._planner.steps
             self._ranking.reached(self._found.trained)
@@ -144,7 +151,7 @@ class Feeder:
         self._found.prompts.clear()
 
     def _resume_evaluations(self, first: int) -> None:
-        """Those that were open, and in async mode those that came due since `first`, a version."""
+        """Reopen evaluations that were open and, in async mode, open those due since version `first`."""
         found, current = self._found, self._planner.version
         known = {one.version: one for one in found.snapshot.evaluations} if found.snapshot else {}
         asked = {one.prompt.window for one in found.prompts.values() if one.prompt.purpose == EVAL}
@@ -163,12 +170,12 @@ class Feeder:
         return self._spec.algorithm.mode == "async"
 
     def _take(self, step: StepRecord) -> bool:
-        """A step of the ledger: whether it ended an iteration."""
+        """Take a step of the ledger. Return whether it ended an iteration."""
         self._beginnings.take(step, self._steps.position)
         self._behind.take(step)
         self._roots.learn(step)
         ended = self._planner.observe(step)
-        if self._spec.algorithm.mode != "offline":  # there it is of another run's samples
+        if self._spec.algorithm.mode != "offline":  # offline, steps are about another run's samples
             self._ranking.trained(step)
             self._ranking.reached(self._planner.version)
         return ended
@@ -191,7 +198,7 @@ class Feeder:
             wait.check()
 
     def _send_instead(self) -> None:
-        """Other groups in the place of those that told nothing."""
+        """Send other groups in the place of groups that taught nothing."""
         version = self._planner.version
         for place in self._resampling.found(version):
             ranker = self._ranking.at(version)
@@ -203,11 +210,11 @@ class Feeder:
         self._epoch.check()
         if fresh[0].purpose == TRAIN:
             self._announce(fresh[0], min(prompt.group for prompt in fresh))
-        self._dispatching.admit(self._outbox.send(fresh))  # before their samples are heard of
+        self._dispatching.admit(self._outbox.send(fresh))  # before any of their samples can arrive
         self._feed.admitted(fresh)
 
     def _announce(self, prompt: Prompt, first_group: int) -> None:
-        """Say which ranker and which classes are in force from a group on, if they have changed."""
+        """Announce the ranker and the class edges in force from a group on, if they have changed."""
         now = Announced(predictor=prompt.predictor, edges=prompt.edges)
         if now == self._announced:
             return
@@ -223,7 +230,7 @@ class Feeder:
         self._context.writer.send(self._context.topics.ranker, encode(announcement), key=prompt.predictor)
 
     def _keep(self) -> None:
-        """Let go of what is done, and remember the rest for one that starts again."""
+        """Forget finished iterations and evaluations, and offer a snapshot of the rest."""
         version = self._planner.version
         self._outbox.forget(version, self._evaluations.open)
         self._evaluations.forget(version)
@@ -243,24 +250,24 @@ class Feeder:
         )  # fmt: skip
 
     def _evaluate(self, version: int) -> None:
-        """Have a version evaluated, by its own weights: only async mode goes on meanwhile."""
+        """Have a version evaluated by its own weights. Only async mode goes on before the result is there."""
         if self._evaluations.wants(version):
             samples = ends_of(self._context.bus, self._context.topics.samples)
             self._begin_evaluation(version, self._outbox.ends(), samples)
         self._collect_evaluations(_MOST_EVALUATIONS if self._is_async else 0)
 
     def _begin_evaluation(self, version: int, opened: Opened, samples: Positions) -> None:
-        """Have a version sampled on the held-out problems."""
+        """Send a version's held-out prompts."""
         learned = 0 if self._spec.algorithm.mode == "offline" else self._planner.version
         prompts = self._planner.evaluate(version, self._held_out, self._ranking.at(learned))
         known = self._found.prompts
-        # those that stand there count
+        # prompts that are on the topic already are taken as they are
         prompts = [known[one.group].prompt if one.group in known else one for one in prompts]
         self._evaluations.begin(version, prompts, opened, samples)
         self._send(prompts)
 
     def _collect_evaluations(self, most: int) -> None:
-        """Until no more than so many evaluations are open."""
+        """Wait until at most `most` evaluations are open."""
         self._evaluations.collect()
         if len(self._evaluations.open) <= most:
             return
@@ -278,7 +285,7 @@ class Feeder:
 
 
 def finished_of(taken: AdmittedSample) -> FinishedSample | None:
-    """What the dispatcher wants of a sample. What is unfit is made again, and not done."""
+    """Return a fit sample's key, length and place for the dispatcher. None if unfit: it is made again."""
     place = RecordPlace(taken.record.partition, taken.record.offset)
     return None if taken.fault else (taken.key, taken.sample.true_length, place)
 
@@ -286,7 +293,10 @@ def finished_of(taken: AdmittedSample) -> FinishedSample | None:
 def that_fit(
     problems: Sequence[Problem], tokenize: Tokenize, longest: int, log: logging.Logger
 ) -> list[Problem]:
-    """The problems whose prompts are not empty and not too long; says how many are left out."""
+    """Return the problems whose prompts have 1 to `longest` tokens.
+
+    Logs how many are left out; raises TaskError if none is left.
+    """
     fit = [problem for problem in problems if 0 < len(tokenize(problem["prompt"])) <= longest]
     if not fit:
         raise TaskError(f"no problem has a prompt of 1 to {longest} tokens (sampling.max_prompt_tokens)")
@@ -299,7 +309,7 @@ def that_fit(
 
 
 def body(context: RoleContext) -> None:
-    """What the feeder does."""
+    """Load the problems, and run the feeder."""
     spec, tokenize = context.spec, load_tokenize(context.record.model)
     longest = spec.sampling.max_prompt_tokens
     held_out: list[Problem] = []

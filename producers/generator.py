@@ -1,4 +1,4 @@
-"""A generator: assignments in, samples out, each published the moment it is finished and scored.
+"""A generator: takes assignments, and publishes each sample as soon as it is finished and scored.
 
 <run>.assignments ──► decoding: backlog, engine process ──► reward processes ──► <run>.samples
 <run>.weights ──► watch ──────────┘ prepared beside decode steps, installed between two, verified by hash
@@ -43,10 +43,10 @@ from schemas.messages import Sample
 from schemas.topics import assignment_partition
 from schemas.wire import encode
 
-_SCORES_S = 0.004  # how often the reward processes are asked, when somebody may wait for what they have
-_IDLE_S = 0.2  # how often a generator for which nothing comes looks whether it shall stop
-# A request to the broker costs generator, trainer and broker a millisecond or two each: samples that finish
-# within this time share one. Not when few are running: then somebody waits for the last ones. In sync mode
+_SCORES_S = 0.004  # how often rewards are polled while few samples run: somebody may wait for the last
+_IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
+# A request to the broker costs generator, trainer and broker a millisecond or two each, so samples that
+# finish within this time share one. Not when few run: then somebody waits for the last ones. In sync mode
 # the trainer has nothing else to do.
 _HOLD_S, _HOLD_IN_SYNC_S = 0.1, 0.02
 _FEW = 16
@@ -67,13 +67,13 @@ class Rewards(Protocol):
         """Queue a completion."""
 
     def pending(self) -> int:
-        """Completions without a score so far."""
+        """Return how many completions have no score yet."""
 
     def poll(self) -> list[RewardOutcome]:
-        """The scores that have come. Never waits."""
+        """Return the scores that have come since the last call. Never waits."""
 
     def close(self) -> None:
-        """Let go."""
+        """End the processes."""
 
 
 class Generator:
@@ -93,19 +93,19 @@ class Generator:
         self._progress = _Progress()
         self._drawing = Drawing(context.spec.deadlines.progress_s)
         start = secrets.token_hex(8)
-        self._moving: list[str] = []  # what others shall go on with
+        self._moving: list[str] = []  # samples that other generators shall continue
         self._reporting = GeneratorReports(context, start)
         self._assigned = Assigned(context, start)
         self._bell = bell
         topic, only = context.topics.assignments, assignment_partition(context.name)
-        # what was given to a process of this name before is given again: this one has not reported yet
+        # jobs of an earlier process of this name are given again, once this one has reported
         ends = ends_of(context.bus, topic, only=only)
         reader = context.bus.reader(topic, ends, only=only, patient=True)
         self._assignments = Tail(reader, self._assigned.read, self._bell)
         self._weights = WeightsWatch(context, self._bell)
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Work until the run stops this process."""
         try:
             wait = self._context.wait("work", unblocked_by="the feeder and the trainer")
             since = time.monotonic()
@@ -119,7 +119,7 @@ class Generator:
                 if busy := self._decoding.running > 0:
                     moved += self._step()
                 elif self._scoring:
-                    time.sleep(_SCORES_S)  # only rewards are outstanding
+                    time.sleep(_SCORES_S)  # only rewards are awaited
                 moved += self._collect(self._rewards.poll())
                 self._publish()
                 self._report()
@@ -140,7 +140,7 @@ class Generator:
             self._engine.close()
 
     def _idle(self) -> None:
-        """Say what is awaited, until something comes."""
+        """Report the wait in the heartbeat, and sleep until something comes or `_IDLE_S` has passed."""
         heart, needs = self._context.heart, self._decoding.needs
         if self._decoding.version < 0:
             heart.waiting("the first weights", unblocked_by="trainer")
@@ -165,7 +165,7 @@ class Generator:
         return found
 
     def _hand_over(self) -> None:
-        """Through the log: whoever goes on with them is told what they have so far."""
+        """Send the tokens of samples that move, for the generators that continue them."""
         if not self._moving or not self._decoding.is_verified:
             return
         moving, self._moving = self._moving, []
@@ -189,13 +189,16 @@ class Generator:
         return len(made)
 
     def _patience(self) -> float:
-        """How long to wait for the engine; assignments and weights end it, by the bell."""
+        """Return how long to wait for the engine, in seconds.
+
+        New assignments and weights end the wait by the bell.
+        """
         if self._rewards.pending() and self._decoding.running < _FEW:
             return _SCORES_S
         return self._hold_s if self._held or self._rewards.pending() else _IDLE_S
 
     def _collect(self, scores: list[RewardOutcome]) -> int:
-        """Samples that are scored are whole."""
+        """Turn scored completions into samples, to be sent."""
         for score in scores:
             sample = self._sample(self._scoring.pop(score.key), score)
             if not self._held:
@@ -209,7 +212,7 @@ class Generator:
         return len(scores)
 
     def _publish(self) -> None:
-        """Send what is held, if it is time."""
+        """Send the finished samples, if enough time has passed or few are running."""
         if self._decoding.running >= _FEW and time.monotonic() - self._held_since < self._hold_s:
             return
         for sample in self._held:
@@ -235,7 +238,7 @@ class Generator:
         )  # fmt: skip
 
     def _report(self, *, leaving: bool = False) -> None:
-        """Say that it is there, what it has, and how it gets on."""
+        """Report to the dispatcher, if it is time."""
         self._reporting.report(lambda: self._state(leaving), leaving=leaving)
 
     def _state(self, leaving: bool) -> GeneratorState:
@@ -246,7 +249,7 @@ class Generator:
         return GeneratorState(self._engine.pace(), self._decoding.version, held)
 
     def _say_goodbye(self) -> None:
-        """What it has goes to others at once; without this, when it has been silent for long enough."""
+        """Tell the dispatcher, so that it reassigns our samples at once and not only after a long silence."""
         with contextlib.suppress(BusError):
             self._report(leaving=True)
 
@@ -261,7 +264,7 @@ class Generator:
 
 
 def body(context: RoleContext) -> None:
-    """What a generator does."""
+    """Start the engine, and run the generator."""
     spec = context.spec
     began = time.monotonic()
     bell = threading.Event()

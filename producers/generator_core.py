@@ -1,9 +1,10 @@
-"""A generator's core: jobs in, an engine's work, whole samples out. No bus, no threads; time is given to it.
+"""The core of a generator: takes jobs, runs an engine on them, gives whole samples.
 
 take ──► backlog ──► fill: a free slot takes the next job that the weights may do ──► step ──► made
 update ──► the next weights ──► fill: prepared, installed between two decode steps, verified by hash
 
-Until weights are verified, what is made with them stays here.
+It uses no Kafka and no threads, and its clock is a parameter. A sample that was made with weights which are
+not verified yet stays here until they are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from schemas.runspec import RunSpec
 
 @dataclass
 class Begun:
-    """A sample that an engine has, and which weights make it from which token on."""
+    """A sample that the engine is making: `versions[i]` makes its tokens from `version_starts[i]` on."""
 
     job: SampleJob
     seed: int
@@ -35,22 +36,22 @@ class Begun:
     version_starts: list[int]
     versions: list[int]
     roots: list[str]
-    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # that others made before
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # made by other generators
     logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @classmethod
     def of(cls, part: Part, job: SampleJob) -> Begun:
-        """It goes on where another instance left it."""
+        """Continue a sample where another generator left it."""
         return cls(
             job, part.seed, part.started_at, part.version_starts.tolist(), part.versions.tolist(),
             list(part.roots), part.tokens, part.logprobs,
         )  # fmt: skip
 
     def goes_on_with(self, fresh: VerifiedWeights, tokens: int) -> None:
-        """From token `tokens` on it is made by `fresh`."""
+        """Note that the weights `fresh` make the sample from token `tokens` on."""
         if self.versions[-1] == fresh.version:
             return
-        if self.version_starts[-1] == tokens:  # no token of the version before
+        if self.version_starts[-1] == tokens:  # the version before made no token
             self.versions[-1], self.roots[-1] = fresh.version, fresh.root
         else:
             self.version_starts.append(tokens)
@@ -60,14 +61,14 @@ class Begun:
 
 @dataclass(frozen=True)
 class Left:
-    """A sample that another instance shall go on with."""
+    """An unfinished sample that another generator shall continue."""
 
     begun: Begun
-    tokens: np.ndarray  # all that it has
+    tokens: np.ndarray  # all tokens made so far
     logprobs: np.ndarray
 
     def part(self, run: str, generator: str, now: float) -> Part:
-        """As it goes through the log."""
+        """Return the record for `<run>.parts`."""
         begun = self.begun
         return Part(
             run=run, group=begun.job.prompt.group, index=begun.job.index, tokens=self.tokens,
@@ -79,7 +80,7 @@ class Left:
 
 @dataclass(frozen=True)
 class MadeSample:
-    """A sample whose tokens are all there."""
+    """A sample with all of its tokens."""
 
     begun: Begun
     finished: FinishedRequest
@@ -87,16 +88,16 @@ class MadeSample:
 
 
 class Decoding:
-    """Runs one engine."""
+    """Runs one engine: keeps its slots full and its weights up to date."""
 
     def __init__(self, spec: RunSpec, engine: Engine, now: Callable[[], float] = time.time) -> None:
         self._spec, self._engine, self._now = spec, engine, now
         self._on_update = spec.generator.on_update
         self._version: VerifiedWeights | None = None
         self._verified = True  # whether the engine is known to hold `_version`
-        self._next: VerifiedWeights | None = None  # newer than `_version`: the newest
-        self._preparing: VerifiedWeights | None = None  # what the engine prepares
-        self._claimed: VerifiedWeights | None = None  # what it installs next
+        self._next: VerifiedWeights | None = None  # the newest weights, if newer than `_version`
+        self._preparing: VerifiedWeights | None = None  # the weights that the engine prepares
+        self._claimed: VerifiedWeights | None = None  # the weights that are installed next
         self._running: dict[str, Begun] = {}
         self._unproven: dict[str, MadeSample] = {}  # made with weights that are not verified
         self._backlog = Backlog()
@@ -104,38 +105,38 @@ class Decoding:
 
     @property
     def version(self) -> int:
-        """The weights that it decodes with; -1: none yet."""
+        """The version of the weights that the engine decodes with; -1 before the first."""
         return -1 if self._version is None else self._version.version
 
     @property
     def running(self) -> int:
-        """Samples that are begun and did not come out of `step` yet."""
+        """The number of samples that are begun and that `step` has not returned yet."""
         return len(self._running) + len(self._unproven)
 
     @property
     def is_verified(self) -> bool:
-        """Whether the engine is known to hold the weights that it decodes with."""
+        """Whether the engine's weights are verified."""
         return self._verified
 
     @property
     def queued(self) -> int:
-        """Jobs that are not begun."""
+        """The number of jobs that are not begun."""
         return len(self._backlog)
 
     @property
     def needs(self) -> int | None:
-        """The weights that the next job waits for, if there is one."""
+        """The version of the weights that the next job needs; None if there is no job."""
         return self._backlog.needs()
 
     def held(self) -> list[tuple[SampleKey, int]]:
-        """What it has and has not finished, with its tokens as far as known; -1: not begun."""
+        """Return all unfinished samples, each with its last known number of tokens; -1 if it is not begun."""
         tokens = self._engine.unfinished()
         begun = [(run.job.key, len(run.tokens) + tokens.get(name, 0)) for name, run in self._running.items()]
         made = [(one.begun.job.key, one.finished.tokens.size) for one in self._unproven.values()]
         return [(job.key, -1) for job in self._backlog] + begun + made
 
     def take(self, job: SampleJob) -> bool:
-        """Take a job in, unless it is here already."""
+        """Take a job in. Return False if it is here already."""
         name = sample_id(*job.key)
         if name in self._running or name in self._unproven or job.key in self._backlog:
             return False
@@ -143,14 +144,14 @@ class Decoding:
         return True
 
     def give_back(self, names: Iterable[str]) -> list[str]:
-        """Those of the jobs that are not begun; they are not here any more."""
+        """Remove those of the named jobs that are not begun. Return their names."""
         back = self._backlog.give_back({sample_key(name) for name in names})
         return [sample_id(*job.key) for job in back]
 
     def hand_over(self, names: Iterable[str]) -> list[Left]:
-        """Those of the samples that are begun and not finished; they are not here any more.
+        """Remove those of the named samples that are begun and not finished, and return them.
 
-        Their tokens are other instances' from now on: only while the weights are verified.
+        Another generator continues with their tokens, so the weights must be verified when this is called.
         """
         assert self._verified, "samples leave that unverified weights have made"
         mine = [name for name in names if name in self._running]
@@ -166,7 +167,10 @@ class Decoding:
         ]
 
     def update(self, fresh: VerifiedWeights) -> None:
-        """Newer weights are there: what is trained already was thought lost, and somebody else made it."""
+        """Take newer weights, and drop the samples of iterations that are already trained.
+
+        Such a sample was thought lost, and another generator made it.
+        """
         self._next = fresh
 
         def useless(job: SampleJob) -> bool:
@@ -180,7 +184,7 @@ class Decoding:
                 del self._running[name]
 
     def fill(self) -> int:
-        """Install what may be installed, then fill the free slots. How many jobs were begun."""
+        """Install new weights if that is due, then fill the free slots. Return how many jobs were begun."""
         self._renew()
         if self._version is None or (self._claimed is not None and self._on_update == "wait"):
             return 0
@@ -194,11 +198,11 @@ class Decoding:
         return count
 
     def step(self, wait_s: float) -> list[MadeSample]:
-        """What the engine finishes in its next step, or in `wait_s`."""
+        """Run one engine step of at most `wait_s` seconds. Return finished samples of verified weights."""
         finished = self._engine.step(wait_s)
         now = self._now()
         for one in finished:
-            if one.id in self._running:  # else it was dropped while it came
+            if one.id in self._running:  # else it was aborted or handed over
                 begun = self._running.pop(one.id)
                 tokens = np.concatenate([begun.tokens, one.tokens])
                 logprobs = np.concatenate([begun.logprobs, one.logprobs])
@@ -213,15 +217,15 @@ class Decoding:
         return made
 
     def _is_through(self) -> bool:
-        """Nothing runs, and nothing waits that the present weights may do.
+        """Whether no sample runs and no waiting job may be done by the present weights.
 
-        That moment comes: once newer weights are there, no job is admitted any more that older ones may do.
+        This happens in the end: once newer weights are there, no job for older ones is admitted any more.
         """
         needs = self._backlog.needs()
         return not self._running and (needs is None or needs > self.version)
 
     def _renew(self) -> None:
-        """Get on with the next weights; those before are verified first."""
+        """Prepare or install the next weights, if it is time. The present ones are verified first."""
         self._verify()
         fresh = self._claimed or self._next
         if fresh is None or not self._verified:
@@ -231,14 +235,14 @@ class Decoding:
             self._engine.prepare(fresh.patch)
         if self._claimed is None and (self._on_update != "wait" or self._is_through()):
             self._next = None
-            self._claimed = fresh if fresh.claim() else None  # else a newer one is about to come
+            self._claimed = fresh if fresh.claim() else None  # None: newer ones are about to come
         if self._claimed is not None and self._engine.is_ready():
             self._claimed = self._preparing = None
             self._install(fresh)
             self._verify()
 
     def _install(self, fresh: VerifiedWeights) -> None:
-        """Replace the weights; samples that run go on with them and say from which token on."""
+        """Replace the weights. Each running sample notes from which token on the new ones make it."""
         installed = self._engine.install(recompute=self._on_update == "recompute")
         for name, tokens in installed.tokens.items():
             begun = self._running[name]
@@ -249,7 +253,7 @@ class Decoding:
         at_step(fresh.version)
 
     def _verify(self) -> None:
-        """Raise if the engine says that it holds other weights than were installed."""
+        """Raise WeightsError if the engine holds other weights than were installed."""
         if self._version is None or self._verified or (found := self._engine.digests()) is None:
             return
         expected = self._version.digests

@@ -1,4 +1,4 @@
-"""What a generator says of itself on `<run>.instances`, and when: as little as the dispatcher can do with.
+"""Writes a generator's reports to `<run>.instances`: no more often and no longer than the dispatcher needs.
 
 whole    all that it has, and how many tokens each: at the start, when it is asked, and now and then while it
          works, the rarer the larger it is
@@ -20,42 +20,45 @@ from schemas.identity import SampleKey
 from schemas.messages import InstanceReport
 from schemas.wire import encode
 
-_CHANGED = 0.05  # a curve that differs by less is the same
-_SETTLES_S = 10.0  # a curve is said no more often than this
+_CHANGED = 0.05  # a latency curve that differs by a smaller share counts as unchanged
+_SETTLES_S = 10.0  # least time between two reports of a curve
 
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """How things stand."""
+    """A generator's state, for a report."""
 
     pace: Pace
     version: int
-    held: Sequence[tuple[SampleKey, int]]  # samples, with their tokens; -1: not begun
+    held: Sequence[tuple[SampleKey, int]]  # unfinished samples, with their tokens; -1: not begun
 
 
 class GeneratorReports:
-    """Writes reports for one generator."""
+    """Writes the reports of one generator."""
 
     def __init__(self, context: RoleContext, start: str, now: Callable[[], float] = time.monotonic) -> None:
         self._context, self._start, self._now = context, start, now
         self._beat_s = beat_s(context.spec.dispatch.silence_s)
-        self._beat_at = self._whole_at = self._curve_at = 0.0  # when the next one is due
+        self._beat_at = self._whole_at = self._curve_at = 0.0  # when the next report of each kind is due
         self._said = Pace([], [])
         self._returned: list[str] = []
 
     def tell(self) -> None:
-        """The dispatcher wants to know all."""
+        """Make the next report a whole one, at once: the dispatcher asked for it."""
         self._beat_at = self._whole_at = 0.0
         self._said = Pace([], [])
         self._curve_at = 0.0
 
     def gives_back(self, names: list[str]) -> None:
-        """The dispatcher waits to hear of it, also if there are none."""
+        """Report these returned samples at once.
+
+        The dispatcher waits for an answer even if there are none.
+        """
         self._returned += names
         self._beat_at = 0.0
 
     def report(self, state: Callable[[], GeneratorState], *, leaving: bool = False) -> None:
-        """Say what is to be said by now."""
+        """Send a report, if one is due. `leaving`: send a last, whole one now."""
         now = self._now()
         if now < self._beat_at and not leaving:
             return
@@ -80,7 +83,7 @@ class GeneratorReports:
         self._context.writer.send(self._context.topics.instances, message, key=self._context.name)
 
     def _fresh(self, pace: Pace, now: float) -> Pace:
-        """The curve, if it has to be said again."""
+        """Return the latency curve if it is due and has changed; else an empty one."""
         if now < self._curve_at or not _differ(pace, self._said):
             return Pace([], [])
         self._said, self._curve_at = pace, now + _SETTLES_S

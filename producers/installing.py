@@ -1,11 +1,11 @@
-"""New weights on their way into an engine: told as what differs from those that it holds.
+"""Makes a patch of each new version: the difference between its weights and those that the engine holds.
 
 copy (newest, see `weights_watch.py`) ──┐
 held (what the engine holds) ───────────┴──► patch ──► prepared ──► installed ──► verified
                                                   beside decoding   the pause    beside decoding
 
-Two copies of the weights are in a generator's process, and a patch: of the first version, and where most
-weights change, that is a third.
+A generator's process holds two copies of the weights and a patch. The patch is as large as a third copy for
+the first version, and where most weights change.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class VerifiedWeights:
 
     version: int
     root: str
-    digests: Mapping[str, str]  # of the tensors that came, as an engine has them then
+    digests: Mapping[str, str]  # of the tensors that came, as an engine that installed them must hold them
     patch: PatchFile
     _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def claim(self) -> bool:
-        """Whether whoever asks is the first: an engine that takes it, or `Newest`, which has a newer one."""
+        """Return True to the first caller only: the engine that installs it, or `Newest`, which voids it."""
         return self._claimed.acquire(blocking=False)
 
 
 class Newest:
-    """Makes each new version a patch of what the engine holds by then."""
+    """Makes each new version a patch of the weights that the engine will hold by then."""
 
     def __init__(self, spec: ModelSection, base: ModelFolder) -> None:
         self._spec, self._base = spec, base
@@ -49,7 +49,10 @@ class Newest:
         self._given: VerifiedWeights | None = None
 
     def version(self, manifest: VersionManifest, copy: Copy) -> VerifiedWeights:
-        """A version as an engine takes it. The one before is void, unless the engine has claimed it."""
+        """Make a version ready for the engine.
+
+        The one before becomes void, unless the engine has claimed it.
+        """
         check_fits(manifest, self._spec, self._base)
         new, digests = self._whole(manifest, copy)
         self._settle()
@@ -58,14 +61,17 @@ class Newest:
         return self._given
 
     def _whole(self, manifest: VersionManifest, copy: Copy) -> tuple[Model, Mapping[str, str]]:
-        """Whole tensors. An adapter is merged here, into the layers that it changes: engines know none."""
+        """Return whole tensors and their digests.
+
+        An adapter is merged into its layers here: engines know none.
+        """
         if self._spec.lora is None:
             return copy.model, manifest.digests
         merged = file_model(Merging(self._spec, self._base).file(copy.tensors()))
         return merged, model_digests(merged)
 
     def _settle(self) -> None:
-        """Whether the engine takes the version that was given last is decided now."""
+        """Settle whether the engine takes the version that was given last. If so, `_held` follows."""
         given, self._given = self._given, None
         if given is not None and not given.claim():
             given.patch.read().apply(self._held)

@@ -1,4 +1,4 @@
-"""The ledger as the feeder reads it: each step once, in order, and where everything stands.
+"""The feeder's view of the ledger: gives each step once and in order, and notes positions to restart from.
 
 record ──► of this run, and readable? ──► newer than the last step? ──► counts
             └─ no: could it be the next step?  no ──► passed over (the trainer reports it)
@@ -22,10 +22,10 @@ from schemas.steps import steps_in, wrong_step
 
 
 class Steps:
-    """The steps behind a position, one by one. A step that has come before does not come again."""
+    """Reads the ledger's steps one by one. Repeated records of a step are skipped."""
 
     def __init__(self, context: RoleContext, position: int = 0, number: int = 0) -> None:
-        """`number`: the first step that counts."""
+        """`position`: where to read from. `number`: the first step to return."""
         self._context, self.number = context, number
         self._skipped = skipped(context.store, context.run)
         self._gate = Gate(
@@ -34,21 +34,21 @@ class Steps:
         )  # fmt: skip
         topic = context.topics.ledger
         self._reader = context.bus.reader(topic, {0: position})
-        self.gone = sum(clamp(self._reader).values())  # records that retention has taken
+        self.gone = sum(clamp(self._reader).values())  # records that retention has removed
         if self.gone:
             context.log.info(
                 "%s begins at %d: the %d records before are gone (placement.kafka.retention_hours)",
                 topic.name, position + self.gone, self.gone,
             )  # fmt: skip
-        self.position = position + self.gone  # behind the last record that was taken
+        self.position = position + self.gone  # behind the last record that was read
         self._records: deque[Record] = deque()
 
     def end(self) -> int:
-        """The position behind the newest record."""
+        """Return the position behind the newest record."""
         return self._reader.end_offsets()[0]
 
     def next(self, wait_s: float) -> StepRecord | None:
-        """The next step, if it comes in time."""
+        """Return the next step, or None if none comes within `wait_s` seconds."""
         if not self._records:
             self._records += self._reader.poll(wait_s)
         while self._records:
@@ -63,7 +63,7 @@ class Steps:
         return None
 
     def up_to(self, end: int) -> Iterator[StepRecord]:
-        """The steps before a position."""
+        """Yield the steps before position `end`, waiting for each."""
         deadline_s = self._context.spec.deadlines.progress_s
         topic = self._context.topics.ledger.name
         wait = Wait(f"records of {topic}", unblocked_by="the Kafka broker", deadline_s=deadline_s)
@@ -74,11 +74,11 @@ class Steps:
             wait.progress() if self.position > before else wait.check()
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self._reader.close()
 
     def _refused(self, record: Record, reason: str) -> None:
-        """A record of this run, or an unreadable one: only what could be a step to come matters."""
+        """Skip a refused record, unless it may be a step that is still to come: then raise."""
         if not self.number <= claimed_step(record) < steps_in(self._context.spec):
             return self._passed_over(record, reason)
         raise bad_step(record, reason, self._context.run, self._context.store)
@@ -88,28 +88,28 @@ class Steps:
 
 
 class Beginnings:
-    """Where the newest iterations begin in the ledger: from there a ranker learns what its state lacks."""
+    """Notes where the newest iterations begin in the ledger: a ranker learns on from there."""
 
     def __init__(self, kept: int, known: Mapping[int, Began]) -> None:
-        """`kept`: how many iterations."""
+        """`kept`: how many iterations to note."""
         self._kept, self.known = kept, dict(known)
 
     def take(self, step: StepRecord, position: int) -> None:
-        """A step that counts, and the position behind it."""
+        """Note a step; `position` is behind its record."""
         if step.iteration not in self.known:
             self.known[step.iteration] = Began(step=step.step, position=position - 1)
             for old in [one for one in self.known if one <= step.iteration - self._kept]:
                 del self.known[old]
 
     def at(self, iteration: int) -> Began | None:
-        """Where to read from for an iteration; if that is not known, for the next one that is."""
+        """Return where an iteration begins, or the next one that is known. None if there is none."""
         return next((self.known[one] for one in sorted(self.known) if one >= iteration), None)
 
 
 class Behind:
-    """Where the samples' log has to be read from to find all samples of an iteration and of later ones.
+    """Computes where to read `<run>.samples` from to find all samples of an iteration and of later ones.
 
-    They come behind every sample of the iterations that were trained before the first of them was admitted.
+    These come after every sample of the iterations that were trained before the iteration was admitted.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ class Behind:
         self.pending = {iteration: dict(one) for iteration, one in (pending or {}).items()}
 
     def take(self, step: StepRecord) -> None:
-        """A step that is trained."""
+        """Note the positions of a trained step's samples."""
         if self._lookahead == float("inf"):
-            return  # what it trained is of another run's log
+            return  # an offline step: its samples are on another run's log
         positions = self.pending.setdefault(step.iteration, {})
         for partition, offset in zip(step.partitions.tolist(), step.offsets.tolist(), strict=True):
             positions[partition] = max(positions.get(partition, 0), offset + 1)
 
     def at(self, iteration: int) -> Positions:
-        """For an iteration; from now on nobody asks for an earlier one."""
+        """Return the positions for an iteration. Later calls must not ask for an earlier one."""
         for old in [one for one in self.pending if one < iteration - self._lookahead - 1]:
             for partition, position in self.pending.pop(old).items():
                 self.settled[partition] = max(self.settled.get(partition, 0), position)

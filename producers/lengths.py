@@ -1,15 +1,15 @@
-"""Length classes: quantile bins of predicted lengths. They are the partitions of prompts and samples."""
+"""Length classes: quantile bins of predicted lengths. Each class is a partition of prompts and of samples."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
 
-_MOVED = 0.05  # edges that have moved by less are left as they are
+_MOVED = 0.05  # edges that moved by a smaller share stay
 
 
 def class_edges(predicted: Sequence[float], classes: int) -> list[float] | None:
-    """Edges that put equally many of these into each class, as far as ties allow; None if all are alike."""
+    """Return edges that put equally many lengths into each class, but for ties. None if all are alike."""
     ordered = sorted(predicted)
     if not ordered or ordered[-1] <= ordered[0] * 1.001:
         return None
@@ -21,10 +21,10 @@ def class_edges(predicted: Sequence[float], classes: int) -> list[float] | None:
 
 
 def have_moved(old: Sequence[float], new: Sequence[float]) -> bool:
-    """Whether new edges differ enough from the old ones, which may be infinite, to be announced."""
+    """Whether new edges differ enough from the old ones to be announced. Old edges may be infinite."""
     return any(not abs(after - before) <= _MOVED * after for before, after in zip(old, new, strict=True))
 
 
 def class_of(length: float, edges: Sequence[float]) -> int:
-    """The class of a length: how many edges it reaches."""
+    """Return the class of a length: the number of edges that are not above it."""
     return bisect.bisect_right(edges, length)

@@ -1,4 +1,4 @@
-"""Prompts on their way to `<run>.prompts`: each group once, and where the topics ended before it was sent."""
+"""Sends each prompt to `<run>.prompts` once, and notes where the topics ended before that."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from schemas.wire import encode
 
 
 class Outbox:
-    """Sends prompts, and knows those that are open."""
+    """Sends prompts, and knows which open ones were sent."""
 
     def __init__(
         self, context: RoleContext, *, sent: Iterable[Prompt], windows: Mapping[int, Opened]
     ) -> None:
-        """`sent`: open prompts that stand there already. `windows`: where their iterations were opened."""
+        """`sent`: open prompts that are on the topic already.
+
+        `windows`: where topics ended before their iterations.
+        """
         self._context = context
         self._sent = {prompt.group: prompt.window for prompt in sent}
         self.windows = dict(windows)
@@ -25,11 +28,11 @@ class Outbox:
         self._prompts, self._dead = bus.reader(topics.prompts), bus.reader(topics.dead)
 
     def fresh(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those that were not sent."""
+        """Return those of the prompts that were not sent."""
         return [prompt for prompt in prompts if prompt.group not in self._sent]
 
     def send(self, prompts: Sequence[Prompt]) -> list[Placed]:
-        """Returns when they stand there; and where."""
+        """Send prompts and wait until the broker has them. Return their places."""
         self._open({prompt.window for prompt in prompts if prompt.purpose == TRAIN} - set(self.windows))
         writer, topic = self._context.writer, self._context.topics.prompts
         sent = [
@@ -48,11 +51,11 @@ class Outbox:
             self.windows |= dict.fromkeys(windows, ends)
 
     def ends(self) -> Opened:
-        """Where prompts and dead letters end now."""
+        """Return where prompts and dead letters end now."""
         return Opened(prompts=self._prompts.end_offsets(), dead=self._dead.end_offsets()[0])
 
     def forget(self, trained: int, evaluated: Collection[int]) -> None:
-        """So many iterations are trained, and these versions are being evaluated: all else is done."""
+        """Forget the prompts of iterations before `trained`, but not those of versions in `evaluated`."""
         self.windows = {window: opened for window, opened in self.windows.items() if window >= trained}
         self._sent = {
             group: window
@@ -61,6 +64,6 @@ class Outbox:
         }
 
     def close(self) -> None:
-        """Let go of the readers."""
+        """Close the readers."""
         self._prompts.close()
         self._dead.close()

@@ -1,8 +1,8 @@
-"""Which groups are admitted with which record: a pure function of the run file and the ledger.
+"""Plans which groups each ledger record admits: a pure function of the run file and the ledger.
 
-A feeder that starts again computes the same prompts again, however often it was interrupted, because nothing
-here depends on time: problems are shuffled by seed, and the ranker of a version has learned from exactly the
-iterations before it. What is on `<run>.prompts` already is not planned again, nor is what is trained.
+A feeder that starts again, however often, computes the same prompts, because nothing here depends on time:
+problems are shuffled by seed, and the ranker of a version has learned from exactly the iterations before it.
+Prompts that are on `<run>.prompts` already are not planned again, and neither are trained iterations.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from schemas.runspec import RunSpec
 
 Tokenize = Callable[[str], list[int]]
 
-_RECENT_WINDOWS = 4  # that class edges are made from
+_RECENT_WINDOWS = 4  # iterations whose predictions the class edges are computed from
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What is left of a prompt that was sent: all that later ones depend on."""
+    """The fields of a sent prompt that later prompts depend on."""
 
     predicted: float
     predictor: str
@@ -54,16 +54,16 @@ class Planner:
         state: PlannerState | None = None,
         trained: int = 0,
     ) -> None:
-        """`known`: what is on `<run>.prompts` already. `trained`: iterations that nobody needs prompts of.
+        """`known`: prompts on `<run>.prompts`. `trained`: how many iterations need no prompts any more.
 
-        `state`: where a planner before this one was; what it admitted is known.
+        `state`: the state of an earlier planner. Groups that it admitted count as known.
         """
         self._run, self._spec, self._train = run, spec, train
-        self._tokenize = functools.lru_cache(maxsize=4096)(tokenize)  # a prompt, then each of its samples
+        self._tokenize = functools.lru_cache(maxsize=4096)(tokenize)  # for the ranker, then for the record
         self._by_id = {problem["id"]: problem for problem in train}
         given = spec.lengths.edges
         self._fixed = not isinstance(given, str)
-        # before anything is known of lengths, all is in the first class
+        # while no length is known, all prompts are in the first class
         self.edges = [float("inf")] * (spec.lengths.classes - 1) if isinstance(given, str) else list(given)
         state = state or PlannerState(edges=self.edges)
         self.edges = list(state.edges)
@@ -82,42 +82,42 @@ class Planner:
             if prompt.purpose == TRAIN and self._admitted <= prompt.group < ROUND:
                 edges, predictor = tuple(prompt.edges), prompt.predictor
                 if (last.edges, last.predictor) == (edges, predictor):
-                    edges, predictor = last.edges, last.predictor  # one of each in memory
+                    edges, predictor = last.edges, last.predictor  # keep one copy of each in memory
                 last = _Told(prompt.predicted, predictor, edges)
                 found.setdefault(prompt.group, last)
         return found
 
     def state(self) -> PlannerState:
-        """What one that starts again begins with."""
+        """Return the planner's state, for a snapshot."""
         return PlannerState(
             version=self.version, steps=self.steps, planned=self._planned, admitted=self._admitted,
             edges=list(self.edges), recent=list(self._recent), lots=list(self._lots),
         )  # fmt: skip
 
     def observe(self, record: StepRecord) -> bool:
-        """Take a step of the ledger in; True if it ended an iteration.
+        """Take a step of the ledger in. Return True if it ended an iteration.
 
-        Steps before it may be missing: they are gone from the log, and were trained all the same.
+        Earlier steps may be missing: steps that are gone from the log count as trained.
         """
         if record.step < self.steps:
-            return False  # of a trainer that was thought dead: the first record of a step counts
+            return False  # a repeated step, of a trainer that was thought dead: the first record counts
         self.steps = record.step + 1
         before, self.version = self.version, record.iteration + record.last_of_iteration
         self._trained = max(self._trained, self.version)
         return self.version > before
 
     def begin_at(self, version: int) -> None:
-        """So many iterations are trained, although the ledger has no steps of them any more."""
+        """Go on after `version` trained iterations, whose steps are gone from the ledger."""
         self.version, self.steps = version, version * self._spec.algorithm.optimizer_steps
         self._trained = max(self._trained, version)
 
     @property
     def admitted(self) -> int:
-        """How many groups were admitted, but for those in the place of others."""
+        """The number of admitted groups, without resampled ones."""
         return self._admitted
 
     def _allowed(self, version: int) -> int:
-        """How many groups may be admitted once a version is there."""
+        """Return how many groups may be admitted once a version is there."""
         algorithm = self._spec.algorithm
         if algorithm.mode == "offline":
             return 0
@@ -127,11 +127,11 @@ class Planner:
         )
 
     def _is_missing(self, group: int) -> bool:
-        """Whether a group has to be planned: it was not sent, and it is not trained."""
+        """Whether a group has to be planned: it was neither sent nor trained."""
         return group not in self._known and window_of(group, self._spec.algorithm.groups) >= self._trained
 
     def first_incomplete(self, trained: int) -> int:
-        """The oldest version at which something is to be planned, if `trained` is the newest."""
+        """Return the oldest version at which something is to be planned, if `trained` is the newest."""
         first = max(self._admitted, self._trained * self._spec.algorithm.groups)
         missing = (group for group in range(first, self._allowed(trained)) if self._is_missing(group))
         group = next(missing, None)
@@ -140,7 +140,10 @@ class Planner:
         return next(v for v in range(self._planned + 1, trained + 1) if self._allowed(v) > group)
 
     def admit(self, ranker_at: Callable[[int], Predictor]) -> list[Prompt]:
-        """All groups that may be admitted now and were not before. The ranker is asked for if needed."""
+        """Return prompts for all groups that may be admitted now and were not before.
+
+        `ranker_at` is only called for versions that admit any.
+        """
         self._lots = [lot for lot in self._lots if self._is_open(lot)]
         prompts: list[Prompt] = []
         for version in range(self._planned + 1, self.version + 1):
@@ -171,12 +174,12 @@ class Planner:
         ]
 
     def _pass_over(self, version: int, fresh: Sequence[int]) -> None:
-        """Groups that were sent, or are trained, whether or not the log still has them."""
+        """Skip groups that were sent or trained. The log may have lost their prompts."""
         known = [told for group in fresh if (told := self._known.pop(group, None)) is not None]
         self._move_edges([told.predicted for told in known])
         if not known:
             return
-        self.edges = list(known[0].edges)  # those in force, should older predictions be gone
+        self.edges = list(known[0].edges)  # the edges in force then, even if older predictions are gone
         if len(known) == len(fresh):
             lot = Lot(
                 version=version, first=fresh[0], predicted=[told.predicted for told in known],
@@ -190,11 +193,11 @@ class Planner:
         return window_of(last, self._spec.algorithm.groups) >= self._trained
 
     def again(self, lost: Collection[int]) -> list[Prompt]:
-        """Prompts of open iterations that were sent and are gone from the log, as they were."""
+        """Return again the prompts of `lost` groups: they were sent, and are gone from the log."""
         return [prompt for lot in self._lots for prompt in self._prompts(lot) if prompt.group in lost]
 
     def _prompts(self, lot: Lot) -> Iterator[Prompt]:
-        """What follows from a lot: the same, whenever it is asked for."""
+        """Yield the prompts of a lot: the same ones whenever this is called."""
         groups = self._spec.algorithm.groups
         members = range(lot.first, lot.first + len(lot.predicted))
         for window in sorted({window_of(group, groups) for group in members}):
@@ -206,17 +209,17 @@ class Planner:
         return [min(max(length, 1.0), longest) for length in said.tolist()]
 
     def _move_edges(self, predicted: Sequence[float]) -> None:
-        """Classes are quantiles of what was predicted lately: they drift with the policy."""
+        """Recompute the class edges from recent predictions, since lengths drift while the policy learns."""
         classes = self._spec.lengths.classes
         if self._fixed or class_edges(predicted, classes) is None:
-            return  # the ranker knows nothing yet
+            return  # all predictions are alike: the ranker knows nothing yet
         self._recent.extend(predicted)
         edges = class_edges(self._recent, classes)
         if edges is not None and have_moved(self.edges, edges):
             self.edges = edges
 
     def question(self, problem_id: str) -> Question:
-        """A problem as the ranker knows it."""
+        """Return a problem's question for the ranker. Raises TaskError if the task has no such problem."""
         problem = self._by_id.get(problem_id)
         if problem is None:
             raise TaskError(
@@ -229,7 +232,7 @@ class Planner:
         return question_of(problem["id"], problem.get("kind"), self._tokenize(problem["prompt"]))
 
     def _of_window(self, window: int, groups: Sequence[int], lot: Lot) -> Iterator[Prompt]:
-        """Deal groups to optimizer steps across all lengths; cut each step's into bundles of like length."""
+        """Yield an iteration's prompts. Each step gets groups of all lengths, in bundles of like length."""
         algorithm = self._spec.algorithm
         predicted = {group: lot.predicted[group - lot.first] for group in groups}
         problems = {group: self._problem(group) for group in groups}
@@ -249,7 +252,7 @@ class Planner:
                     )  # fmt: skip
 
     def _bundles(self, groups: Sequence[int], predicted: Mapping[int, float]) -> list[list[int]]:
-        """Cut groups into runs of about trainer.bundle_tokens; a bundle is named by its first group."""
+        """Cut groups into bundles of about trainer.bundle_tokens tokens each, named by their first group."""
         if self._spec.composes_on_arrival:
             return [[group] for group in groups]
         bundles: list[list[int]] = []
@@ -264,7 +267,7 @@ class Planner:
         return bundles
 
     def instead(self, group: int, window: int, mini: int, ranker: Predictor) -> Prompt:
-        """A group of another problem in the place of one that told nothing: which one, its number says."""
+        """Return a prompt that replaces a group which taught nothing. Its number determines its problem."""
         number = group + ROUND
         draw = random.Random(derive_seed("instead", self._spec.seed, number))
         problem = self._train[draw.randrange(len(self._train))]
@@ -277,7 +280,7 @@ class Planner:
         )  # fmt: skip
 
     def evaluate(self, version: int, problems: Sequence[Problem], ranker: Predictor) -> list[Prompt]:
-        """Prompts that measure a version on held-out problems."""
+        """Return the prompts that measure a version on held-out problems."""
         first = version * len(problems)
         predicted = self._predict(ranker, problems)
         return [
@@ -304,7 +307,7 @@ class Planner:
         )  # fmt: skip
 
     def _problem(self, group: int) -> tuple[Problem, int]:
-        """A group's problem and its epoch."""
+        """Return a group's problem and epoch."""
         epoch, place = divmod(group, len(self._train))
         if self._epoch_order[0] != epoch:
             order = list(range(len(self._train)))

@@ -1,4 +1,4 @@
-"""One problem of a task: what it may be, and JSONL files of them. Foreign text, bounded before it is used."""
+"""Checks a task's problems, and reads JSONL files of them. Foreign text is bounded before it is used."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from schemas.shortening import printable, shown
 
 Problem = dict[str, Any]
 
-LARGEST_PROBLEM = 4 << 20  # bytes of a problem as JSON: with its tokens it has to fit a record
+LARGEST_PROBLEM = 4 << 20  # bytes of a problem as JSON: it must fit a record together with its tokens
 _LONGEST_ID = 256  # characters
 _DEEPEST = 64  # levels of lists and dicts
 
 
 class TaskError(Explained):
-    """A task that can't be used; the message names the file and the problem."""
+    """A user's task can't be used; the message names the file and the problem."""
 
 
 def said(error: BaseException) -> str:
-    """An error of the user's code: its kind and the start of what it says."""
+    """Describe an error of the user's code: its type and the start of its message."""
     return printable(f"{type(error).__name__}: {error}", 1_000)
 
 
 def checked_problem(problem: Any, number: int, task: TaskSection) -> Problem:
-    """A problem with "id" and "prompt"; the id is None if it has none of its own."""
+    """Return the problem with text in "id" and "prompt"; the id is None if it has none.
+
+    Raises TaskError if it can't be used. `number` names the problem in messages.
+    """
     if not isinstance(problem, dict):
         raise TaskError(f"problem {number} is a {type(problem).__name__}; a dict is expected")
     known = problem.get(task.id_field)
@@ -58,7 +61,7 @@ def _wrong_id(known: Any, field: str) -> str:
 
 
 def _wrong(problem: Problem) -> str:
-    """Why it can't travel to the reward."""
+    """Return why a problem can't travel to the reward as JSON; empty if it can."""
     try:
         text = json.dumps(problem, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -77,7 +80,7 @@ def _wrong(problem: Problem) -> str:
 
 
 def _levels(value: Any) -> int:
-    """Levels of lists and dicts; a loop, as deep as they may be."""
+    """Count the levels of lists and dicts. (A loop can't come here: `json.dumps` refuses it before.)"""
     levels, here = 0, [value]
     while here:
         inside = [one for one in here if isinstance(one, dict | list | tuple)]
@@ -91,7 +94,7 @@ def _wrong_text(text: str, field: str) -> str:
 
 
 def read_jsonl(path: Path) -> Iterator[Any]:
-    """The values of a file, one a line; raises TaskError with the line's number."""
+    """Yield the values of a JSONL file, one for each line. Raises TaskError with the line's number."""
     try:
         if not path.is_file():
             raise TaskError(f"{path}: there is no such file")

@@ -1,13 +1,13 @@
-"""The ranker as a consumer: learns iteration by iteration what the ledger trained, and keeps each version.
+"""Trains the ranker in a thread of the feeder, iteration by iteration, and stores each version.
 
     fit samples, as they come ──► lengths of an iteration ──► learned ahead ─┐
     <run>.ledger ──► what was trained of it ──► is it the same? ─────────────┴─► ranker 0, 1, 2 … ──► store
                                                  no: learned again                 └─► planner: n ranks at n
 
-Version n has learned from what the ledger says of iterations 0 .. n-1, in the order of their groups. So it
-depends neither on timing nor on samples that nobody trained: a feeder that starts again loads the newest
+Version n has learned from iterations 0 .. n-1 as the ledger reports them, in the order of their groups. So it
+depends neither on timing nor on samples that were not trained: a feeder that starts again loads the newest
 version that it may use and learns the rest from the ledger. Learning happens in a thread, mostly while the
-trainer still trains: when an iteration's samples are all there it is learned ahead of the ledger.
+trainer still trains: as soon as all samples of an iteration are there, it is learned ahead of the ledger.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from schemas.identity import round_of
 from schemas.messages import TRAIN, StepRecord
 
 _POLL_S = 0.25
-_KEPT = 8  # versions in the store, beyond the lookahead; up to twice as many until they are collected
+_KEPT = 8  # versions kept in the store beyond the staleness; up to twice as many until old ones are collected
 
 
 class _Told(NamedTuple):
@@ -39,16 +39,16 @@ class _Told(NamedTuple):
     problem_id: str
 
 
-_Window = dict[int, dict[int, _Told]]  # by group and index
+_Window = dict[int, dict[int, _Told]]  # an iteration, by group and index
 
 
 def kept_versions(context: RoleContext) -> int:
-    """How many versions of its ranker a run keeps."""
+    """Return how many versions of its ranker a run keeps."""
     return _KEPT + int(context.spec.algorithm.staleness)
 
 
 def backbone_of(name: str) -> Backbone:
-    """The backbone that the run file names."""
+    """Load the backbone that the run file names; NoBackbone for "none"."""
     if name == "none":
         return NoBackbone()
     from producers.ranker.language_model import LanguageModel
@@ -57,12 +57,15 @@ def backbone_of(name: str) -> Backbone:
 
 
 class Ranking:
-    """A thread that learns until it is closed."""
+    """A thread that trains the ranker until it is closed."""
 
     def __init__(
         self, context: RoleContext, question: Callable[[str], Question], feed: SampleFeed, *, wanted: int
     ) -> None:
-        """`question`: of a problem's id; a TaskError if there is none. `wanted`: the oldest to ask for."""
+        """`question` gives the question of a problem's id, or raises TaskError.
+
+        `wanted`: the oldest version that will be asked for.
+        """
         self._context, self._question = context, question
         algorithm = context.spec.algorithm
         self._groups, self._size = algorithm.groups, algorithm.group_size
@@ -73,10 +76,10 @@ class Ranking:
         self._newest = self._trained = self._stored = ranker.version
         self.scores: dict[
             int, RankingScore
-        ] = {}  # of windows, as they were ranked before they were generated
-        self._ahead: dict[int, _Window] = {}  # of fit samples
-        self._ledger: dict[int, _Window] = {}  # of what was trained; whole before `_trained`
-        self._learned: dict[int, _Window] = {}  # windows that were learned ahead of the ledger
+        ] = {}  # by iteration: how well its groups were ranked before they were generated
+        self._ahead: dict[int, _Window] = {}  # lengths from fit samples
+        self._ledger: dict[int, _Window] = {}  # lengths from the ledger; complete before `_trained`
+        self._learned: dict[int, _Window] = {}  # iterations that were learned ahead of the ledger
         self._changed = threading.Condition()
         self._asked = threading.Event()
         self._closed = False
@@ -86,7 +89,7 @@ class Ranking:
         self._thread.start()
 
     def at(self, version: int) -> Ranker:
-        """The ranker that has learned from all iterations before `version`."""
+        """Wait for the ranker that has learned from all iterations before `version`, and return it."""
         wait = self._context.wait(
             f"samples of iteration {version - 1} (the ranker has learned from {self._newest})",
             unblocked_by="the generators",
@@ -104,10 +107,10 @@ class Ranking:
             return self._rankers[version]
 
     def trained(self, step: StepRecord) -> None:
-        """A step of the ledger, each once and in order: it says what is learned of its iteration."""
+        """Take a step of the ledger; each comes once and in order. The ranker learns from its samples."""
         with self._changed:
             if step.iteration < self._trained:
-                return  # the state that was loaded has learned from it
+                return  # the ranker that was loaded has learned from it
             window = self._ledger.setdefault(step.iteration, {})
             for group, index, told in self._rows(step):
                 window.setdefault(group, {}).setdefault(index, told)
@@ -116,14 +119,17 @@ class Ranking:
         self._asked.set()
 
     def reached(self, version: int) -> None:
-        """All iterations before a version are trained: what the ledger has not said of them is lost."""
+        """All iterations before `version` are trained.
+
+        Samples of them that the ledger has lost are not learned.
+        """
         with self._changed:
             if version > self._trained:
                 self._close(version - 1)
         self._asked.set()
 
     def key(self, version: int) -> str:
-        """Where a version lies in the store."""
+        """Return the key of a version in the store."""
         return self._states.key(version)
 
     def close(self) -> None:
@@ -133,7 +139,7 @@ class Ranking:
         self._thread.join()
 
     def _rows(self, step: StepRecord) -> list[tuple[int, int, _Told]]:
-        """What a step says of its own iteration's groups, as they were first drawn."""
+        """Return the step's samples of its own iteration's groups, without those of resampled groups."""
         columns = (step.groups, step.indexes, step.lengths, step.predicted)
         rows = zip(*(column.tolist() for column in columns), step.problem_ids, strict=True)
         return [
@@ -145,10 +151,10 @@ class Ranking:
     def _is_first(self, group: int) -> bool:
         return group >= 0 and not round_of(
             group
-        )  # a version learns from as many groups, whatever they came to
+        )  # resampled groups are left out: each version learns from equally many groups
 
     def _close(self, window: int) -> None:
-        """An iteration is in the ledger: what was learned of it otherwise is learned again."""
+        """Note that an iteration is trained. If it was learned ahead with other samples, learn it again."""
         lost = [number for number in range(self._trained, window + 1) if not self._ledger.get(number)]
         if lost:
             self._context.log.warning(
@@ -170,13 +176,13 @@ class Ranking:
             del self._rankers[old]  # who asks for a version has seen its iterations in the ledger
 
     def _forget_from(self, window: int) -> None:
-        """Versions that have learned from an iteration as it was not trained."""
+        """Drop the versions that have learned from an iteration: it was trained with other samples."""
         self._rankers = {number: one for number, one in self._rankers.items() if number <= window}
         self._learned = {number: one for number, one in self._learned.items() if number < window}
         self._newest = window
 
     def _begin(self, wanted: int) -> Ranker:
-        """The newest stored version that is not too new; else the one that the run starts with."""
+        """Load the newest stored version up to `wanted`; without one, the ranker that the run starts with."""
         spec = self._context.spec
         backbone = backbone_of(spec.lengths.backbone)
         for number in reversed([n for n in self._states.numbers() if n <= wanted]):
@@ -199,11 +205,11 @@ class Ranking:
                 while not self._closed and self._learn_next():
                     self._keep_trained()
                 self._keep_trained()
-        except Exception as error:  # whatever it is: the feeder's own thread raises it
+        except Exception as error:  # any error: the feeder's thread raises it
             self._failure = error
 
     def _wanted(self, taken: AdmittedSample) -> tuple[int, int, int, _Told] | None:
-        """In the feed's thread."""
+        """Pick a fit training sample. Called in the feed's thread."""
         sample = taken.sample
         if taken.fault or sample.purpose != TRAIN or not self._is_first(sample.group):
             return None
@@ -219,7 +225,7 @@ class Ranking:
                     self._ahead.setdefault(window, {}).setdefault(group, {}).setdefault(index, told)
 
     def _learn_next(self) -> bool:
-        """Learn from the next iteration, if all of it is known."""
+        """Learn from the next iteration, if all of it is known. Return whether to go on."""
         with self._changed:
             number, ranker = self._newest, self._rankers[self._newest]
             window = self._ledger.get(number) if number < self._trained else self._whole(number)
@@ -228,7 +234,7 @@ class Ranking:
         learned, score = self._learned_from(ranker, window)
         with self._changed:
             if number < self._trained and self._ledger.get(number) != window:
-                return True  # it was trained otherwise, as the ledger has said in between
+                return True  # meanwhile the ledger said that it was trained otherwise
             self._rankers[learned.version] = learned
             self._newest = learned.version
             if number >= self._trained:
@@ -243,7 +249,7 @@ class Ranking:
         return True
 
     def _whole(self, number: int) -> _Window | None:
-        """An iteration of which all samples are there."""
+        """Return an iteration if all of its samples are there; else None."""
         window = self._ahead.get(number, {})
         if len(window) < self._groups or any(len(group) < self._size for group in window.values()):
             return None
@@ -271,13 +277,13 @@ class Ranking:
         return learned, score
 
     def _keep_trained(self) -> None:
-        """Store the versions that have learned what was trained, and no more."""
+        """Store the versions whose iterations are all in the ledger. Later ones may be learned again."""
         while True:
             with self._changed:
                 number = self._stored + 1
                 ranker = self._rankers.get(number) if number <= self._trained else None
                 if ranker is None and number <= min(self._trained, self._newest):
-                    self._stored = number  # nobody needs it any more
+                    self._stored = number  # it was dropped, since nobody needs it any more
                     continue
             if ranker is None:
                 return
@@ -287,7 +293,7 @@ class Ranking:
     def _keep(self, ranker: Ranker) -> None:
         try:
             self._states.put(ranker.version, ranker)
-            if ranker.version % _KEPT == 0:  # now and then: the store has to be listed for it
+            if ranker.version % _KEPT == 0:  # only now and then, since it lists the store
                 self._states.collect(kept_versions(self._context))
-        except StoreError as error:  # it can be learned from the log again
+        except StoreError as error:  # the version can be learned from the log again
             self._context.log.warning("ranker %d is not kept: %s", ranker.version, error)

@@ -1,8 +1,8 @@
-"""Groups that told nothing: of `<run>.samples`, in whose place another one is to be drawn.
+"""Finds groups that teach nothing, since all their rewards are alike, so that others are drawn instead.
 
-Which ones that are depends on the samples alone, and what is drawn instead on its number: so a feeder that
-starts again finds the same, and the trainer knows without being told what it has to wait for. Both count only
-samples that are fit, by the same rules.
+Which groups these are follows from the samples alone, and each replacement follows from the number of the
+group that it replaces. So a feeder that starts again finds the same groups, and the trainer knows without
+being told what to wait for. Feeder and trainer count only fit samples, by the same rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.messages import TRAIN
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """A group, and where it belongs."""
+    """A group, and the iteration (`window`) and step (`mini`) that it belongs to."""
 
     group: int
     window: int
@@ -27,10 +27,10 @@ class GroupPlace:
 
 
 class Resampling:
-    """`found` is called now and then; each place is said once."""
+    """Collects rewards by group. `found` returns each group that is to be replaced, once."""
 
     def __init__(self, context: RoleContext, feed: SampleFeed, trained: int) -> None:
-        """`trained`: iterations that need no more."""
+        """`trained`: how many iterations are trained; their groups are not replaced."""
         self._trained = trained
         self._most = context.spec.loss.resample or 0
         self._size = context.spec.algorithm.group_size
@@ -38,7 +38,10 @@ class Resampling:
         self._rewards: dict[GroupPlace, dict[int, float]] = {}
 
     def found(self, trained: int) -> list[GroupPlace]:
-        """Groups that are whole now and told nothing; `trained` iterations need no more."""
+        """Return the groups that were completed since the last call and teach nothing.
+
+        `trained`: how many iterations are trained; their groups are left out.
+        """
         if self._samples is None:
             return []
         if trained > self._trained:
@@ -49,7 +52,7 @@ class Resampling:
         return [place for place, index, reward in self._samples.take() if self._take(place, index, reward)]
 
     def _wanted(self, taken: AdmittedSample) -> tuple[GroupPlace, int, float] | None:
-        """In the feed's thread; what is unfit the trainer reports, and it is made again."""
+        """Pick a fit training sample. Called in the feed's thread; the trainer reports unfit samples."""
         sample = taken.sample
         if taken.fault or sample.purpose != TRAIN or round_of(sample.group) >= self._most:
             return None
@@ -57,7 +60,7 @@ class Resampling:
         return GroupPlace(sample.group, sample.window, sample.mini), sample.index, reward
 
     def _take(self, place: GroupPlace, index: int, reward: float) -> bool:
-        """Whether it was the last of a group that told nothing."""
+        """Count a sample. Return whether it completes a group that teaches nothing."""
         if place.window < self._trained:
             return False
         known = self._rewards.setdefault(place, {})

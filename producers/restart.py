@@ -1,4 +1,4 @@
-"""What a feeder finds when it starts: the newest snapshot, and what came on the topics since.
+"""Restores a feeder's state: reads the newest snapshot, and the records that came on the topics since.
 
 snapshot ──► positions ──► ledger: how far is it trained?  prompts: which are open?  evals, dead letters
    └─ none that fits: the beginning, as far as the log is kept
@@ -30,23 +30,26 @@ from schemas.wire import MessageT
 
 @dataclass
 class FeederState:
-    """The state of a run, as a feeder needs it to go on."""
+    """The state of a run, from which a feeder goes on."""
 
     snapshot: FeederSnapshot | None
-    trained: int  # iterations, as the ledger ends now
-    planner: Planner  # where the snapshot was; it has yet to observe the ledger
-    prompts: dict[int, Placed]  # open ones that stand on the topic, by group
-    opened: Opened  # from there on the topic was read
+    trained: int  # iterations that are trained, by the ledger's present end
+    planner: Planner  # as in the snapshot; it has not observed the ledger since
+    prompts: dict[int, Placed]  # open prompts on the topic, by group
+    opened: Opened  # where reading of prompts and dead letters began
     letters: KnownDeadLetters
     evaluated: set[int]
     evals: int  # position behind the evaluations that were read
     behind: Behind
     roots: FeederRoots
-    start: Positions  # in `<run>.samples`
+    start: Positions  # positions to read `<run>.samples` from
 
     @property
     def windows(self) -> dict[int, Opened]:
-        """Where open iterations were opened; those that are not in the snapshot were opened after it."""
+        """Where topics ended before each open iteration was admitted.
+
+        Iterations that the snapshot does not have were admitted after it.
+        """
         known = self.snapshot.windows if self.snapshot else {}
         windows = {one.prompt.window for one in self.prompts.values() if one.prompt.purpose == TRAIN}
         return {w: known.get(w, self.opened) for w in {*windows, *known} if w >= self.trained}
@@ -54,13 +57,13 @@ class FeederState:
 
 @dataclass(frozen=True)
 class KnownDeadLetters:
-    """Records that are dead letters already, and where the dead letters were read up to."""
+    """The records that are dead letters already, and the position up to which dead letters were read."""
 
     places: set[tuple[str, int, int]]  # topic, partition and position
     position: int
 
     def of(self, topic: Topic) -> set[RecordPlace]:
-        """Those of one topic."""
+        """Return the places on one topic."""
         return {
             RecordPlace(partition, offset) for name, partition, offset in self.places if name == topic.name
         }
@@ -69,7 +72,7 @@ class KnownDeadLetters:
 def look_at(
     context: RoleContext, snapshot: FeederSnapshot | None, train: list[Problem], tokenize: Tokenize
 ) -> FeederState:
-    """Read what came since a snapshot; without one, all that the log still has."""
+    """Read the records since a snapshot; without a snapshot, all that the log still has."""
     lookahead = context.spec.algorithm.lookahead
     behind = Behind(lookahead)
     if snapshot:
@@ -103,7 +106,7 @@ def look_at(
 
 
 def misfit(context: RoleContext, snapshot: FeederSnapshot) -> str:
-    """Why a snapshot does not go with the log; empty if it does."""
+    """Return why a snapshot contradicts the log or the run file; empty if it fits."""
     bus, topics = context.bus, context.topics
     opened = snapshot.opened()
     for topic, positions in (
@@ -121,7 +124,7 @@ def misfit(context: RoleContext, snapshot: FeederSnapshot) -> str:
 
 
 def _other_ledger(context: RoleContext, snapshot: FeederSnapshot) -> str:
-    """Whether the ledger, as far as it still has it, says otherwise of the step before the snapshot."""
+    """Return how the ledger contradicts the snapshot's last step; empty if it agrees or that step is gone."""
     topic, before = context.topics.ledger, snapshot.ledger - 1
     reader = context.bus.reader(topic, {0: max(0, before)})
     try:
@@ -140,7 +143,7 @@ def _other_ledger(context: RoleContext, snapshot: FeederSnapshot) -> str:
 def _trained(
     context: RoleContext, snapshot: FeederSnapshot | None, behind: Behind, roots: FeederRoots
 ) -> int:
-    """Iterations that are trained, by the ledger as it ends now."""
+    """Return how many iterations are trained, by the ledger's present end."""
     planner = snapshot.planner if snapshot else None
     trained = planner.version if planner else 0
     steps = Steps(context, snapshot.ledger if snapshot else 0, planner.steps if planner else 0)
@@ -151,7 +154,7 @@ def _trained(
             behind.take(step)
             behind.at(trained)
             roots.learn(step)
-        if steps.gone and not any_left:  # then the newest weights say how far the run came
+        if steps.gone and not any_left:  # then the newest weights tell how many are trained
             trained = max([trained, *WeightStore(context.store, context.run).versions()])
         return trained
     finally:
@@ -159,10 +162,10 @@ def _trained(
 
 
 def letters_of(context: RoleContext, position: int) -> KnownDeadLetters:
-    """The dead letters behind a position, up to their end as it is now."""
+    """Read the dead letters from a position to their present end."""
     topic = context.topics.dead
     end = ends_of(context.bus, topic)[0]
-    gate = Gate(DeadLetter, context.run, passed_over)  # no letter about letters
+    gate = Gate(DeadLetter, context.run, passed_over)  # a letter that can't be read makes no other letter
     read = _read(context, topic, {0: position}, gate, {0: end})
     return KnownDeadLetters({(letter.topic, letter.partition, letter.offset) for _, letter in read}, end)
 
@@ -170,7 +173,7 @@ def letters_of(context: RoleContext, position: int) -> KnownDeadLetters:
 def _evaluations(
     context: RoleContext, snapshot: FeederSnapshot | None, letters: KnownDeadLetters
 ) -> tuple[set[int], int]:
-    """Versions that are evaluated, and where the topic was read up to."""
+    """Return the versions that are evaluated, and the position up to which the topic was read."""
     topic = context.topics.evals
     end = ends_of(context.bus, topic)[0]
     gate = Gate(Evaluation, context.run, _reports(context, letters))
@@ -182,7 +185,7 @@ def _prompts(
     context: RoleContext, opened: Opened, letters: KnownDeadLetters, still_open: dict[int, Placed],
     trained: int, is_being_evaluated: Callable[[int], bool],
 ) -> Iterator[Prompt]:  # fmt: skip
-    """Each prompt on the topic; those that are open stay in `still_open`."""
+    """Yield each prompt on the topic, and put the open ones into `still_open`."""
     spec = context.spec
     gate = Gate(
         Prompt, context.run, _reports(context, letters), unfit=lambda prompt: _wrong_prompt(prompt, spec)
@@ -197,7 +200,7 @@ def _prompts(
 
 
 def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
-    """Why a prompt is none that this run's feeder sent; empty if it may be."""
+    """Return why this run's feeder can't have sent a prompt; empty if it can."""
     classes, algorithm = spec.lengths.classes, spec.algorithm
     if len(prompt.edges) != classes - 1 or prompt.length_class >= classes:
         edges = len(prompt.edges)
@@ -212,7 +215,7 @@ def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
 
 
 def _reports(context: RoleContext, letters: KnownDeadLetters) -> Refuse:
-    """Puts records that can't be used to the dead letters, once each."""
+    """Return a function that makes a refused record a dead letter, unless it is one already."""
 
     def refuse(record: Record, reason: str) -> None:
         if (record.topic, record.partition, record.offset) not in letters.places:
@@ -225,7 +228,7 @@ def _read(
     context: RoleContext, topic: Topic, start: Mapping[int, int], gate: Gate[MessageT],
     ends: Mapping[int, int] | None = None,
 ) -> Iterator[tuple[Record, MessageT]]:  # fmt: skip
-    """The messages of a topic up to `ends`, or to its end as it is now, one by one."""
+    """Yield the messages of a topic one by one, up to `ends`, or to its present end."""
     reader = context.bus.reader(topic, start)
     try:
         if gone := clamp(reader):

@@ -1,9 +1,9 @@
-"""A process that computes rewards, so that one that hangs, throws or exits costs nothing but its sample.
+"""A process that computes rewards, so that a reward that hangs, raises or exits costs only its own sample.
 
     in   {"problem": …, "completion": …}     one JSON line a job
     out  {"parts": {…}} or {"error": …}      one JSON line an answer, in the order of the jobs
 
-The task's own prints go to standard error: the pipe is for answers alone.
+The task's own prints go to standard error, so that the pipe carries only answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.runspec import TaskSection
 
 
 def main() -> None:
-    """Answer until the jobs end."""
+    """Answer jobs until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:

@@ -1,4 +1,4 @@
-"""Rewards in killable processes, each with a deadline, and without our credentials.
+"""Computes rewards in processes that can be killed, each with a deadline, and without our credentials.
 
 score() ──► queue ──► worker: several jobs in its pipe, answered in order ──► poll()
                          │  late, dead or unreadable: the job it was at fails, a new
@@ -23,15 +23,15 @@ from infra.supervise.children import kill, start_child
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
 
-# Jobs sent ahead to a worker, for it not to wait for us: as many as it does between two polls, doubled while
-# that is not enough. Fast rewards are had at the next poll, slow ones are still shared evenly.
+# Jobs are sent to a worker ahead, so that it does not wait for us: twice as many as it did between two polls.
+# So fast rewards are there at the next poll, and slow ones are still shared evenly.
 _LEAST_AHEAD, _MOST_AHEAD = 16, 1024
 _START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """A reward, or why there is none."""
+    """A reward, or the reason why there is none."""
 
     key: str
     parts: dict[str, float] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class RewardOutcome:
 
     @property
     def total(self) -> float:
-        """Sum of the parts; NaN without a reward."""
+        """The sum of the parts; NaN without a reward."""
         return float("nan") if self.error else sum(self.parts.values())
 
 
@@ -56,7 +56,7 @@ class _Worker:
         self.ready = False
         self.jobs: deque[tuple[str, str]] = deque()
         self.ahead = _LEAST_AHEAD
-        self.since = time.monotonic()  # when the job at hand began
+        self.since = time.monotonic()  # when the present job began
         self._partial, self._unsent = b"", b""
 
     def send(self, jobs: list[tuple[str, str]]) -> None:
@@ -66,7 +66,7 @@ class _Worker:
         self._unsent += "".join(line for _, line in jobs).encode()
 
     def push(self) -> None:
-        """Write what the pipe takes: one that is full, to a worker that hangs, holds up nobody."""
+        """Write what the pipe takes, without waiting: a worker that hangs must not hold up the others."""
         if not self._unsent:
             return
         try:
@@ -74,10 +74,10 @@ class _Worker:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self._unsent = b""  # its death is seen when its answers end
+            self._unsent = b""  # its answers will end: that shows that it died
 
     def lines(self) -> tuple[list[bytes], bool]:
-        """Whole answers that have come, and whether the worker is gone."""
+        """Return the complete answers that have come, and whether the worker is gone."""
         if not select.select([self.answers], [], [], 0)[0]:
             return [], False
         try:
@@ -89,7 +89,7 @@ class _Worker:
 
 
 class RewardPool:
-    """Scores completions; use it from one thread."""
+    """Scores completions. For use by one thread."""
 
     def __init__(self, task: TaskSection) -> None:
         self._task = task
@@ -98,15 +98,18 @@ class RewardPool:
         self.restarts = 0
 
     def score(self, key: str, problem: str, completion: str) -> None:
-        """Queue a completion, until the next poll; `problem` is JSON."""
+        """Queue a completion; the next poll sends it to a worker. `problem` is JSON."""
         self._waiting.append((key, f'{{"problem":{problem},"completion":{json.dumps(completion)}}}\n'))
 
     def pending(self) -> int:
-        """Completions without a score so far."""
+        """Return how many completions have no score yet."""
         return len(self._waiting) + sum(len(worker.jobs) for worker in self._workers)
 
     def poll(self) -> list[RewardOutcome]:
-        """The scores that have come since the last call. Never waits."""
+        """Return the scores that have come since the last call. Replace workers that are late.
+
+        Raises TaskError if a worker can't start.
+        """
         scores: list[RewardOutcome] = []
         for number, worker in enumerate(self._workers):
             lines, gone = worker.lines()
@@ -148,7 +151,7 @@ class RewardPool:
         self.restarts += 1
 
     def _hand_out(self) -> None:
-        """To whoever has least to do; one write for all that a worker gets."""
+        """Send queued jobs to the workers with the fewest jobs, in one write for each."""
         shares: dict[int, list[tuple[str, str]]] = {}
         while self._waiting:
             loads = [len(w.jobs) + len(shares.get(n, ())) for n, w in enumerate(self._workers)]
@@ -162,6 +165,6 @@ class RewardPool:
             worker.push()
 
     def close(self) -> None:
-        """End the workers."""
+        """Kill the workers."""
         for worker in self._workers:
             kill(worker.process)

@@ -1,11 +1,11 @@
-"""The one reading of `<run>.samples` beside the feeder: each sample is decoded and checked once, for all.
+"""Reads `<run>.samples` once for the whole feeder: decodes and checks each sample, and passes it on.
 
     <run>.samples ──► of this run? ──► admitted, and not trained? ──► fit? ──► dispatcher, ranker,
                                              └─ not yet: held ◄────────┘       resampling, evaluations
                                                                  its weights are not known yet
 
-What is unfit the trainer reports, by the same rules, and it is made again; of evaluations' samples
-`producers.evaluations` does.
+An unfit training sample is reported by the trainer, by the same rules, and made again. Unfit samples of
+evaluations are reported by `producers.evaluations`.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _Item = TypeVar("_Item")
 
 _POLL_S = 0.5
 _MOST_HELD, _MOST_HELD_BYTES = 4096, 64 << 20
-_ROOTS = 256  # more than iterations that samples may be ahead
+_ROOTS = 256  # more than the iterations that samples may be ahead
 _ASK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedSample:
-    """A sample of a group that was admitted."""
+    """A sample whose group was admitted."""
 
     sample: Sample
     prompt: Prompt
     record: Record
-    fault: str  # why it is of no use; empty if it is fit
+    fault: str  # why the sample can't be used; empty if it is fit
 
     @property
     def key(self) -> tuple[int, int]:
-        """Which sample of the run it is."""
+        """The sample's group and index."""
         return self.sample.group, self.sample.index
 
 
 class Subscription(Generic[_Item]):
-    """What one reader wants of each sample, as it comes."""
+    """Collects for one reader the items that `pick` makes of samples; `pick` returns None to skip one."""
 
     def __init__(self, pick: Callable[[AdmittedSample], _Item | None], bell: threading.Event) -> None:
         self._pick, self.bell = pick, bell
         self._came = Inbox[_Item]()
 
     def offer(self, taken: AdmittedSample) -> bool:
-        """Called by the feed: whether something of a sample was wanted."""
+        """Called by the feed for each sample. Return whether the sample was picked."""
         item = self._pick(taken)
         if item is None:
             return False
@@ -71,17 +71,20 @@ class Subscription(Generic[_Item]):
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Called by the feed when it ends: who takes next raises it."""
+        """Called by the feed when it fails: the next `take` raises the error."""
         self._came.put(error)
         self.bell.set()
 
     def take(self) -> list[_Item]:
-        """What came since the last call. Never waits; raises what went wrong in the feed."""
+        """Return the items that came since the last call.
+
+        Never waits; raises the error that ended the feed.
+        """
         return self._came.take()
 
 
 class FeederRoots:
-    """Root hashes of this run's versions: the ledger says them; of those before it does, the store."""
+    """Root hashes of this run's versions, from the ledger, or from the store if it is ahead of the ledger."""
 
     def __init__(self, context: RoleContext) -> None:
         self._weights = WeightStore(context.store, context.run)
@@ -89,17 +92,20 @@ class FeederRoots:
         self._asked: dict[int, float] = {}
 
     def learn(self, step: StepRecord) -> None:
-        """A step of the ledger."""
+        """Take the root from a ledger record, if it ends an iteration."""
         if step.last_of_iteration and step.root_out:
             self._put(step.version_out, step.root_out)
 
     def _put(self, version: int, root: str) -> None:
         self._known[version] = root
         while len(self._known) > _ROOTS:
-            del self._known[next(iter(self._known))]  # the one that was learned first
+            del self._known[next(iter(self._known))]  # the oldest entry
 
     def of(self, version: int) -> str | None:
-        """A version's; None if nobody knows it yet. It is asked for now and then, not with every sample."""
+        """Return a version's root, or None if it is not known yet.
+
+        The store is asked at most once a second.
+        """
         now = time.monotonic()
         if version not in self._known and now >= self._asked.get(version, -math.inf):
             if (root := self._published(version)) is not None:
@@ -112,29 +118,32 @@ class FeederRoots:
         return self._known.get(version)
 
     def _published(self, version: int) -> str | None:
-        with suppress(Explained):  # a store that is away says nothing now
+        with suppress(Explained):  # a store that can't be reached has no answer now
             if found := self._weights.find(version):
                 return found.root
         return None
 
 
 class SampleFeed:
-    """Reads for all who subscribe before `read_back`; `follow` starts the thread."""
+    """Reads for all who subscribe before `read_back`. `follow` then reads on in a thread."""
 
     def __init__(
         self, context: RoleContext, start: Mapping[int, int], trained: int, roots: FeederRoots
     ) -> None:
-        """`trained`: iterations of which no sample is wanted any more."""
+        """`start`: positions to read from.
+
+        `trained`: how many iterations are trained; their samples are not wanted.
+        """
         self._context, self._trained, self._roots = context, trained, roots
         self._resample = context.spec.loss.resample or 0
         self._vocabulary = _vocabulary(context.record.model)
-        self._gate = Gate(Sample, context.run, passed_over)  # the trainer reports the others
+        self._gate = Gate(Sample, context.run, passed_over)  # the trainer reports refused records
         self._reader = context.bus.reader(context.topics.samples, start, patient=True)
         for partition, count in clamp(self._reader).items():
             context.log.info("%d samples of class %d are gone from the log", count, partition)
         self._subscriptions: list[Subscription[object]] = []
         self._prompts: dict[int, Prompt] = {}  # by group
-        self._fresh = threading.Event()  # groups were admitted since samples were held
+        self._fresh = threading.Event()  # set when groups were admitted: held samples may be wanted now
         self._held: deque[tuple[Record, Sample]] = deque()
         self._held_bytes, self._look_at = 0, 0.0
         self._lock = threading.Lock()
@@ -144,13 +153,13 @@ class SampleFeed:
     def subscribe(
         self, pick: Callable[[AdmittedSample], _Item | None], bell: threading.Event | None = None
     ) -> Subscription[_Item]:
-        """`pick` says what is wanted of a sample, in the feed's thread; then `bell` is rung."""
+        """Call `pick` with each sample, in the feed's thread. Ring `bell` when it returned an item."""
         subscription = Subscription(pick, bell or threading.Event())
         self._subscriptions.append(subscription)  # type: ignore[arg-type]
         return subscription
 
     def admitted(self, prompts: Iterable[Prompt]) -> None:
-        """Groups whose samples count from now on. Those of them that have come already count now."""
+        """Pass on samples of these groups from now on, those included that have come already."""
         with self._lock:
             for prompt in prompts:
                 if prompt.purpose == EVAL or prompt.window >= self._trained:
@@ -158,7 +167,7 @@ class SampleFeed:
         self._fresh.set()
 
     def trained(self, iterations: int) -> None:
-        """So many iterations are trained: no sample of them counts."""
+        """Drop training samples of the first `iterations` iterations from now on: they are trained."""
         with self._lock:
             self._trained = iterations
             self._prompts = {
@@ -168,25 +177,25 @@ class SampleFeed:
             }
 
     def evaluated(self, groups: Iterable[int]) -> None:
-        """No sample of these counts any more."""
+        """Drop samples of these groups from now on: they are evaluated."""
         with self._lock:
             for group in groups:
                 self._prompts.pop(group, None)
 
     def read_back(self) -> None:
-        """What is on the log now."""
+        """Read the log up to its present end."""
         topic, deadline_s = self._context.topics.samples, self._context.spec.deadlines.progress_s
         ends = self._reader.end_offsets()
         for record in read_until(self._reader, ends, topic, deadline_s=deadline_s):
             self._take([record])
 
     def follow(self) -> None:
-        """What comes from now on, in a thread."""
+        """Read on in a thread, until closed."""
         self._thread = threading.Thread(target=self._follow, daemon=True, name="samples")
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, which notices soon; nobody waits for that."""
+        """Tell the thread to end, without waiting for it."""
         self._closed.set()
         if self._thread is None:
             self._reader.close()
@@ -200,7 +209,7 @@ class SampleFeed:
                     self._look_again()
                 self._take(records)
             self._reader.close()
-        except Exception as error:  # whatever it is: who takes next raises it
+        except Exception as error:  # any error: the next `take` raises it
             for subscription in self._subscriptions:
                 subscription.fail(error)
 
@@ -226,13 +235,13 @@ class SampleFeed:
                 self._hold(record, sample)
             return set()
         if any(self._roots.of(version) is None for version in sample.versions.tolist()):
-            self._hold(record, sample)  # whether it was made by true weights will be known
+            self._hold(record, sample)  # until it can be checked that the run's own weights made it
             return set()
         taken = AdmittedSample(sample, prompt, record, self._fault(sample, prompt))
         return {one.bell for one in self._subscriptions if one.offer(taken)}
 
     def _may_be_admitted(self, sample: Sample, trained: int) -> bool:
-        """Another feeder, which this one replaces, may have been ahead."""
+        """Whether the group may still be admitted: a feeder that this one replaces may have been ahead."""
         spec = self._context.spec
         if sample.purpose == EVAL:
             return sample.group < 0 and trained < sample.window <= spec.algorithm.iterations
@@ -250,7 +259,7 @@ class SampleFeed:
         if sample.purpose != prompt.purpose:
             return f"its purpose is {sample.purpose[:64]!r}; {prompt.purpose!r} was admitted"
         if sample.purpose == TRAIN:
-            newest = spec.algorithm.iterations  # which one is there the trainer knows before we do
+            newest = spec.algorithm.iterations  # the trainer knows before the feeder which version exists
             reason = fault(sample, spec, self._vocabulary) or weights_fault(
                 sample, spec, newest, self._roots.of
             )

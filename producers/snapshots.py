@@ -1,9 +1,9 @@
-"""Snapshots: what a feeder that starts again needs to know, so that it reads only what came since.
+"""Snapshots: the feeder's state, so that a feeder that starts again reads only the records after it.
 
 runs/<run>/feeder/00000041-03.json     after iteration 41 was admitted, by start 3 of the feeder
 
-A snapshot is a short cut and decides nothing: it follows from the log. One that is damaged or newer than the
-log is passed over, an older one or the beginning stands in, and the same prompts are planned.
+A snapshot only saves time: all that it says follows from the log. One that is damaged or newer than the log
+is skipped; an older one or the log's beginning takes its place, and the same prompts are planned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from infra.stores.store import Store, StoreError
 _KEPT = 3
 _KIND = "feeder's snapshot"
 _LARGEST = 256 << 20  # bytes
-_LEAST_S = 1.0  # from one to the next
+_LEAST_S = 1.0  # least time from one snapshot to the next
 
 Positions = dict[int, int]  # by partition
 
@@ -35,43 +35,43 @@ class _Part(BaseModel):
 
 
 class Lot(_Part):
-    """Groups that one version admitted, with all that their prompts follow from but the task."""
+    """Groups that one version admitted. With the task, it determines their prompts."""
 
     version: int = Field(ge=0)
-    first: int = Field(ge=0)  # the others follow by number
+    first: int = Field(ge=0)  # the first group; the others follow by number
     predicted: list[float]
     predictor: str
     edges: list[float]
 
 
 class PlannerState(_Part):
-    """What a planner has done."""
+    """The state of a planner."""
 
     version: int = Field(0, ge=0)  # iterations whose last step is in the ledger
-    steps: int = Field(0, ge=0)  # the next one that counts
+    steps: int = Field(0, ge=0)  # number of the next step
     planned: int = Field(-1, ge=-1)  # the newest version at which groups were admitted
     admitted: int = Field(0, ge=0)  # groups
     edges: list[float]
-    recent: list[float] = []  # predictions that edges are made from
-    lots: list[Lot] = []  # of iterations that are not trained
+    recent: list[float] = []  # predictions that the edges are computed from
+    lots: list[Lot] = []  # of iterations that are not trained yet
 
 
 class Opened(_Part):
-    """Where topics ended before something was sent: all that is about it lies behind."""
+    """Where topics ended before something was sent: all records about it come after."""
 
     prompts: Positions = {}
     dead: int = Field(0, ge=0)
 
 
 class Began(_Part):
-    """Where an iteration's first step stands in the ledger."""
+    """The number and ledger position of an iteration's first step."""
 
     step: int = Field(ge=0)
     position: int = Field(ge=0)
 
 
 class OpenEvaluation(_Part):
-    """An evaluation whose samples are not all here."""
+    """An evaluation that still waits for samples."""
 
     version: int = Field(ge=0)
     opened: Opened
@@ -79,14 +79,14 @@ class OpenEvaluation(_Part):
 
 
 class Announced(_Part):
-    """The ranker and the classes that were announced last."""
+    """The ranker and the edges of the length classes that were announced last."""
 
     predictor: str = ""
     edges: list[float] = []
 
 
 class FeederSnapshot(_Part):
-    """All of it."""
+    """The whole state of a feeder."""
 
     format: Literal[1] = 1
     run: str
@@ -94,17 +94,17 @@ class FeederSnapshot(_Part):
     planner: PlannerState
     ledger: int = Field(ge=0)  # position behind the last step that was taken
     began: dict[int, Began]  # by iteration
-    samples: Positions  # behind which all samples of open iterations stand, but for ...
-    samples_of: dict[int, Positions]  # ... what newer iterations add to that, when they are long trained
+    samples: Positions  # all samples of open iterations come after these positions
+    samples_of: dict[int, Positions]  # by iteration: what raises `samples` once it is long trained
     windows: dict[int, Opened]  # open iterations
-    ends: Opened  # now, if nothing is open: where to read on
+    ends: Opened  # if nothing is open: where to read on
     evals: int = Field(ge=0)
     evaluated: list[int]
     evaluations: list[OpenEvaluation]
     announced: Announced
 
     def opened(self) -> Opened:
-        """Where to read from to find all that is open."""
+        """Return where to read from to find all that is open."""
         parts = [*self.windows.values(), *(one.opened for one in self.evaluations)] or [self.ends]
         return Opened(prompts=lowest([part.prompts for part in parts]), dead=min(part.dead for part in parts))
 
@@ -116,7 +116,10 @@ class _File(_Part):
 
 
 def lowest(many: list[Positions]) -> Positions:
-    """By partition the lowest position; a partition that one of them does not name is read from its start."""
+    """Return the lowest position by partition.
+
+    A partition that is missing in one of them is left out, and so read from its start.
+    """
     common = set(many[0]).intersection(*many[1:]) if many else set()
     return {partition: min(one[partition] for one in many) for partition in sorted(common)}
 
@@ -130,7 +133,10 @@ class Snapshots:
         self._known: deque[str] | None = None
 
     def newest(self, misfit: Callable[[FeederSnapshot], str]) -> FeederSnapshot | None:
-        """The newest one that can be used; `misfit`: why one does not go with the log, empty if it does."""
+        """Return the newest usable snapshot, or None.
+
+        `misfit` says why one contradicts the log; empty if it fits.
+        """
         try:
             keys = self._keys()
         except StoreError as error:
@@ -148,7 +154,7 @@ class Snapshots:
         return None
 
     def put(self, snapshot: FeederSnapshot) -> None:
-        """Write one, and remove all but the newest few."""
+        """Write a snapshot, and remove all but the newest three."""
         if self._known is None:
             self._known = deque(self._keys())
         key = f"{self._folder}/{snapshot.planner.version:08d}-{snapshot.epoch:02d}.json"
@@ -160,14 +166,14 @@ class Snapshots:
             self._known.popleft()
 
     def _keys(self) -> list[str]:
-        """Oldest first. What else lies there is none of ours."""
+        """List the keys of snapshots, oldest first. Other files in the folder are ignored."""
         pattern = re.compile(rf"{re.escape(self._folder)}/(\d{{8,10}})-(\d{{2,10}})\.json")
         found = [match for key in self._store.list(self._folder) if (match := pattern.fullmatch(key))]
         return [match[0] for match in sorted(found, key=lambda one: (int(one[1]), int(one[2])))]
 
 
 def packed_snapshot(snapshot: FeederSnapshot) -> bytes:
-    """The bytes of a file: a snapshot, a digest over all of it, and a signature if there is a key."""
+    """Pack a snapshot into a file's bytes: content, digest, and a signature if there is a key."""
     content: dict[str, Any] = json.loads(snapshot.model_dump_json())
     digest = _digest(content)
     signature = ring_from_env().sign(digest.encode(), _KIND)
@@ -175,7 +181,7 @@ def packed_snapshot(snapshot: FeederSnapshot) -> bytes:
 
 
 def unpacked_snapshot(data: bytes, where: str) -> FeederSnapshot:
-    """The snapshot in a file's bytes; a ValueError or a KeysError says what is wrong with them."""
+    """Read a snapshot from a file's bytes. Raises ValueError or KeysError if it can't be used."""
     if len(data) > _LARGEST:
         raise ValueError(f"it has {len(data)} bytes; {_LARGEST} are the most")
     try:
@@ -193,7 +199,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 class Keeper:
-    """Puts the newest snapshot into the store now and then, from a thread of its own."""
+    """Stores the newest snapshot now and then, in a thread of its own."""
 
     def __init__(self, snapshots: Snapshots, warn: Callable[[str], None]) -> None:
         self._snapshots, self._warn = snapshots, warn
@@ -203,12 +209,12 @@ class Keeper:
         self._thread.start()
 
     def offer(self, snapshot: FeederSnapshot) -> None:
-        """This is how things are now; one that waits still is out of date."""
+        """Store this snapshot soon, in place of one that still waits."""
         self._newest = snapshot
         self._came.set()
 
     def close(self) -> None:
-        """Put what was offered last, and end the thread."""
+        """Store the snapshot that was offered last, and end the thread."""
         self._closed.set()
         self._came.set()
         self._thread.join()
@@ -228,5 +234,5 @@ class Keeper:
     def _put(self, snapshot: FeederSnapshot) -> None:
         try:
             self._snapshots.put(snapshot)
-        except Exception as error:  # it is a short cut: the run goes on without
+        except Exception as error:  # a snapshot only saves time: the run goes on without
             self._warn(f"the feeder's snapshot of iteration {snapshot.planner.version} is not kept: {error}")

@@ -1,7 +1,7 @@
-"""Messages that others name by where they stand: fetched when they are needed, and kept for a while.
+"""Fetches messages that others name by their position, and keeps them for a while.
 
-At a thousand generators a prompt is needed by the few that make its samples. Each fetches it by itself, with
-the small batch in which the feeder wrote it; to follow the whole topic would bring every prompt to everyone.
+Among a thousand generators, a prompt is needed by the few that make its samples. Each of these fetches it,
+with the small batch in which the feeder wrote it; following the topic would bring every prompt to everyone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from schemas.wire import MessageT
 
 
 class Stored(Generic[MessageT]):
-    """Records of one topic. At most `most_bytes` of them are kept."""
+    """Fetches records of one topic by position. At most `most_bytes` bytes of them are kept."""
 
     def __init__(
         self, fetcher: Fetcher, topic: Topic, kind: type[MessageT], run: str, *, most_bytes: int,
@@ -27,11 +27,11 @@ class Stored(Generic[MessageT]):
         self._fetcher, self._topic, self._deadline_s = fetcher, topic, deadline_s
         self._gate = Gate(kind, run, self._refuse)
         self._refused: dict[RecordPlace, str] = {}
-        self._kept: OrderedDict[RecordPlace, bytes] = OrderedDict()  # the newest last
+        self._kept: OrderedDict[RecordPlace, bytes] = OrderedDict()  # the last used come last
         self._most_bytes, self.bytes = most_bytes, 0
 
     def get(self, places: Collection[RecordPlace]) -> dict[RecordPlace, MessageT | str]:
-        """The message at each place, or why there is none."""
+        """Return the message at each place, or the reason why there is none."""
         self._refused.clear()
         records = self._records(places)
         found: dict[RecordPlace, MessageT | str] = {}

@@ -1,13 +1,13 @@
-"""A process that looks at a task: it imports it, reads its first problems, and scores one completion.
+"""A process that tries out a user's task: imports it, reads its first problems, and scores one completion.
 
-    argv 1  a Job, as JSON
-    argv 2  descriptor for what is found, one JSON line at a time:
-            {"pid", "doing"}                  what begins now: whoever waits knows what it waits for
-            {"pid", "thing", "said", "wrong"} what was found
-            {"pid", "done"}                   all was looked at
+    argv 1  a ProbeRequest, as JSON
+    argv 2  a file descriptor for the findings, one JSON line each:
+            {"pid", "doing"}                  the check that begins now, so that the reader can name it
+            {"pid", "thing", "said", "wrong"} a finding
+            {"pid", "done"}                   all checks are done
 
-What the task prints goes to standard output and error, which are not read as answers. The task may hang,
-exit, fork or print what it likes: `flows.run.inspection.task` waits for this process, and kills it.
+The task's own prints go to standard output and error, which nobody parses. The task may hang, exit, fork or
+print anything: `flows.run.inspection.task` waits for this process with a deadline, and kills it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from schemas.shortening import printable, shown
 
 
 class ProbeRequest(BaseModel):
-    """What is to be looked at."""
+    """The task to try out, and how much of it."""
 
     task: TaskSection
-    splits: list[str]  # whose first problems are read
+    splits: list[str]  # the splits to read the first problems of
     first: int
-    tokenizer: str | None  # the model's folder, if it is there
-    longest: int  # tokens of a prompt
+    tokenizer: str | None  # the model's folder; None if it is not there
+    longest: int  # most tokens that a prompt may have
 
 
 class _Answers:
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "w", buffering=1)
-        self.pid = os.getpid()  # a task may fork: what its copy of this process says is not ours
+        self.pid = os.getpid()  # a task may fork: lines with another pid are not ours
 
     def tell(self, **line: Any) -> None:
         self._file.write(json.dumps({"pid": os.getpid(), **line}) + "\n")
@@ -54,7 +54,7 @@ class _Answers:
 
 
 def main() -> None:
-    """Look, and say what is found; each part by itself, so that one that is broken hides no other."""
+    """Run all checks and report each finding. One broken part does not keep the others from being checked."""
     answers = _Answers(int(sys.argv[2]))
     job = ProbeRequest.model_validate_json(sys.argv[1])
     reward = _reward(job, answers)

@@ -1,4 +1,4 @@
-"""The user's task: problems and a reward, from Python, JSONL or a Hugging Face dataset."""
+"""Loads the user's task: problems and a reward, from Python, JSONL or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _MOST_PARTS = 100
 
 
 def load_problems(spec: RunSpec, split: str) -> list[Problem]:
-    """The problems of a split, each with "id" and "prompt"; at most task.limit, with a warning."""
+    """Return the problems of a split, each with "id" and "prompt".
+
+    Of more than task.limit the rest is left out, with a warning. Raises TaskError if there is none.
+    """
     rows = _rows(spec.task, split)
     problems = list(identified(itertools.islice(rows, spec.task.limit), spec.task, split))
     if not problems:
@@ -42,12 +45,12 @@ def load_problems(spec: RunSpec, split: str) -> list[Problem]:
 
 
 def first_problems(task: TaskSection, split: str, most: int) -> list[Problem]:
-    """The first problems of a split, as `load_problems` has them."""
+    """Return the first problems of a split, at most `most`, as `load_problems` gives them."""
     return list(identified(itertools.islice(_rows(task, split), most), task, split))
 
 
 def identified(rows: Iterable[Any], task: TaskSection, split: str) -> Iterator[Problem]:
-    """Rows as problems, each with an id of its own; raises TaskError for one that can't be used."""
+    """Yield rows as problems, each with a unique id. Raises TaskError for a row that can't be used."""
     seen: dict[str, int] = {}
     for number, row in enumerate(rows):
         problem = checked_problem(row, number, task)
@@ -64,7 +67,10 @@ def identified(rows: Iterable[Any], task: TaskSection, split: str) -> Iterator[P
 
 
 def _name_by_prompt(prompt: str, seen: Mapping[str, int]) -> str:
-    """Two problems may have one prompt, and other answers: the second has another name than the first."""
+    """Name a problem by a hash of its prompt.
+
+    If several share the prompt, the second gets "-2", and so on.
+    """
     name = hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
     return next(one for n in itertools.count(1) if (one := name if n == 1 else f"{name}-{n}") not in seen)
 
@@ -73,17 +79,20 @@ def _has_more(rows: Iterator[Any]) -> bool:
     try:
         return next(rows, _END) is not _END
     except TaskError:
-        return True  # what is wrong behind the limit is nobody's business
+        return True  # an error beyond the limit does not matter
 
 
 def load_reward(task: TaskSection) -> Reward:
-    """The reward function."""
+    """Return the task's reward function."""
     where = task.reward or f"{task.python}:reward"
     return load_function(where)
 
 
 def parts_of(value: Any) -> dict[str, float]:
-    """What a reward function gave, as parts by name; raises TaskError if that is no finite number."""
+    """Return a reward by the names of its parts; a plain number is the part "reward".
+
+    Raises TaskError if a part is no finite number.
+    """
     given = value if isinstance(value, dict) else {"reward": value}
     if not given or len(given) > _MOST_PARTS:
         raise TaskError(f"the reward has {len(given)} parts; 1 to {_MOST_PARTS} are allowed")
@@ -94,7 +103,7 @@ def parts_of(value: Any) -> dict[str, float]:
 
 
 def _number(part: Any) -> float:
-    if isinstance(part, str | bytes):  # float() would take "1": a mistake that shows late
+    if isinstance(part, str | bytes):  # float() would take "1", and hide a mistake
         raise TaskError(f"the reward is not a number: {shown(part)} is text")
     try:
         return float(part)
@@ -103,7 +112,7 @@ def _number(part: Any) -> float:
 
 
 def load_function(where: str) -> Callable[..., Any]:
-    """The function at FILE.py:name or module:name."""
+    """Return the function at FILE.py:name or module:name. Raises TaskError if there is none."""
     source, _, name = where.rpartition(":")
     if not source:
         raise TaskError(f"{where}: write it as FILE.py:function or module:function")
@@ -114,7 +123,7 @@ def load_function(where: str) -> Callable[..., Any]:
 
 
 def load_module(source: str) -> ModuleType:
-    """A module by file or by dotted name."""
+    """Import a module by file or by dotted name. Raises TaskError if that fails."""
     if not source.endswith(".py"):
         try:
             return importlib.import_module(source)

@@ -1,4 +1,4 @@
-"""Text to tokens and back, without importing torch where the model's folder allows it."""
+"""Turns text into tokens and back, without importing torch where the model's folder allows it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from producers.problems import said
 
 
 class TokenizerError(Explained):
-    """A model's tokenizer that can't be used."""
+    """A model's tokenizer can't be used."""
 
 
 def load_tokenize(model: str) -> Callable[[str], list[int]]:
-    """The model's tokenization of a prompt, without special tokens."""
+    """Return a function that tokenizes a prompt, without adding special tokens."""
     if fast := _fast(model):
         return lambda text: list(fast.encode(text, add_special_tokens=False).ids)
     slow = _slow(model)
@@ -26,7 +26,7 @@ def load_tokenize(model: str) -> Callable[[str], list[int]]:
 
 
 def load_to_text(model: str) -> Callable[[np.ndarray], str]:
-    """The text of tokens, without the special ones."""
+    """Return a function that turns tokens into text, without the special ones."""
     tokenizer = _fast(model) or _slow(model)
     return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
@@ -50,7 +50,7 @@ def _slow(model: str) -> Any:
 
 @contextlib.contextmanager
 def _explained(place: Path) -> Iterator[None]:
-    """What these libraries raise has no base of its own."""
+    """Raise TokenizerError for any error: those of the tokenizer libraries have no common base class."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Follows `<run>.weights`: fetches and verifies each new version beside the engine's work.
+"""Follows `<run>.weights`: fetches and verifies each new version while the engine works.
 
 waits for                     unblocked by
-what is announced             the trainer
+an announced version          the trainer
 chunks, at a site             its relay, which brings them to the site's cache; silence of the relay
 """
 
@@ -34,9 +34,10 @@ _LOOK_S = 0.5
 
 
 class WeightsWatch:
-    """The newest version to be had, whenever there is a newer one. `bell` is rung then.
+    """Gives the newest version that can be had, whenever there is a newer one, and rings `bell` then.
 
-    One thread hears, another one fetches: a relay is heard while what it brings is waited for.
+    One thread reads announcements, another one fetches: so the relay's messages are read while its chunks are
+    awaited.
     """
 
     def __init__(self, context: RoleContext, bell: threading.Event) -> None:
@@ -49,7 +50,7 @@ class WeightsWatch:
         self._newest, self._expected = Newest(context.spec.model, base), Expected(context.spec.model, base)
         self._have = self._wanted = -1
         self._weights = self._opened()
-        self._copy: Copy | None = None  # of the newest version: of the next one only what changed is fetched
+        self._copy: Copy | None = None  # of the newest version; the next one is fetched as a delta
         self._failing: Wait | None = None
         self._came: queue.SimpleQueue[VerifiedWeights | Exception] = queue.SimpleQueue()
         self._tail = Tail(context.bus.reader(context.topics.weights, patient=True), self._hear, self._news)
@@ -57,7 +58,7 @@ class WeightsWatch:
         self._thread.start()
 
     def take(self) -> list[VerifiedWeights]:
-        """What came since the last call. Never waits; raises what went wrong in the threads."""
+        """Return the versions that came since the last call, without waiting. Raise what ended a thread."""
         self._tail.take()
         found: list[VerifiedWeights] = []
         while not self._came.empty():
@@ -93,7 +94,7 @@ class WeightsWatch:
             self._bell.set()
 
     def _next(self) -> VerifiedWeights | None:
-        """A version as it is installed, if there is a newer one. What can't be had is tried again."""
+        """Fetch a newer version. Return None if there is none, or if fetching failed and is tried again."""
         wanted = self._followed.choose(self._have)
         if wanted is None:
             return None
@@ -112,20 +113,24 @@ class WeightsWatch:
         return self._newest.version(manifest, self._copy)
 
     def _check_age(self, version: int) -> None:
-        """Where signatures are asked for: old ones stay good, and must not lead back."""
+        """Raise if a version is older than one seen before; an old signature would still be good."""
         if self._seen is not None:
             self._seen.check(
                 version, f"run {self._context.run}", f"If that is right, remove {self._seen.file}"
             )
 
     def _failed(self, wanted: WeightsAnnouncement, error: Exception) -> None:
-        """The version before stays in use: for ever if only this one can't be had, else not for ever."""
+        """Log that a version can't be had; the version before stays in use.
+
+        If only this version is missing or damaged, the generator goes on without it. If the store fails, or
+        there is no version yet, this raises WaitedTooLong after `deadlines.progress_s`.
+        """
         of_version = isinstance(error, (Missing, WeightsError))
         if self._followed.set_aside(wanted) == 1 if of_version else self._failing is None:
             kept = f"weights {self._have} stay in use" if self._have >= 0 else "there are none yet"
             self._context.log.warning("weights %d can't be had, %s: %s", wanted.version, kept, error)
         if of_version and self._have >= 0:
-            return  # anybody may announce what is not there; the trainer waits for samples of what is
+            return  # the announcement may be false; the trainer waits for samples of a version that exists
         if self._failing is None:
             self._failing = Wait(
                 f"weights {wanted.version} ({error})", unblocked_by="the object store",
@@ -134,7 +139,7 @@ class WeightsWatch:
         self._failing.check()
 
     def _opened(self) -> WeightStore:
-        """The run's weights; at a site, as they are seen from there."""
+        """Open the store of the run's weights; at a site, through the site's cache."""
         context = self._context
         if context.site is None:
             return WeightStore(context.store, context.run, check=self._expected.check)

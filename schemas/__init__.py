@@ -1,1 +1,1 @@
-"""The contract: run file, messages, manifests and their wire codec. Imports nothing else of StreamRL."""
+"""The contract: the run file, the messages and their wire codec. Imports nothing else of StreamRL."""

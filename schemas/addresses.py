@@ -1,4 +1,4 @@
-"""Names of files, brokers and stores in a run file: each can be what it says, or is refused with a reason."""
+"""Types for names of files, brokers and stores in a run file. Unfit names are refused with a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from schemas.shortening import shown
 
 LOCAL = "local"
-_LONGEST_NAME = 255  # bytes that a file system takes of one name
+_LONGEST_NAME = 255  # maximum bytes of a file's name
 _MOST_SERVERS = 100
 _HOST = re.compile(
     r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]+)?\]"

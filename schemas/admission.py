@@ -1,4 +1,4 @@
-"""When a group may be generated, and when it is trained: the arithmetic that bounds staleness.
+"""The arithmetic that bounds staleness: when a group may be generated, and when it is trained.
 
 Groups are numbered in order of admission, and iteration t trains exactly the groups [t*G, (t+1)*G). So which
 samples make a step never depends on timing, no length is starved, and nothing is dropped. Generation may
@@ -22,21 +22,21 @@ _EPSILON = 1e-9  # staleness such as 0.1 is not exact in binary
 
 
 def admissible(version: int, groups: int, lookahead: float) -> int:
-    """How many groups may have been admitted once `version` is there."""
+    """Return how many groups may have been admitted once `version` exists. `groups`: of an iteration."""
     return math.floor((version + lookahead + 1) * groups + _EPSILON)
 
 
 def window_of(group: int, groups: int) -> int:
-    """The iteration that trains a group."""
+    """Return the iteration that trains a group. `groups`: groups of an iteration."""
     return group % ROUND // groups
 
 
 def oldest_version(group: int, groups: int, lookahead: float) -> int:
-    """The version at which a group is admitted: no older weights may make its samples."""
+    """Return the version at which a group is admitted: no older weights may make its samples."""
     return max(0, math.ceil((group % ROUND + 1) / groups - lookahead - 1 - _EPSILON))
 
 
 def tells_nothing(rewards: Iterable[float]) -> bool:
-    """Whether a group's rewards are all alike: no sample of it is better than another. NaN: unknown."""
+    """Whether a group's rewards are all alike, so that no sample is better than another. NaN is left out."""
     known = [reward for reward in rewards if reward == reward]
     return len(known) < 2 or max(known) - min(known) <= 1e-9

@@ -1,4 +1,4 @@
-"""The errors of a run file for people: file, line, field, what is wrong and what is allowed."""
+"""Explains the errors of a run file to people: file, line, field, what is wrong and what is allowed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from schemas.section import is_named, section_of
 from schemas.shortening import shown
 from schemas.yaml_text import Location, shown_name
 
-_MOST = 20  # problems that are told of one file
+_MOST = 20  # maximum problems that are told of one file
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsOrigin:
-    """Where settings come from: the file, the lines of its parts, and what the command line changes."""
+    """The origin of settings: the file, the lines of its parts, and the command line's overrides."""
 
     path: Path
     lines: Mapping[Location, int]
     overrides: Sequence[str] = ()
 
     def of(self, name: str, location: Location) -> str:
-        """The place of a setting: the file and line, or the override that gave it."""
+        """Return the place of a setting: the file and line, or the override that gave it."""
         line = self._line(location)
         where = f"{self.path}:{line}" if line else str(self.path)
         said = {override.partition("=")[0]: f"--set {override[:200]}" for override in self.overrides}
@@ -38,7 +38,7 @@ class SettingsOrigin:
         return where
 
     def _line(self, location: Location) -> int | None:
-        """The line of the deepest part of a location that the file has."""
+        """Return the line of the deepest part of a location that the file has; None if it has none."""
         for length in range(len(location), 0, -1):
             if location[:length] in self.lines:
                 return self.lines[location[:length]]
@@ -46,7 +46,7 @@ class SettingsOrigin:
 
 
 def explain(problems: Sequence[Any], origin: SettingsOrigin) -> str:
-    """A line for each problem; of very many the first ones, and how many more there are."""
+    """Return a line for each problem: at most the first 20, and how many more there are."""
     lines = dict.fromkeys(_explain(problem, origin) for problem in problems[:_MOST])
     more = len(problems) - _MOST
     return "\n".join([*lines, *([f"{origin.path}: … and {more} more problems"] if more > 0 else [])])
@@ -89,7 +89,7 @@ def _choice(given: object, expected: str) -> str:
 
 
 def _sections(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """All sections, those in other ones too, by their names."""
+    """Yield all sections with their names, also sections inside others."""
     for name, field in kind.model_fields.items():
         inner = section_of(field)
         if inner is not None:
@@ -98,7 +98,7 @@ def _sections(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[tup
 
 
 def _section(location: Sequence[Any]) -> type[BaseModel] | None:
-    """The section that a location is in."""
+    """Return the section that a location is in; None if there is none."""
     here: type[BaseModel] = RunSpec
     parts = iter(location)
     for part in parts:

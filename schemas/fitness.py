@@ -1,6 +1,6 @@
-"""Whether a sample can be trained: each check says what is wrong, in words for the dead-letter topic.
+"""Checks whether a sample can be trained. Each check says what is wrong, in words for the dead-letter topic.
 
-The trainer trains only what is fit; who else counts samples must count the same.
+The trainer trains only samples that are fit; other processes that count samples must use the same checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.runspec import RunSpec
 
 
 def fault(sample: Sample, spec: RunSpec, vocabulary: float = math.inf) -> str:
-    """Why a sample does not fit the run, whatever made it; empty if it does. It is well-formed in itself."""
+    """Return why a well-formed sample does not fit the run, whichever weights made it; empty if it does."""
     return _of_place(sample, spec) or _of_tokens(sample, spec, vocabulary)
 
 
@@ -52,15 +52,16 @@ def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
             return f"the {name} is empty"
         if tokens.size > most:
             return f"the {name} has {tokens.size} tokens; {most} are the most"
-        if np.maximum.reduce(tokens.view(np.uint32)) >= vocabulary:  # what is negative is large there
+        if np.maximum.reduce(tokens.view(np.uint32)) >= vocabulary:  # negative tokens are large there
             return f"a token of the {name} is not in the vocabulary of {vocabulary}"
     return ""
 
 
 def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable[[int], str | None]) -> str:
-    """Whether the weights that made it are this run's, and may make it; `trained`: the newest version.
+    """Return why the weights that made a sample are not this run's, or may not make it; empty if all is well.
 
-    `root_of`: a version's root; None if it is not known, and then a sample of it can't be trained.
+    `trained`: the newest version. `root_of` returns a version's root, or None if it is not known: then the
+    version's samples can't be trained.
     """
     algorithm = spec.algorithm
     oldest = oldest_version(sample.group, algorithm.groups, algorithm.lookahead)
@@ -81,13 +82,13 @@ def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable
 
 
 def contradiction(sample: Sample, other: Sample | Prompt) -> str:
-    """In what a sample differs from another of its group, or from what was admitted; empty if in nothing."""
+    """Return how a sample differs from another of its group, or from its prompt; empty if it does not."""
     of = f"of {other.id}, of the same group," if isinstance(other, Sample) else "that was admitted"
     for name in ("problem_id", "epoch", "window", "mini", "bundle", "bundle_groups"):
         mine, its = getattr(sample, name), getattr(other, name)
         if mine != its:
             return f"its {name} is {mine}; the one {of} is {its}"
     mine, its = sample.prompt_tokens, other.prompt_tokens if isinstance(other, Sample) else other.tokens
-    if mine.size != its.size or (mine != its).any():  # a third of the time of array_equal
+    if mine.size != its.size or (mine != its).any():  # takes a third of array_equal's time
         return f"its prompt is another than the one {of.rstrip(',')}"
     return ""

@@ -1,4 +1,4 @@
-"""Who a sample is, before it exists: ids and seeds that follow from what is asked, never from timing."""
+"""Ids and seeds of samples. Both are known before a sample exists, and never depend on timing."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _ID = re.compile(r"-?[0-9]{1,13}(\+[0-9]{1,4})?-[0-9]{1,5}")  # of a first attem
 
 
 def is_sample_id(name: str) -> bool:
-    """Whether it may be the id of a sample's first attempt: `sample_key` understands it."""
+    """Whether a text is the id of a sample's first attempt, which `sample_key` understands."""
     return bool(_ID.fullmatch(name))
 
 
 def round_of(group: int) -> int:
-    """How many groups were drawn before in the place of this one. Evaluation's are below 0, and stay."""
+    """Return how many groups were drawn before in the place of this one; 0 for those of evaluations."""
     return max(group, 0) // ROUND
 
 
 def sample_id(group: int, index: int, attempt: int = 0) -> str:
-    """The id of one sample: the number of its group in the run, its index in the group, the attempt."""
+    """Return a sample's id, such as 0000012-03: its group, its index in the group, and a later attempt."""
     tail = f".{attempt}" if attempt else ""
     again = round_of(group)
     return f"{group - again * ROUND:07d}{f'+{again}' if again else ''}-{index:02d}{tail}"
 
 
 def sample_key(name: str) -> SampleKey:
-    """Group and index of a first attempt's id. A group may be below 0: evaluation's are."""
+    """Return group and index of a first attempt's id. The group is below 0 for evaluations."""
     group, index = name.rsplit("-", 1)
     first, _, again = group.partition("+")
     return int(first) + int(again or 0) * ROUND, int(index)
 
 
 def derive_seed(*parts: int | str) -> int:
-    """63 bits that depend on every part: the same parts give the same seed on every machine."""
+    """Return a seed of 63 bits that depends on every part, and is the same on every machine."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         raw = str(part).encode()
@@ -50,7 +50,7 @@ def derive_seed(*parts: int | str) -> int:
 def sampling_seed(
     run_seed: int, run: str, problem: str, group: int, index: int, attempt: int, version: int
 ) -> int:
-    """The seed of one sample's tokens. It depends on the weights version: new weights draw anew.
+    """Return the seed of one sample's tokens. It depends on the weights version: new weights draw anew.
 
     `run` is the name in the run file, not the number of a start: the same file gives the same samples again.
     """

@@ -1,4 +1,4 @@
-"""Reads a run file; what is wrong with it is said by file, line, field and what is allowed."""
+"""Reads a run file. Errors name file, line and field, and say what is allowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunFileError(ValueError):
 
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
-    """The run spec in a YAML file, with `a.b=value` overrides; raises RunFileError, and nothing else."""
+    """Return the run spec in a YAML file, with `a.b=value` overrides. Raises only RunFileError."""
     path = Path(path)
     document = _document(path, _text(path))
     if len(overrides) > _MOST_OVERRIDES:
@@ -39,7 +39,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
 
 
 def _text(path: Path) -> str:
-    """What the file says. One that is no file, or far too large, is not read."""
+    """Return the text of a file. Raises RunFileError if it is no regular file, or far too large."""
     try:
         str(path).encode()
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe must not wait
@@ -83,7 +83,10 @@ def validate(
     lines: Mapping[Location, int] | None = None,
     overrides: Sequence[str] = (),
 ) -> RunSpec:
-    """The run spec in parsed data; `path`, the lines of its parts and the overrides are for the messages."""
+    """Return the run spec in parsed data. Raises RunFileError.
+
+    `path`: the run file, beside which other files are looked for. `lines` and `overrides` are for messages.
+    """
     try:
         return resolve_paths(RunSpec.model_validate(data), path.parent)
     except ValidationError as error:
@@ -92,7 +95,7 @@ def validate(
 
 
 def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
-    """The spec with files that exist beside the run file as absolute paths: it can be used from anywhere."""
+    """Return the spec with absolute paths of files that exist beside the run file, for use from anywhere."""
 
     def resolve(value: str | None) -> str | None:
         if not value:
@@ -100,7 +103,7 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
         name, colon, function = value.partition(":")
         try:
             candidate = (folder / name).resolve()
-            str(candidate).encode()  # what is no UTF-8 could not stand in the run's record
+            str(candidate).encode()  # a name that is not UTF-8 could not stand in the run's record
             return f"{candidate}{colon}{function}" if candidate.exists() else value
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a folder that may not be read
             raise RunFileError(f"{value}: can't be looked for beside the run file: {error}") from None
@@ -123,7 +126,7 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of run files, for editors."""
+    """Return the JSON schema of run files, for editors."""
     schema = RunSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "StreamRL run file"

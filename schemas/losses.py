@@ -1,7 +1,7 @@
-"""The run file's section about the loss: which one, and what can be set about it.
+"""The run file's section about the loss: which one, and its settings.
 
-Each loss takes only the settings that are its own; clips and averages that are left out are as its paper has
-them, and what costs samples (dapo's resample and overlong_tokens, a reference) is off.
+Each loss takes only settings of its own. Clips and averages are by default those of its paper; settings that
+cost samples or time (dapo's resample and overlong_tokens, a reference) are off by default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from schemas.addresses import FilePath
 from schemas.section import Section
 
-# By loss: what is its own, and what holds if nothing is said.
+# By loss: its own settings, and their defaults.
 OWN: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "std", "average": "sequence", "clip_low": 0.2, "clip_high": 0.2},
     "dr_grpo": {"average": "longest", "clip_low": 0.2, "clip_high": 0.2},
@@ -38,107 +38,138 @@ _OF_ALL = {
 
 
 class LossSection(Section):
-    """What is minimised. Settings that a loss does not have are errors."""
+    """The loss that is minimised. Settings that a loss does not have are errors."""
 
     kind: Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo", "tb"] = Field(
         "grpo",
-        description="grpo, dr_grpo, dapo, rloo, reinforce_pp (REINFORCE++), ppo (with a critic and GAE), "
-        "cispo, gspo, tb (trajectory balance).",
+        description="The loss: grpo, dr_grpo, dapo, rloo, reinforce_pp (REINFORCE++), ppo (with a critic "
+        "and GAE), cispo, gspo or tb (trajectory balance).",
     )
     advantage: Literal["mean", "std", "plain"] | None = Field(
         None,
-        description="grpo, cispo, gspo: mean: reward minus the group's mean. std: that, over the group's "
-        "deviation. reinforce_pp: plain or mean, over the deviation in the whole step.",
+        description="grpo, cispo, gspo: mean is the reward minus the group's mean; std divides that by the "
+        "group's deviation. reinforce_pp: plain or mean, divided by the deviation in the whole "
+        "step.",
     )
     average: Literal["token", "sqrt", "sequence", "longest", "sample"] | None = Field(
         None,
-        description="How tokens count. token: all alike. sequence: 1/length of their sample, so that samples "
-        "count alike. sqrt: 1/sqrt(length). longest: alike, and a step divides by samples times "
-        "sampling.max_tokens. sample: alike, and a step divides by samples.",
+        description="The weight of a token. token: all count alike. sequence: 1/length of its sample, so "
+        "that samples count alike. sqrt: 1/sqrt(length). longest: all count alike, and a step "
+        "divides by samples times sampling.max_tokens. sample: all count alike, and a step "
+        "divides by samples.",
     )
-    clip_low: float | None = Field(None, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
+    clip_low: float | None = Field(
+        None, gt=0, lt=1, description="The ratio of new to old probability is clipped below 1 - clip_low."
+    )
     clip_high: float | None = Field(
-        None, gt=0, le=1000, description="The ratio is clipped above 1 + clip_high; cispo: its weight is."
+        None,
+        gt=0,
+        le=1000,
+        description="The ratio of new to old probability is clipped above 1 + clip_high. cispo: its weight "
+        "is.",
     )
     overlong_tokens: int | None = Field(
         None,
         ge=0,
         le=10_000_000,
-        description="dapo: answers lose reward over the last so many tokens before max_tokens.",
+        description="dapo: number of tokens before sampling.max_tokens over which an answer loses reward. "
+        "0: none.",
     )
-    overlong_penalty: float | None = Field(None, gt=0, le=1e6, description="dapo: how much, at max_tokens.")
+    overlong_penalty: float | None = Field(
+        None, gt=0, le=1e6, description="dapo: the reward that an answer of sampling.max_tokens loses."
+    )
     resample: int | None = Field(
         None,
         ge=0,
         le=64,
-        description="dapo: where a group's rewards are all alike, another problem is drawn in its place, "
-        "at most so often, and groups that tell nothing do not count in the average. 0: they count.",
+        description="dapo: number of times that another problem may be drawn in the place of a group whose "
+        "rewards are all alike. Groups that told nothing then do not count in the average. 0: "
+        "none is drawn, and they count.",
     )
-    discount: float | None = Field(None, gt=0, le=1, description="ppo: of rewards, a token.")
+    discount: float | None = Field(None, gt=0, le=1, description="ppo: the discount of rewards, a token.")
     gae_lambda: float | None = Field(
-        None, ge=0, le=1, description="ppo: 1: returns are what came; 0: what the critic says of the next."
+        None,
+        ge=0,
+        le=1,
+        description="ppo: the lambda of GAE. 1: returns are the rewards that came; 0: the critic's word for "
+        "the next token.",
     )
     value_clip: float | None = Field(
-        None, gt=0, le=1e6, description="ppo: the critic moves by at most so much in a step."
+        None, gt=0, le=1e6, description="ppo: maximum change of the critic's value in a step."
     )
-    value_learning_rate: float | None = Field(None, gt=0, le=10, description="ppo: of the critic.")
+    value_learning_rate: float | None = Field(
+        None, gt=0, le=10, description="ppo: the critic's learning rate."
+    )
     whiten: bool | None = Field(
         None,
-        description="ppo: advantages have mean 0 and deviation 1 over all tokens of a step, so that its size "
-        "does not follow the rewards' scale. Then a step is computed when its last sample is there; "
-        "false: advantages are as the critic leaves them, and samples are trained as they come.",
+        description="ppo: give advantages mean 0 and deviation 1 over all tokens of a step, so that a "
+        "step's size does not follow the rewards' scale. A step is then computed when its last "
+        "sample is there. false: advantages stay as the critic leaves them, and samples are "
+        "trained as they come.",
     )
     reward_temperature: float | None = Field(
-        None, gt=0, le=1e6, description="tb: the reference's share of the policy that is sought, "
-        "reference * exp(reward / reward_temperature)."
-    )  # fmt: skip
+        None,
+        gt=0,
+        le=1e6,
+        description="tb: the policy that is sought is reference * exp(reward / reward_temperature). A "
+        "higher value stays nearer to the reference.",
+    )
     replay: float | None = Field(
         None,
         ge=0,
         le=64,
-        description="tb: for each new group, so many of earlier steps are trained again.",
+        description="tb: number of groups of earlier steps that are trained again for each new group.",
     )
-    kl: float = Field(0.0, ge=0, le=1e6, description="Weight of the divergence from the reference policy.")
+    kl: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="Weight of the divergence from the reference policy. 0: there is no reference.",
+    )
     kl_in: Literal["loss", "reward"] = Field(
-        "loss", description="Where it counts: in the loss of each token, or in the rewards."
+        "loss",
+        description="The place where the divergence counts: in the loss of each token, or in the rewards.",
     )
     kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
         None,
-        description="How it is estimated from a token's r = log policy - log reference; k3 in the loss and "
-        "k1 in rewards, if nothing is said. k1: r, exact on average; in the loss its gradient is 0 on "
-        "average, so it is for rewards. k2: r^2 / 2, whose gradient is that of the divergence of what the "
-        "policy draws. k3: exp(-r) - 1 + r, exact on average and never negative.",
+        description="The estimate of the divergence from a token's r = log policy - log reference. By "
+        "default k3 in the loss and k1 in rewards. k1: r, exact on average; in the loss its "
+        "gradient is 0 on average, so it is for rewards. k2: r^2 / 2, whose gradient is that of "
+        "the divergence on the policy's own samples. k3: exp(-r) - 1 + r, exact on average and "
+        "never negative.",
     )
     reference: FilePath | None = Field(
         None,
-        description="Folder of the reference policy; by default the model that the run begins with. "
-        "`samples`: the weights that drew each token, so that the policy stays near what the data did.",
+        description="A folder with the reference policy. By default the model that the run begins with. "
+        "`samples`: the weights that drew each token, so that the policy stays near the data.",
     )
     correction: Literal["none", "truncated", "decoupled"] = Field(
         "none",
-        description="What is done about samples that other weights drew than those that the iteration began "
-        "with. none: ratios are taken to the weights that drew a token, as the generator said them. "
-        "truncated (truncated importance sampling) and decoupled: ratios, and what clips them, are taken to "
-        "the weights that the iteration began with, as the trainer computes them, and a token is weighted by "
-        "how much likelier those make it than what drew it. rloo has no ratio: truncated weights a token by "
-        "how much likelier it is now.",
+        description="The correction for samples that were drawn by other weights than those at the "
+        "iteration's begin. none: ratios are taken to the weights that drew a token, as the "
+        "generator said them. truncated (truncated importance sampling) and decoupled: ratios, "
+        "and their clip, are taken to the iteration's first weights as the trainer computes "
+        "them, and a token is weighted by how much likelier these make it than the weights that "
+        "drew it. rloo has no ratio: truncated weights a token by how much likelier it is now.",
     )
     correction_cap: float = Field(
         2.0,
         gt=0,
         le=1e6,
-        description="The largest such weight, a factor; a lower one is nearer to the data, and biased.",
+        description="Maximum of that weight, a factor. A lower one stays nearer to the data, and is more "
+        "biased.",
     )
     correct_fresh: bool = Field(
         False,
-        description="Weight also tokens that the iteration's first weights drew: what differs there is only "
-        "how generator and trainer compute, up to .13 a logprob in bfloat16. false: such tokens weigh 1.",
+        description="Weight also the tokens that the iteration's first weights drew. The two sides compute "
+        "such a token's logprob differently, by up to .13 in bfloat16. false: such tokens weigh "
+        "1.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _own(cls, data: Any) -> Any:
-        """Refuse what the loss does not have, and fill in what it has."""
+        """Refuse settings that the loss does not have, and fill in the defaults of its own."""
         if isinstance(data, str):
             data = {"kind": data}
         if not isinstance(data, dict):
@@ -180,5 +211,5 @@ class LossSection(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether there is a reference policy, and it is not that of the samples."""
+        """Whether a reference must be computed: one is used, and not the weights that drew the samples."""
         return (self.kl > 0 or self.kind == "tb") and self.reference != SAMPLES

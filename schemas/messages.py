@@ -1,7 +1,7 @@
-"""What travels over Kafka. Each field says why it is there.
+"""The messages on Kafka topics. Comments say what the fields are for.
 
-A message is well-formed in itself, or it can't be read: numbers are in the ranges of their fields, and
-`wrong` says what else its fields can't be. Whether it fits the run is for its readers to check.
+A message that can be read is well-formed: numbers are in the ranges of their fields, and `wrong` has found no
+contradiction between fields. Readers check whether the message fits the run. Times are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ EVERYONE = "*"  # in place of an instance's name
 TRAIN = "train"
 EVAL = "eval"
 
-# What a field may hold: nothing that arithmetic or memory could not bear.
+# Types of fields. Their bounds keep out values that arithmetic or memory could not bear.
 WireName = Annotated[str, Meta(min_length=1, max_length=512)]
-Line = Annotated[str, Meta(max_length=4096)]  # for people
-VersionNumber = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # of weights, and iterations; -1: none
+Line = Annotated[str, Meta(max_length=4096)]  # short text, of any form
+VersionNumber = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # a version or an iteration; -1: none
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=2**62)]
 GroupNumber = Annotated[int, Meta(ge=-(2**40), le=1025 * ROUND)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
-_ABOVE_ZERO = 1e-3  # a logprob may be so much, by rounding
-Slots = Annotated[int, Meta(ge=1, le=2**20)]  # that an instance has: tables have as many rows
+_ABOVE_ZERO = 1e-3  # rounding may lift a logprob to this
+Slots = Annotated[int, Meta(ge=1, le=2**20)]  # slots of a generator; tables have a row for each
 _Number = TypeVar("_Number", int, float)
-Points = Annotated[list[_Number], Meta(max_length=64)]  # of a curve
+Points = Annotated[list[_Number], Meta(max_length=64)]  # points of a curve
 
 
 def alike(**lengths: int) -> str:
-    """Why these fields, which have one entry for each of the same things, do not go together."""
+    """Return why fields with these numbers of entries do not go together; empty if the numbers are equal."""
     if len(set(lengths.values())) == 1:
         return ""
     return "these have to be equally many: " + ", ".join(f"{n} {name}" for name, n in lengths.items())
 
 
 def all_ids(name: str, ids: Iterable[str]) -> str:
-    """Which of these is no id of a sample."""
+    """Return which of these is no id of a sample; empty if all are."""
     return next((f"{one[:64]!r} in {name} is no sample's id" for one in ids if not is_sample_id(one)), "")
 
 
 def finite(**numbers: float) -> str:
-    """Which of these is no finite number."""
+    """Return which of these is no finite number; empty if all are."""
     return next(
         (f"{name} is {n}, which is no number" for name, n in numbers.items() if not math.isfinite(n)), ""
     )
 
 
 def are_finite(name: str, numbers: Iterable[float]) -> str:
-    """Whether one of many is no finite number."""
+    """Return that one of many numbers is not finite; empty if all are."""
     return "" if all(map(math.isfinite, numbers)) else f"{name} has a value that is no number"
 
 
@@ -67,21 +67,19 @@ class Prompt(Message, frozen=True, kw_only=True):
     purpose: str  # TRAIN or EVAL: evaluation shares the generators but never reaches the trainer
     group: GroupNumber  # number in order of admission: the group's identity; below 0 for EVAL
     size: Count  # how many samples are wanted
-    problem_id: Line  # stable over epochs: what history is kept by
+    problem_id: Line  # the same in every epoch; the ranker keeps past lengths by it
     problem: str  # the task's problem as JSON: the reward needs it
-    epoch: Count
+    epoch: Count  # pass over the problems
     tokens: Int32s
     window: Count  # the iteration that trains it (for EVAL: the version that is evaluated)
-    mini: Count  # which optimizer step of the iteration
-    bundle: (
-        GroupNumber  # micro-batches are formed inside a bundle, so that no sum depends on who finished first
-    )
-    bundle_groups: Count  # how many groups the bundle has: the trainer knows when it is whole
-    min_version: Count  # weights older than this would break the staleness bound
+    mini: Count  # which optimizer step of the iteration, from 0 on
+    bundle: GroupNumber  # micro-batches are formed inside a bundle: no sum depends on which sample came first
+    bundle_groups: Count  # how many groups the bundle has, so that the trainer knows when it is whole
+    min_version: Count  # the oldest weights that the staleness bound allows
     predicted: float  # predicted length in tokens
-    predictor: Line  # which ranker, and from how many iterations it had learned
+    predictor: Line  # name of the ranker, with the number of iterations from which it had learned
     length_class: Count
-    edges: list[float]  # the class edges in force: they drift
+    edges: list[float]  # between the length classes when the group was admitted: they change over time
     admitted_at: float
 
     def wrong(self) -> str:
@@ -122,7 +120,7 @@ class Sample(Message, frozen=True, kw_only=True):
     finish: str  # "stop" or "length"
     reward: float
     reward_parts: dict[str, float]
-    reward_error: str  # not empty: no reward could be had, and the sample is not trained
+    reward_error: str  # why there is no reward; the sample is then not trained. Empty: there is one
     predicted: float
     length_class: int
     min_version: int
@@ -134,7 +132,7 @@ class Sample(Message, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The sample's identity in its run."""
+        """The sample's id in its run."""
         return sample_id(self.group, self.index, self.attempt)
 
     @property
@@ -143,7 +141,7 @@ class Sample(Message, frozen=True, kw_only=True):
         return int(self.tokens.size)
 
     def wrong(self) -> str:
-        """`schemas.fitness` says whether it fits the run."""
+        """Return a contradiction between fields. `schemas.fitness` checks whether the sample fits the run."""
         return self._wrong_logprobs() or self._wrong_versions() or self._wrong_numbers()
 
     def _wrong_logprobs(self) -> str:
@@ -151,7 +149,7 @@ class Sample(Message, frozen=True, kw_only=True):
             return f"{self.tokens.size} tokens have {self.logprobs.size} logprobs"
         said = self.logprobs
         if said.size and not (np.minimum.reduce(said) > -math.inf and np.maximum.reduce(said) <= _ABOVE_ZERO):
-            return "its logprobs are not logprobs"  # NaN is neither
+            return "its logprobs are not logprobs"  # NaN fails both comparisons
         return ""
 
     def _wrong_versions(self) -> str:
@@ -178,26 +176,26 @@ class Sample(Message, frozen=True, kw_only=True):
 
 
 class Assignment(Message, frozen=True, kw_only=True):
-    """`<run>.assignments`: what an instance shall make next. Keyed by instance.
+    """`<run>.assignments`: the samples that a generator shall make next. Keyed by instance.
 
-    Prompts and parts are named by where they stand: one row a sample to be made.
+    The arrays have one row for each sample. Prompts and parts are named by their offsets.
     """
 
     KIND: ClassVar[str] = "assignment"
     VERSION: ClassVar[int] = 2
     run: WireName
-    instance: WireName  # or EVERYONE
-    start: WireName  # of the instance's process that is meant: one that was started since does not take it
-    partitions: Int16s  # where the sample's prompt stands on `<run>.prompts` ...
-    offsets: Int64s
-    groups: Int64s  # ... and which sample it is
-    indexes: Int16s
-    parts: Int64s  # where it stands on `<run>.parts` what was made of it elsewhere; -1: nothing was
-    withdrawn: list[str]  # ids of samples that another instance shall make, if this one has not begun them
-    moving: list[str]  # ids of samples that another instance shall go on with
+    instance: WireName  # name of the generator, or EVERYONE
+    start: WireName  # of the generator's process that is meant; one that was started since ignores this
+    partitions: Int16s  # of the sample's prompt on `<run>.prompts`
+    offsets: Int64s  # of the prompt in that partition
+    groups: Int64s  # the sample's group
+    indexes: Int16s  # the sample's index in its group
+    parts: Int64s  # offset on `<run>.parts` of the tokens that another generator made; -1: none
+    withdrawn: list[str]  # ids of samples to give back if they are not begun: another generator makes them
+    moving: list[str]  # ids of samples to hand over with their tokens: another generator goes on
     sent_at: float
-    epoch: Count = 0  # of the dispatcher: what an older one says than was heard already does not count
-    tell: bool = False  # say all that you have: the dispatcher does not know
+    epoch: Count = 0  # start of the dispatcher; messages of an older start than was heard are ignored
+    tell: bool = False  # the dispatcher asks for a whole report: it does not know the generator's samples
 
     def wrong(self) -> str:
         rows = alike(
@@ -213,7 +211,7 @@ class Assignment(Message, frozen=True, kw_only=True):
 
 
 class Part(Message, frozen=True, kw_only=True):
-    """`<run>.parts`: how far an instance made a sample that another one goes on with. Keyed by sample."""
+    """`<run>.parts`: tokens of an unfinished sample, for another generator to go on with. Keyed by sample."""
 
     KIND: ClassVar[str] = "part"
     run: WireName
@@ -243,23 +241,23 @@ class Part(Message, frozen=True, kw_only=True):
 
 
 class InstanceReport(Message, frozen=True, kw_only=True):
-    """`<run>.instances`: a generator is there, and how far it is. It says no more than has changed."""
+    """`<run>.instances`: a generator is alive, and how far its samples are. Most hold only changes."""
 
     KIND: ClassVar[str] = "report"
     run: WireName
     instance: WireName
-    start: WireName  # drawn when the process started: tells it from the one before of the same name
+    start: WireName  # drawn when the process started: another than that of an earlier process of the name
     slots: Slots
-    batches: Points[int]  # measured: a decode step of so many samples; empty: as was said before ...
-    seconds: Points[float]  # ... takes so long
-    version: VersionNumber  # weights that it decodes with; -1: none yet
-    groups: Int64s  # if `whole`: of the samples that it has and has not finished
-    indexes: Int16s
-    tokens: Int32s  # how many tokens each has; -1: not begun
-    returned: list[str]  # withdrawn samples that it had not begun
-    leaving: bool  # it ends: what it has is to be made by others
+    batches: Points[int]  # numbers of samples in a decode step; empty: the curve has not changed
+    seconds: Points[float]  # measured time of a step with each of those numbers
+    version: VersionNumber  # of the weights that it decodes with; -1: none yet
+    groups: Int64s  # if `whole`: the group of each unfinished sample that it has; else empty
+    indexes: Int16s  # index of each of those samples
+    tokens: Int32s  # how many tokens each of them has; -1: not begun
+    returned: list[str]  # ids of withdrawn samples that it had not begun
+    leaving: bool  # it ends: others shall make its samples
     sent_at: float
-    whole: bool = True  # else it only says that it is there, and what is new
+    whole: bool = True  # whether it names all its samples; else only what is new
 
     def wrong(self) -> str:
         return (
@@ -271,22 +269,22 @@ class InstanceReport(Message, frozen=True, kw_only=True):
 
 
 class StepRecord(Message, frozen=True, kw_only=True):
-    """`<run>.ledger`: one optimizer step, complete enough to run it again. One row a sample, in order."""
+    """`<run>.ledger`: one optimizer step, with all that a replay needs. One row a sample, in order."""
 
     KIND: ClassVar[str] = "step"
     run: WireName
-    trainer_epoch: Count  # grows with every start of a trainer: tells a resumed one from the one before
+    trainer_epoch: Count  # number of the trainer's start: each new start has a higher one
     iteration: Count
-    step: Count  # optimizer steps of the run, counted from 0
+    step: Count  # number of the step in the run, counted from 0
     last_of_iteration: bool
-    version_in: VersionNumber
+    version_in: VersionNumber  # the version that the iteration begins with
     version_out: (
         VersionNumber  # the version that the iteration publishes; equal to version_in before its last step
     )
     root_out: str  # root hash of the weights after this step
     recipe: str  # hash of the algorithm settings: a replay with others would not be the same step
-    partitions: Int16s
-    offsets: Int64s
+    partitions: Int16s  # of each sample on `<run>.samples`
+    offsets: Int64s  # of the sample in that partition
     groups: Int64s
     indexes: Int16s
     lengths: Int32s
@@ -295,7 +293,7 @@ class StepRecord(Message, frozen=True, kw_only=True):
     seeds: UInt64s
     predicted: Float32s
     problem_ids: list[str]
-    microbatches: Int32s  # how many of the rows, in order, each micro-batch has
+    microbatches: Int32s  # how many rows each micro-batch has: the rows are in the order of the micro-batches
     losses: Float64s  # of each micro-batch
     metrics: dict[str, float]
     finished_at: float
@@ -319,7 +317,7 @@ class StepRecord(Message, frozen=True, kw_only=True):
 
 
 class WeightsAnnouncement(Message, frozen=True, kw_only=True):
-    """`<run>.weights`: a version whose manifest is in the store. Compacted: the newest is what counts."""
+    """`<run>.weights`: a published version, whose manifest is in the store. Compacted: the newest counts."""
 
     KIND: ClassVar[str] = "weights"
     run: WireName
@@ -329,30 +327,30 @@ class WeightsAnnouncement(Message, frozen=True, kw_only=True):
     size: Bytes
     trainer_epoch: Count
     announced_at: float
-    content: bytes = b""  # the manifest, packed, unless it is large: a far site need not ask for it
-    signature: str = ""  # of all of this, by the publisher's key, if it has one (`infra.weights.announcing`)
+    content: bytes = b""  # the packed manifest, so that a far site need not fetch it; empty if it is large
+    signature: str = ""  # of the other fields, by the publisher's key, if any (`infra.weights.announcing`)
 
 
 class SiteReport(Message, frozen=True, kw_only=True):
-    """`<run>.weights`: what a site's relay has and does. Keyed by relay, so that the newest is kept."""
+    """`<run>.weights`: versions that a site's relay has and fetches. Keyed by relay: the newest counts."""
 
     KIND: ClassVar[str] = "site"
     run: WireName
     site: WireName
     relay: Count  # number among the run's relays
-    version: VersionNumber  # the newest that is whole and verified in the site's cache; -1: none
-    target: VersionNumber  # the one that it fetches now; -1: none
-    done: Bytes  # bytes of the target that are here ...
-    whole: Bytes  # ... of so many that were not
-    lag_s: float  # from the announcement until `version` was here; by two machines' clocks
-    crossed: Bytes  # bytes that it has fetched from elsewhere since it started
-    rates: dict[str, float]  # bytes a second, by where from
-    cache: Line  # where other sites may read what it has; empty: nowhere
-    trouble: str  # why nothing comes
+    version: VersionNumber  # the newest version that is whole and verified in the site's cache; -1: none
+    target: VersionNumber  # the version that it fetches now; -1: none
+    done: Bytes  # bytes of the target that it has fetched so far ...
+    whole: Bytes  # ... out of so many that it had to fetch
+    lag_s: float  # seconds from the announcement until `version` was here, by two machines' clocks
+    crossed: Bytes  # bytes that it has fetched from other places since it started
+    rates: dict[str, float]  # bytes a second from each source
+    cache: Line  # URL at which other sites may read its chunks; empty: none
+    trouble: str  # why it can't fetch or keep weights; empty: it can
     sent_at: float
     passed_over: Annotated[
         tuple[VersionNumber, ...], Meta(max_length=64)
-    ] = ()  # announced, and not to be had
+    ] = ()  # versions that were announced and can't be had
 
     def wrong(self) -> str:
         return are_finite("rates", self.rates.values()) or finite(lag_s=self.lag_s, sent_at=self.sent_at)
@@ -363,18 +361,18 @@ class RankerAnnouncement(Message, frozen=True, kw_only=True):
 
     KIND: ClassVar[str] = "ranker"
     run: WireName
-    predictor: Line  # as prompts name it
-    version: Count  # iterations that it has learned from
+    predictor: Line  # name of the ranker, as in prompts
+    version: Count  # number of iterations that it has learned from
     state: Line  # key in the object store
-    edges: list[float]
-    first_group: GroupNumber
-    recall: list[float]  # of the longest 20, 10 and 5 % of the newest iteration; empty if there is none
+    edges: list[float]  # between the length classes
+    first_group: GroupNumber  # the first group for which ranker and classes are in force
+    recall: list[float]  # shares found of the longest 20, 10 and 5 % of the newest iteration; empty: none yet
     error: float  # of the same predictions: root mean square, in log units
     announced_at: float
 
 
 class Evaluation(Message, frozen=True, kw_only=True):
-    """`<run>.evals`: what one weights version earns on held-out problems. One row a sample."""
+    """`<run>.evals`: rewards of one version of the weights on held-out problems. One row a sample."""
 
     KIND: ClassVar[str] = "evaluation"
     run: WireName
@@ -387,7 +385,7 @@ class Evaluation(Message, frozen=True, kw_only=True):
     finished_at: float
     newest: VersionNumber = (
         -1
-    )  # version that drew a token of it: async, weights may change meanwhile; -1: unknown
+    )  # the newest version that drew a token: in async mode weights may change meanwhile; -1: unknown
 
     def wrong(self) -> str:
         return alike(
@@ -408,7 +406,7 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     raw: bytes
     found_by: str
     found_at: float
-    wanted: str = ""  # id of the sample that it should have been, if it is not there and must be made again
+    wanted: str = ""  # id of the sample that must be made again since this record was unfit; empty: none
 
     def wrong(self) -> str:
         return all_ids("wanted", [self.wanted] if self.wanted else [])
@@ -419,13 +417,13 @@ class Owner(Message, frozen=True, kw_only=True):
 
     KIND: ClassVar[str] = "owner"
     run: WireName
-    identity: WireName  # as its record says
+    identity: WireName  # as the run's record says
     store: Line
     made_at: float
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """`<run>.status`: what a process does and what it waits for. Compacted by process; people watch it."""
+    """`<run>.status`: the state of a process, and what it waits for. Compacted: the newest of each counts."""
 
     KIND: ClassVar[str] = "heartbeat"
     run: WireName
@@ -435,8 +433,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     host: str
     state: str
     waits_for: str  # empty while it works
-    unblocked_by: str
-    since: float
+    unblocked_by: str  # who or what ends the waiting
+    since: float  # when the state or the waiting began
     counters: dict[str, float]
     sent_at: float
 
@@ -447,11 +445,11 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Pulse(Message, frozen=True, kw_only=True):
-    """`<run>.pulse`: the feeder is alive, and says when anything last moved. Every two seconds."""
+    """`<run>.pulse`: the feeder says every two seconds that it is alive, and when anything last moved."""
 
     KIND: ClassVar[str] = "pulse"
     run: WireName
-    still_s: float  # since anything moved, as far as the feeder has heard
+    still_s: float  # seconds since anything moved, as far as the feeder has heard
     moved: Line  # the last thing that moved, for people
     waits: Line  # each process with what it waits for, for people
     sent_at: float

@@ -1,4 +1,4 @@
-"""The page about run files, from the spec's own descriptions: `streamrl schema --markdown`."""
+"""Makes the page about run files from the spec's own descriptions: `streamrl schema --markdown`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ null, in lists and mappings; an alias counts as all that it stands for. Dates an
 
 
 def reference_page() -> str:
-    """The whole page."""
+    """Return the whole page, in Markdown."""
     head = _HEAD.format(values=MOST_NODES, levels=DEEPEST)
     sections = [head, "## Top level\n", _table(RunSpec, skip_sections=True)]
     for name, field in RunSpec.model_fields.items():
@@ -59,7 +59,7 @@ def _table(kind: type[BaseModel], *, skip_sections: bool = False, prefix: str = 
         if inner is not None and skip_sections:
             continue
         if inner is not None:
-            if not field.default:  # it may be left out, which means something
+            if not field.default:  # it may be left out, and its description says what that means
                 rows.append(f"| `{prefix}{name}` |  | {field.description} |")
             name = f"{name}.NAME" if is_named(field) else name
             rows.append(_table(inner, prefix=f"{prefix}{name}.").rstrip("\n"))
@@ -76,7 +76,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _range(field: FieldInfo) -> str:
-    """The numbers that are allowed, as text."""
+    """Return the range of numbers that are allowed, as text; empty unless it has both bounds."""
     found = {type(one).__name__: getattr(one, type(one).__name__.lower(), None) for one in field.metadata}
     low, high = found.get("Ge", found.get("Gt")), found.get("Le", found.get("Lt"))
     if low is None or high is None:

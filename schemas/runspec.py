@@ -1,4 +1,4 @@
-"""The run file: one YAML file is all of a run. Validated here; read by `schemas.loading`."""
+"""The run file: one YAML file describes all of a run. `schemas.loading` reads it, this file validates it."""
 
 from __future__ import annotations
 
@@ -30,44 +30,57 @@ PlainName = Annotated[str, AfterValidator(_plain)]
 
 
 class TaskSection(Section):
-    """What is to be learned: problems and a reward. Exactly one of `python`, `jsonl` and `dataset`."""
+    """The task to learn: problems and a reward. Set exactly one of `python`, `jsonl` and `dataset`."""
 
     python: FilePath | None = Field(
-        None, description="A .py file (relative to the run file) or module with problems() and reward()."
+        None,
+        description="A .py file (relative to the run file) or a module that has problems() and reward().",
     )
-    jsonl: FilePath | None = Field(None, description="A JSONL file, one problem a line; needs `reward`.")
+    jsonl: FilePath | None = Field(
+        None, description="A JSONL file with one problem a line. It needs `reward`."
+    )
     dataset: FilePath | None = Field(
-        None, description="A Hugging Face dataset: a saved folder or a name; needs `reward`."
+        None, description="A Hugging Face dataset: a saved folder, or a name. It needs `reward`."
     )
     reward: FilePath | None = Field(
-        None, description="FILE.py:function or module:function; by default `reward` of the python task."
+        None,
+        description="The reward function: FILE.py:function or module:function. By default `reward` of the "
+        "python task.",
     )
     held_out_jsonl: FilePath | None = Field(
-        None, description="JSONL file of held-out problems, for evaluation."
+        None, description="A JSONL file of held-out problems. Evaluations of a JSONL task need it."
     )
-    prompt_field: Word = Field("prompt", description="Field of a problem that holds the prompt's text.")
+    prompt_field: Word = Field("prompt", description="The field of a problem that holds the prompt's text.")
     id_field: Word = Field(
         "id",
-        description="Field that names a problem, by text or a number. Where it is absent a hash of the "
-        "prompt does; problems of the same prompt are then told apart by a number.",
+        description="The field that names a problem, by text or a number. A problem without it is named by "
+        "a hash of its prompt, and problems with the same prompt are told apart by a number.",
     )
-    train_split: Word = Field("train", description="Name of the split whose problems are trained.")
-    held_out_split: Word = Field("held_out", description="Name of the split that evaluations are made of.")
+    train_split: Word = Field("train", description="The name of the split whose problems are trained.")
+    held_out_split: Word = Field(
+        "held_out", description="The name of the split whose problems are evaluated."
+    )
     limit: int = Field(
         100_000,
         gt=0,
         le=100_000_000,
-        description="Problems read at the most: a longer source, or an endless one, is cut here, with a "
-        "warning. All that are read are kept in memory, by the feeder.",
+        description="Maximum number of problems to read. A longer source, or an endless one, is cut here "
+        "with a warning. The feeder keeps all that it reads in memory.",
     )
     shuffle: bool = Field(True, description="Shuffle the problems anew in every epoch, from the seed.")
     reward_deadline_s: float = Field(
         10.0,
         gt=0,
         le=86_400,
-        description="Seconds. A reward that takes longer is killed: it costs its sample, and nothing else.",
+        description="Seconds that a reward may take. A slower one is killed; that costs its sample and "
+        "nothing else.",
     )
-    reward_workers: int = Field(1, gt=0, le=1024, description="Reward processes beside each generator.")
+    reward_workers: int = Field(
+        1,
+        gt=0,
+        le=1024,
+        description="Reward processes beside each generator. Take more if rewards take longer than samples.",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskSection:
@@ -84,14 +97,22 @@ class LoraSection(Section):
     """An adapter is trained beside the model's layers, and nothing else."""
 
     rank: int = Field(
-        16, gt=0, le=16_384, description="A layer of m × n gets an adapter of rank · (m + n) weights."
+        16,
+        gt=0,
+        le=16_384,
+        description="The size of the adapter: a layer of m × n gets rank · (m + n) weights.",
     )
-    alpha: float = Field(32.0, gt=0, le=1e6, description="What the adapter adds counts alpha / rank times.")
+    alpha: float = Field(
+        32.0,
+        gt=0,
+        le=1e6,
+        description="The adapter's output is multiplied by alpha / rank before it is added to the layer's.",
+    )
     targets: Literal["all-linear"] | list[Word] = Field(
         "all-linear",
         max_length=1000,
-        description="Names of the layers that get one, such as [q_proj, v_proj]; all-linear: every linear "
-        "layer but the head.",
+        description="The names of the layers that get an adapter, such as [q_proj, v_proj]. all-linear: "
+        "every linear layer but the head.",
     )
 
     @field_validator("targets", mode="before")
@@ -106,25 +127,28 @@ class LoraSection(Section):
 
     @property
     def scale(self) -> float:
-        """How much of what the adapter says is added to what a layer says."""
+        """The factor of the adapter's output before it is added to the layer's."""
         return self.alpha / self.rank
 
 
 class ModelSection(Section):
-    """The model to train. Exactly one of `path` and `build`."""
+    """The model to train. Set exactly one of `path` and `build`."""
 
-    path: FilePath | None = Field(None, description="A folder with a Hugging Face model and tokenizer.")
+    path: FilePath | None = Field(None, description="A folder with a Hugging Face model and its tokenizer.")
     build: FilePath | None = Field(
-        None, description="FILE.py:function that writes such a folder: f(folder, seed, progress). Cached."
+        None,
+        description="FILE.py:function that writes such a folder: f(folder, seed, progress). The folder is "
+        "built once and kept.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="Of the weights that generators get and export writes. bfloat16 halves what is sent and "
-        "generates faster on most machines; the trainer's own weights are float32 always.",
+        description="The type of the weights that generators get and export writes. bfloat16 halves the "
+        "bytes that are sent and generates faster on most machines. The trainer's own weights "
+        "are always float32.",
     )
     lora: LoraSection | None = Field(
         None,
-        description="Train an adapter (LoRA, through peft) instead of all weights: only the adapter goes to "
+        description="Train an adapter (LoRA, through peft) instead of all weights. Only the adapter goes to "
         "the generators, and `streamrl export` merges it. `lora: {}` takes the defaults.",
     )
 
@@ -136,17 +160,19 @@ class ModelSection(Section):
 
 
 class SamplingSection(Section):
-    """How samples are drawn. No top-p or top-k: the trainer could not reproduce the logprobs."""
+    """Settings for drawing samples. No top-p or top-k: the trainer could not reproduce the logprobs."""
 
     temperature: float = Field(
         1.0, gt=0, le=100, description="Logits are divided by it before a token is drawn. At least 0.01."
     )
-    max_tokens: int = Field(256, gt=0, le=_MOST_TOKENS, description="Longest answer, in tokens.")
+    max_tokens: int = Field(
+        256, gt=0, le=_MOST_TOKENS, description="Maximum tokens of an answer. A longer one ends there."
+    )
     max_prompt_tokens: int = Field(
         256,
         gt=0,
         le=_MOST_TOKENS,
-        description="Longest prompt, in tokens; longer ones are left out, with a warning.",
+        description="Maximum tokens of a prompt. Problems with a longer one are left out, with a warning.",
     )
 
     @field_validator("temperature")
@@ -161,53 +187,66 @@ class SamplingSection(Section):
 
 
 class AlgorithmSection(Section):
-    """What is computed. Nothing here depends on where or how fast things run."""
+    """The computation of a run. Nothing here depends on where or how fast things run."""
 
     mode: Literal["sync", "async", "offline"] = Field(
         "sync",
-        description="sync: samples of iteration i come from weights i. async: at most `staleness` older. "
-        "offline: nothing is generated, the samples that another run has trained are trained again.",
+        description="sync: weights i draw the samples of iteration i. async: weights up to `staleness` "
+        "iterations older may draw them, so that generation and training overlap. offline: "
+        "nothing is generated; the samples of a recorded run are trained again.",
     )
     recorded: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
-        description="offline: the id of that run, such as count-3. It shares store and broker.",
+        description="offline: the id of the recorded run, such as count-3. It must lie in the same store "
+        "and broker.",
     )
     staleness: float = Field(
         0.0,
         ge=0,
         le=64,
-        description="async: how many iterations old weights may be; 1.5: half the samples 2, the others 1.",
+        description="async: how many iterations old the weights may be that draw a sample. 1.5: half of the "
+        "samples 2, the others 1. More hides longer tails and makes samples older.",
     )
     iterations: int = Field(
-        100, gt=0, le=100_000_000, description="Iterations of the whole run; a resumed run may have more."
+        100, gt=0, le=100_000_000, description="Iterations of the whole run. A resumed run may have more."
     )
-    groups: int = Field(32, gt=0, le=1_000_000, description="Groups (prompts) an iteration.")
+    groups: int = Field(
+        32, gt=0, le=1_000_000, description="Groups of an iteration. Each group has one prompt."
+    )
     group_size: int = Field(
-        8, ge=2, le=65_536, description="Samples a prompt: the group's mean is the baseline."
+        8, ge=2, le=65_536, description="Samples of a group. Their mean reward is the baseline of each."
     )
     optimizer_steps: int = Field(
         1,
         gt=0,
         le=1_000_000,
-        description="Optimizer steps an iteration; groups are dealt to them across all lengths.",
+        description="Optimizer steps of an iteration. Its groups are dealt to them across all lengths.",
     )
-    learning_rate: float = Field(1e-6, gt=0, le=10, description="AdamW's, once it is warm.")
+    learning_rate: float = Field(1e-6, gt=0, le=10, description="AdamW's learning rate once it is warm.")
     warmup_steps: int = Field(
-        0, ge=0, le=1_000_000_000, description="Optimizer steps over which the learning rate grows from 0."
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="Optimizer steps over which the learning rate grows from 0. 0: it is full at once.",
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95),
-        description="AdamW's: what is kept, at each step, of the mean gradient and of its square.",
+        description="AdamW's betas: the shares of the mean gradient and of its mean square that each step "
+        "keeps.",
     )
     weight_decay: float = Field(
         0.0,
         ge=0,
         le=10,
-        description="AdamW's: times the learning rate, the share of a weight that a step takes.",
+        description="AdamW's weight decay: each step shrinks a weight by this share times the learning "
+        "rate. 0: none.",
     )
     max_grad_norm: float = Field(
-        1.0, gt=0, le=1e12, description="A longer gradient is shortened to it; 1e12: never."
+        1.0,
+        gt=0,
+        le=1e12,
+        description="Maximum norm of a gradient. A longer gradient is scaled down to it; 1e12 never scales.",
     )
 
     @model_validator(mode="after")
@@ -231,7 +270,7 @@ class AlgorithmSection(Section):
 
     @property
     def lookahead(self) -> float:
-        """By how many iterations generation may run ahead of training."""
+        """How many iterations generation may run ahead of training."""
         return {"sync": 0.0, "async": self.staleness, "offline": math.inf}[self.mode]
 
 
@@ -242,23 +281,25 @@ class LengthsSection(Section):
         3,
         ge=1,
         le=64,
-        description="Classes, each a partition of both topics. More tell lengths apart more finely, and cost "
-        "the broker a little each.",
+        description="Length classes. Each is a partition of the topics of prompts and samples. More classes "
+        "tell lengths apart more finely, and cost the broker a little each.",
     )
     edges: Literal["learned"] | list[Annotated[float, Field(gt=0, le=_MOST_TOKENS)]] = Field(
         "learned",
         max_length=63,
-        description="Class edges in tokens (classes - 1 of them), or quantiles of what is predicted.",
+        description="The lengths, in tokens, at which one class ends and the next begins (classes - 1 of "
+        "them). learned: quantiles of the predicted lengths.",
     )
     backbone: FilePath = Field(
         "none",
-        description="A folder with a Hugging Face model whose hidden states the length ranker reads as well; "
-        "none: the ranker's own small network reads prompts alone.",
+        description="A folder with a Hugging Face model whose hidden states the length ranker reads too, at "
+        "the cost of running it on each prompt. none: the ranker's own small network reads the "
+        "prompt alone.",
     )
     start: FilePath | None = Field(
         None,
-        description="A ranker to start with, as `streamrl ranker` prints it: a URL, or a key in the run's "
-        "store. Without it the first iteration is not ranked.",
+        description="A trained ranker to start with, as `streamrl ranker` prints it: a URL, or a key in the "
+        "run's store. Without it the ranker knows nothing in the first iteration.",
     )
 
     @model_validator(mode="after")
@@ -275,72 +316,91 @@ class LengthsSection(Section):
 
 
 class TrainerSection(Section):
-    """How the trainer does its work."""
+    """Settings of the trainer."""
 
     learner: Literal["torch", "deepspeed"] = Field(
         "torch",
-        description="torch: each rank holds the model and the optimizer's state. deepspeed: they are divided "
-        "among the ranks, see zero_stage.",
+        description="torch: each rank holds the model and the optimizer's state. deepspeed: the ranks share "
+        "them out, see zero_stage.",
     )
     ranks: int = Field(
         1,
         gt=0,
         le=1024,
-        description="Processes that train together: a GPU each, or `threads` CPU threads each.",
+        description="Processes that train together. Each has a GPU, or `threads` CPU threads.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(
         1,
-        description="deepspeed: what is divided among the ranks. 0: nothing. 1: the optimizer's state. "
-        "2: gradients as well. 3: weights as well.",
+        description="deepspeed: the things that the ranks share out. 0: nothing. 1: the optimizer's state. "
+        "2: gradients as well. 3: weights as well. A higher stage takes less memory and sends "
+        "more.",
     )
     threads: int = Field(1, gt=0, le=1024, description="CPU threads of a rank.")
     microbatch_tokens: int = Field(
         8192,
         gt=0,
         le=100_000_000,
-        description="Most tokens of a micro-batch: what memory is enough for.",
+        description="Maximum tokens in a micro-batch. Set it to what fits in memory; it must hold the "
+        "longest sample.",
     )
     compose: Literal["auto", "admission", "arrival"] = Field(
         "auto",
-        description="admission: which groups are trained together is decided before they are generated, so "
-        "that a step has the same bits whatever finished first. arrival: whatever is there, which costs "
-        "less. auto: admission in sync mode, arrival in async mode.",
+        description="admission: the groups that are trained together are fixed before they are generated, "
+        "so that a step has the same bits whatever finished first. arrival: the trainer takes "
+        "the groups that have come, which is faster. auto: admission in sync mode, arrival in "
+        "async mode.",
     )
     bundle_tokens: int = Field(
         512,
         gt=0,
         le=100_000_000,
-        description="Groups are trained in bundles of about so many tokens (arrival: of at least so many): "
-        "small ones start sooner, large ones cost less.",
+        description="Tokens of a bundle, about (arrival: at least). Small bundles are trained sooner, large "
+        "ones cost less.",
     )
     least_microbatches: int | None = Field(
         None,
         gt=0,
         le=65_536,
-        description="What is trained together is cut into at least so many micro-batches, if it has so many "
-        "samples, so that each rank has work; without it as many as there are ranks. A step's bits depend on "
-        "this and, with exact_sums, not on the ranks.",
+        description="Minimum number of micro-batches of a bundle that has enough samples, so that each rank "
+        "has work. By default the number of ranks. A step's bits depend on this number and, "
+        "with exact_sums, not on the ranks.",
     )
     exact_sums: bool | None = Field(
         None,
-        description="Add gradients in fixed point: a step has the same bits whatever finished first, and "
-        "whichever rank computed it. By default true with learner torch; deepspeed can't.",
+        description="Add gradients in fixed point, so that a step has the same bits whatever finished first "
+        "and whichever rank computed it. By default true with learner torch, for 3 % of a step "
+        "on a CPU; learner deepspeed can't.",
     )
     gradient_checkpointing: bool = Field(
-        False, description="Compute activations again on the way back: a third more work, much less memory."
+        False,
+        description="Compute activations again on the backward pass. That is a third more work and takes "
+        "much less memory.",
     )
     logits_chunk: int = Field(
-        4096, gt=0, le=100_000_000, description="Tokens whose logits are in memory at a time."
+        4096,
+        gt=0,
+        le=100_000_000,
+        description="Tokens whose logits are in memory at a time. Fewer take less memory and more time.",
     )
-    checkpoint_every: int = Field(10, gt=0, le=100_000_000, description="Iterations between checkpoints.")
+    checkpoint_every: int = Field(
+        10,
+        gt=0,
+        le=100_000_000,
+        description="Iterations between two checkpoints. A trainer that is killed takes its steps since the "
+        "last one again.",
+    )
     keep_checkpoints: int = Field(
         2,
         gt=0,
         le=10_000,
-        description="So many of the newest checkpoints are kept in the store: weights, optimizer and all.",
+        description="Number of checkpoints that are kept in the store: the newest ones, each with weights "
+        "and optimizer state.",
     )
     keep_weights: int = Field(
-        16, ge=4, le=1_000_000, description="At least so many of the newest weights versions are kept."
+        16,
+        ge=4,
+        le=1_000_000,
+        description="Minimum number of weights versions that are kept: the newest ones.",
     )
 
     @model_validator(mode="after")
@@ -359,66 +419,85 @@ class TrainerSection(Section):
 
     @property
     def parts(self) -> int:
-        """Into how many micro-batches at least what is trained together is cut."""
+        """Minimum number of micro-batches of a bundle."""
         return self.least_microbatches or self.ranks
 
 
 class GeneratorSection(Section):
-    """How a generator does its work."""
+    """Settings of each generator."""
 
-    slots: int = Field(64, gt=0, le=65_536, description="Samples that one generator runs at once.")
+    slots: int = Field(
+        64,
+        gt=0,
+        le=65_536,
+        description="Samples that one generator draws at once. More give more tokens a second, each later.",
+    )
     threads: int = Field(
-        1, gt=0, le=1024, description="CPU threads of a generator: more than one rarely pays."
+        1, gt=0, le=1024, description="CPU threads of a generator. More than one rarely pays."
     )
     kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
     batch_invariant: bool = Field(
-        True, description="A sample's bits don't depend on what else is in the batch (float32 on CPUs)."
+        True,
+        description="Make a sample's bits independent of the samples that are drawn beside it (float32 on "
+        "CPUs).",
     )
     on_update: Literal["continue", "recompute", "wait"] = Field(
         "continue",
-        description="What becomes of running samples when there are new weights. continue: they go on with "
-        "them, on the KV cache of the old ones. recompute: they go on with them, and their KV cache is "
-        "computed anew, so that each token is drawn as the new weights alone would. wait: the new weights "
-        "are installed when all is made that the old ones may make, so each sample has one version. A "
-        "sample says which weights made it from which token on.",
+        description="The way in which new weights reach samples that are being drawn. continue: a sample "
+        "goes on with the new weights, on the KV cache of the old ones. recompute: it goes on "
+        "with them, and its KV cache is computed anew, so that each token is drawn as the new "
+        "weights alone would. wait: the new weights are installed when all samples of the old "
+        "ones are done, so each sample has one version. A sample says which weights drew it "
+        "from which token on.",
     )
 
 
 class DispatchSection(Section):
-    """Which generator makes which sample."""
+    """The choice of the generator that makes each sample."""
 
     policy: Literal["deadline", "longest_first", "round_robin", "algorithm2", "random"] = Field(
         "deadline",
-        description="deadline: by expected makespan under the predictions' measured errors. The others are "
-        "to compare with: one queue, longest first; dealt in turn; the paper's two pools; shuffled.",
+        description="The rule that gives samples to generators. deadline: by expected makespan under the "
+        "predictions' measured errors. The others are to compare with: longest_first is one "
+        "queue, round_robin deals in turn, algorithm2 is the paper's two pools, random "
+        "shuffles.",
     )
     prefill_tokens_per_s: float | None = Field(
         None,
         gt=0,
         le=1e9,
-        description="deadline: running samples may move to a generator where they end sooner, if that is "
-        "expected to pay for their tokens so far, of which it computes so many a second. Without it none "
-        "moves.",
+        description="deadline: tokens a second that a generator prefills. With it, a running sample may "
+        "move to a generator where it ends sooner, if that pays for computing its tokens there "
+        "again. Without it no sample moves.",
     )
     silence_s: float = Field(
         10.0,
         gt=0,
         le=86_400,
-        description="Seconds. A generator not heard of for so long is gone: others make its samples.",
+        description="Seconds without a report after which a generator counts as gone, and others make its "
+        "samples.",
     )
 
 
 class EvaluationSection(Section):
     """Held-out problems are sampled before the first and after the last iteration, and in between."""
 
-    problems: int = Field(0, ge=0, le=1_000_000, description="How many held-out problems; 0: no evaluation.")
+    problems: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Number of held-out problems that an evaluation samples. 0: no evaluation.",
+    )
     every: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="Also after every so many iterations; 0: only before and after.",
+        description="Iterations between two evaluations. 0: only before the first and after the last "
+        "iteration.",
     )
-    per_problem: int = Field(1, gt=0, le=65_536, description="Samples of each held-out problem.")
+    per_problem: int = Field(
+        1, gt=0, le=65_536, description="Samples of each held-out problem. More make the figures less noisy."
+    )
 
 
 class KafkaSection(Section):
@@ -426,13 +505,16 @@ class KafkaSection(Section):
 
     bootstrap_servers: Servers = Field(
         "local",
-        description="host:port,host:port of your cluster, or `local`: the one that `streamrl up` runs.",
+        description="Your cluster, as host:port,host:port. `local`: the broker that `streamrl up` runs.",
     )
     replication: int = Field(
-        1, gt=0, le=32, description="Replicas of each topic; 3 on a cluster of your own."
+        1, gt=0, le=32, description="Replicas of each topic. Take 3 on a cluster of your own."
     )
     retention_hours: int = Field(
-        24 * 14, gt=0, le=1_000_000, description="Hours for which samples and prompts are kept."
+        24 * 14,
+        gt=0,
+        le=1_000_000,
+        description="Hours for which samples and prompts are kept. Replay needs them.",
     )
 
 
@@ -441,71 +523,80 @@ class SiteSection(Section):
 
     cache: StoreUrl = Field(
         "local",
-        description="Where the site keeps weights: file:///path, s3://bucket/prefix; `local`: a folder of "
-        "the machine that its processes run on.",
+        description="The place where the site keeps weights: file:///path or s3://bucket/prefix. `local`: a "
+        "folder of the machine on which its processes run.",
     )
     relays: int = Field(
-        1, gt=0, le=256, description="Relays that share the fetching; more have more connections."
+        1,
+        gt=0,
+        le=256,
+        description="Relays that fetch weights for the site and share the work. More have more connections.",
     )
     generators: int = Field(1, gt=0, le=4096, description="Generator processes at the site.")
     elsewhere: bool = Field(
         False,
-        description="Its processes are not started on this machine. A run that is a Prefect flow calls the "
-        "deployment `sync-weights/NAME`; else say `streamrl join RUN --site NAME` there.",
+        description="Do not start the site's processes on this machine. A run that is a Prefect flow calls "
+        "the deployment `sync-weights/NAME`; otherwise say `streamrl join RUN --site NAME` "
+        "there.",
     )
 
 
 class PlacementSection(Section):
-    """Where things run. The same algorithm runs anywhere by changing only this section."""
+    """The places where things run. To run the same algorithm elsewhere, change only this section."""
 
     kafka: KafkaSection = KafkaSection()
     store: StoreUrl = Field(
         "local",
-        description="fsspec URL for weights and checkpoints: s3://bucket/prefix, file:///path; `local`.",
+        description="The fsspec URL for weights and checkpoints: s3://bucket/prefix or file:///path. "
+        "`local`: a folder of this machine.",
     )
     generators: int = Field(
         1,
         ge=0,
         le=4096,
-        description="Generator processes that the run starts; more may `streamrl join` it at any moment.",
+        description="Generator processes that the run starts. More may `streamrl join` it at any moment.",
     )
     sites: dict[PlainName, SiteSection] = Field(
-        {}, max_length=1000, description="Far sites by name, each with generators."
+        {}, max_length=1000, description="Far sites by name, each with generators of its own."
     )
     restarts: int = Field(
         3,
         ge=0,
         le=1_000_000,
-        description="How often within an hour a process that dies is started again, after pauses that grow. "
-        "If it dies more often, a trainer or feeder ends the run; a generator or relay is left out, and "
-        "tried again every ten minutes, while others make samples.",
+        description="Number of times within an hour that a process which dies is started again, after "
+        "pauses that grow. A trainer or feeder that dies more often ends the run. A generator "
+        "or relay that does is left out, and tried again every ten minutes while others make "
+        "samples.",
     )
 
 
 class DeadlinesSection(Section):
-    """Nothing waits for ever: seconds after which a process ends, and says what it waited for."""
+    """Deadlines. A process that waits longer ends, and says what it waited for."""
 
-    start_s: float = Field(300.0, gt=0, le=_MONTH_S, description="For a process to be ready.")
+    start_s: float = Field(
+        300.0, gt=0, le=_MONTH_S, description="Seconds that a process may take to be ready."
+    )
     progress_s: float = Field(
         600.0,
         gt=0,
         le=_MONTH_S,
-        description="In which nothing moves anywhere in the run: no token, sample, step or byte, and no "
-        "process that works. A step or an answer may take as long as it likes.",
+        description="Seconds without any movement in the whole run (no token, sample, step or byte, and no "
+        "process at work) after which whoever waits gives up. A step or an answer may take as "
+        "long as it likes.",
     )
 
 
 class RunSpec(Section):
-    """A run."""
+    """A run, as its run file describes it."""
 
     run: PlainName = Field(
-        description="Name: small letters, digits and dashes. Each start gets a number: count-1."
+        description="The run's name: small letters, digits and dashes. Each start gets a number: count-1."
     )
     seed: int = Field(
         0,
         ge=0,
         le=2**63 - 1,
-        description="All that is drawn follows from it: order of problems, samples, weights.",
+        description="The seed of everything that is drawn: the order of problems, samples, fresh weights.",
     )
     task: TaskSection
     model: ModelSection
@@ -519,17 +610,17 @@ class RunSpec(Section):
     evaluation: EvaluationSection = EvaluationSection()
     placement: PlacementSection = PlacementSection()
     deadlines: DeadlinesSection = DeadlinesSection()
-    report: FilePath = Field("runs", description="Folder in which each run gets its report folder.")
+    report: FilePath = Field("runs", description="The folder in which each run gets its report folder.")
 
     @property
     def composes_on_arrival(self) -> bool:
-        """Whether the trainer takes what is there, rather than what was decided at admission."""
+        """Whether the trainer takes the groups that have come, rather than those fixed at admission."""
         if self.trainer.compose == "auto":
             return self.algorithm.mode != "sync"
         return self.trainer.compose == "arrival"
 
     def evaluates(self, version: int) -> bool:
-        """Whether a version is measured on held-out problems."""
+        """Whether a version is evaluated on held-out problems."""
         if not self.evaluation.problems:
             return False
         every = self.evaluation.every

@@ -1,4 +1,4 @@
-"""What the sections of a run file have in common."""
+"""The base of all sections of a run file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """To Python true is 1: `groups: true` would be a run of one group."""
+        """Refuse true and false as numbers. Python takes true for 1: `groups: true` would mean one group."""
         given = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(one, bool) for one in given) and info.field_name:
             kinds = set(_kinds(cls.model_fields[info.field_name].annotation))
@@ -33,7 +33,7 @@ class Section(BaseModel):
 
 
 def _kinds(annotation: Any) -> Iterator[type]:
-    """All plain types in an annotation, those of a Literal's values too."""
+    """Yield all plain types in an annotation, and the types of a Literal's values."""
     if get_origin(annotation) is Literal:
         yield from (type(one) for one in get_args(annotation))
     elif isinstance(annotation, type) and not get_args(annotation):
@@ -43,7 +43,7 @@ def _kinds(annotation: Any) -> Iterator[type]:
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field is, if it is one or may be one."""
+    """Return the class of the section that a field is or may be; None if it can't be one."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -51,5 +51,5 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_named(field: FieldInfo) -> bool:
-    """Whether there may be several such sections, each by its name."""
+    """Whether a field holds several sections, each by its name."""
     return get_origin(field.annotation) is dict

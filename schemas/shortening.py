@@ -1,4 +1,4 @@
-"""Short and printable: what comes from outside must not fill or garble a message about it."""
+"""Makes values from outside short and printable, so that they can't fill or garble a message."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _short.maxlevel, _short.maxdict, _short.maxlist, _short.maxtuple, _short.maxset 
 
 
 def shown(value: object) -> str:
-    """A value as Python writes it; long ones with … in the middle."""
+    """Write a value as Python does, a long one with … in the middle."""
     return printable(_short.repr(value).replace("...", "…"), 400)
 
 
 def printable(text: str, most: int = _LONGEST_LINE) -> str:
-    """Text without characters that a terminal obeys or can't show; long text is cut."""
+    """Cut a text to `most` characters, and escape those that a terminal obeys or can't show."""
     cut = text if len(text) <= most else f"{text[: most - 1]}…"
     return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in cut)
 
@@ -28,7 +28,7 @@ def _escaped(char: str) -> str:
 
 
 def bounded(message: str) -> str:
-    """A message of several lines, each short, and all of at most 4 KB: what is left out is counted."""
+    """Shorten the lines of a message, and the whole to 4 KB. Says how many lines are left out."""
     lines = [printable(line) for line in message[: 64 * _LONGEST].splitlines()]
     kept: list[str] = []
     size = 0

@@ -1,4 +1,4 @@
-"""The steps of a run's ledger: how many there are, and which records can be one of them."""
+"""Checks the steps of a run's ledger: their number, and whether a record can be one of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from schemas.runspec import RunSpec
 
 
 def steps_in(spec: RunSpec) -> int:
-    """How many optimizer steps a run has."""
+    """Return how many optimizer steps a run has."""
     return spec.algorithm.iterations * spec.algorithm.optimizer_steps
 
 
 def wrong_step(step: StepRecord, spec: RunSpec) -> str:
-    """Why a step can't be one of a run; empty if it can."""
+    """Return why a step can't be one of a run; empty if it can."""
     iteration, mini = divmod(step.step, spec.algorithm.optimizer_steps)
     last = mini + 1 == spec.algorithm.optimizer_steps
     if (step.iteration, step.last_of_iteration) != (iteration, last):

@@ -1,13 +1,13 @@
-"""The topics of a run, and how each is kept."""
+"""The topics of a run: names, partitions, and how long records are kept."""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
 
-FOR_EVER = -1  # of hours that records are kept
-SHORT_HOURS = 1  # for what nobody reads twice
-ASSIGNMENT_PARTITIONS = 8  # an instance reads one of them: with many instances not all that all others get
+FOR_EVER = -1  # as `retention_hours`: records are never removed
+SHORT_HOURS = 1  # for records that nobody reads twice
+ASSIGNMENT_PARTITIONS = 8  # a generator reads only one of them, and so not everything that others get
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Topic:
 
 
 def assignment_partition(instance: str) -> int:
-    """The partition of `<run>.assignments` that an instance reads."""
+    """Return the partition of `<run>.assignments` that a generator reads."""
     return zlib.crc32(instance.encode()) % ASSIGNMENT_PARTITIONS
 
 
 class Topics:
-    """Names of a run's topics: `<run>.prompts` and so on."""
+    """The topics of a run: `<run>.prompts` and so on. `classes`: number of length classes."""
 
     def __init__(self, run: str, classes: int) -> None:
         self.prompts = Topic(f"{run}.prompts", classes)
@@ -44,7 +44,7 @@ class Topics:
         self.pulse = Topic(f"{run}.pulse", 1, retention_hours=SHORT_HOURS)
 
     def all(self) -> list[Topic]:
-        """Every topic, in the order in which they are created."""
+        """Return every topic, in the order in which they are created."""
         return [
             self.prompts, self.assignments, self.parts, self.instances, self.samples, self.ledger,
             self.weights, self.ranker, self.evals, self.dead, self.status, self.owner, self.pulse,

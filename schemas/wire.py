@@ -8,7 +8,7 @@
     16  header  msgpack: {"kind", "version", "fields", "arrays": [[name, dtype, shape, offset], ...]}
     ..  arrays  raw little-endian values, each aligned to 8 bytes from the start of the record
 
-Reading never copies an array: what comes back are read-only numpy views into the record. Nothing is built
+Reading never copies an array: decoded arrays are read-only numpy views into the record. Nothing is built
 before its type and size are known: fields are decoded straight into the types of the message, arrays and text
 are bounded by the record, and numbers by their own fields (`schemas.messages`).
 """
@@ -35,11 +35,11 @@ _DTYPES = {
 
 
 class Unreadable(ValueError):
-    """A record that can't be read; the message is the reason that goes to the dead-letter topic."""
+    """A record can't be read. The error's message is the reason that goes to the dead-letter topic."""
 
 
 class Contradictory(Unreadable):
-    """A record that is a message of its kind, whose fields contradict each other."""
+    """A record holds a message of the right kind, but its fields contradict each other."""
 
 
 class RawArray:
@@ -68,7 +68,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     def wrong(self) -> str:
-        """Why the fields of a message contradict each other; empty if they do not. `decode` asks."""
+        """Return why the fields contradict each other; empty if they do not. `decode` calls this."""
         return ""
 
     def __eq__(self, other: object) -> bool:
@@ -102,7 +102,7 @@ def _array_fields(kind: type[Message]) -> dict[str, str]:
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message."""
+    """Return the bytes of a message."""
     arrays = _array_fields(type(message))
     table: list[list[Any]] = []
     parts: list[bytes] = []
@@ -137,7 +137,7 @@ _header_decoder = msgspec.msgpack.Decoder(_Header)
 
 @cache
 def _field_decoder(kind: type[Message]) -> msgspec.msgpack.Decoder[Any]:
-    """Decodes the fields of a message that are no arrays, each to its own type."""
+    """Return a decoder for a message's fields that are no arrays, each to its own type."""
     arrays, hints = _array_fields(kind), get_type_hints(kind, include_extras=True)
     fields: list[Any] = [
         (field.name, hints[field.name], *(() if field.required else (msgspec.field(default=field.default),)))
@@ -148,7 +148,7 @@ def _field_decoder(kind: type[Message]) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
-    """The message in a record. Raises Unreadable, and nothing else, with a reason a person can act on."""
+    """Return the message in a record. Raises only Unreadable, with a reason that a person can act on."""
     header, start = _open(raw)
     if header.kind != expected.KIND:
         raise Unreadable(f"this is a {header.kind[:64]!r} record where a {expected.KIND!r} is expected")
@@ -169,7 +169,7 @@ def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
 
 
 def _arrays(raw: bytes | memoryview, header: _Header, start: int, expected: type[Message]) -> dict[str, Any]:
-    """The arrays of a record, as views into it."""
+    """Return the arrays of a record, as views into it."""
     wanted, found, size = _array_fields(expected), dict[str, Any](), len(raw)
     raw = memoryview(raw).toreadonly()
     for name, dtype, count, offset in header.arrays:
@@ -188,7 +188,7 @@ def _arrays(raw: bytes | memoryview, header: _Header, start: int, expected: type
 
 
 def _open(raw: bytes | memoryview) -> tuple[_Header, int]:
-    """Check the envelope; the header and where the arrays start."""
+    """Check the envelope. Returns the header, and where the arrays start."""
     if sys.byteorder != "little":  # pragma: no cover - no such machine runs vLLM
         raise Unreadable("big-endian machines are not supported")
     if len(raw) < _ENVELOPE.size:

@@ -1,4 +1,4 @@
-"""YAML from people, bounded before anything is built: only text, numbers, true, false, null, lists, mappings.
+"""Reads YAML from people, within bounds: only text, numbers, true, false, null, lists and mappings.
 
 text ──► events of PyYAML's parser, one at a time ──► values, and the line of each
              │ depth, nodes (an alias counts as all that it stands for), lengths of text and of numbers
@@ -37,7 +37,7 @@ _SCALARS = {_TEXT, _MERGE, f"{_YAML}bool", f"{_YAML}null", f"{_YAML}value", *_NU
 
 
 class BadYaml(ValueError):
-    """Text that can't be used: where (0: nowhere in particular), the name of the value, and why."""
+    """A text can't be used. The message has the value's name and the reason; `line` is 0 if not known."""
 
     def __init__(self, reason: str, *, line: int = 0, name: str = "") -> None:
         super().__init__(f"{name}: {reason}" if name else reason)
@@ -46,7 +46,7 @@ class BadYaml(ValueError):
 
 @dataclass(slots=True)
 class Document:
-    """What a YAML text says, the lines of its parts by their places, and the keys that come twice."""
+    """The data in a YAML text, the lines of its parts by place, and the keys that come twice, with lines."""
 
     data: Any = None
     lines: dict[Location, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class _Anchored:
 
 
 def read_yaml(text: str) -> Document:
-    """The one document in a text; data is None if it is empty. Raises BadYaml, and nothing else."""
+    """Return the one document in a text; data is None if it is empty. Raises BadYaml, and nothing else."""
     if len(text) > LARGEST_FILE:
         raise BadYaml(f"{len(text):,} characters are too many: at most {LARGEST_FILE:,} are read")
     try:
@@ -96,7 +96,7 @@ class _Reading:
         return self._found
 
     def _value(self, event: Any, at: Location) -> tuple[Any, int]:
-        """What begins with an event, and how many levels it has."""
+        """Return the value that begins with an event, and how many levels of lists and mappings it has."""
         self._count(1, event, at)
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, at)
@@ -129,7 +129,7 @@ class _Reading:
         self._count(meant.nodes - 1, event, at)
         if len(at) + meant.levels > DEEPEST:
             raise _bad(f"more than {DEEPEST} levels of lists and mappings, by aliases", event, at)
-        return copy.deepcopy(meant.value), meant.levels  # a change of the one must not be one of the other
+        return copy.deepcopy(meant.value), meant.levels  # a change of one must not change the other
 
     def _list(self, start: Any, at: Location) -> tuple[list[Any], int]:
         self._allow_tag(start, f"{_YAML}seq", at)
@@ -161,7 +161,7 @@ class _Reading:
         return {**merged, **own}, levels + 1
 
     def _key(self, event: Any, at: Location) -> tuple[str, bool]:
-        """A key, and whether it is the one (<<) that merges others in."""
+        """Return a key, and whether it is `<<`, which merges other mappings in."""
         if not isinstance(event, yaml.ScalarEvent):
             raise _bad("a key is a name, not a list, a mapping or an alias", event, at)
         self._count(1, event, at)
@@ -215,12 +215,12 @@ class _Reading:
 
 
 def name_of(at: Location) -> str:
-    """A place as people write it."""
+    """Write a place as people do, such as task.python."""
     return ".".join(str(part) for part in at)
 
 
 def _to_merge(value: Any, event: Any, at: Location) -> dict[str, Any]:
-    """Of several mappings the first one that has a key decides."""
+    """Merge one or several mappings. The first one that has a key decides."""
     several = value if isinstance(value, list) else [value]
     if not all(isinstance(one, dict) for one in several):
         raise _bad("<< merges mappings, and this is none", event, at)
@@ -241,5 +241,5 @@ def _bad(reason: str, event: Any, at: Location) -> BadYaml:
 
 
 def shown_name(at: Location) -> str:
-    """A place for a message: short, whatever the keys are."""
+    """Write a place for a message: short, whatever the keys are."""
     return ".".join(printable(str(part), 60) for part in at[:8])

@@ -1,1 +1,1 @@
-"""Samples as rows, and rows as micro-batches."""
+"""Turn samples into rows, and rows into micro-batches."""

@@ -1,4 +1,4 @@
-"""Samples by where they stand in the log: those that are near each other are read in one go."""
+"""Fetch samples by their places in the log; places that are near each other are read in one go."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from schemas.wire import Unreadable, decode
 
 
 class Gone(BusError):
-    """Samples that are not kept any more, or not readable: what was made of them can't be made again."""
+    """Raised when needed samples are no longer kept in the log, or no longer readable."""
 
 
 LogPlace = tuple[int, int]  # partition and offset
-_NEAR = 200  # records that are read in vain cost less than another request
+_NEAR = 200  # reading so many unwanted records costs less than another request
 
 
 def fetch(
     bus: Bus, topic: Topic, places: Sequence[LogPlace], *, what: str, deadline_s: float
 ) -> list[TrainingRow]:
-    """The samples at these places, in this order."""
+    """Fetch the samples at these places, in this order. Raises Gone if one is no longer there.
+
+    `what` names the samples in messages; `deadline_s` is how long to wait without progress.
+    """
     left = {partition: _runs(offsets) for partition, offsets in _by_partition(places).items()}
     wanted, found = set(places), dict[LogPlace, Record]()
     reader = bus.reader(topic)
@@ -58,7 +61,7 @@ def fetch(
 
 
 def _sample(topic: Topic, record: Record | None, place: LogPlace, what: str) -> Sample:
-    """A sample that was fit once: if it can't be read any more, it is another record."""
+    """Decode a sample that was fit once; raise Gone if its place now holds something else or nothing."""
     try:
         return decode(record.value if record is not None else b"", Sample)
     except Unreadable as error:
@@ -75,7 +78,7 @@ def _by_partition(places: Iterable[LogPlace]) -> dict[int, list[int]]:
 
 
 def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of what is read in one go; the last run first."""
+    """Cut sorted offsets into runs (first, last) that are read in one go; the last run comes first."""
     runs: list[tuple[int, int]] = []
     for offset in offsets:
         if runs and offset - runs[-1][1] <= _NEAR:

@@ -1,6 +1,6 @@
-"""From rows to micro-batches: advantages, then cuts of samples sorted by length.
+"""Turn rows into micro-batches: compute advantages, sort the samples by length, cut.
 
-Everything here is a function of the rows alone, whatever their order: never of who finished first.
+The result depends on the rows alone, not on their order or on which sample finished first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from consumers.batches.training_rows import TrainingRow
 from schemas.losses import SAMPLES, LossSection
 from schemas.messages import Sample
 
-_START_COST = 180  # starting another micro-batch costs about as much as so many tokens
+_START_COST = 180  # starting another micro-batch takes about as long as so many tokens
 
 
 class LossOfRows(Protocol):
-    """The part of a loss that is known before anything is computed: see `consumers.losses.loss`."""
+    """The half of a loss that works on rows, before any gradient is computed: see `consumers.losses.loss`."""
 
     settings: LossSection
     critic: bool
@@ -32,23 +32,23 @@ class LossOfRows(Protocol):
         """Whether samples without an advantage have a gradient too."""
 
     def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
-        """Of each row one for all its tokens, or one a token. None of a group may be missing."""
+        """Return for each row one advantage for all its tokens, or one per token. Groups must be whole."""
 
     def returns(self, row: TrainingRow, advantage: np.ndarray) -> np.ndarray:
-        """The values that the critic should have given each token."""
+        """Return the value that the critic should have predicted for each token."""
 
     def weight(self, length: int) -> float:
-        """Of each token of a sample of some length."""
+        """Return the weight of each token of an answer that has `length` tokens."""
 
     def left_out(self, samples: Sequence[Sample]) -> set[int]:
-        """Groups that neither have a gradient nor count in the average."""
+        """Return the groups that neither have a gradient nor count in the average."""
 
 
 def cut(lengths: Sequence[int], budget: int, parts: int) -> list[int]:
-    """Sizes of the micro-batches that sorted rows are cut into.
+    """Return the sizes of the micro-batches that rows, sorted by length, are cut into.
 
-    As few as hold `budget` tokens each, or some more, so that `parts` ranks have equally many; then the
-    largest as small as can be.
+    Their number is the smallest that keeps each within `budget` tokens, rounded up to a multiple of `parts`
+    so that all ranks get equally many. Of such cuts, the one whose largest micro-batch is smallest is taken.
     """
     if not lengths:
         return []
@@ -61,7 +61,7 @@ def cut(lengths: Sequence[int], budget: int, parts: int) -> list[int]:
 
 
 def _filled(lengths: Sequence[int], most: int) -> list[int]:
-    """Sizes of micro-batches that are filled one after the other."""
+    """Fill micro-batches one after the other with up to `most` tokens each; return their sizes."""
     sizes = [0]
     held = 0
     for length in lengths:
@@ -74,7 +74,7 @@ def _filled(lengths: Sequence[int], most: int) -> list[int]:
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Which rank does what: the costliest first, each to the rank that has least."""
+    """Deal work out, the costliest first, each to the rank that has least. Return indexes by rank."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
     for number in sorted(range(len(costs)), key=lambda n: (-costs[n], n)):
@@ -86,29 +86,29 @@ def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples end to end, answers right behind their prompts. Of drawn tokens: one entry each."""
+    """Samples end to end, each answer right behind its prompt. Tensors have one entry per drawn token."""
 
     rows: Sequence[TrainingRow]
     packing: Packing
-    tokens: torch.Tensor  # [tokens, and what fills up]
-    answer: torch.Tensor  # where drawn tokens stand in `tokens`
-    owner: torch.Tensor  # which row each is of
-    behaviour: torch.Tensor  # logprobs under the weights that drew them
+    tokens: torch.Tensor  # [tokens, then filling]; not per drawn token
+    answer: torch.Tensor  # positions of the drawn tokens in `tokens`
+    owner: torch.Tensor  # index of each token's row
+    behaviour: torch.Tensor  # logprobs under the weights that drew the tokens
     advantage: torch.Tensor
     weight: torch.Tensor
-    fresh: torch.Tensor  # bool: of samples that weights at hand alone have made, see `version_trained`
-    reference: torch.Tensor | None  # and what else the loss needs, see Scores
+    fresh: torch.Tensor  # bool: the whole sample was drawn by the version of `version_trained`
+    reference: torch.Tensor | None  # this and the next three: None if not known, see Scores
     before: torch.Tensor | None
     values: torch.Tensor | None
     returns: torch.Tensor | None
 
     @property
     def cost(self) -> float:
-        """How long it takes, in tokens."""
+        """Estimated time that it takes, as a number of tokens."""
         return self.packing.tokens + _START_COST
 
     def to(self, device: torch.device) -> MicroBatch:
-        """On a device."""
+        """Return the micro-batch with its tensors on a device."""
         moved = {
             field.name: value.to(device)
             for field in fields(self)
@@ -120,7 +120,7 @@ class MicroBatch:
 def micro_batch(
     rows: Sequence[TrainingRow], advantages: Sequence[np.ndarray] | None, loss: LossOfRows, version: int
 ) -> MicroBatch:
-    """Rows as tensors; without advantages, to be scored."""
+    """Turn rows into tensors. Without advantages the micro-batch can only be scored."""
     samples = [row.sample for row in rows]
     packing = pack_sequences([row.size for row in rows])
     tokens = np.zeros(packing.positions.shape[0], dtype=np.int64)
@@ -157,7 +157,7 @@ def _reference(row: TrainingRow, loss: LossOfRows) -> np.ndarray | None:
 
 
 def filler() -> MicroBatch:
-    """One token that counts nothing: for a rank without work."""
+    """Return a micro-batch of one drawn token with weight 0, for a rank without work."""
     packing, nothing, first = pack_sequences([2]), torch.zeros(1), torch.zeros(1, dtype=torch.long)
     return MicroBatch(
         rows=(), packing=packing, tokens=torch.zeros_like(packing.positions), answer=first + 1, owner=first,
@@ -167,7 +167,7 @@ def filler() -> MicroBatch:
 
 
 def with_fillers(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
-    """At least so many micro-batches."""
+    """Append fillers until there are at least `count` micro-batches."""
     return [*batches, *(filler() for _ in range(count - len(batches)))]
 
 
@@ -182,14 +182,14 @@ def _if_known(parts: Sequence[np.ndarray | None]) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class MicroBatchPlan:
-    """The micro-batches of some rows, and the rows that are trained by none of them."""
+    """The micro-batches of some rows, and the rows that are in none of them."""
 
     batches: list[MicroBatch]
-    idle: list[TrainingRow]  # no advantage, no gradient: they count in the average and cost nothing
+    idle: list[TrainingRow]  # no gradient, so they are not computed; the loss's total may still count them
 
 
 def _trained(rows: Sequence[TrainingRow], advantages: Sequence[np.ndarray], loss: LossOfRows) -> list[bool]:
-    """Which rows have a gradient."""
+    """Return for each row whether it has a gradient."""
     left_out = loss.left_out([row.sample for row in rows])
     return [
         not row.sample.reward_error
@@ -202,7 +202,11 @@ def _trained(rows: Sequence[TrainingRow], advantages: Sequence[np.ndarray], loss
 def plan(
     rows: Sequence[TrainingRow], loss: LossOfRows, budget: int, version: int, *, parts: int = 1
 ) -> MicroBatchPlan:
-    """Advantages, then micro-batches of like length: work for `parts` ranks, if there are so many samples."""
+    """Compute advantages, and cut the rows that have a gradient into micro-batches of similar length.
+
+    `budget`: maximum tokens in a micro-batch. `version`: see `version_trained`. `parts`: the number of
+    micro-batches is a multiple of it, if there are enough samples.
+    """
     worth = loss.advantages(rows)
     trained = _trained(rows, worth, loss)
     chosen = [number for number in range(len(rows)) if trained[number]]
@@ -219,7 +223,10 @@ def plan(
 def planned_as(
     rows: Sequence[TrainingRow], sizes: Sequence[int], loss: LossOfRows, version: int
 ) -> list[list[MicroBatch]]:
-    """The micro-batches that rows were trained in, by the ledger's order and sizes; plan by plan."""
+    """Rebuild the micro-batches that a recorded step was trained in; return them plan by plan.
+
+    `rows` are in the ledger's order; `sizes` are those of the micro-batches in the step's record.
+    """
     worth = loss.advantages(rows)
     trained = _trained(rows, worth, loss)
     ends = list(itertools.accumulate(sizes))
@@ -228,5 +235,5 @@ def planned_as(
         if size and trained[end - 1]:
             plans[-1].append(micro_batch(rows[end - size : end], worth[end - size : end], loss, version))
         else:
-            plans.append([])  # the idle rows are a plan's last ones
+            plans.append([])  # the idle rows end a plan
     return [batches for batches in plans if batches]

@@ -1,10 +1,10 @@
-"""Sequences end to end: what is computed token by token has no padding, and attention little.
+"""Pack sequences end to end: per-token computation then has no padding, and attention has little.
 
-tokens     a a a b b b c c c c c d d d d d d · ·      · on some CPUs: up to a number of rows that has a kernel
+tokens     a a a b b b c c c c c d d d d d d · ·      · filling, on some CPUs: up to a row count with a kernel
 positions  0 1 2 0 1 2 0 1 2 3 4 0 1 2 3 4 5 0 0
 
-grids      a a a      c c c c c ·      attention computes sequences of like length together,
-           b b b      d d d d d d      causally: no real token sees what stands behind it
+grids      a a a      c c c c c ·      attention computes sequences of similar length together,
+           b b b      d d d d d d      causally: no real token sees the padding behind it
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch.nn.functional import scaled_dot_product_attention
 from infra.cpu_linear import padded_rows, pays
 from infra.errors import Explained
 
-GRID_COST = 8.0  # another grid costs attention about as much as so many places
-NAME = "streamrl_packed"  # of this attention, among those of transformers
+GRID_COST = 8.0  # another grid costs attention about as much as so many padding tokens
+NAME = "streamrl_packed"  # under which this attention is registered in transformers
 
 
 class UnsupportedAttention(Explained):
-    """The model's attention does something that is not computed here."""
+    """The model's attention has a feature that is not implemented here."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Sequences next to each other, as attention computes them. Places only if their lengths differ."""
+    """Sequences that attention computes together, padded to one length. Indexes only if lengths differ."""
 
     sequences: int
     longest: int
     tokens: int
-    from_grid: torch.Tensor | None = None  # [tokens] the place of each
+    from_grid: torch.Tensor | None = None  # [tokens] the place of each token in the grid
     to_grid: torch.Tensor | None = (
-        None  # [sequences * longest] the token at each place; any where there is none
+        None  # [sequences * longest] the token at each place of the grid; any token where there is padding
     )
 
     def to(self, device: torch.device) -> Grid:
-        """On a device."""
+        """Return the grid with its tensors on a device."""
         if self.from_grid is None or self.to_grid is None:
             return self
         return replace(self, from_grid=self.from_grid.to(device), to_grid=self.to_grid.to(device))
@@ -50,10 +50,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each token stands."""
+    """The layout of sequences that are packed end to end."""
 
-    tokens: int  # without those that fill up
-    positions: torch.Tensor  # [tokens and filling] of each in its sequence
+    tokens: int  # without filling
+    positions: torch.Tensor  # [tokens and filling] position of each token in its sequence
     grids: Sequence[Grid]
 
     @property
@@ -62,16 +62,16 @@ class Packing:
 
     @property
     def places(self) -> int:
-        """Tokens that attention computes, with padding."""
+        """Tokens that attention computes, padding included."""
         return sum(grid.sequences * grid.longest for grid in self.grids)
 
     def to(self, device: torch.device) -> Packing:
-        """On a device."""
+        """Return the packing with its tensors on a device."""
         return Packing(self.tokens, self.positions.to(device), [grid.to(device) for grid in self.grids])
 
 
 def pack_sequences(sizes: Sequence[int]) -> Packing:
-    """Places of sequences of these lengths; those of like length should be neighbours."""
+    """Lay out sequences of these sizes in this order; sequences of similar size should be neighbours."""
     tokens = sum(sizes)
     positions = torch.zeros(padded_rows(tokens) if pays() else tokens, dtype=torch.long)
     positions[:tokens] = torch.cat([torch.arange(size) for size in sizes])
@@ -82,7 +82,7 @@ def pack_sequences(sizes: Sequence[int]) -> Packing:
 
 
 def grids_of(sizes: Sequence[int]) -> list[int]:
-    """How many sequences each grid has, so that grids and padding cost least."""
+    """Return how many sequences each grid has, so that grids and padding together cost least."""
     runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
     best, start = [0.0], [0]
     for end in range(1, len(runs) + 1):
@@ -115,7 +115,7 @@ def _grid(sizes: Sequence[int]) -> Grid:
 
 
 class _ToGrid(torch.autograd.Function):
-    """[heads, tokens, …] to [heads, grid, …]. Empty places get some token, and have no gradient."""
+    """Map [heads, tokens, …] to [heads, grid, …]. Padding gets the values of some token, and no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -128,7 +128,7 @@ class _ToGrid(torch.autograd.Function):
 
 
 class _FromGrid(torch.autograd.Function):
-    """[grid, …] to [tokens, …]."""
+    """Map [grid, …] to [tokens, …]."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -147,7 +147,7 @@ def _attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: object, *, packing: Packing, scaling: float | None = None, **options: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention as transformers calls it, on [1, heads, tokens, size of a head]."""
+    """Compute attention as transformers calls it, on [1, heads, tokens, size of a head]."""
     for option in ("softcap", "s_aux"):
         if options.get(option) is not None:
             raise UnsupportedAttention(
@@ -164,7 +164,7 @@ def _attention(
 
 
 def _in_grid(grid: Grid, *qkv: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:
-    """Attention of a grid's tokens, [heads, tokens, size of a head], to [tokens, heads, size of a head]."""
+    """Compute a grid's attention, from [heads, tokens, size of a head] to [tokens, heads, size of a head]."""
     if grid.to_grid is not None:
         qkv = tuple(_ToGrid.apply(x, grid) for x in qkv)
     query, key, value = (x.unflatten(1, (grid.sequences, grid.longest)).transpose(0, 1) for x in qkv)
@@ -180,7 +180,7 @@ def _in_grid(grid: Grid, *qkv: torch.Tensor, scaling: float | None, window: int 
 
 
 def use_packed_attention(model: Any) -> None:
-    """Let a transformers model compute attention this way; it then takes `packing` with its tokens."""
+    """Make a transformers model compute attention this way; it then takes `packing` with its tokens."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

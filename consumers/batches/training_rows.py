@@ -1,4 +1,4 @@
-"""A sample on its way through the trainer: where it stands in the log, and what models say of its tokens."""
+"""Rows: samples with their places in the log, and their scores."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from schemas.messages import Sample
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What models that a step does not change say of each token; what the loss does not need is None."""
+    """Scores of a sample: one entry per drawn token. None: the loss does not need it."""
 
     reference: np.ndarray | None = None  # logprobs under the reference policy
-    before: np.ndarray | None = None  # under the weights that the step or iteration begins with
-    values: np.ndarray | None = None  # what the critic expects from here on
+    before: np.ndarray | None = None  # logprobs under the weights that the step or iteration begins with
+    values: np.ndarray | None = None  # the return that the critic expects from here on
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """A sample and where it stands in the log."""
+    """A sample, its place in the log, and its scores."""
 
     sample: Sample
     partition: int
@@ -32,17 +32,17 @@ class TrainingRow:
 
     @property
     def size(self) -> int:
-        """Tokens of prompt and answer."""
+        """Number of tokens of prompt and answer."""
         return int(self.sample.prompt_tokens.size + self.sample.tokens.size)
 
 
 def says_nothing(samples: Iterable[Sample]) -> bool:
-    """Whether a group's rewards are all alike."""
+    """Return whether a group's rewards are all alike."""
     return tells_nothing(math.nan if sample.reward_error else sample.reward for sample in samples)
 
 
 def groups_of(rows: Sequence[TrainingRow]) -> list[list[int]]:
-    """The rows of each group, by index: a sum's bits depend on the order."""
+    """Return the indexes of each group's rows in a fixed order, since the bits of a sum depend on order."""
     groups: dict[int, list[int]] = {}
     for number in sorted(range(len(rows)), key=lambda n: (rows[n].sample.group, rows[n].sample.index)):
         groups.setdefault(rows[number].sample.group, []).append(number)

@@ -1,4 +1,4 @@
-"""What the ranks of a trainer do together, over torch.distributed; a process that is alone does nothing."""
+"""Operations of a trainer's ranks over torch.distributed; in a process that is alone they do nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infra.errors import Explained
 
 _HOST = "127.0.0.1"
 
-# What a tensor is, for those who do not have it: name, dtype, shape.
+# Name, dtype and shape of a tensor, for ranks that do not have it.
 Outline = tuple[str, str, list[int]]
 
 
@@ -25,9 +25,9 @@ class RanksError(Explained):
 
 
 def meeting_place(ranks: int) -> dist.TCPStore:
-    """Of rank 0: where the others find it, on a port of this machine alone that was free.
+    """Open the store where the other ranks find rank 0, on a free port of this machine only.
 
-    Left to itself the store listens on all interfaces, whatever host it is given: it gets a socket.
+    The store gets a socket that is open already: by itself it listens on all interfaces, whatever its host.
     """
     listening = socket.create_server((_HOST, 0))
     port = listening.getsockname()[1]
@@ -37,9 +37,12 @@ def meeting_place(ranks: int) -> dist.TCPStore:
 
 
 def join_ranks(number: int, ranks: int, place: dist.TCPStore | int, deadline_s: float) -> None:
-    """Become one of the ranks; returns when all have. `place`: of rank 0, or its port."""
+    """Join the process group as rank `number`; return when all ranks have joined.
+
+    `place`: the store of rank 0, or its port on other ranks. Raises RanksError if there are too few GPUs.
+    """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    os.environ["LOCAL_RANK"] = str(number)  # DeepSpeed asks
+    os.environ["LOCAL_RANK"] = str(number)  # DeepSpeed reads it
     backend = "gloo"
     if choices.cuda():
         if ranks > torch.cuda.device_count():
@@ -56,56 +59,56 @@ def join_ranks(number: int, ranks: int, place: dist.TCPStore | int, deadline_s: 
 
 
 def leave() -> None:
-    """Be alone again."""
+    """Leave the process group, if this process is in one."""
     if joined():
         dist.destroy_process_group()
 
 
 def joined() -> bool:
-    """Whether this process is one of several, or alone in the way of several."""
+    """Return whether this process is in a process group, be it of one rank only."""
     return bool(dist.is_initialized())
 
 
 def rank_number() -> int:
-    """This process's number."""
+    """Return the number of this rank; 0 for a process that is alone."""
     return int(dist.get_rank()) if joined() else 0
 
 
 def ranks() -> int:
-    """How many there are."""
+    """Return the number of ranks; 1 for a process that is alone."""
     return int(dist.get_world_size()) if joined() else 1
 
 
 def device() -> torch.device:
-    """What this rank computes on."""
+    """Return the device that this rank computes on."""
     if choices.cuda():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def add_up(tensor: torch.Tensor) -> None:
-    """Each rank's tensor becomes the sum over all ranks."""
+    """Replace each rank's tensor by the sum over all ranks."""
     if ranks() > 1:
         dist.all_reduce(tensor)
 
 
 @runtime_checkable
 class Told(Protocol):
-    """Tensors of which is known what they are before they are read."""
+    """Tensors whose names, dtypes and shapes are known before they are read."""
 
     @property
     def outlines(self) -> list[Outline]:
-        """Of all."""
+        """Name, dtype and shape of each tensor."""
 
 
 class Withheld(Exception):
-    """Rank 0 could not read a tensor that the others were to get from it."""
+    """Raised on the other ranks when rank 0 could not read a tensor that it was to send."""
 
 
 class Shared(Mapping[str, torch.Tensor]):
-    """Tensors that rank 0 has. Each goes to the others when it is asked for, so that none holds them all.
+    """Tensors of rank 0. Each is sent to the others when it is asked for, so that no rank holds them all.
 
-    All ranks ask for the same tensors in the same order. If rank 0 can't read one, all get an error.
+    All ranks must ask for the same tensors in the same order. If rank 0 can't read one, all get an error.
     """
 
     def __init__(self, outlines: list[Outline], held: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -114,7 +117,7 @@ class Shared(Mapping[str, torch.Tensor]):
 
     @staticmethod
     def outlines_of(tensors: Mapping[str, torch.Tensor]) -> list[Outline]:
-        """What rank 0 tells the others of its tensors."""
+        """Return name, dtype and shape of each tensor, which rank 0 sends to the others beforehand."""
         if isinstance(tensors, Told):
             return tensors.outlines
         return [

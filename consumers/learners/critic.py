@@ -1,4 +1,4 @@
-"""The critic of PPO: a model like the policy, with one number instead of logits."""
+"""The critic of PPO: a model like the policy, with one number per token instead of logits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from schemas.runspec import RunSpec
 
 
 class Critic:
-    """Begins as the policy's own layers, and with no opinion: all values are 0.
+    """A value model. Its layers begin as the policy's, its head with zeros, so that all values are 0.
 
-    With LoRA it has an adapter like the policy's.
+    With LoRA an adapter like the policy's is trained, and the head.
     """
 
     def __init__(self, folder: str, spec: RunSpec, device: torch.device, run: forward.Forward) -> None:
@@ -32,13 +32,13 @@ class Critic:
         self.trained = Optimized(named, spec, float(spec.loss.value_learning_rate or 0.0))
 
     def values(self, batch: MicroBatch) -> torch.Tensor:
-        """What is expected before each drawn token."""
+        """Return for each drawn token the return that the critic expects before it."""
         states = self._forward.states(self._model, batch)
         found: torch.Tensor = self._head(states.float()).squeeze(-1)
         return found
 
     def accumulate(self, batch: MicroBatch) -> tuple[float, float]:
-        """Add a micro-batch's gradient; the squared error, and the squared returns, over its tokens."""
+        """Add a micro-batch's gradient; return its sums of squared errors and of squared returns."""
         assert batch.values is not None and batch.returns is not None
         values = self.values(batch)
         loss = (batch.weight * value_loss(values, batch.values, batch.returns, self._clip)).sum()

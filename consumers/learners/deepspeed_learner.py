@@ -1,8 +1,8 @@
-"""The learner on DeepSpeed: ZeRO 0 to 3 over any number of ranks, weights in fp32 as TorchLearner has them.
+"""The learner on DeepSpeed: ZeRO 0 to 3 over any number of ranks, weights in fp32 as in TorchLearner.
 
-What a step's gradient is divided by is known only when all samples are there, so gradients are added as they
-are. ZeRO divides them by its loss scale right before it clips them and steps: at the step, and only then, the
-total is that scale.
+The divisor of a step's gradient is known only when all samples are there, so gradients are added up
+undivided. ZeRO divides them by its loss scale right before it clips them and steps. So the loss scale is
+set to the divisor during the step, and is 1 otherwise.
 
 A checkpoint holds whole tensors by the names of parameters, so it fits any stage, any number of ranks, and
 TorchLearner.
@@ -35,7 +35,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Policy(torch.nn.Module):
-    """From a micro-batch to logprobs: DeepSpeed has to see where a forward pass begins and ends."""
+    """Computes logprobs of a micro-batch: DeepSpeed has to see where a forward pass begins and ends."""
 
     def __init__(self, model: Any, run: Forward) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class _Policy(torch.nn.Module):
 
 
 class DeepSpeedLearner(LocalLearner):
-    """One rank of it. Forward passes of bf16 runs are bf16 by autocast; gradients and masters are fp32."""
+    """One rank's learner. bf16 runs compute forward in bf16 by autocast; gradients and weights are fp32."""
 
     def __init__(self, model: str, spec: RunSpec) -> None:
         super().__init__(model, spec)
         self._stage = spec.trainer.zero_stage
-        self.lockstep = self._stage >= 2  # each backward pass hands its gradients to their owners
+        self.lockstep = self._stage >= 2  # each backward pass sends gradients to the ranks that own them
         self._adam = torch.optim.AdamW(
             self._named.values(), lr=spec.algorithm.learning_rate, betas=spec.algorithm.betas,
             weight_decay=spec.algorithm.weight_decay, fused=True,
@@ -67,14 +67,14 @@ class DeepSpeedLearner(LocalLearner):
             self._adam.register_step_pre_hook(self._before_plain_step)
         self._total, self._norm = 1.0, 0.0
         self._steps = 0
-        self._computed = False  # a micro-batch of the step that is to come
+        self._computed = False  # whether this rank has a gradient for the next step
 
     def _config(self) -> dict[str, Any]:
         bucket = min(_BUCKET, sum(parameter.numel() for parameter in self._named.values()))
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "managed_gradient_accumulation": False,  # a step is when we say so
+            "managed_gradient_accumulation": False,  # `step` decides when a step is taken
             "gradient_clipping": self._spec.algorithm.max_grad_norm if self._stage else 0.0,
             "zero_optimization": {
                 "stage": self._stage,
@@ -106,7 +106,7 @@ class DeepSpeedLearner(LocalLearner):
         self._steps += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._spec.algorithm.learning_rate * rate_share(self._steps, self._spec)
-        self._total = total / collective.ranks()  # what it has is the mean over ranks
+        self._total = total / collective.ranks()  # DeepSpeed averages gradients over ranks
         if self._stage:
             self._optimizer.loss_scale = self._total
         self._engine.step()
@@ -124,10 +124,10 @@ class DeepSpeedLearner(LocalLearner):
         super().close()
         if collective.joined():
             self._engine.destroy()
-            self._deepspeed.comm.destroy_process_group()  # it keeps groups of its own
+            self._deepspeed.comm.destroy_process_group()  # DeepSpeed has groups of its own
 
     def _before_plain_step(self, *_: object) -> None:
-        """Without ZeRO there is no loss scale."""
+        """Divide and clip the gradient before AdamW steps: without ZeRO there is no loss scale."""
         for parameter in self._named.values():
             assert parameter.grad is not None
             parameter.grad.div_(self._total)
@@ -160,7 +160,7 @@ class DeepSpeedLearner(LocalLearner):
             self._optimizer.refresh_fp32_params()
 
     def _policy_parts(self) -> Parts:
-        """Whole tensors on rank 0. What each rank holds whole is lent; the rest is gathered one by one."""
+        """Return whole tensors on rank 0. Tensors that are whole on each rank are lent, others gathered."""
         first = collective.rank_number() == 0
         live: dict[str, torch.Tensor] = {}
         state = {"steps": torch.tensor(self._steps)}
@@ -199,18 +199,18 @@ class DeepSpeedLearner(LocalLearner):
                     self._set_moment(parameter, key, value)
 
     def _clear_moments(self) -> None:
-        """Moments to be filled in: before its first step DeepSpeed has none."""
+        """Create moments of zeros to be filled in: before its first step DeepSpeed has none."""
         for flat in self._flat():
             self._adam.state[flat] = {
                 "step": torch.tensor(float(self._steps), device=flat.device),
                 **{key: torch.zeros_like(flat) for key in _MOMENTS},
             }
-        if 1 <= self._stage <= 2:  # it finds a parameter's part of them by a link
+        if 1 <= self._stage <= 2:  # link each parameter to its part of the moments anew
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
     def _flat(self) -> Sequence[torch.Tensor]:
-        """What AdamW works on: with ZeRO this rank's part of all parameters, end to end."""
+        """Return the tensors that AdamW updates: with ZeRO this rank's part of all parameters, end to end."""
         if not self._stage:
             return list(self._named.values())
         of_stage = "single_partition_of_fp32_groups" if self._stage < 3 else "fp32_partitioned_groups_flat"
@@ -232,8 +232,11 @@ class DeepSpeedLearner(LocalLearner):
 
 
 def _count_anew(deepspeed: ModuleType) -> None:
-    """ZeRO-3 numbers the modules and parameters of a process, and compares the numbers among ranks: rank 0
-    may have had a learner before, when the others are new processes."""
+    """Reset ZeRO-3's counters of modules and parameters.
+
+    ZeRO-3 compares these numbers among ranks. Rank 0 may have had a learner before; the other ranks are new
+    processes.
+    """
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
@@ -250,9 +253,9 @@ def _import_deepspeed() -> ModuleType:
             f"trainer.learner is deepspeed, and that can't be imported: {error}. Install it: "
             "DS_BUILD_OPS=0 pip install --no-build-isolation 'streamrl[deepspeed]'"
         ) from error
-    # None of its own kernels is needed. It would try each with a compiler, and on CPUs compile one for two
-    # minutes, to add up in shared memory, which leaves buffers in /dev/shm.
+    # DeepSpeed's own kernels are not needed. It would test each with a compiler. On CPUs it would compile
+    # one for two minutes, for sums in shared memory, which leaves buffers in /dev/shm.
     deepspeed.ops.__compatible_ops__ = {}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # of what it calls
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # by DeepSpeed
     return deepspeed

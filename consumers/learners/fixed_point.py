@@ -1,4 +1,4 @@
-"""A sum of gradients that has the same bits in whichever order they come: int64, in units of 2^-32."""
+"""Sum gradients in int64, in units of 2^-32: the sum has the same bits in whichever order they come."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from consumers.learners import collective
 from infra import choices
 
 _SCALE = 2.0**32
-_STRETCH = 1 << 22  # elements
-_LARGEST = 2.0**62 / _SCALE  # that the sum over all micro-batches and ranks may come to
+_STRETCH = 1 << 22  # elements that are converted at a time
+_LARGEST = 2.0**62 / _SCALE  # limit of the sum over all micro-batches and ranks
 
 
 class FixedPointSum:
-    """Of gradients of one size."""
+    """The sum of gradients that have `size` elements each."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._sum = torch.zeros(size, dtype=torch.int64, device=device)
-        self._most = 0.0  # the largest that an element can be
+        self._most = 0.0  # bound on the magnitude of all elements of the sum
 
     def take(self, gradient: torch.Tensor) -> bool:
-        """Add a gradient, and set it to zero; False if it, or the sum, is not a number that fits."""
+        """Add a gradient and set it to zero. Return False if it is not finite, or the sum could overflow."""
         if gradient.device.type == "cpu" and choices.compiles():
             from consumers.learners.fixed_point_cpu import add_and_clear
 
@@ -34,9 +34,9 @@ class FixedPointSum:
         return self._most * collective.ranks() < _LARGEST
 
     def mean_into(self, gradient: torch.Tensor, total: float) -> None:
-        """Write the sum over all ranks, divided, into a gradient; the next one begins at zero."""
+        """Write the sum over all ranks, divided by `total`, into `gradient`; reset the sum to zero."""
         collective.add_up(self._sum)
         for some, part in zip(gradient.split(_STRETCH), self._sum.split(_STRETCH), strict=True):
-            some.copy_(part.double().div_(_SCALE * total))  # as a whole it would be two gradients large
+            some.copy_(part.double().div_(_SCALE * total))  # fp64 of all would be two gradients large
         self._sum.zero_()
         self._most = 0.0

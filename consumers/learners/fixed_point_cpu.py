@@ -1,4 +1,4 @@
-"""The loop of `fixed_point.py` on CPUs, in one pass. Apart, because numba takes a second to import."""
+"""The loop of `fixed_point.py` for CPUs, in one pass. A separate module: numba takes a second to import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from infra.compiled import njit
 def add_and_clear(
     gradient: np.ndarray, total: np.ndarray, scale: np.float32, limit: float
 ) -> np.float32 | float:
-    """`total` += round(gradient * scale); gradient = 0. The largest magnitude; inf: beyond the limit."""
+    """Add round(gradient * scale) to `total`, and set `gradient` to zero.
+
+    Returns the gradient's largest magnitude; infinity if that is not below `limit`.
+    """
     most = np.float32(0)
     for place in range(gradient.size):
         size = abs(gradient[place])

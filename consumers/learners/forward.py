@@ -1,4 +1,4 @@
-"""A transformers model over a micro-batch: logprobs of its drawn tokens, or the states before them."""
+"""Run a transformers model over a micro-batch: logprobs of its drawn tokens, or hidden states before them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from infra import cpu_linear
 from infra.errors import Explained
 from schemas.runspec import RunSpec
 
-_WARM_ROWS = 2048  # micro-batches of up to so many tokens have their kernels before the first sample comes
-_NEAR = 1e-3  # of the largest logit
-_EVERY = 8  # to know all tokens' entropy would cost as much as their logprobs
+_WARM_ROWS = 2048  # kernels for micro-batches of up to so many tokens are made before the first sample comes
+_NEAR = 1e-3  # tolerance, as a share of the largest logit
+_EVERY = 8  # entropy is taken of one token in so many: of all it would cost as much as logprobs
 
 
 class UnsupportedModel(Explained):
@@ -24,7 +24,7 @@ class UnsupportedModel(Explained):
 
 
 def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
-    """A causal language model in fp32, ready to be run over micro-batches."""
+    """Load a causal language model in fp32, ready to run over micro-batches. Raises UnsupportedModel."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
@@ -37,29 +37,29 @@ def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0  # the gradient is of the policy that is sampled
-        model.train()  # or nothing is checkpointed
+                module.p = 0.0  # the policy that is sampled has no dropout
+        model.train()  # in eval mode nothing would be checkpointed
     else:
-        model.eval()  # no dropout, likewise
+        model.eval()  # no dropout
     return model
 
 
 def _probes(model: Any) -> list[torch.Tensor]:
-    """Two sequences of different lengths."""
+    """Return two sequences of different lengths, on which a model is tried."""
     return [torch.arange(length, device=model.device) % model.config.vocab_size for length in (5, 9)]
 
 
 @torch.no_grad()
 def _as_it_is(model: Any) -> torch.Tensor:
-    """What transformers computes, sequence by sequence."""
+    """Return the logits that transformers itself computes, sequence by sequence."""
     return torch.cat([model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in _probes(model)])
 
 
 @torch.no_grad()
 def _check(model: Any, expected: torch.Tensor, folder: str) -> None:
-    """Raise unless layers and head, over sequences end to end, compute what the whole model does.
+    """Raise unless layers and head, over packed sequences, compute the same logits as the whole model.
 
-    Some models scale their logits behind the head, or look at tokens otherwise than by attention.
+    Some models scale their logits after the head, or combine tokens otherwise than by attention.
     """
     probes, name = _probes(model), type(model).__name__
     packed = packing.pack_sequences([len(tokens) for tokens in probes]).to(model.device)
@@ -81,7 +81,7 @@ def _check(model: Any, expected: torch.Tensor, folder: str) -> None:
 
 
 def _states(model: Any, tokens: torch.Tensor, packed: packing.Packing) -> torch.Tensor:
-    """What the layers make of each token."""
+    """Return the last layer's output for each token."""
     found: torch.Tensor = model.model(
         input_ids=tokens[None], position_ids=packed.positions[None], packing=packed, use_cache=False
     ).last_hidden_state[0]
@@ -89,7 +89,7 @@ def _states(model: Any, tokens: torch.Tensor, packed: packing.Packing) -> torch.
 
 
 class Forward:
-    """How a run's models are run."""
+    """Runs the models of one run over micro-batches, in the run's dtype and at its temperature."""
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         self._dtype, self._device = getattr(torch, spec.model.dtype), device
@@ -98,12 +98,12 @@ class Forward:
         self._entropy_tokens = 0
 
     def states(self, model: Any, batch: MicroBatch) -> torch.Tensor:
-        """Of each drawn token the hidden state that predicts it."""
+        """Return for each drawn token the hidden state that predicts it."""
         with self.autocast():
             return _states(model, batch.tokens, batch.packing).index_select(0, batch.answer - 1)
 
     def logprobs(self, model: Any, batch: MicroBatch) -> torch.Tensor:
-        """Of each drawn token; with more than one chunk, logits are made again on the way back."""
+        """Return the logprob of each drawn token. The backward pass computes full chunks of logits again."""
         targets = batch.tokens[batch.answer]
         with self.autocast():
             states = self.states(model, batch)
@@ -126,13 +126,13 @@ class Forward:
         return every.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> tuple[float, int]:
-        """Of every eighth token or so since the last call: their entropies' sum, and how many they are."""
+        """Return the summed entropy of about every eighth token since the last call, and their number."""
         found = float(sum(self._entropy)), self._entropy_tokens
         self._entropy, self._entropy_tokens = [], 0
         return found
 
     def autocast(self) -> AbstractContextManager[object]:
-        """bf16 runs compute in bf16 on fp32 weights."""
+        """Return a context for forward passes: bf16 runs compute in bf16 on fp32 weights."""
         if self._dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._dtype)

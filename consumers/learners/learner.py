@@ -1,10 +1,10 @@
-"""The learner seam, what all learners have in common, and the one on torch.
+"""The Learner protocol, the part that all learners have in common, and the learner on torch.
 
-Learner           what the trainer works with
-├── LocalLearner  what one rank does
-│   ├── TorchLearner       each rank has it all
+Learner           the interface that the trainer works with
+├── LocalLearner  the work of one rank
+│   ├── TorchLearner       each rank holds all weights and all optimizer state
 │   └── DeepSpeedLearner   see deepspeed_learner.py
-└── RankedLearner          hands work out to several of them, see ranked.py
+└── RankedLearner          deals work out to several LocalLearners, see ranks/ranked_learner.py
 """
 
 from __future__ import annotations
@@ -34,53 +34,53 @@ from schemas.runspec import RunSpec
 
 
 class Learner(Protocol):
-    """Accumulates micro-batches, steps, and hands out weights and state."""
+    """Accumulates gradients of micro-batches, takes optimizer steps, and hands out weights and state."""
 
     vocabulary: int
     loss: Loss
-    base: str | None  # of an adapter: root of the model that it belongs to; none: all weights are trained
+    base: str | None  # root of the model that an adapter belongs to; None: all weights are trained
 
     def score(self, parts: Sequence[Sequence[TrainingRow]], needs: Needs) -> list[list[TrainingRow]]:
-        """The rows of each part with what models that this step does not change say of them."""
+        """Return the rows of each part with the scores that `needs` names."""
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
-        """Add the gradients of micro-batches."""
+        """Add the gradients of micro-batches; return the stats of each."""
 
     def step(self, total: float) -> float:
-        """Divide the gradient by `total`, clip it, take an optimizer step; the norm before clipping."""
+        """Divide the gradient by `total`, clip it, step the optimizer; return the norm before clipping."""
 
     def begin_iteration(self) -> None:
-        """The weights as they are now are those that the iteration begins with."""
+        """Remember the current weights as those that the iteration begins with."""
 
     def made(self) -> MadeWeights:
-        """Hashes of the weights as they are now, and a copy of them when it is asked for."""
+        """Return hashes of the current weights, and a function that copies the weights."""
 
     def snapshot(self) -> StateSnapshot:
-        """The state as it is now, to be read by another thread; what changes before is copied first."""
+        """Return the current state for another thread to read; tensors are copied before they change."""
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of what is trained: weights by Hugging Face names in the run's dtype, or an adapter."""
+        """Copy what is trained: weights by Hugging Face names in the run's dtype, or an adapter."""
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A copy of all that a later step depends on; the same whichever learner it is of."""
+        """Return a copy of all that a later step depends on, in a form that is the same for all learners."""
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a state, of any learner."""
+        """Restore a state that any learner returned."""
 
     def close(self) -> None:
-        """Let go of other processes."""
+        """End the learner's threads and other processes."""
 
 
 def unscored(rows: Sequence[TrainingRow], loss: Loss) -> MicroBatch:
-    """Samples that are scored together, and with no others."""
+    """Return a micro-batch of samples that are scored together, and with no others."""
     return micro_batch(rows, None, loss, 0)
 
 
 def with_scores(rows: Sequence[TrainingRow], said: Scores) -> list[TrainingRow]:
-    """Rows with what was said of all their tokens, end to end."""
+    """Return rows with their scores. `said` has the scores of all their tokens, end to end."""
     ends = np.cumsum([row.sample.tokens.size for row in rows])[:-1]
     parts = [
         [None] * len(rows) if one is None else np.split(one, ends)
@@ -92,12 +92,12 @@ def with_scores(rows: Sequence[TrainingRow], said: Scores) -> list[TrainingRow]:
 
 
 class LocalLearner(ABC):
-    """What one rank does: forward and backward over its micro-batches, and its part of each step.
+    """One rank's learner: forward and backward passes over its micro-batches, and its part of each step.
 
-    What `weights` and `state` return counts on rank 0 alone; on the others it is empty.
+    `weights` and `state` return their result on rank 0, and an empty dict on the other ranks.
     """
 
-    lockstep = False  # all ranks must compute equally many micro-batches
+    lockstep = False  # whether all ranks must compute equally many micro-batches
 
     def __init__(self, model: str, spec: RunSpec) -> None:
         torch.set_num_threads(spec.trainer.threads)
@@ -120,19 +120,19 @@ class LocalLearner(ABC):
         elif loss.needs.reference:
             self._reference = forward.load_policy(spec.loss.reference or model, spec, self._device)
             self._reference.requires_grad_(False)
-        self._first: Any = None  # as the iteration began
+        self._first: Any = None  # the policy as the iteration began
         if loss.needs.before == "iteration" and self._adapter:
             self._first = self._adapter.kept()
         elif loss.needs.before == "iteration":
             self._first = forward.load_policy(model, spec, self._device)
             self._first.requires_grad_(False)
         self._lent = Lent()
-        published = torch.float32 if self._adapter else self._dtype  # an adapter is small: rounded once
+        published = torch.float32 if self._adapter else self._dtype  # an adapter is small: not rounded here
         self._copies = Copies(published, self._lent)
 
     @abstractmethod
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """The policy's, of each drawn token."""
+        """Return the policy's logprob of each drawn token."""
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor) -> None:
@@ -148,14 +148,14 @@ class LocalLearner(ABC):
 
     @abstractmethod
     def _policy_parts(self) -> Parts:
-        """Weights and optimizer: what the next step changes, and what it does not."""
+        """Return weights and optimizer state: what the next step changes, and what it does not."""
 
     @abstractmethod
     def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go back to weights and optimizer."""
+        """Restore weights and optimizer state."""
 
     def _whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[object]:
-        """While a parameter is read, by all ranks."""
+        """Return a context in which all ranks can read the whole parameter."""
         return nullcontext()
 
     def begin_iteration(self) -> None:
@@ -170,7 +170,7 @@ class LocalLearner(ABC):
 
     @torch.no_grad()
     def ask(self, batch: MicroBatch, needs: Needs) -> Scores:
-        """What models say of each drawn token of a micro-batch."""
+        """Return the scores that `needs` names for each drawn token of a micro-batch."""
         batch = batch.to(self._device)
         reference = before = values = None
         if needs.reference:
@@ -197,7 +197,7 @@ class LocalLearner(ABC):
         return found
 
     def _accumulate(self, batch: MicroBatch) -> LossStats:
-        self._forward.entropy()  # of what was scored
+        self._forward.entropy()  # drop the entropy of what was scored
         total, stats = objective(self._logprobs(batch), batch, self.loss)
         entropy, tokens = self._forward.entropy()
         stats = replace(stats, entropy=entropy, entropy_tokens=tokens)
@@ -210,11 +210,11 @@ class LocalLearner(ABC):
         return stats
 
     def _here(self) -> bool:
-        """Whether all parameters lie whole in this machine's memory."""
+        """Return whether all parameters are whole in this machine's main memory."""
         return self._device.type == "cpu"
 
     def _shapes(self) -> dict[str, Sequence[int]]:
-        """Of the whole parameters."""
+        """Return the shapes of the whole parameters."""
         return {name: parameter.shape for name, parameter in self._named.items()}
 
     def made(self) -> MadeWeights:
@@ -237,7 +237,7 @@ class LocalLearner(ABC):
         return found
 
     def parts(self) -> Parts:
-        """The state: what the next step changes, and what it does not. All ranks take part."""
+        """Return the state: what the next step changes, and what it does not. All ranks take part."""
         live, own = self._policy_parts()
         if self._critic is not None:
             for all_, some in zip((live, own), self._critic.trained.parts(), strict=True):
@@ -271,7 +271,7 @@ class LocalLearner(ABC):
 
 
 class TorchLearner(LocalLearner):
-    """CPU or GPU. fp32 masters; bf16 runs compute in bf16 and publish bf16."""
+    """The learner on CPU or GPU. Weights are kept in fp32; bf16 runs compute in bf16 and publish bf16."""
 
     def __init__(self, model: str, spec: RunSpec) -> None:
         super().__init__(model, spec)

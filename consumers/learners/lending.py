@@ -1,4 +1,4 @@
-"""What other threads still read of a learner's tensors while it goes on: it is read before they change.
+"""Lend a learner's tensors to other threads while training goes on: they are read before they change.
 
 step ──► hash ──► copy ─────────────┐ (a thread) ──► published
             └───► snapshot ─────────┤ (a thread) ──► checkpoint
@@ -19,28 +19,28 @@ from consumers.learners.memory_rooms import Rooms, TensorShapes, blanks, size_in
 from infra.weights import spent
 from infra.weights.inspection import Inspected, convert, inspected
 
-_KEPT = 3  # rooms: of the version before, of the one that is published, and of the next
+_KEPT = 3  # copies in memory: of the version before, the one that is being published, and the next
 
 
 class Reading(Protocol):
-    """Somebody reads."""
+    """One reader of lent tensors."""
 
     def settle(self) -> None:
-        """Return when what is read may change."""
+        """Return when the tensors that it reads may change."""
 
 
 class Lent:
-    """All that is being read of a learner."""
+    """All readings of a learner's tensors that are under way."""
 
     def __init__(self) -> None:
         self._readings: list[Reading] = []
 
     def add(self, reading: Reading) -> None:
-        """From now on it is read."""
+        """Add a reading that has begun."""
         self._readings.append(reading)
 
     def settle(self) -> None:
-        """Return when all that was lent may change."""
+        """Return when all tensors that were lent may change."""
         while self._readings:
             self._readings[0].settle()
             self._readings.pop(0)
@@ -55,12 +55,12 @@ class MadeWeights:
 
     @property
     def root(self) -> str:
-        """The hash over all."""
+        """The hash over all tensors."""
         return self.found.root
 
 
 def made_of(tensors: dict[str, torch.Tensor]) -> MadeWeights:
-    """Of tensors on a CPU that nobody changes any more."""
+    """Hash tensors on a CPU that nobody changes any more, and that serve as their own copy."""
     future: Future[dict[str, torch.Tensor]] = Future()
     future.set_result(tensors)
     return MadeWeights(inspected(tensors), lambda: future)
@@ -75,14 +75,14 @@ class _Copying:
 
 
 class Copies:
-    """Makes copies of weights, in one type, into memory that is used again."""
+    """Makes copies of weights in one dtype, in memory that is used again."""
 
     def __init__(self, dtype: torch.dtype, lent: Lent) -> None:
         self.dtype, self._lent, self._rooms = dtype, lent, Rooms(_KEPT)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
     def live(self, tensors: Mapping[str, torch.Tensor]) -> MadeWeights:
-        """Of tensors on a CPU that are hashed where they are, and copied beside training."""
+        """Hash tensors on a CPU where they are; they are copied in another thread while training goes on."""
         plain = {name: tensor.detach() for name, tensor in tensors.items()}
 
         def copied() -> Future[dict[str, torch.Tensor]]:
@@ -95,7 +95,7 @@ class Copies:
     def at_once(
         self, write: Callable[[Mapping[str, torch.Tensor]], None], shapes: TensorShapes
     ) -> MadeWeights:
-        """Of tensors that `write` brings here, each into the one of its name."""
+        """Have `write` fill a copy of each tensor now, by name, and hash the copies."""
         copy = self._blanks(shapes)
         write(copy)
         return made_of(copy)
@@ -111,5 +111,5 @@ class Copies:
         return blanks(self._rooms.take(size_in(shapes, self.dtype)), shapes, self.dtype)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the copying thread."""
         self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""A LoRA adapter on a policy: it is what is trained, published and kept; the weights below stay as they are.
+"""A LoRA adapter on a policy: only the adapter is trained, published and kept; the base stays as it is.
 
 x ──► W x + alpha / rank * B (A x)        A, B: fp32 parameters of peft's layers
 """
@@ -17,11 +17,11 @@ from infra.weights.folder import ModelFolder
 from infra.weights.weights_error import WeightsError
 from schemas.runspec import RunSpec
 
-_MARK = "base"  # in a checkpoint's state
+_MARK = "base"  # name in a checkpoint's state
 
 
 class Adapter:
-    """peft's layers in a transformers model, by the names that they have in peft's files."""
+    """peft's layers in a transformers model; parameters have the names that peft's files have."""
 
     def __init__(self, model: Any, folder: str, spec: RunSpec) -> None:
         from peft import LoraConfig, TaskType, get_peft_model
@@ -44,11 +44,11 @@ class Adapter:
 
     @cached_property
     def base(self) -> str:
-        """Root of the model that it belongs to."""
+        """Root of the model that the adapter belongs to."""
         return ModelFolder(self._folder).root
 
     def off(self) -> Alternative:
-        """The model that the run began with."""
+        """Return the model that the run began with, which is the policy without the adapter."""
 
         @contextmanager
         def without() -> Iterator[None]:
@@ -61,7 +61,7 @@ class Adapter:
         return Alternative(self._model, without)
 
     def kept(self) -> Alternative:
-        """The policy as it is now, and as what is copied into its parameters later on."""
+        """Return a frozen copy of the policy as it is now; copying into its parameters renews it."""
         kept = {name: parameter.detach().clone() for name, parameter in self.named.items()}
 
         @contextmanager
@@ -79,11 +79,11 @@ class Adapter:
             parameter.data, kept[name] = kept[name], parameter.data
 
     def mark(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint says of the base."""
+        """Return the tensor by which a checkpoint names the base."""
         return {_MARK: torch.tensor(list(bytes.fromhex(self.base)), dtype=torch.uint8)}
 
     def check(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raise if a checkpoint belongs to another base."""
+        """Raise WeightsError if a checkpoint belongs to another base."""
         found = bytes(state[_MARK].tolist()).hex()
         if found != self.base:
             raise WeightsError(
@@ -93,7 +93,7 @@ class Adapter:
 
 
 class Alternative:
-    """The same layers with another adapter or none, as `Forward` runs a model. Only without gradients."""
+    """The same layers with another adapter or none, for `Forward` to run. Only without gradients."""
 
     def __init__(
         self,
@@ -102,20 +102,20 @@ class Alternative:
         named: dict[str, torch.Tensor] | None = None,
     ) -> None:
         self._model, self._using, self._named = model, using, named or {}
-        self.lm_head = model.lm_head  # which has no adapter
+        self.lm_head = model.lm_head  # the head has no adapter
 
     def model(self, **inputs: Any) -> Any:
-        """The layers below the head."""
+        """Run the layers below the head."""
         with self._using():
             return self._model.model(**inputs)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Those of the adapter, to be written to."""
+        """Return the adapter's parameters, which may be overwritten."""
         return self._named.items()
 
 
 def _targets(model: Any, wanted: str | list[str], folder: str) -> list[str]:
-    """The layers that get an adapter."""
+    """Return the names of the layers that get an adapter."""
     head = model.get_output_embeddings()
     linear = [
         name for name, module in model.named_modules()

@@ -1,6 +1,6 @@
-"""Memory that is used again, and how much of it there is.
+"""A pool of memory that is used again, and a measure of how much memory is left.
 
-What a system hands out anew is cleared page by page, which takes longer than to copy into it.
+The system clears new memory page by page, which takes longer than to copy into memory.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from infra.weights.arrays import Array
 TensorShapes = Mapping[str, Sequence[int]]
 
 MEMORY, DISK, NONE = choices.ROOM.ways
-_SPARE = 256 << 20  # bytes that are left to others
+_SPARE = 256 << 20  # bytes that are left to other processes
 _ALIGNED = 64
 _GROUP = Path("/sys/fs/cgroup")
 
 
 class Rooms:
-    """Arrays of bytes. One that nobody holds any more is handed out again."""
+    """A pool of byte arrays. An array that nobody holds any more is handed out again."""
 
     def __init__(self, most: int) -> None:
-        self._most = most  # that are kept for later
+        self._most = most  # free rooms that are kept for later
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> Array:
-        """So many bytes, with anything in them."""
+        """Return an array of `size` bytes with any contents."""
         free = next((room for room in self._free if len(room) == max(size, 1)), None)
         if free is not None:
             self._free.remove(free)
         room = free if free is not None else mmap.mmap(-1, max(size, 1))
-        # All views of the array hold it, and nobody else has this view of the memory.
+        # All views hold this array. When the last view is gone, the room is free again.
         found = np.frombuffer(memoryview(room), np.uint8)
         weakref.finalize(found, self._back, room).atexit = False
         return found
@@ -52,7 +52,7 @@ class Rooms:
 
 
 def blanks(room: Array, shapes: TensorShapes, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Tensors of such shapes and one type in a room that is as large as `size_in` says."""
+    """Return tensors of these shapes and one dtype in a room that is as large as `size_in` says."""
     found, at, whole = {}, 0, torch.from_numpy(room)
     for name, shape in shapes.items():
         size = math.prod(shape) * dtype.itemsize
@@ -62,7 +62,7 @@ def blanks(room: Array, shapes: TensorShapes, dtype: torch.dtype) -> dict[str, t
 
 
 def size_in(shapes: TensorShapes, dtype: torch.dtype) -> int:
-    """Bytes of a room for them."""
+    """Return the number of bytes that tensors of these shapes need in a room."""
     return sum(_padded(math.prod(shape) * dtype.itemsize) for shape in shapes.values())
 
 
@@ -71,7 +71,7 @@ def _padded(size: int) -> int:
 
 
 def where(size: int) -> str:
-    """Where so many bytes have room for a while: in memory, on disk, or nowhere."""
+    """Return where so many bytes have room for a while: MEMORY, DISK or NONE."""
     said = choices.ROOM.forced()
     if said:
         return said
@@ -84,7 +84,7 @@ def where(size: int) -> str:
 
 
 def memory_left() -> int:
-    """Bytes that this process may still take, as the kernel says, and as its container says."""
+    """Return how many bytes this process may still take, by the kernel and by its container's limit."""
     left = 1 << 62
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -18,27 +18,29 @@ Parts = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class NotFinite(ArithmeticError):
-    """A loss or a gradient is NaN or infinite. `rows`: of the micro-batch, if it was one; `batch`: its number
-    among those that were given."""
+    """A loss or a gradient is NaN or infinite.
+
+    `rows`: the rows of the micro-batch that has it, if it was one; `batch`: its index in the call, or -1.
+    """
 
     rows: Sequence[TrainingRow] = ()
     batch = -1
 
 
 def rate_share(step: int, spec: RunSpec) -> float:
-    """What the learning rate of a step is multiplied with; steps are counted from 1."""
+    """Return the factor of the learning rate at a step, for warm-up; steps are counted from 1."""
     return min(1.0, step / max(1, spec.algorithm.warmup_steps))
 
 
 def _norm(vector: torch.Tensor) -> torch.Tensor:
-    """Of chunks, and of their norms: in one go fp32 loses 0.3 % over 50 million elements on a CPU."""
+    """Return the norm, by way of chunks: in one go fp32 loses 0.3 % over 50 million elements on a CPU."""
     whole = vector.numel() // _CHUNK * _CHUNK
     chunks = torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1)
     return torch.linalg.vector_norm(torch.cat([chunks, vector[whole:]]))
 
 
 def closest(master: torch.Tensor, published: torch.Tensor) -> torch.Tensor:
-    """Weights that round to the published ones, to the bit: the master's own wherever they do."""
+    """Return weights that round to exactly `published`: the master's where they do, else `published`."""
     if published.dtype == master.dtype:
         return published
     published, bits = published.to(master.device), _BITS[published.element_size()]
@@ -47,9 +49,9 @@ def closest(master: torch.Tensor, published: torch.Tensor) -> torch.Tensor:
 
 
 class Optimized:
-    """Some parameters by name. `accumulate` after each backward, `step` when all is in.
+    """Parameters by name and their AdamW. Call `accumulate` after each backward pass, `step` at the end.
 
-    Each rank has them all, and its own part of the gradient until the step.
+    Each rank has all parameters; until the step it has the gradient of its own micro-batches only.
     """
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter], spec: RunSpec, learning_rate: float) -> None:
@@ -57,7 +59,7 @@ class Optimized:
         self._spec, self._learning_rate = spec, learning_rate
         device = next(iter(self.named.values())).device
         size = sum(parameter.numel() for parameter in self.named.values())
-        self._gradient = torch.zeros(size, device=device)  # all gradients are views into it
+        self._gradient = torch.zeros(size, device=device)  # the gradient of each parameter is a view into it
         self._sum = FixedPointSum(size, device) if spec.trainer.sums_exactly else None
         start = 0
         for parameter in self.named.values():
@@ -71,12 +73,12 @@ class Optimized:
         self._steps = 0
 
     def accumulate(self) -> None:
-        """Add the gradient of a micro-batch to the sum; with exact sums the order does not matter."""
+        """Add a micro-batch's gradient to the sum; with exact sums the order does not matter."""
         if self._sum is not None and not self._sum.take(self._gradient):
             raise NotFinite("a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)")
 
     def step(self, total: float) -> float:
-        """Divide the sum by `total`, clip it, step; returns the norm before clipping."""
+        """Divide the sum by `total`, clip it and step; return the norm before clipping."""
         if self._sum is not None:
             self._sum.mean_into(self._gradient, total)
         else:
@@ -97,12 +99,12 @@ class Optimized:
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-        """Replace the weights; `prefix` stands before their names."""
+        """Replace the weights. `prefix` stands before their names in `weights`."""
         for name, parameter in self.named.items():
             parameter.copy_(closest(parameter, weights[prefix + name]))
 
     def parts(self) -> Parts:
-        """Weights and optimizer: what the next step changes, and what it does not."""
+        """Return weights and optimizer state: what the next step changes, and what it does not."""
         live = {}
         for name, parameter in self.named.items():
             live[f"weights.{name}"] = parameter.detach()
@@ -111,8 +113,8 @@ class Optimized:
         return live, {"steps": torch.tensor(self._steps)}
 
     def restore(self, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-        """Go back to a state, tensor by tensor; `prefix` stands before all names."""
-        copy = not getattr(state, "fresh", False)  # a tensor that was just read is nobody else's
+        """Restore a state, tensor by tensor. `prefix` stands before all names in `state`."""
+        copy = not getattr(state, "fresh", False)  # a tensor that was just read is used by nobody else
         self._steps = int(state[f"{prefix}steps"])
         self.adopt(state, f"{prefix}weights.")
         for name, parameter in self.named.items():

@@ -1,7 +1,8 @@
-"""A learner's state at one moment, read piece by piece by another thread while training goes on.
+"""A learner's state at one moment, which another thread reads piece by piece while training goes on.
 
-Nothing is copied when it is taken. Before the learner changes its tensors it settles: what was not read by
-then is copied into memory, or into an unnamed file where memory would not do; with room in neither it waits.
+Taking a snapshot copies nothing. Before the learner changes its tensors it settles the snapshot: tensors
+that were not read by then are copied into memory, or into an unnamed file if memory does not suffice. If
+neither has room, the learner waits until all is read.
 
 taken ──► read, read, read ……………………… read to its end: nothing was held twice
                        └─ settled: the rest is copied by several threads ──► read, read, …
@@ -28,17 +29,17 @@ from infra.weights.inspection import threads
 PIECE = 8 << 20  # bytes that are read at once
 _LOOK_S = 0.1
 
-Outlines = Mapping[str, tuple[str, tuple[int, ...]]]  # type and shape
+Outlines = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
 
 
 class Abandoned(RuntimeError):
-    """Somebody has said that the snapshot is not read."""
+    """Raised to the reader of a snapshot that was abandoned."""
 
 
 class StateSnapshot:
-    """Tensors by name. `live` ones the learner will change, `own` ones nobody will. To be read once.
+    """Tensors by name, to be read once. The learner will change the `live` ones, and nobody the `own` ones.
 
-    If nobody reads it after all, that has to be said: `abandon`.
+    If nobody reads the snapshot after all, `abandon` has to be called.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class StateSnapshot:
         self._flat = {name: _flat(tensor) for name, tensor in tensors.items()}
         self._sizes = {name: flat.numel() for name, flat in self._flat.items()}
         self._live, self._deadline_s = set(live), deadline_s
-        self._next, self._done = 0, False  # the place in the order of what is read now
+        self._next, self._done = 0, False  # `_next`: place in the order of the tensor that is read now
         self._changed = threading.Condition()
 
     @property
@@ -60,7 +61,7 @@ class StateSnapshot:
         return sum(self._sizes.values())
 
     def pieces(self) -> Iterator[tuple[str, memoryview]]:
-        """All bytes in the order of a safetensors file, with the tensor they are of. Each is written over."""
+        """Yield names and bytes of tensors in a safetensors file's order. Each piece overwrites the last."""
         room = torch.empty(PIECE, dtype=torch.uint8)
         try:
             for place, name in enumerate(self._order):
@@ -84,14 +85,14 @@ class StateSnapshot:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """It is not read any further."""
+        """End the reading, and let go of all tensors."""
         with self._changed:
             self._done = True
             self._flat.clear()
             self._changed.notify_all()
 
     def settle(self) -> None:
-        """Return when the live tensors may change."""
+        """Return when the live tensors may change: all was read, or the rest is copied."""
         with self._changed:
             rest = [name for name in self._order[self._next :] if name in self._live and name in self._flat]
             if self._done or not rest:
@@ -135,7 +136,7 @@ def _move(part: torch.Tensor, room: torch.Tensor) -> None:
 
 
 def _room(size: int) -> Array | None:
-    """Memory for so many bytes, or a file's; None if there is room in neither."""
+    """Return so many bytes of memory, or of a mapped file; None if there is room in neither."""
     place = rooms.where(size)
     try:
         if place == rooms.MEMORY:
@@ -158,7 +159,7 @@ def _in_a_file(size: int) -> Array:
 
 
 def _moved(tensors: Mapping[str, torch.Tensor], room: Array) -> dict[str, torch.Tensor]:
-    """Copies of flat tensors, end to end."""
+    """Copy flat tensors into a room, end to end, with several threads."""
     found, at, jobs = {}, 0, []
     for name, tensor in tensors.items():
         found[name] = torch.from_numpy(room[at : at + tensor.numel()])

@@ -21,5 +21,5 @@ _LOSSES: dict[str, type[Loss]] = {
 
 
 def loss_of(spec: RunSpec) -> Loss:
-    """The run's loss."""
+    """Return the run's loss."""
     return _LOSSES[spec.loss.kind](spec)

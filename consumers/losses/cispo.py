@@ -1,4 +1,4 @@
-"""CISPO: REINFORCE whose importance weights are capped: no token's gradient is cut off, as clipping does."""
+"""CISPO: REINFORCE with capped importance weights. Unlike a clip, the cap cuts off no token's gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from consumers.losses.loss import GroupLoss, Tokens
 
 
 class Cispo(GroupLoss):
-    """MiniMax-M1, 2025."""
+    """The loss of MiniMax-M1, 2025."""
 
     def of_tokens(self, tokens: Tokens) -> torch.Tensor:
         weight = tokens.ratio.detach().clamp(max=1 + (self.settings.clip_high or 0.0))

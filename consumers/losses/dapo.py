@@ -20,7 +20,7 @@ from schemas.messages import Sample
 
 
 class Dapo(Grpo):
-    """DAPO, 2025."""
+    """The loss of DAPO, 2025."""
 
     def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([self.reward(row) for row in rows])

@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO without its two biases: no division by the group's deviation, none by a sample's length."""
+"""Dr. GRPO: GRPO without two biases: it divides by neither the group's deviation nor a sample's length."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from consumers.losses.grpo import Grpo
 
 
 class DrGrpo(Grpo):
-    """Understanding R1-Zero-like training, 2025."""
+    """The loss of "Understanding R1-Zero-like training", 2025."""

@@ -1,4 +1,4 @@
-"""GRPO: the group's mean is the baseline, its deviation the unit; ratios are clipped token by token."""
+"""GRPO: the group's mean reward is the baseline, its deviation the unit; ratios are clipped per token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from consumers.losses.loss import GroupLoss, Tokens
 
 
 class Grpo(GroupLoss):
-    """DeepSeekMath, 2024."""
+    """The loss of DeepSeekMath, 2024."""
 
     def of_tokens(self, tokens: Tokens) -> torch.Tensor:
         return self.clipped(tokens)

@@ -1,4 +1,4 @@
-"""GSPO: the ratio is of the whole sequence, to the power of 1/length, and clipped as a whole."""
+"""GSPO: the ratio is that of the whole sequence to the power of 1/length, and is clipped as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from consumers.losses.loss import GroupLoss, Tokens
 
 
 class Gspo(GroupLoss):
-    """Group sequence policy optimisation, 2025."""
+    """The loss of "Group sequence policy optimization", 2025."""
 
     def ratio(self, tokens: Tokens) -> torch.Tensor:
         return tokens.mean_of_sequence(tokens.logprobs - tokens.anchor).exp()

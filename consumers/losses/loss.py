@@ -1,10 +1,10 @@
-"""What a loss is. Two halves, since gradients are taken while samples still come:
+"""The base of all losses. A loss has two halves, since gradients are taken while samples still come:
 
     rewards of a group, or of the whole step ──► advantages, one a token        (numpy)
     logprobs of a micro-batch, with gradient ──► loss of each token             (torch)
 
-A step's loss is sum(weight * loss of a token) / total, where the total is known only when all are here: it
-divides the gradient at the end. So micro-batches can be trained in any order and size.
+A step's loss is sum(weight * loss of a token) / total. The total is known only when all samples are here, so
+it divides the gradient at the end, and micro-batches can be trained in any order and size.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from consumers.batches.training_rows import TrainingRow, groups_of
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
 
-# Added to deviations that rewards are divided by, as TRL does. Rewards that differ by less are hardly apart:
-# with 1e-6, those of 1 and 1.0001 gave an advantage of 2.2, as large as right against wrong; now it is .66.
+# Added to the deviation that rewards are divided by, as in TRL, so that tiny differences stay small. With
+# 1e-6, rewards of 1 and 1.0001 gave an advantage of 2.2, as large as right against wrong; now it is 0.66.
 EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The drawn tokens of a micro-batch: one entry each."""
+    """The drawn tokens of a micro-batch: one entry per token."""
 
     logprobs: torch.Tensor  # with gradient
-    anchor: torch.Tensor  # logprobs that ratios are taken to
+    anchor: torch.Tensor  # logprobs that ratios compare with
     advantage: torch.Tensor
-    owner: torch.Tensor  # the sequence that it is of, counted from 0
-    lengths: torch.Tensor  # of sequences
+    owner: torch.Tensor  # index of each token's sequence
+    lengths: torch.Tensor  # drawn tokens of each sequence
 
     @property
     def ratio(self) -> torch.Tensor:
-        """How much likelier each token is now."""
+        """The probability of each token now, divided by that of its anchor."""
         return (self.logprobs - self.anchor).exp()
 
     def mean_of_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """For each token the mean over its sequence."""
+        """Return for each token the mean of `values` over its sequence."""
         sums = values.new_zeros(self.lengths.numel()).index_add(0, self.owner, values)
         return (sums / self.lengths)[self.owner]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Which scores a loss needs."""
+    """The scores that a loss needs."""
 
     reference: bool = False
-    before: Literal["no", "step", "iteration"] = "no"  # weights at the beginning of which
+    before: Literal["no", "step", "iteration"] = "no"  # logprobs under the first weights of this
     values: bool = False
 
     @property
     def any(self) -> bool:
-        """Whether there is something to score."""
+        """Whether the loss needs any scores."""
         return self.reference or self.before != "no" or self.values
 
 
@@ -73,8 +73,8 @@ class Loss(ABC):
 
     @property
     def needs(self) -> Needs:
-        """Which scores it needs."""
-        first = self.settings.anchors_at_start and self._several_steps  # else they are the weights now
+        """The scores that this loss needs."""
+        first = self.settings.anchors_at_start and self._several_steps  # else those are the current weights
         return Needs(self.settings.needs_reference, "iteration" if first else "no", self.critic)
 
     @property
@@ -89,18 +89,18 @@ class Loss(ABC):
 
     @abstractmethod
     def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
-        """Of each row one for all its tokens, or one a token. None of a group may be missing."""
+        """Return for each row one advantage for all its tokens, or one per token. Groups must be whole."""
 
     @abstractmethod
     def of_tokens(self, tokens: Tokens) -> torch.Tensor:
-        """Loss of each token."""
+        """Return the loss of each token."""
 
     def ratio(self, tokens: Tokens) -> torch.Tensor:
-        """What is clipped."""
+        """Return for each token the ratio that is clipped."""
         return tokens.ratio
 
     def clips(self, tokens: Tokens) -> torch.Tensor:
-        """Which tokens are held back by the clip."""
+        """Return for each token whether the clip holds it back."""
         low, high = self.settings.clip_low, self.settings.clip_high
         with torch.no_grad():
             ratio = self.ratio(tokens)
@@ -112,17 +112,17 @@ class Loss(ABC):
         return found
 
     def clipped(self, tokens: Tokens) -> torch.Tensor:
-        """PPO's loss: the gain, but none for going further than the clip allows."""
+        """Return PPO's loss of each token: going further than the clip allows brings no more gain."""
         ratio = self.ratio(tokens)
         bounded = ratio.clamp(1 - (self.settings.clip_low or 0.0), 1 + (self.settings.clip_high or 0.0))
         return -torch.minimum(ratio * tokens.advantage, bounded * tokens.advantage)
 
     def returns(self, row: TrainingRow, advantage: np.ndarray) -> np.ndarray:
-        """What the critic should have said of each token."""
+        """Return the value that the critic should have predicted for each token."""
         raise NotImplementedError(f"{self.settings.kind} has no critic")
 
     def reward(self, row: TrainingRow) -> float:
-        """What a sample is worth; NaN if that is not known."""
+        """Return a sample's reward, less its divergence if `kl_in` is `reward`; NaN if it has no reward."""
         sample = row.sample
         if sample.reward_error:
             return math.nan
@@ -132,15 +132,15 @@ class Loss(ABC):
         return reward
 
     def weight(self, length: int) -> float:
-        """Of each token of a sample of some length."""
+        """Return the weight of each token of an answer that has `length` tokens."""
         return {"sqrt": length**-0.5, "sequence": 1.0 / length}.get(str(self.settings.average), 1.0)
 
     def left_out(self, samples: Sequence[Sample]) -> set[int]:
-        """Groups that neither have a gradient nor count in the average. None of a group may be missing."""
+        """Return the groups that have no gradient and do not count in the average. Groups must be whole."""
         return set()
 
     def total(self, samples: Sequence[Sample]) -> float:
-        """What a step's gradient is divided by; exact in any order."""
+        """Return the divisor of a step's gradient; its bits do not depend on the order of the samples."""
         left_out = self.left_out(samples)
         lengths = [s.true_length for s in samples if not s.reward_error and s.group not in left_out]
         if self.settings.average == "sample":
@@ -150,9 +150,9 @@ class Loss(ABC):
         return math.fsum(length * self.weight(length) for length in lengths)
 
     def centred(self, rows: Sequence[TrainingRow], rewards: np.ndarray, *, scaled: bool) -> np.ndarray:
-        """Rewards over their group: minus its mean; scaled: over its deviation.
+        """Subtract from each reward the mean of its group; if `scaled`, divide by the group's deviation.
 
-        A sample without a reward gets 0, and does not touch the others.
+        A sample without a reward (NaN) gets 0 and does not influence the others.
         """
         result = np.zeros(len(rows))
         for members in map(np.array, groups_of(rows)):
@@ -167,7 +167,7 @@ class Loss(ABC):
 
 
 class GroupLoss(Loss):
-    """The advantage of a sample is over its group, and the same for all its tokens."""
+    """A loss whose advantages compare a sample with its group, and are the same for all its tokens."""
 
     def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([self.reward(row) for row in rows])
@@ -176,7 +176,7 @@ class GroupLoss(Loss):
 
 
 def divergence(row: TrainingRow, estimator: str = "k1") -> np.ndarray:
-    """How far the weights that drew each token are from the reference there, by an estimator."""
+    """Estimate for each token how far the weights that drew it are from the reference: `k1`, `k2` or `k3`."""
     reference = row.scores.reference
     assert reference is not None, "the reference was not asked"
     apart: np.ndarray = row.sample.logprobs.astype(np.float64) - reference
@@ -186,6 +186,6 @@ def divergence(row: TrainingRow, estimator: str = "k1") -> np.ndarray:
 
 
 def whitened(values: np.ndarray) -> np.ndarray:
-    """Mean 0 and deviation 1; of values that hardly differ less: the deviation counts for 1e-4 at least."""
+    """Shift values to mean 0 and scale them to deviation 1; less if they hardly differ (EPSILON)."""
     found: np.ndarray = (values - values.mean()) / np.sqrt(values.var() + EPSILON**2)
     return found

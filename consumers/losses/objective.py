@@ -1,4 +1,4 @@
-"""A micro-batch's loss: that of its kind, corrected for old weights, and the divergence."""
+"""The loss of a micro-batch: the run's kind of loss, corrected for old weights, plus the divergence."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from consumers.losses.loss import Loss, Tokens
 
 @dataclass(frozen=True)
 class LossStats:
-    """What a micro-batch's loss was made of: sums over tokens, so that they add up over a step."""
+    """Numbers about a micro-batch's loss. All but `gap` are sums over tokens that add up over a step."""
 
     loss: float
     tokens: int
     clipped: int
     negative_logprob: float
-    gap: float  # largest difference to the behaviour logprobs, of tokens whose weights are at hand
+    gap: float  # largest difference to the behaviour logprobs, of tokens of `MicroBatch.fresh`
     gap_tokens: int
     drift: float  # sum of absolute differences to the behaviour logprobs, of all tokens
     capped: int  # corrections of old weights that met their cap
     divergence: float  # from the reference
-    entropy: float = 0.0  # of some tokens
+    entropy: float = 0.0  # of `entropy_tokens` tokens
     entropy_tokens: int = 0
     value_error: float = 0.0  # of the critic, squared
-    returns: float = 0.0  # squared: what the error is measured by
+    returns: float = 0.0  # squared; the error is compared with them
 
 
 def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[torch.Tensor, LossStats]:
-    """The sum over tokens of weight * loss; the step divides by the loss's total."""
+    """Return the sum over tokens of weight * loss, with stats. The step divides it by the loss's total."""
     settings, now = loss.settings, logprobs.detach()
     anchor, correction = batch.behaviour, None
     if settings.correction != "none":
         anchor = now if batch.before is None else batch.before
         correction = (anchor - batch.behaviour).exp()
         if not settings.correct_fresh:
-            correction = torch.where(batch.fresh, 1.0, correction)  # others may be of an old KV cache
+            # Only whole samples of this version are exempt: in others an old KV cache may have been used.
+            correction = torch.where(batch.fresh, 1.0, correction)
     lengths = torch.bincount(batch.owner, minlength=batch.packing.sequences)
     tokens = Tokens(logprobs, anchor, batch.advantage, batch.owner, lengths)
     each = loss.of_tokens(tokens)

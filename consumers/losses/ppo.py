@@ -1,9 +1,9 @@
 """PPO with a critic: advantages of each token by generalised advantage estimation.
 
-delta_t = r_t + discount * V_{t+1} - V_t          r: the reward at the last token; with `kl_in: reward`
-A_t = delta_t + discount * lambda * A_{t+1}          each token pays for its divergence
+delta_t = r_t + discount * V_{t+1} - V_t          r_t: the reward, at the last token; with `kl_in: reward`
+A_t = delta_t + discount * lambda * A_{t+1}          each token also pays for its divergence
 the critic learns A_t + V_t
-the policy is trained with A_t over all tokens of the step: less their mean, over their deviation (`whiten`)
+the policy is trained with A_t; `whiten` brings A_t over all tokens of a step to mean 0 and deviation 1
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from consumers.losses.loss import Loss, Tokens, divergence, whitened
 
 
 class Ppo(Loss):
-    """Schulman et al., 2017, as it is used on language models."""
+    """The loss of Schulman et al., 2017, as it is used on language models."""
 
     critic = True
 
@@ -68,6 +68,6 @@ class Ppo(Loss):
 def value_loss(
     values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float
 ) -> torch.Tensor:
-    """Of each token: half the squared error, the worse of it with and without the critic's clip."""
+    """Return for each token half the squared error, with or without the critic's clip: the larger one."""
     bounded = before + (values - before).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)

@@ -1,7 +1,6 @@
-"""REINFORCE++: no group and no critic; advantages are normalised over all tokens of a step.
+"""REINFORCE++: neither group nor critic; advantages are normalised over all tokens of a step.
 
-With `kl_in: reward` each token pays for its own divergence: its advantage is the reward less what diverges
-from it on.
+With `kl_in: reward` a token's advantage is the reward less the divergence of this and all later tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from consumers.losses.loss import Loss, Tokens, divergence, whitened
 
 
 class ReinforcePlusPlus(Loss):
-    """REINFORCE++, 2025; `advantage: mean` is its variant with the group's mean as baseline."""
+    """The loss of REINFORCE++, 2025; `advantage: mean` is its variant with the group's mean as baseline."""
 
     @property
     def whole_step(self) -> bool:

@@ -1,4 +1,4 @@
-"""RLOO: REINFORCE; the baseline of a sample is the mean of the others of its group."""
+"""RLOO: REINFORCE; the baseline of a sample is the mean reward of the other samples of its group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from consumers.losses.loss import GroupLoss, Tokens
 
 
 class Rloo(GroupLoss):
-    """Back to basics, 2024."""
+    """The loss of "Back to basics", 2024."""
 
     def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([self.reward(row) for row in rows])

@@ -1,11 +1,11 @@
-"""Trajectory balance (TBA): the policy is to become reference * exp(reward / temperature), from any samples.
+"""Trajectory balance (TBA): train the policy towards reference * exp(reward / temperature), from any samples.
 
     residual of a sample   log Z + log policy - log reference - reward / temperature
     log Z of a prompt      the mean over its group that makes the residuals' mean 0
 
-The loss is the squared residual; over 2 / temperature its gradient is that of
+The loss is the squared residual. Divided by 2 / temperature, its gradient is that of
 - (reward - temperature * (log policy - log reference), centred in the group) * log policy.
-It holds for whoever drew the samples, so there are no ratios: the log's old samples are as good as new ones.
+This holds whichever weights drew the samples. So there are no ratios, and old samples are as good as new.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from consumers.losses.loss import GroupLoss, Needs, Tokens
 
 
 class TrajectoryBalance(GroupLoss):
-    """Trajectory balance with asynchrony, 2025; log Z as in VarGrad."""
+    """The loss of trajectory balance with asynchrony, 2025; log Z is estimated as in VarGrad."""
 
     @property
     def needs(self) -> Needs:

@@ -1,4 +1,4 @@
-"""The learner that the run file asks for."""
+"""Choose the learner that the run file asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.runspec import RunSpec
 
 
 def local_learner(model: str, spec: RunSpec) -> LocalLearner:
-    """One rank's."""
+    """Return the learner of one rank."""
     if spec.trainer.learner == "torch":
         return TorchLearner(model, spec)
     from consumers.learners.deepspeed_learner import DeepSpeedLearner
@@ -19,7 +19,7 @@ def local_learner(model: str, spec: RunSpec) -> LocalLearner:
 
 
 def learner_of(model: str, spec: RunSpec, *, run: str, log: logging.Logger) -> Learner:
-    """The trainer's, with as many ranks as it has."""
+    """Return the trainer's learner, over as many ranks as the run file says."""
     if spec.trainer.ranks == 1 and spec.trainer.learner == "torch":
         return TorchLearner(model, spec)
     return RankedLearner(model, spec, local_learner, run=run, log=log)

@@ -4,7 +4,7 @@ commands on stdin ──► the learner ──► replies on stdout
 gradients, weights and state go over torch.distributed
 
 waits for   unblocked by
-a command   rank 0; it dies with it
+a command   rank 0; this process ends with it
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from schemas.runspec import RunSpec
 
 
 def obey(learner: LocalLearner, command: Command) -> CommandDone:
-    """Do what rank 0 says."""
+    """Carry out a command of rank 0, and return the reply."""
     match command:
         case Accumulate(batches, rounds):
             found = learner.accumulate(with_fillers([batch_from_bytes(raw) for raw in batches], rounds))
@@ -67,13 +67,13 @@ def obey(learner: LocalLearner, command: Command) -> CommandDone:
         case Adopt(outlines):
             learner.adopt(collective.Shared(outlines))
         case RestoreCommand(outlines):
-            with contextlib.suppress(collective.Withheld):  # then rank 0 has another state, or ends
+            with contextlib.suppress(collective.Withheld):  # rank 0 then sends another state, or ends
                 learner.restore(collective.Shared(outlines))
     return CommandDone()
 
 
 def serve(commands: BinaryIO, replies: BinaryIO) -> None:
-    """Until rank 0 closes the pipe."""
+    """Carry out commands until rank 0 closes the pipe."""
     first = read_frame(commands)
     if first is None:
         return
@@ -82,7 +82,7 @@ def serve(commands: BinaryIO, replies: BinaryIO) -> None:
     spec = RunSpec.model_validate_json(setup.spec)
     transformers_logging.disable_progress_bar()  # rank 0 shows its own
     try:
-        write_frame(replies, CommandDone())  # here, with all that is slow to import: now rank 0 can join
+        write_frame(replies, CommandDone())  # slow imports are done: now rank 0 can join
         collective.join_ranks(setup.number, setup.ranks, setup.port, spec.deadlines.start_s)
         learner = local_learner(setup.model, spec)
         gc.freeze()
@@ -103,7 +103,7 @@ def serve(commands: BinaryIO, replies: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout; what is printed goes to the log."""
+    """Serve on stdin and stdout; anything printed goes to the log."""
     with os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)
         serve(sys.stdin.buffer, replies)

@@ -1,8 +1,8 @@
-"""The processes of the other ranks, as rank 0 sees them: started, spoken to, and watched.
+"""Start, command and watch the processes of the other ranks, from rank 0.
 
-A rank that ends unasked ends the trainer: who talks to it meets a closed pipe or connection, and gets an
-error that says which rank it was and how it ended. Who waits for something else, or hangs among GPUs, is
-ended.
+A rank that ends unasked ends the trainer. If the trainer talks to that rank, it meets a closed pipe or
+connection, and raises an error that says which rank it was and how it ended. If it waits for something else,
+or hangs in a GPU collective, the watching thread ends it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from infra.supervise import children
 from infra.waiting import Wait, WaitedTooLong
 from schemas.runspec import RunSpec
 
-_GRACE_S = 5.0  # for the trainer to find out by itself, and for ranks to end
-_BUSY_S = 0.1  # of a processor in a second: more than a connection that is open costs
+_GRACE_S = 5.0  # for the trainer to notice by itself, and for ranks to end
+_BUSY_S = 0.1  # of processor time in a second: a rank that uses more computes; an open connection costs less
 _TAIL = 15  # lines of a rank's log in an error
 
 
 class RankDied(RanksError):
-    """A rank ended unasked; the message says which one, how, and what it said last."""
+    """Raised when a rank ended unasked; the message says which one, how, and its last lines."""
 
 
 class RankFailed(RanksError):
-    """A rank met an error. `batch`: the micro-batch that it met it in, counted as in the command; or -1."""
+    """Raised when a rank met an error. `batch`: index in the command of the failed micro-batch, or -1."""
 
     def __init__(self, number: int, failed: Failed) -> None:
         super().__init__(f"rank {number}: {failed.reason}")
@@ -50,7 +50,7 @@ class RankFailed(RanksError):
 
 
 class _Member:
-    """One rank's process. Its log goes into ours; the last lines are kept."""
+    """The process of one rank. Its log is written to our stderr; the last lines are kept."""
 
     def __init__(self, number: int, died: threading.Event) -> None:
         self.number = number
@@ -80,7 +80,7 @@ class _Member:
         write_frame(self.process.stdin, data)  # type: ignore[arg-type]
 
     def reply(self, deadline_s: float) -> CommandDone:
-        """Its answer to what it was sent last. While it computes it may take as long as it likes."""
+        """Return the reply to the last command. The deadline counts only while the rank uses no processor."""
         assert self.process.stdout is not None
         what = f"rank {self.number} (process {self.process.pid})"
         wait, used = Wait(what, unblocked_by="the end of its work", deadline_s=deadline_s), 0.0
@@ -98,11 +98,11 @@ class _Member:
         return reply
 
     def obituary(self) -> RanksError:
-        """Why it ended."""
+        """Return the error that tells why the rank ended."""
         with contextlib.suppress(EOFError, WaitedTooLong):
             while True:
                 try:
-                    self.reply(0.0)  # done with something before
+                    self.reply(0.0)  # drop replies to earlier commands
                 except RankFailed as failed:
                     return failed
         code = self.process.returncode
@@ -112,7 +112,7 @@ class _Member:
 
 
 class RankProcesses:
-    """All ranks but this one."""
+    """The processes of all ranks but rank 0."""
 
     def __init__(self, model: str, spec: RunSpec, *, run: str, log: logging.Logger) -> None:
         self._deadlines, self._log = spec.deadlines, log
@@ -129,30 +129,30 @@ class RankProcesses:
             threading.Thread(target=self._watch, daemon=True, name="ranks").start()
 
     def join(self) -> None:
-        """Become rank 0 of them."""
-        for member in self._members:  # those that can't even start say so here, and nobody waits for them
+        """Join the process group as rank 0."""
+        for member in self._members:  # a rank that can't start says so here, before anyone waits for it
             member.reply(self._deadlines.start_s)
         collective.join_ranks(0, self._ranks, self._place, self._deadlines.start_s)
 
     def send(self, rank: int, command: Command) -> None:
-        """Tell one; its reply has to be taken."""
+        """Send a command to one rank. The caller must take its reply."""
         self._members[rank - 1].send(command)
 
     def send_all(self, command: Command) -> None:
-        """Tell all."""
+        """Send a command to all ranks."""
         for member in self._members:
             member.send(command)
 
     def replies(self) -> list[CommandDone]:
-        """Of each rank in turn, to the last command."""
+        """Return the reply of each rank to the last command, in order of rank."""
         return [member.reply(self._deadlines.progress_s) for member in self._members]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Errors in here that a rank's end explains are raised as that."""
+        """Replace errors in this context by one that tells of a rank's end, if that explains them."""
         try:
             yield
-        except (RankFailed, NotFinite):  # ranks that met it too end, and that needs no other word
+        except (RankFailed, NotFinite):  # other ranks may end of it too: that is not reported again
             self._known.set()
             raise
         except (RuntimeError, OSError, EOFError) as error:  # a collective, a pipe, the end of a pipe
@@ -168,15 +168,15 @@ class RankProcesses:
         ).obituary()  # the others lost the connection to it
 
     def _watch(self) -> None:
-        """A rank ended, and nobody asked it to: the trainer ends, wherever it is."""
+        """End the trainer, wherever it is, when a rank has ended unasked."""
         self._died.wait()
         if self._known.wait(_GRACE_S):
             return
         self._log.error("%s", self._obituary())
-        os._exit(1)  # it can be in a collective that never ends
+        os._exit(1)  # the main thread can be in a collective that never ends
 
     def close(self) -> None:
-        """End them all."""
+        """End all ranks."""
         self._known.set()
         for member in self._members:
             assert member.process.stdin is not None

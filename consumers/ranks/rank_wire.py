@@ -1,4 +1,4 @@
-"""What rank 0 and the other ranks say to each other, through pipes: msgpack and raw arrays, never pickle.
+"""Messages between rank 0 and the other ranks, through pipes: msgpack and raw arrays, never pickle.
 
 frame   u64 length, little-endian, then so many bytes: one command or reply
 """
@@ -25,25 +25,25 @@ _OPTIONAL = ("reference", "before", "values", "returns")
 
 
 class Setup(msgspec.Struct, tag=True):
-    """The first frame: what a rank is."""
+    """The first frame: tells a rank its number, run, model and settings."""
 
     run: str
     model: str
     spec: str  # JSON
     number: int
     ranks: int
-    port: int  # where rank 0 is met
+    port: int  # of the store where ranks find rank 0
 
 
 class Accumulate(msgspec.Struct, tag=True):
     """Add the gradients of micro-batches."""
 
     batches: list[bytes]
-    rounds: int  # at least so many, with fillers
+    rounds: int  # micro-batches to compute at least; fillers make up the number
 
 
 class ScoreCommand(msgspec.Struct, tag=True):
-    """Say what `needs` asks of micro-batches."""
+    """Score micro-batches, as `needs` says."""
 
     batches: list[bytes]
     needs: Needs
@@ -57,7 +57,7 @@ class StepCommand(msgspec.Struct, tag=True):
 
 
 class BeginIteration(msgspec.Struct, tag=True):
-    """The weights are those that an iteration begins with."""
+    """Remember the current weights as those that an iteration begins with."""
 
 
 class Weights(msgspec.Struct, tag=True):
@@ -75,7 +75,7 @@ class Adopt(msgspec.Struct, tag=True):
 
 
 class RestoreCommand(msgspec.Struct, tag=True):
-    """Go back to rank 0's state."""
+    """Restore rank 0's state."""
 
     outlines: list[Outline]
 
@@ -86,31 +86,31 @@ Command = (
 
 
 class CommandDone(msgspec.Struct, tag=True):
-    """A command is done."""
+    """The reply of a rank that has carried out a command."""
 
     stats: list[LossStats] = []
     scores: list[bytes] = []
 
 
 class Failed(msgspec.Struct, tag=True):
-    """A command failed; the rank ends."""
+    """The reply of a rank that failed to carry out a command, and ends."""
 
     reason: str
-    batch: int = -1  # whose loss or gradient is not a number, of the command's
+    batch: int = -1  # index in the command of the micro-batch that is not finite; -1: none
 
 
 Reply = CommandDone | Failed
 
 
 def write_frame(file: BinaryIO, data: msgspec.Struct) -> None:
-    """Send a frame."""
+    """Write a frame and flush."""
     raw = msgspec.msgpack.encode(data)
     file.write(_LENGTH.pack(len(raw)) + raw)
     file.flush()
 
 
 def read_frame(file: BinaryIO) -> bytes | None:
-    """The next frame, or None if the other side is gone."""
+    """Read the next frame; None if the other side is gone."""
     head = file.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -120,12 +120,12 @@ def read_frame(file: BinaryIO) -> bytes | None:
 
 
 class _Batch(Message, frozen=True, kw_only=True):
-    """A micro-batch."""
+    """A micro-batch, without its rows."""
 
     KIND: ClassVar[str] = "microbatch"
-    known: list[str]  # which of the optional parts there are
+    known: list[str]  # names of the optional parts that are there
     sizes: Int32s  # tokens of each row
-    lengths: Int32s  # those that were drawn
+    lengths: Int32s  # drawn tokens of each row
     tokens: Int32s
     behaviour: Float32s
     advantage: Float32s
@@ -138,7 +138,7 @@ class _Batch(Message, frozen=True, kw_only=True):
 
 
 def batch_to_bytes(batch: MicroBatch) -> bytes:
-    """A micro-batch without its rows."""
+    """Encode a micro-batch without its rows."""
     optional = {name: getattr(batch, name) for name in _OPTIONAL}
     arrays = {name: np.zeros(0) if value is None else value.numpy() for name, value in optional.items()}
     return encode(
@@ -154,7 +154,7 @@ def batch_to_bytes(batch: MicroBatch) -> bytes:
 
 
 def batch_from_bytes(raw: bytes) -> MicroBatch:
-    """The same micro-batch, to the bit."""
+    """Decode a micro-batch, equal to the bit; its `rows` are empty."""
     said = decode(raw, _Batch)
     packing = pack_sequences(said.sizes.tolist())
     tokens = np.zeros(packing.positions.shape[0], dtype=np.int64)
@@ -176,11 +176,11 @@ def batch_from_bytes(raw: bytes) -> MicroBatch:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array.copy())  # what was received can't be written to, and torch wants that
+    return torch.from_numpy(array.copy())  # received arrays are read-only, and torch wants to write
 
 
 class _Scores(Message, frozen=True, kw_only=True):
-    """What models say of a micro-batch."""
+    """Scores of a micro-batch."""
 
     KIND: ClassVar[str] = "scores"
     known: list[str]
@@ -190,7 +190,7 @@ class _Scores(Message, frozen=True, kw_only=True):
 
 
 def scores_to_bytes(scores: Scores) -> bytes:
-    """Scores of the tokens of a micro-batch."""
+    """Encode the scores of a micro-batch."""
     parts: dict[str, np.ndarray | None] = {
         name: getattr(scores, name) for name in ("reference", "before", "values")
     }
@@ -200,6 +200,6 @@ def scores_to_bytes(scores: Scores) -> bytes:
 
 
 def scores_from_bytes(raw: bytes) -> Scores:
-    """The same scores."""
+    """Decode scores, equal to the bit."""
     said = decode(raw, _Scores)
     return Scores(**{name: getattr(said, name) for name in said.known})

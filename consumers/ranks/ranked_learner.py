@@ -1,4 +1,4 @@
-"""Several ranks as one learner: micro-batches are dealt out by what they cost, and all step together.
+"""Several ranks as one learner: micro-batches are dealt out by cost, and all ranks step together.
 
 rank 0   deal ──► own micro-batches ──► gradients added up ──► step
 rank 1    └────►  its micro-batches  ──────────┘
@@ -44,7 +44,7 @@ _Result = TypeVar("_Result")
 
 
 class RankedLearner:
-    """Rank 0's view of all ranks."""
+    """The learner that rank 0 works with: it has all ranks take part."""
 
     def __init__(
         self, model: str, spec: RunSpec, local: Callable[[str, RunSpec], LocalLearner], *, run: str,
@@ -85,7 +85,7 @@ class RankedLearner:
         command: Callable[[list[bytes], int], Command],
         own: Callable[[list[MicroBatch]], list[_Result]], of_reply: Callable[[CommandDone], list[_Result]],
     ) -> list[_Result]:  # fmt: skip
-        """Each rank's share done by it; results in the order of the micro-batches."""
+        """Have each rank compute its share; return results in the order of the micro-batches."""
         shares = deal([batch.cost for batch in batches], self._ranks)
         rounds = max(map(len, shares)) if lockstep and self._local.lockstep else 0
         found: dict[int, _Result] = {}
@@ -107,7 +107,7 @@ class RankedLearner:
 
     @contextmanager
     def _together(self, command: Command) -> Iterator[None]:
-        """All others do the same meanwhile."""
+        """Have all other ranks carry out a command while this rank runs the body of the `with`."""
         with self._crew.watched():
             self._crew.send_all(command)
             yield
@@ -148,13 +148,13 @@ class RankedLearner:
         with self._together(RestoreCommand(outlines)):
             try:
                 self._local.restore(collective.Shared(outlines, state))
-            except StoreError as error:  # the others know, and stay
+            except StoreError as error:  # the other ranks were told, and go on
                 unread.append(error)
         if unread:
             raise unread[0]
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, and this rank's learner."""
         self._crew.close()
         try:
             self._local.close()

@@ -1,4 +1,4 @@
-"""Checkpoints: weights, optimizer, RNG and stream positions, committed by one manifest written last.
+"""Checkpoints: weights, optimizer, random state and stream positions, committed by one manifest written last.
 
 runs/<run>/checkpoints/i000040-e02/state.safetensors
 runs/<run>/checkpoints/i000040-e02/manifest.json      the commit point
@@ -37,19 +37,19 @@ RestoreFunction = Callable[[Mapping[str, torch.Tensor]], None]
 
 
 class Checkpoints:
-    """A run's checkpoints."""
+    """The checkpoints of one run."""
 
     def __init__(
         self, store: Store, run: str, keys: KeyRing | None = None,
         moved: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`moved` is called whenever a piece of a state was taken by the store."""
+        """`moved` is called whenever the store has taken a piece of a state."""
         self._store, self._run, self._keys, self._moved = store, run, keys or ring_from_env(), moved
         self._prefix = f"runs/{run}/checkpoints"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def begin(self, state: StateSnapshot, iteration: int, trainer_epoch: int) -> StateWriting:
-        """Write a state in a thread of its own; `save` commits it when its turn has come."""
+        """Write a state in another thread; `save` waits for it and commits it."""
         return self._writer.submit(self._written, state, iteration, trainer_epoch)
 
     def _written(self, state: StateSnapshot, iteration: int, trainer_epoch: int) -> Mapping[str, Tensor]:
@@ -64,7 +64,7 @@ class Checkpoints:
     def save(self, state: StateWriting | Mapping[str, torch.Tensor], *, keep: int, iteration: int,
              trainer_epoch: int, step: int, root: str, positions: Mapping[int, int], ledger: int,
              letters: int | None = None, roots: Mapping[int, str] | None = None) -> None:  # fmt: skip
-        """Write a checkpoint, or wait until it is written; commit it, and remove the oldest ones."""
+        """Write a checkpoint or wait until it is written, commit it, and remove all but the newest `keep`."""
         key = self._state_key(iteration, trainer_epoch)
         if isinstance(state, Mapping):
             tensors = self._written(StateSnapshot({}, state), iteration, trainer_epoch)
@@ -79,9 +79,9 @@ class Checkpoints:
         self._collect(keep, iteration, trainer_epoch)
 
     def _collect(self, keep: int, iteration: int, trainer_epoch: int) -> None:
-        """Remove all but the newest; manifests go first, so that none points to nothing.
+        """Remove all but the newest checkpoints. Manifests go first, so that none points to nothing.
 
-        A state without a manifest is what a dead trainer left, unless it is one that is being written.
+        A state without a manifest was left by a dead trainer and is removed, unless it may still be written.
         """
         keys = self._store.list(self._prefix)
         known = _manifests(keys)
@@ -96,15 +96,18 @@ class Checkpoints:
                 self._store.delete(key)
 
     def latest(self, warn: Warn) -> FoundCheckpoint | None:
-        """The newest whole checkpoint; `warn` is told of damaged ones, which older ones stand in for.
+        """Return the newest whole checkpoint; None if there are none. Raises Damaged if all are damaged.
 
-        Its state is verified, and read again tensor by tensor as it is asked for.
+        `warn` is told of each damaged one that is passed over. The state is verified; its tensors are read
+        again when they are asked for.
         """
         return self._undamaged(lambda damaged: self.before(sys.maxsize, damaged), warn)
 
     def restored(self, restore: RestoreFunction, warn: Warn) -> AnyCheckpointManifest | None:
-        """The same, given to `restore`; its state is read once. If it turns out damaged on the way, an older
-        one is restored over it."""
+        """Give the newest whole checkpoint to `restore`, and return its manifest; None if there are none.
+
+        The state is read once. If it turns out damaged on the way, an older one is restored over it.
+        """
 
         def try_each(damaged: Warn) -> AnyCheckpointManifest | None:
             for manifest in self._readable(sys.maxsize, damaged):
@@ -125,13 +128,13 @@ class Checkpoints:
         damaged: list[str] = []
         found = find(damaged.append)
         if found is None and damaged:
-            raise Damaged(f"no checkpoint can be read: {'; '.join(damaged)}")  # what is trained would be lost
+            raise Damaged(f"no checkpoint can be read: {'; '.join(damaged)}")  # or all training would be lost
         for what in damaged:
             warn(f"{what}: an older checkpoint stands in for it")
         return found
 
     def before(self, step: int, warn: Warn) -> FoundCheckpoint | None:
-        """The newest whole checkpoint from which a step can be reached."""
+        """Return the newest whole checkpoint from which step `step` can be reached; None if there is none."""
         for manifest in self._readable(step, warn):
             try:
                 state = self._state(manifest)
@@ -144,7 +147,7 @@ class Checkpoints:
         return None
 
     def _readable(self, step: int, warn: Warn) -> Iterator[CheckpointManifest | FirstManifest]:
-        """Manifests, the newest first."""
+        """Yield manifests from which step `step` can be reached, the newest first."""
         for key in reversed(_manifests(self._store.list(self._prefix))):
             try:
                 manifest = self._manifest(key)
@@ -179,7 +182,7 @@ class Checkpoints:
 
 
 def _manifests(keys: Iterable[str]) -> list[str]:
-    """Those of whole checkpoints, oldest first."""
+    """Return the keys of manifests, oldest first. Each stands for a whole checkpoint."""
     found = ((_order(key), key) for key in keys if key.endswith("/manifest.json"))
     return [key for _, key in sorted((numbers, key) for numbers, key in found if numbers is not None)]
 
@@ -189,6 +192,6 @@ def _folder(key: str) -> str:
 
 
 def _order(key: str) -> tuple[int, int] | None:
-    """Iteration and start of the trainer, of a key of a checkpoint; None if it is none."""
+    """Return iteration and start of the trainer from a checkpoint's key; None for other keys."""
     parts = key.split("/")
     return manifests.numbers_of(parts[-2]) if len(parts) == 5 else None

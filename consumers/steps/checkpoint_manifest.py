@@ -1,7 +1,7 @@
-"""What a checkpoint's manifest says, as bytes that carry a digest of all, and a signature if there are keys.
+"""A checkpoint's manifest: bytes with a digest of all they say, and a signature if there are keys.
 
-Format 2 is canonical JSON: other bytes of the same meaning are damage as well. Format 1, of older versions,
-had a digest of the state alone; it is read where no signatures are asked for.
+Format 2 is canonical JSON: bytes that differ are damage, even if they mean the same. Format 1, which older
+versions of StreamRL wrote, has a digest of the state alone; it is read only if no signature is required.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from infra.weights.bits import NAMES
 from infra.weights.manifest import Tensor
 
 LARGEST_MANIFEST = 64 << 20  # bytes of a manifest
-KIND = "checkpoint"  # of what is signed
+KIND = "checkpoint"  # the kind of object, in signatures
 _NAME = re.compile(r"i(\d{6,18})-e(\d{2,9})")
 
 Number = Annotated[int, Field(ge=0, lt=1 << 62)]
@@ -30,7 +30,7 @@ class Damaged(StoreError):
 
 
 class AnyCheckpointManifest(BaseModel):
-    """One checkpoint: the state between two iterations."""
+    """The manifest of one checkpoint, which is the state between two iterations."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,8 +38,8 @@ class AnyCheckpointManifest(BaseModel):
     iteration: Number  # the next one to train
     step: Number  # the next optimizer step
     root: str  # of the weights
-    positions: dict[Number, Number]  # by partition of `<run>.samples`: what lies before is trained
-    ledger: Number  # position in `<run>.ledger`: the steps behind it are run again from their records
+    positions: dict[Number, Number]  # by partition of `<run>.samples`: samples before it are trained
+    ledger: Number  # position in `<run>.ledger`: the steps behind it are taken again from their records
     letters: Number | None = None  # position in `<run>.dead`: letters before it are of no interest any more
     roots: dict[Number, str] = {}  # of versions whose samples may still come
     trainer_epoch: Number
@@ -48,32 +48,32 @@ class AnyCheckpointManifest(BaseModel):
 
 
 class CheckpointManifest(AnyCheckpointManifest):
-    """As it is written now."""
+    """The manifest as it is written now."""
 
     format: Literal[2]
     tensors: dict[str, Tensor]  # of the state
 
 
 class FirstManifest(AnyCheckpointManifest):
-    """As it was written at first."""
+    """The manifest as it was written at first."""
 
     format: Literal[1]
     digest: str  # of the state's object
 
 
 def checkpoint_name(iteration: int, trainer_epoch: int) -> str:
-    """The folder of a checkpoint."""
+    """Return the name of a checkpoint's folder."""
     return f"i{iteration:06d}-e{trainer_epoch:02d}"
 
 
 def numbers_of(folder: str) -> tuple[int, int] | None:
-    """Iteration and start of the trainer, of a folder's name; None if it is no checkpoint's."""
+    """Return iteration and start of the trainer from a folder's name; None if it is no checkpoint's."""
     found = _NAME.fullmatch(folder)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def written(manifest: CheckpointManifest, ring: KeyRing) -> bytes:
-    """The bytes of a manifest."""
+    """Return the bytes of a manifest, with digest and signature."""
     said = manifest.model_dump(mode="json", exclude_unset=True)
     if (signature := ring.sign(_canonical(said), KIND)) is not None:
         said["signature"] = signature
@@ -82,13 +82,13 @@ def written(manifest: CheckpointManifest, ring: KeyRing) -> bytes:
 
 
 def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> CheckpointManifest | FirstManifest:
-    """The manifest that some bytes are. Raises Damaged with what is wrong with them."""
+    """Parse the bytes of a manifest. Raises Damaged, which says what is wrong with them."""
     try:
         said = json.loads(raw)
         if not isinstance(said, dict):
             raise ValueError("it is no JSON object")
         if said.get("format") == 1:
-            ring.verify(b"", None, where)  # nobody has signed it
+            ring.verify(b"", None, where)  # format 1 has no signature
             return FirstManifest.model_validate(said)
         _check(said, raw, where, ring)
         found = CheckpointManifest.model_validate(said)
@@ -102,7 +102,7 @@ def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> Checkpoin
 
 
 def _check(said: dict[str, Any], raw: bytes, where: str, ring: KeyRing) -> None:
-    """Raise unless digest and signature, which are taken out, are those of the rest."""
+    """Raise unless digest and signature are those of the rest; take both out of `said`."""
     if _canonical(said) != raw:
         raise ValueError("it was written otherwise than its bytes are now")
     digest = said.pop("digest", None)

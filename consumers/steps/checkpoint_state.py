@@ -1,6 +1,6 @@
 """A checkpoint's state in the store: a safetensors file that is written and read piece by piece.
 
-What lies where follows from the manifest, which has a hash of each tensor: nothing in the file is believed.
+The manifest alone says where each tensor lies, and has a hash of each: the file's own head is not trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _UNDER_WAY = 4  # pieces that are read at once
 def write(
     store: Store, key: str, state: StateSnapshot, moved: Callable[[], None] = lambda: None
 ) -> dict[str, Tensor]:
-    """Put a state; what its tensors are. `moved` is called whenever a piece of it was taken."""
+    """Write a state to the store; return dtype, shape and digest of its tensors.
+
+    `moved` is called whenever the store has taken a piece.
+    """
     hashes = {name: TensorHash(*outline) for name, outline in state.outlines.items()}
 
     def parts() -> Iterator[bytes | memoryview]:
@@ -45,9 +48,9 @@ def write(
 
 
 class StoredState(Mapping[str, torch.Tensor]):
-    """The tensors of a state. Each is read when it is asked for, and is what the manifest says."""
+    """The tensors of a stored state. Each is read when it is asked for, and checked against the manifest."""
 
-    fresh = True  # whoever asked has the only copy
+    fresh = True  # the caller gets the only copy of a tensor
 
     def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
         self._store, self._key, self._tensors = store, manifest.state, manifest.tensors
@@ -60,7 +63,7 @@ class StoredState(Mapping[str, torch.Tensor]):
         self._look(head, at)
 
     def _look(self, head: bytes, size: int) -> None:
-        """Before memory is taken: whether the file can be what the manifest says."""
+        """Raise Damaged if the file's size or head does not fit the manifest, before memory is taken."""
         try:
             found = self._store.size(self._key)
             if found != size:
@@ -72,11 +75,11 @@ class StoredState(Mapping[str, torch.Tensor]):
 
     @property
     def outlines(self) -> list[Outline]:
-        """What the tensors are."""
+        """Name, dtype and shape of each tensor."""
         return [(name, NAMES[one.dtype][0], list(one.shape)) for name, one in self._tensors.items()]
 
     def verify(self) -> None:
-        """Read all, keep nothing, and raise Damaged if a bit is wrong."""
+        """Read all tensors, keep none, and raise Damaged if a bit is wrong."""
         for name, tensor in self._tensors.items():
             hashed = TensorHash(tensor.dtype, tensor.shape)
             for _, piece in self._pieces(name):
@@ -121,7 +124,7 @@ class StoredState(Mapping[str, torch.Tensor]):
 
 
 def read_first(store: Store, manifest: FirstManifest) -> dict[str, torch.Tensor]:
-    """A state of the first format, which can be verified as a whole only."""
+    """Read a state of format 1, which can be verified only as a whole."""
     where = f"{store.url}/{manifest.state}"
     try:
         data = store.get(manifest.state)

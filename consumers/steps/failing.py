@@ -1,6 +1,6 @@
-"""A step that can't be taken: it stops the run, and what it was made of is kept so that it can be looked at.
+"""A step that can't be taken stops the run; a record of its samples is kept so that it can be looked at.
 
-runs/<run>/failed/step-000012-e01.msgpack    what would have been its ledger record
+runs/<run>/failed/step-000012-e01.msgpack    the ledger record that the step would have had
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class TrainingFailed(Explained):
 
 @dataclass(frozen=True)
 class FailedSteps:
-    """The steps of a run that could not be taken."""
+    """The records of a run's failed steps, in the store."""
 
     store: Store
     run: str
 
     def keep(self, record: StepRecord) -> None:
-        """What the step was made of, in the order of training, as far as it came."""
+        """Keep the record of a failed step: its samples in the order of training, as far as it came."""
         self.store.put(self._key(record.step, record.trainer_epoch), encode(record))
 
     def find(self, step: int | None = None) -> StepRecord:
-        """The newest one, or the newest one of a step."""
+        """Return the record of the newest failed step, or of the newest failure of `step`."""
         pattern = re.compile(rf"{re.escape(self._prefix)}/step-(\d+)-e(\d+)\.msgpack")
         found = [match for key in self.store.list(self._prefix) if (match := pattern.fullmatch(key))]
         chosen = [match for match in found if step is None or int(match[1]) == step]
@@ -59,6 +59,6 @@ class FailedSteps:
 
 
 def named(rows: Sequence[TrainingRow]) -> str:
-    """Some samples, for people."""
+    """Return the ids of some samples, for people."""
     names = ", ".join(row.sample.id for row in rows[:_NAMED])
     return f"{names} and {len(rows) - _NAMED} more" if len(rows) > _NAMED else names

@@ -1,9 +1,9 @@
-"""The ledger: appended to by one trainer at a time, and of each step the first record counts.
+"""The ledger: one trainer at a time appends to it, and the first record of each step counts.
 
-A trainer that was thought dead may still append. It looks before each record whether a newer start has
-replaced it (`infra.epochs`); what it wrote in between is a step like any other, and whoever finds it there
-takes it as it stands. Whoever finds that a step of its own is not the first one, and that the first one led
-to other weights, must not go on: nobody would take its step again.
+A trainer that was thought dead may still append. Before each record it looks whether a newer start has
+replaced it (`infra.epochs`). A record that it wrote in between is a step like any other, and the newer
+trainer takes that step as it stands. If a trainer finds that its own record of a step is not the first one,
+and that the first one led to other weights, it must stop: nobody would take its step again.
 
     record ──► of this run, and readable? ──► first of its step? ──► counts
                 └─ no: could it be a step that is needed?  no ──► a dead letter
@@ -27,7 +27,7 @@ from schemas.steps import steps_in, wrong_step
 from schemas.topics import Topics
 from schemas.wire import encode
 
-_BACK = 256  # records that are looked through before a position behind which a step is missing
+_BACK = 256  # records to look through before a position, if a step is missing behind it
 
 
 class AnotherTrainer(Explained):
@@ -35,7 +35,7 @@ class AnotherTrainer(Explained):
 
 
 class Ledger:
-    """A run's steps, as a trainer reads them when it starts and writes them from then on."""
+    """A run's steps: a trainer reads them when it starts, and appends to them from then on."""
 
     def __init__(
         self, context: RoleContext, trainer_epoch: int, fence: Callable[[], None] = lambda: None
@@ -48,15 +48,16 @@ class Ledger:
             StepRecord, context.run, self._refused, foreign=self._passed_over,
             unfit=lambda step: wrong_step(step, context.spec),
         )  # fmt: skip
-        self._needed = 0  # steps before this one are known, whatever the log says of them
-        self._first: dict[int, tuple[int, StepRecord]] = {}  # and where it stands
+        self._needed = 0  # steps before this one are done: bad records of them do not matter
+        self._first: dict[int, tuple[int, StepRecord]] = {}  # by step: its position and its first record
         self._reader: Reader | None = None
-        self.end = 0  # position behind the newest record that is known
+        self.end = 0  # position behind the newest record that was read
 
     def rest(self, position: int, number: int = 0) -> list[StepRecord]:
-        """The steps from `number` on, each once, in order; `position`: no first record of them is before.
+        """Return the steps from `number` on, each once, in order; read from `position` on.
 
-        Where one is missing all the same, it is looked for before that position.
+        No first record of these steps should be before `position`. If step `number` is missing all the same,
+        it is looked for further back.
         """
         topic, back = self._context.topics.ledger, _BACK
         while True:
@@ -72,7 +73,7 @@ class Ledger:
             position, back = max(0, position - back), back * 4
 
     def read_on(self, number: int) -> list[StepRecord]:
-        """The steps from `number` on as far as the log goes now, each once, in order."""
+        """Read to the log's current end; return the steps from `number` on, each once, in order."""
         assert self._reader is not None, "what is there is read first"
         topic, ends = self._context.topics.ledger, self._reader.end_offsets()
         self._forget(number)
@@ -81,7 +82,10 @@ class Ledger:
         return [step for _, (_, step) in sorted(self._first.items())]
 
     def append(self, step: StepRecord) -> None:
-        """Write a step. Returns when it stands, and counts."""
+        """Append a step and wait until its record is in the log and counts.
+
+        Raises AnotherTrainer if another record counts that led to other weights, or a newer start has a step.
+        """
         assert self._reader is not None, "what is there is read first"
         self._fence()
         writer, topic = self._context.writer, self._context.topics.ledger
@@ -100,7 +104,7 @@ class Ledger:
             wait.progress() if records else wait.check()
 
     def standing(self, number: int) -> StepRecord | None:
-        """A step that another trainer has taken already; the steps before it are done."""
+        """Return step `number` if another trainer has taken it already, else None. Forgets earlier steps."""
         assert self._reader is not None, "what is there is read first"
         self._forget(number)
         for record in self._reader.poll(0.0):
@@ -108,16 +112,16 @@ class Ledger:
         return self._first[number][1] if number in self._first else None
 
     def _forget(self, number: int) -> None:
-        """Steps before this one are done."""
+        """Forget the steps before `number`, which are done."""
         self._needed = number
         self._first = {one: found for one, found in self._first.items() if one >= number}
 
     def position(self, number: int) -> int:
-        """Where to read on from to find all steps from `number` on: none of their first records is before."""
+        """Return a position to read from: no first record of a step from `number` on is before it."""
         return min((at for one, (at, _) in self._first.items() if one >= number), default=self.end)
 
     def place(self, number: int) -> str:
-        """Where a step's record stands, for people."""
+        """Return where the record of a step stands, for people."""
         topic = self._context.topics.ledger
         return Record(topic.name, 0, self._first[number][0], b"", b"").place
 
@@ -132,7 +136,7 @@ class Ledger:
     def _taken_by_none_newer(self, record: Record) -> StepRecord | None:
         found = self._take(record)
         if found is not None and found.trainer_epoch > self._epoch:
-            self._fence()  # it says more
+            self._fence()  # this error says more
             raise AnotherTrainer(
                 f"step {found.step} was taken by a newer start of the trainer "
                 f"({found.trainer_epoch}; this is {self._epoch}): this one was thought dead, and ends"
@@ -149,7 +153,7 @@ class Ledger:
         return step
 
     def _refused(self, record: Record, reason: str) -> None:
-        """A record that is not of another run: only one that could be a step that counts matters."""
+        """Pass over a bad record, or stop the run if it could be a step that counts."""
         number = claimed_step(record)
         if number < self._needed or number in self._first or number >= steps_in(self._context.spec):
             return self._passed_over(record, reason)
@@ -159,23 +163,24 @@ class Ledger:
         self._context.dead_letter(record, reason)
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         if self._reader is not None:
             self._reader.close()
 
 
 def steps_in_ledger(context: RoleContext, start: int = 0) -> Iterator[StepRecord]:
-    """The steps that this run's ledger still has behind a position, one by one, each once, in order."""
+    """Yield the steps that this run's ledger still has from position `start` on, each once, in order."""
     return (step for _, step in steps_in_log(context, context.run, context.spec, start))
 
 
 def steps_in_log(
     context: RoleContext, run: str, spec: RunSpec, start: int
 ) -> Iterator[tuple[Record, StepRecord]]:
-    """The steps of any run's ledger, and where they stand. A trainer appends a step when all before it stand.
+    """Yield steps of any run's ledger with their records, from position `start` on, each once, in order.
 
-    So the first record of a step comes behind those of earlier ones, and nothing has to be kept. Records
-    that can't be used are passed over: whoever needs them misses the step.
+    A trainer appends a step when all before it stand. So the first record of a step comes after those of
+    earlier steps, and no record has to be kept in memory. Records that can't be used are passed over: if one
+    was a step, the caller misses it.
     """
     refuse: Refuse = lambda record, reason: context.log.warning(  # noqa: E731
         "%s is passed over: %s", record.place, reason

@@ -1,10 +1,10 @@
-"""Publishing beside training: weights, their announcement and checkpoints, in order, in one thread.
+"""Publish weights, announcements and checkpoints in order, in one thread beside training.
 
-A step's order of writing, of which each may be the last one before a crash:
-  1. the ledger record            the decision; from here on the step is run again exactly as recorded
+Order of writing at a step; the trainer may crash after any of these:
+  1. the ledger record            the decision; from here on the step is taken again exactly as recorded
   2. the weights' manifest        the version exists
   3. the announcement             generators may use it
-  4. the checkpoint's manifest    earlier records need not be run again
+  4. the checkpoint's manifest    earlier records need not be taken again
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from schemas.messages import WeightsAnnouncement
 from schemas.wire import encode
 
 _POLL_S = 0.005
-_LARGE = 256 << 10  # bytes of a manifest that is not announced as a whole
-_COPIES = 2  # of weights that may wait or be under way; one more is that of the version before
+_LARGE = 256 << 10  # bytes: larger manifests are not put into the announcement
+_COPIES = 2  # copies of weights that wait or are being stored; one more is of the version before
 _AHEAD = 2  # jobs that may wait: a store slower than training holds it up instead of filling the memory
 
 
@@ -41,18 +41,18 @@ class Publisher:
 
     def __init__(self, context: RoleContext, trainer_epoch: int, base: str | None = None) -> None:
         self._context, self._epoch, self._base = context, trainer_epoch, base
-        # a version is complete: other machines need not have the folder of the starting model
+        # all files of a model are published: other machines need not have the starting model's folder
         self._files = ModelFolder(context.record.model).beside if base is None else {}
         self._weights = WeightStore(context.store, context.run)
         self._jobs: queue.Queue[tuple[Callable[[], object], Callable[[], object]] | None] = queue.Queue()
-        self._asked, self._put = 0, 0  # versions; each counts in one thread
-        self._pieces = 0  # that the store has taken: what takes hours moves as long as they come to more
+        self._asked, self._put = 0, 0  # numbers of versions; each is counted by one thread
+        self._pieces = 0  # pieces that the store has taken: while their number grows, no wait is over
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
         self._thread.start()
 
     def publish(self, version: int, made: MadeWeights) -> None:
-        """Publish and announce a version in the background."""
+        """Publish and announce a version in the background. Waits while too many copies are held."""
         self._wait(lambda: self._asked - self._put < _COPIES)
         self._asked += 1
         copy = made.copy()
@@ -74,20 +74,20 @@ class Publisher:
         self._announce(manifest)
 
     def moved(self) -> None:
-        """The store has taken a piece of what is on its way there. All waits of the run hear of it."""
+        """Count a piece that the store has taken; the heartbeat tells all waits of the run."""
         self._pieces += 1
         self._context.heart.counters["stored_pieces"] = self._pieces
 
     def find(self, version: int) -> VersionManifest | None:
-        """A published version's manifest."""
+        """Return the manifest of a published version; None if it is not published."""
         return self._weights.find(version)
 
     def newest(self) -> int:
-        """The newest published version; -1 if there is none."""
+        """Return the newest published version; -1 if there is none."""
         return max(self._weights.versions(), default=-1)
 
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
-        """A published version's tensors."""
+        """Return the tensors of a published version."""
         return self._weights.fetch(version)[1]
 
     def _announce(self, manifest: VersionManifest) -> None:
@@ -101,11 +101,11 @@ class Publisher:
         self._context.writer.send(self._context.topics.weights, encode(signed(announcement)), key="newest")
         self._context.writer.flush(self._context.spec.deadlines.progress_s)
         keep = self._context.spec.trainer.keep_weights
-        if manifest.version % keep == 0:  # now and then: it lists the store
+        if manifest.version % keep == 0:  # not at each version, since it lists the store
             self._weights.collect(keep)
 
     def submit(self, job: Callable[[], object], dropped: Callable[[], object] = lambda: None) -> None:
-        """Run a job behind those before it; `dropped` instead if one of those fails."""
+        """Run `job` after earlier ones, in the publisher's thread; if one of those failed, run `dropped`."""
         self._wait(lambda: self._jobs.unfinished_tasks <= _AHEAD)
         self._jobs.put((job, dropped))
 
@@ -144,6 +144,6 @@ class Publisher:
                 self._jobs.task_done()
 
     def check(self) -> None:
-        """Raise what went wrong in the background."""
+        """Raise the error of a job that failed, if one has."""
         if self._failed is not None:
             raise self._failed

@@ -1,4 +1,4 @@
-"""A step of the ledger once more: its samples by position, in its order, in its micro-batches."""
+"""Take a step of the ledger again: its samples by position, in its order, in its micro-batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.topics import Topic
 
 @dataclass(frozen=True)
 class RedoneStep:
-    """What taking a step again came to."""
+    """The result of taking a step again."""
 
     batches: Sequence[MicroBatch]
     stats: Sequence[LossStats]
@@ -32,7 +32,7 @@ class RedoneStep:
 def take_again(
     context: RoleContext, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
 ) -> RedoneStep:
-    """Exactly as recorded. The step has begun: scoring and learner know that."""
+    """Take a step again, exactly as recorded. The caller must have begun it in `scoring` and `learner`."""
     rows, plans = plans_again(context, samples, learner, scoring, record)
     stats = [stat for batches in plans for stat in learner.accumulate(batches)]
     batches = [batch for batches in plans for batch in batches]
@@ -43,16 +43,17 @@ def take_again(
 def plans_again(
     context: RoleContext, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
 ) -> tuple[list[TrainingRow], list[list[MicroBatch]]]:
-    """The step's samples, and its micro-batches, as they were trained together."""
+    """Return the samples of a step with their scores, and its micro-batches, plan by plan."""
     rows = scoring.scored(fetch_rows(context, samples, record))
     version = version_trained(context.spec, record.step)
     return rows, planned_as(rows, record.microbatches.tolist(), learner.loss, version)
 
 
 def version_trained(spec: RunSpec, step: int) -> int:
-    """The version whose samples need no correction; -1: there is none.
+    """Return the version whose samples need no correction; -1 if there is none.
 
-    It is that of the iteration's first weights: in its later steps only a correction that keeps them knows.
+    It is the version that the iteration begins with. At later steps of the iteration the weights have moved
+    on, so it counts there only if the loss keeps the iteration's first weights as anchor.
     """
     iteration, mini = divmod(step, spec.algorithm.optimizer_steps)
     if spec.algorithm.mode == "offline" or (mini and not spec.loss.anchors_at_start):
@@ -61,9 +62,10 @@ def version_trained(spec: RunSpec, step: int) -> int:
 
 
 def update(learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_gradient: bool) -> float:
-    """The optimizer step, over all that was accumulated; the gradient's norm.
+    """Take the optimizer step over all that was accumulated; return the gradient's norm.
 
-    Without a single gradient there is none: AdamW would move the weights nevertheless, by its momentum.
+    Without any gradient no step is taken, and the result is 0: AdamW's momentum would move the weights all
+    the same. Raises TrainingFailed if no sample has a reward.
     """
     if not any_gradient and any(not row.sample.reward_error for row in rows):
         return 0.0
@@ -78,7 +80,7 @@ def update(learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_grad
 
 
 def fetch_rows(context: RoleContext, samples: Topic, step: StepRecord) -> list[TrainingRow]:
-    """The samples of a step, in the order of its record."""
+    """Fetch the samples of a step in the order of its record. Raises Gone if they are not in the log."""
     places = list(zip(step.partitions.tolist(), step.offsets.tolist(), strict=True))
     rows = fetch(
         context.bus, samples, places, what=f"the samples of step {step.step}",

@@ -1,4 +1,4 @@
-"""What a step says about itself: the ledger carries it, the live view and the report show it."""
+"""Metrics of a step: the ledger carries them, the live view and the report show them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def step_metrics(
     samples: Sequence[Sample], plans: Sequence[MicroBatchPlan], stats: Sequence[LossStats], *,
     iteration: int, norm: float, compute_s: float, waited_s: float,
 ) -> dict[str, float]:  # fmt: skip
-    """The health of one optimizer step."""
+    """Return the metrics of one optimizer step."""
     rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
     lengths = np.array([sample.true_length for sample in samples])
     staleness = np.array([iteration - int(sample.versions.min()) for sample in samples])
@@ -60,7 +60,7 @@ def step_metrics(
 
 
 def _of_critic(stats: Sequence[LossStats]) -> dict[str, float]:
-    """What part of the returns the critic explains: 1 all, 0 no more than a constant 0 would."""
+    """Return the share of the returns that the critic explains: 1 all, 0 no more than a constant 0 would."""
     returns = sum(stat.returns for stat in stats)
     if not returns:
         return {}
@@ -68,7 +68,7 @@ def _of_critic(stats: Sequence[LossStats]) -> dict[str, float]:
 
 
 def _by_class(samples: Sequence[Sample]) -> dict[str, float]:
-    """Tokens of each predicted length class."""
+    """Return the number of tokens of each predicted length class."""
     found: dict[str, float] = {}
     for sample in samples:
         name = f"tokens_class_{sample.length_class}"

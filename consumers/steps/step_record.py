@@ -1,4 +1,4 @@
-"""An optimizer step as it grows, and as the ledger keeps it."""
+"""An optimizer step while it is collected, and its record in the ledger."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from schemas.runspec import RunSpec
 
 @dataclass
 class StepParts:
-    """What an optimizer step is made of."""
+    """The parts of an optimizer step, which grow until the step is taken."""
 
     iteration: int
     number: int
-    taken: set[int] = field(default_factory=set)  # bundles
-    groups: int = 0  # that count: no other ones are drawn in their place
-    plans: list[MicroBatchPlan] = field(default_factory=list)  # as they were accumulated
+    taken: set[int] = field(default_factory=set)  # numbers of bundles
+    groups: int = 0  # groups that are final: none will be drawn in their place
+    plans: list[MicroBatchPlan] = field(default_factory=list)  # in the order of accumulation
     stats: list[LossStats] = field(default_factory=list)
     compute_s: float = 0.0
     waited_s: float = 0.0
 
     @property
     def any_gradient(self) -> bool:
-        """Whether there is a sample to learn from."""
+        """Whether any sample has a gradient."""
         return any(planned.batches for planned in self.plans)
 
     @property
     def rows(self) -> list[TrainingRow]:
-        """In the order of the ledger: by plan its micro-batches, then the rows that need none."""
+        """All rows in the ledger's order: for each plan those of its micro-batches, then its idle rows."""
         return [
             row
             for planned in self.plans
@@ -46,7 +46,7 @@ class StepParts:
 
 
 def recipe_of(spec: RunSpec) -> str:
-    """Hash of the settings that a step's bits depend on; how it was cut into micro-batches it says itself."""
+    """Hash the settings that a step's bits depend on, but the micro-batch sizes, which its record has."""
     trainer = spec.trainer
     sums = "exact" if trainer.sums_exactly else [trainer.learner, trainer.ranks, trainer.zero_stage]
     settings = [
@@ -61,7 +61,7 @@ def recipe_of(spec: RunSpec) -> str:
 def step_record(
     step: StepParts, *, run: str, trainer_epoch: int, recipe: str, last: bool, root: str, norm: float
 ) -> StepRecord:
-    """What the ledger says of a step that is done."""
+    """Return the ledger's record of a step."""
     rows = step.rows
     samples = [row.sample for row in rows]
     return StepRecord(

@@ -1,4 +1,4 @@
-"""What a trainer says of a step that is done: counters for people who watch, and its log."""
+"""Report a finished step: counters for people who watch, and the trainer's log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GAP_LIMIT = {"float32": 0.01, "bfloat16": 0.5}
 
 
 def tell(context: RoleContext, record: StepRecord, *, duplicates: int) -> None:
-    """Counters, warnings and one line."""
+    """Update counters, warn if something is wrong, and log one line about the step."""
     metrics, counters = record.metrics, context.heart.counters
     counters.update(
         step=record.step, iteration=record.iteration, version=record.version_out,

@@ -1,10 +1,10 @@
-"""What was admitted as the groups in work: asked when samples contradict each other, which is rare.
+"""Look up how groups in work were admitted; needed only when samples contradict each other, which is rare.
 
     partition of <run>.prompts    trained ….│….  groups in work  …│ end
                                             └─ found by bisection, then followed
 
-All of an iteration is admitted before iterations that are by more than the lookahead younger: so whatever
-stands before a group of an iteration that old is older still.
+All groups of an iteration are admitted before any iteration that is later by more than the lookahead. So no
+record before a group of iteration i is of an iteration after i + lookahead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
 from schemas.messages import TRAIN, Prompt
 
-_LOOK = 200  # records that are looked through for one that says where it belongs
+_LOOK = 200  # records that are searched for a prompt for training
 
 
 class Admitted:
-    """Follows `<run>.prompts` from the oldest group in work on, once it was asked."""
+    """Follows `<run>.prompts` from the oldest group in work on, once it was asked for a group."""
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
@@ -33,7 +33,7 @@ class Admitted:
         self._found: dict[int, Prompt] = {}
 
     def groups(self, wanted: Collection[int], trained: int) -> dict[int, Prompt]:
-        """What was admitted as these groups, none of them of an iteration before `trained`."""
+        """Return the admitted prompts of these groups, none of which is of an iteration before `trained`."""
         topic = self._context.topics.prompts
         if self._reader is None:
             self._reader = reader = self._context.bus.reader(topic)
@@ -47,7 +47,7 @@ class Admitted:
         return {group: self._found[group] for group in wanted if group in self._found}
 
     def _starts(self, reader: Reader, trained: int) -> dict[int, int]:
-        """By partition a position before all groups of iterations from `trained` on."""
+        """Return for each partition a position before all groups of iterations from `trained` on."""
         oldest = trained - math.ceil(self._context.spec.algorithm.lookahead) - 1
         begins, ends = reader.begin_offsets(), reader.end_offsets()
         found = {}
@@ -63,7 +63,7 @@ class Admitted:
     def _window_at(
         self, reader: Reader, ends: dict[int, int], partition: int, start: int, stop: int
     ) -> tuple[int, float]:
-        """Position and iteration of the next group that is trained; beyond all of them if there is none."""
+        """Return (position, iteration) of the next prompt for training; iteration `inf` if there is none."""
         until = min(stop, start + _LOOK)
         reader.seek(ends | {partition: start})
         for record in read_until(reader, {partition: until}, self._context.topics.prompts,
@@ -79,11 +79,11 @@ class Admitted:
         return prompt.window if prompt is not None and prompt.purpose == TRAIN else None
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader, if there is one."""
         if self._reader is not None:
             self._reader.close()
 
 
 def _lean(prompt: Prompt) -> Prompt:
-    """Only what samples are compared with, and nothing that holds the record."""
+    """Return a copy with only the fields that samples are compared with; it does not hold the record."""
     return structs.replace(prompt, problem="", edges=[], tokens=prompt.tokens.copy())

@@ -1,8 +1,8 @@
-"""Groups that were trained already, as a ledger says: each can be trained again.
+"""Groups that a ledger records as trained, to be trained again.
 
     ledger ──► groups, and where their samples stand ──► drawn by seed ──► fetched from the log by position
 
-Trajectory balance trains some of its own run's again (`loss.replay`); an offline run trains another run's.
+Trajectory balance trains some groups of its own run again (`loss.replay`), an offline run another run's.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ from schemas.identity import ROUND, derive_seed
 from schemas.messages import Evaluation, StepRecord
 from schemas.topics import Topic, Topics
 
-_REPLAYED = 1000  # iterations from which groups are trained again: what is older is hardly of this policy
-_EVALUATIONS = 64  # newest ones that are read at a start: those of the weights in work are among them
+_REPLAYED = 1000  # newest iterations whose groups are trained again: older ones are hardly of this policy
+_EVALUATIONS = 64  # newest ones that are read at a start; they include those of current weights
 
 
 class RecordedError(Explained):
-    """A run's samples can't be trained again."""
+    """The samples of a run can't be trained again."""
 
 
 class Recorded:
-    """Where the groups of a ledger's steps stand, in the order in which they were trained first.
+    """Places of the groups of a ledger's steps, in the order in which these were trained first.
 
-    A group is trained first in the iteration that it is of: where it comes again, it was replayed. Of each
-    step as little is kept as there can be, and `kept`: of how many of the newest iterations.
+    A group is trained first in the iteration that it belongs to. Steps of other iterations that have it
+    replayed it, and it is not counted again. To save memory, only places are kept, and only of the newest
+    `kept` iterations.
     """
 
     def __init__(self, groups: int, steps: Iterable[StepRecord] = (), *, kept: float = math.inf) -> None:
-        """`groups`: of an iteration."""
+        """`groups`: number of groups in an iteration. `kept`: number of newest iterations to keep."""
         self._groups, self._kept, self._newest = groups, kept, -1
         self._steps: deque[_Step] = deque()
-        self._before = 0  # groups that are not kept
-        self._ends: list[int] = []  # how many groups there were up to and with each step
+        self._before = 0  # groups of steps that were dropped
+        self._ends: list[int] = []  # number of groups up to and including each step
         for step in steps:
             self.add(step)
 
     def add(self, step: StepRecord) -> None:
-        """A step of the ledger."""
+        """Add a step of the ledger. A step that was added before is ignored."""
         if step.step <= self._newest:
-            return  # of a trainer that was thought dead: the first record of a step counts
+            return  # of a trainer thought dead, or read again: the first record of a step counts
         self._newest = step.step
         windows = step.groups % ROUND // self._groups
         order = np.flatnonzero(windows == step.iteration)
@@ -79,7 +80,7 @@ class Recorded:
         self._ends.append((self._ends[-1] if self._ends else self._before) + step.starts.size)
 
     def drop(self, begins: Mapping[int, int]) -> None:
-        """Let go of steps of whose samples some are before these positions: they are gone."""
+        """Drop steps with samples before these positions, which are gone from the log."""
         least = np.array([begins.get(number, 0) for number in range(max(begins, default=0) + 1)])
         steps, self._steps, self._ends, self._before = self._steps, deque(), [], 0
         for step in steps:
@@ -90,7 +91,7 @@ class Recorded:
         return self._ends[-1] - self._before if self._ends else 0
 
     def places(self, numbers: Iterable[int]) -> list[LogPlace]:
-        """Where the samples of groups stand; groups are counted from 0."""
+        """Return the places of all samples of some groups; groups are counted from 0."""
         found: list[LogPlace] = []
         for number in numbers:
             at = bisect.bisect_right(self._ends, number + self._before)
@@ -103,35 +104,35 @@ class Recorded:
 @dataclass(frozen=True)
 class _Step:
     iteration: int
-    partitions: np.ndarray  # of each sample, group by group, by index
+    partitions: np.ndarray  # of each sample, group by group, in order of index
     offsets: np.ndarray
-    starts: np.ndarray  # of each group, among those
+    starts: np.ndarray  # index of each group's first sample in these arrays
 
     def places(self, group: int) -> list[LogPlace]:
-        """Where a group's samples stand."""
+        """Return the places of a group's samples."""
         last = group + 1 == self.starts.size
         part = slice(int(self.starts[group]), None if last else int(self.starts[group + 1]))
         return list(zip(self.partitions[part].tolist(), self.offsets[part].tolist(), strict=True))
 
 
 class Replay:
-    """Groups of this run that a step trains once more; which ones, the seed says."""
+    """Earlier groups of this run that a step trains once more; the run's seed decides which."""
 
     def __init__(self, context: RoleContext, step: int) -> None:
-        """`step`: the next one."""
+        """`step`: number of the next step."""
         self._context = context
         algorithm = context.spec.algorithm
         self._count = round((context.spec.loss.replay or 0.0) * algorithm.groups / algorithm.optimizer_steps)
-        start = max(0, step - _REPLAYED * algorithm.optimizer_steps)  # each step has a record at the least
+        start = max(0, step - _REPLAYED * algorithm.optimizer_steps)  # each step has at least one record
         earlier = (one for one in steps_in_ledger(context, start) if one.step < step)
         self._recorded = Recorded(algorithm.groups, earlier, kept=_REPLAYED)
 
     def add(self, step: StepRecord) -> None:
-        """A step was trained."""
+        """Add a step that was trained."""
         self._recorded.add(step)
 
     def rows(self, step: int) -> list[TrainingRow]:
-        """For an optimizer step, by its number in the run."""
+        """Return the rows that an optimizer step trains once more. `step`: its number in the run."""
         try:
             return self._drawn(step)
         except Gone as error:
@@ -153,7 +154,7 @@ class Replay:
 
 
 class RecordedStream:
-    """In place of the sample stream: the groups of another run, in an order that each epoch draws anew."""
+    """A stream of another run's groups, in place of the sample stream; each epoch draws a new order."""
 
     duplicates = 0
 
@@ -181,17 +182,17 @@ class RecordedStream:
         context.log.info("%d groups are recorded in %s", len(self._recorded), source.id)
 
     def pump(self, wait_s: float) -> int:
-        """All samples are here; how many evaluations have come."""
+        """Read evaluations; return the number of records that came. All samples are here already."""
         records = self._evaluations.poll(wait_s)
         self._evaluated.update(one.version for one in self._gate.messages(records))
         return len(records)
 
     def _is_measured(self, version: int) -> bool:
-        """Whether the generators may have newer weights: nothing else would hold the trainer back."""
+        """Return whether a version was evaluated or need not be; nothing else holds this trainer back."""
         return not self._context.spec.evaluates(version) or version in self._evaluated
 
     def complete(self, key: StepKey) -> list[Bundle]:
-        """The groups of an optimizer step, as one bundle; none until its weights are evaluated."""
+        """Return the groups of an optimizer step as one bundle; no bundle until its weights are evaluated."""
         if not self._is_measured(key[0]):
             return []
         if self._held is None or self._held[0] != key:
@@ -213,7 +214,7 @@ class RecordedStream:
         return [self._held[1]]
 
     def _drawn(self, step: int) -> list[int]:
-        """The groups of an optimizer step. Less than a step may be left at an epoch's end: it is not used."""
+        """Return the groups of an optimizer step. An epoch leaves out groups that do not fill a step."""
         epoch, place = divmod(step, len(self._recorded) // self._size)
         if self._order[0] != epoch:
             order = list(range(len(self._recorded)))
@@ -222,34 +223,34 @@ class RecordedStream:
         return self._order[1][place * self._size : (place + 1) * self._size]
 
     def groups(self, key: StepKey) -> Iterator[list[TrainingRow]]:
-        """None: all are trained at once."""
+        """Yield nothing: no groups need to be scored ahead."""
         return iter(())
 
     def outstanding(self, key: StepKey) -> int:
-        """None, but those of an evaluation."""
+        """Return 0, or the number of samples of an evaluation that is not done."""
         evaluation = self._context.spec.evaluation
         return 0 if self._is_measured(key[0]) else evaluation.problems * evaluation.per_problem
 
     def trained(self, key: StepKey) -> None:
-        """An optimizer step is done."""
+        """Let go of the samples of a step that is done."""
         self._held = None
         self._evaluated = {version for version in self._evaluated if version >= key[0]}
 
     def low_watermarks(self) -> dict[int, int]:
-        """The step's number says all."""
+        """Return no positions: the number of the step says which groups come next."""
         return {}
 
     def letters(self, marks: Mapping[int, int]) -> int | None:
-        """It writes none."""
+        """Return None: this stream writes no dead letters."""
         return None
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self._evaluations.close()
 
 
 def samples_topic(context: RoleContext) -> Topic:
-    """Where the samples of a run's steps stand: on its own topic, or on that of the run that it trains."""
+    """Return the topic with the samples of a run's steps: its own, or that of the run that it trains."""
     recorded = context.spec.algorithm.recorded
     if recorded is None:
         return context.topics.samples
@@ -257,7 +258,7 @@ def samples_topic(context: RoleContext) -> Topic:
 
 
 def _source(context: RoleContext, run: str) -> RunRecord:
-    """The run that was recorded, if its samples mean the same to our model."""
+    """Return the recorded run. Raises RecordedError if its samples would mean something else to our model."""
     source = find(context.store, run)
     if source.spec.algorithm.recorded is not None:
         raise RecordedError(
@@ -280,7 +281,7 @@ def _source(context: RoleContext, run: str) -> RunRecord:
 
 
 def _steps(context: RoleContext, source: RunRecord) -> Iterator[StepRecord]:
-    """The source's ledger as it was when this run began: what it trains must not grow."""
+    """Yield the steps that the source's ledger had when this run began: later ones must not be drawn."""
     ledger = Topics(source.id, source.spec.lengths.classes).ledger
     begins, ends = begins_of(context.bus, ledger), ends_of(context.bus, ledger)
     found: dict[str, Any] = (
@@ -306,7 +307,7 @@ def _steps(context: RoleContext, source: RunRecord) -> Iterator[StepRecord]:
 
 
 def _began(context: RoleContext, key: str) -> dict[str, Any]:
-    """What the run began with."""
+    """Read which part of the source's ledger this run began with; empty if it had no steps."""
     try:
         began = json.loads(context.store.get(key))
         return {name: began[name] for name in ("run", "first", "end")} if began else {}

@@ -1,9 +1,9 @@
-"""The sample stream: records in, whole bundles out; each sample once, and nothing unfit for training.
+"""The sample stream: records in, complete bundles out; each sample once, and none that is unfit for training.
 
     <run>.samples ──► readable? this run's? sound? new? ──► groups ──► bundles whose groups are all complete
                           └─ no: <run>.dead, with the reason
 
-Positions are the trainer's own: `low_watermarks` is where a trainer must start to read again.
+The trainer keeps positions itself: `low_watermarks` is where it must start to read again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from schemas.wire import encode
 StepKey = tuple[int, int]  # iteration and optimizer step in it
 CAME_BEFORE = "came before, and the first one counts"
 RootOf = Callable[[int], str | None]  # of a version; None if it is not known
-_LONGEST = 1 << 10  # iterations that generation may run ahead
+_LONGEST = 1 << 10  # iterations: the lookahead counts as no more than this
 
 
 @dataclass
 class Bundle:
-    """Groups that are trained together."""
+    """Groups whose samples form micro-batches together."""
 
     number: int
     groups: int
@@ -51,55 +51,58 @@ class Bundle:
         )
 
     def settled(self, resample: int) -> int:
-        """How many of its groups no other one will be drawn for."""
+        """Return how many of its groups are final: no other group will be drawn in their place."""
         return sum(
             round_of(group) >= resample or not says_nothing(row.sample for row in rows.values())
             for group, rows in self.rows.items()
         )
 
     def in_order(self) -> list[TrainingRow]:
-        """All rows, by group and index."""
+        """Return all rows, in order of group and index."""
         return [self.rows[group][index] for group in sorted(self.rows) for index in sorted(self.rows[group])]
 
 
 class Stream(Protocol):
-    """Where a trainer gets the groups of its steps from."""
+    """The source of the groups that a trainer's steps train."""
 
     duplicates: int
 
     def pump(self, wait_s: float) -> int:
-        """Take what has come, or comes within `wait_s`; how many new samples there were."""
+        """Take records that have come, or come within `wait_s` seconds; return how many were new."""
 
     def complete(self, key: StepKey) -> list[Bundle]:
-        """The complete bundles of an optimizer step that are here now."""
+        """Return the complete bundles of an optimizer step that are here now."""
 
     def groups(self, key: StepKey) -> Iterator[list[TrainingRow]]:
-        """Groups of an optimizer step, as far as they are here."""
+        """Yield the rows of each group of an optimizer step, as far as they are here."""
 
     def outstanding(self, key: StepKey) -> int:
-        """How many samples of an optimizer step are not here yet."""
+        """Return how many samples of an optimizer step are not here yet."""
 
     def trained(self, key: StepKey) -> None:
-        """An optimizer step is done: let go of its samples."""
+        """Let go of the samples of an optimizer step that is done."""
 
     def low_watermarks(self) -> dict[int, int]:
-        """By partition the position from which on nothing is trained that is not known to be."""
+        """Return by partition the position to read from after a restart: all samples before it are done."""
 
     def letters(self, marks: Mapping[int, int]) -> int | None:
-        """Samples before `marks` are not read again: from where on dead letters are about later ones."""
+        """Return a position in the dead letters; those before it are only about samples before `marks`.
+
+        None: the stream writes no dead letters.
+        """
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the readers."""
 
 
 class SampleStream:
-    """Reads `<run>.samples` and keeps what is not trained yet."""
+    """Reads `<run>.samples` and keeps the samples that are not trained yet."""
 
     def __init__(
         self, context: RoleContext, vocabulary: int, start: Mapping[int, int], trained: StepKey,
         root_of: RootOf, *, fence: Callable[[], None] = lambda: None, letters: int | None = 0,
     ) -> None:  # fmt: skip
-        """`fence` raises if a newer trainer is at work; `letters`: see Unfit."""
+        """`fence` raises if a newer trainer is at work. `letters`: see Unfit."""
         self._context, self._vocabulary, self._root_of, self._fence = context, vocabulary, root_of, fence
         self._trained = trained  # everything before this key is trained
         self._open = math.ceil(min(context.spec.algorithm.lookahead, _LONGEST)) + 1  # iterations in work
@@ -119,15 +122,15 @@ class SampleStream:
         self._bell = threading.Event()
         self._tail = Tail(reader, lambda records: records, self._bell)
         self._bundles: dict[StepKey, dict[int, Bundle]] = {}
-        self._rows: dict[int, dict[int, TrainingRow]] = {}  # the same by group
+        self._rows: dict[int, dict[int, TrainingRow]] = {}  # the rows of all bundles, by group
         self._finished: set[int] = set()  # groups of the iteration in work that are trained
-        self._early: dict[LogPlace, tuple[Record, Sample]] = {}  # of weights that another trainer came to
+        self._early: dict[LogPlace, tuple[Record, Sample]] = {}  # of weights that only another trainer has
         self._resample = context.spec.loss.resample or 0
         self.duplicates = 0
         self.received = 0
 
     def pump(self, wait_s: float) -> int:
-        """Take what has come, or comes within `wait_s`; how many new samples there were."""
+        """Take records that have come, or come within `wait_s` seconds; return how many samples were new."""
         before = self.received
         if wait_s:
             self._bell.wait(wait_s)
@@ -168,16 +171,16 @@ class SampleStream:
             self.received += 1
         elif sample.seed == known.sample.seed and not np.array_equal(known.sample.tokens, sample.tokens):
             self._unfit.put(record, f"sample {sample.id} came before with other tokens and the same seed")
-        else:  # the same, or made again with newer weights
+        else:  # the same sample, or made again with newer weights
             self.duplicates += 1
             why = "a generator died behind its last write"
             self._unfit.put(record, f"sample {sample.id} {CAME_BEFORE}: {why}")
 
     def _is_early(self, sample: Sample, record: Record) -> bool:
-        """Whether weights made it that this trainer has not come to, and that are this run's all the same.
+        """Return whether a sample is of weights of this run that this trainer has not come to.
 
-        Then another trainer has gone on: a newer one, and this one must end; or an older one, whose steps
-        the ledger has. Until they are taken the sample waits.
+        If so, another trainer has gone on. If it is a newer one, `fence` raises and this one ends. If it is
+        an older one, the ledger has its steps, and the sample is held until they are taken.
         """
         last = int(sample.versions[-1])
         if last <= self._trained[0] or weights_fault(sample, self._context.spec, last, self._root_of):
@@ -190,7 +193,10 @@ class SampleStream:
         return True
 
     def _contradiction(self, sample: Sample) -> str:
-        """Why a sample does not go with those that are here. What was admitted says which are right."""
+        """Return why a sample does not go with those that are here; empty if it does.
+
+        The admitted prompts say which are right: samples here that differ from them are dropped.
+        """
         rows = self._rows.get(sample.group)
         reason = contradiction(sample, next(iter(rows.values())).sample) if rows else ""
         suspects = {sample.group}
@@ -209,7 +215,7 @@ class SampleStream:
         return contradiction(sample, prompts[sample.group]) if sample.group in prompts else reason
 
     def _of_bundle(self, sample: Sample) -> str:
-        """Why a sample does not go with the others of its bundle."""
+        """Return why a sample does not go with the others of its bundle; empty if it does."""
         bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
         if bundle is None:
             return ""
@@ -220,7 +226,7 @@ class SampleStream:
         return ""
 
     def _evict(self, group: int, prompt: Prompt) -> None:
-        """Let go of samples that are not as admitted. A whole group stays: it may be in training."""
+        """Drop a group's samples if they are not as admitted. A whole group stays: it may be in training."""
         rows = self._rows[group]
         some = next(iter(rows.values())).sample
         reason = contradiction(some, prompt)  # they all say the same, or they would not be here
@@ -237,7 +243,7 @@ class SampleStream:
             self._unfit.put(Record(topic, row.partition, row.offset, name, encode(row.sample)), reason)
 
     def _is_missing(self, group: int, index: int, window: int) -> bool:
-        """Whether a sample is not here, and still needed."""
+        """Return whether a sample is not here and still needed."""
         there = group in self._finished or index in self._rows.get(group, {})
         return self._trained[0] <= window <= self._trained[0] + self._open and not there
 
@@ -247,29 +253,29 @@ class SampleStream:
         return dict(self._next)
 
     def complete(self, key: StepKey) -> list[Bundle]:
-        """The complete bundles of an optimizer step that are here now."""
+        """Return the complete bundles of an optimizer step that are here now."""
         bundles = self._bundles.get(key, {})
         ready = [bundle for bundle in bundles.values() if bundle.complete]
         return sorted(ready, key=lambda bundle: bundle.number)
 
     def groups(self, key: StepKey) -> Iterator[list[TrainingRow]]:
-        """Groups of an optimizer step, as far as they are here."""
+        """Yield the rows of each group of an optimizer step, as far as they are here."""
         for bundle in self._bundles.get(key, {}).values():
             for rows in bundle.rows.values():
                 yield [rows[index] for index in sorted(rows)]
 
     def outstanding(self, key: StepKey) -> int:
-        """How many samples of an optimizer step are not here yet."""
+        """Return how many samples of an optimizer step are not here yet."""
         algorithm = self._context.spec.algorithm
         wanted = algorithm.groups // algorithm.optimizer_steps * algorithm.group_size
         for bundle in self._bundles.get(key, {}).values():
             wanted -= sum(len(rows) for rows in bundle.rows.values())
-            if self._resample and bundle.complete:  # others come in the place of those that tell nothing
+            if self._resample and bundle.complete:  # other groups replace those that tell nothing
                 wanted += (bundle.groups - bundle.settled(self._resample)) * algorithm.group_size
         return wanted
 
     def trained(self, key: StepKey) -> None:
-        """An optimizer step, and all before it, is done: let go of their samples."""
+        """Let go of the samples of an optimizer step and of all before it: they are done."""
         for done in [one for one in self._bundles if one <= key]:
             for bundle in self._bundles.pop(done).values():
                 for group in bundle.rows:
@@ -286,7 +292,7 @@ class SampleStream:
                 self._take(sample, record)
 
     def low_watermarks(self) -> dict[int, int]:
-        """By partition the position from which on nothing is trained that is not known to be."""
+        """Return by partition the least position of a sample that is held, or that was not read yet."""
         marks = self.positions
         for bundles in self._bundles.values():
             for bundle in bundles.values():
@@ -298,11 +304,11 @@ class SampleStream:
         return marks
 
     def letters(self, marks: Mapping[int, int]) -> int | None:
-        """Samples before `marks` are not read again: from where on dead letters are about later ones."""
+        """Return a position in the dead letters; those before it are only about samples before `marks`."""
         return self._unfit.settled(marks)
 
     def close(self) -> None:
-        """Let go of the readers."""
+        """Close the readers."""
         self._tail.close()
         self._unfit.close()
         self._admitted.close()

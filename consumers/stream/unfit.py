@@ -1,10 +1,10 @@
-"""Samples that can't be used: to the dead letters with the reason, once each; what is needed is made again.
+"""Samples that can't be used: each gets one dead letter with the reason; needed ones are made again.
 
-<run>.samples ──► trainer: unfit ──► <run>.dead ──► dispatcher: who makes it again ──► <run>.samples
+<run>.samples ──► trainer: unfit ──► <run>.dead ──► dispatcher: has it made again ──► <run>.samples
 
-A sample that is made again and again and is never fit would be waited for in vain: that ends the run, and
-says what was wrong with it. Garbage under its key anybody may have written: however much of it there is, it
-counts once in the time in which something fit should have come.
+The trainer would wait in vain for a sample that is made again and again and is never fit. So after three
+unfit ones the run ends, and says what was wrong. Anybody may have written garbage under a sample's key:
+however much of it there is, it counts once in the time in which something fit should have come.
 """
 
 from __future__ import annotations
@@ -24,41 +24,44 @@ from schemas.messages import DeadLetter, Sample
 from schemas.wire import Contradictory, decode
 
 _TIMES = 3
-_NEWEST = 10_000  # dead letters that are read again if it is not known from where on
+_NEWEST = 10_000  # dead letters that are read again if the position is not known
 
 
 class NeverFit(Explained):
-    """A sample that the run needs and that was unfit each time."""
+    """A sample that the run needs was unfit each time that it was made."""
 
 
 class Unfit:
-    """Writes the dead letters of a run's samples, and knows those of records that may be met again."""
+    """Writes dead letters about a run's samples, and knows the records that have one already."""
 
     def __init__(
         self, context: RoleContext, is_missing: Callable[[int, int, int], bool], start: Mapping[int, int],
         letters: int | None = 0,
     ) -> None:  # fmt: skip
-        """`is_missing`: whether a sample (group, index, iteration) is not there and still needed.
+        """`is_missing`: returns whether a sample (group, index, iteration) is not here and still needed.
 
-        `start`: positions from which samples are read. `letters`: position in the dead letters before which
-        none is about a sample from there on; None: not known.
+        `start`: positions from which samples are read. `letters`: position in the dead letters; earlier ones
+        are only about samples before `start`. None: not known.
         """
         self._context, self._is_missing = context, is_missing
         self._reader = context.bus.reader(context.topics.dead, None if letters is None else {0: letters})
-        # by partition and position of the sample: where its letter stands, or a position before that
+        # by partition and offset of the sample: the position of its letter, or one before it
         self._known: dict[tuple[int, int], int] = {}
-        self._end = self._read(start, letters)  # of the dead letters, at the least
+        self._end = self._read(start, letters)  # a lower bound of the end of the dead letters
         self._seen: dict[str, set[bytes]] = {}  # by sample: hashes of what came in its place and was not fit
         self._garbage_at: dict[str, float] = {}  # by sample: when garbage in its place counted last
 
     def _read(self, start: Mapping[int, int], letters: int | None) -> int:
-        """What a trainer before this one wrote: it meets the same records again."""
+        """Read the letters that an earlier trainer wrote about samples from `start` on, which are read again.
+
+        Returns the end of the dead letters.
+        """
         topic, reader = self._context.topics.dead, self._reader
         ends = reader.end_offsets()
         if letters is None:
             reader.seek({0: max(reader.begin_offsets()[0], ends[0] - _NEWEST)})
         clamp(reader)
-        gate = Gate(DeadLetter, self._context.run, passed_over)  # the worst of it is a second letter
+        gate = Gate(DeadLetter, self._context.run, passed_over)  # at worst a record gets a second letter
         found = read_until(reader, ends, topic, deadline_s=self._context.spec.deadlines.progress_s)
         for record, letter in gate.take(found):
             place = letter.partition, letter.offset
@@ -67,7 +70,11 @@ class Unfit:
         return ends[0]
 
     def put(self, record: Record, reason: str, *, ours: bool = True) -> None:
-        """A record can't be used; `ours`: it may be what came of a sample that this run has had made."""
+        """Write a dead letter about a record, unless it has one.
+
+        `ours`: the record may be a sample that this run has had made. Raises NeverFit at the third different
+        unfit record in place of a sample that is needed.
+        """
         if (record.partition, record.offset) in self._known:
             return
         self._known[record.partition, record.offset] = self._end
@@ -86,12 +93,12 @@ class Unfit:
             )
 
     def _is_more_garbage(self, record: Record, wanted: str) -> bool:
-        """Whether it is no sample at all, and came soon after another that was none."""
+        """Return whether a record is no sample at all, and came soon after another such record."""
         try:
             decode(record.value, Sample)
         except Contradictory:
             return False
-        except Exception:  # as the gate has it: nothing that a record holds ends a process
+        except Exception:  # as in the gate: no record's content may end a process
             now, last = time.monotonic(), self._garbage_at.get(wanted, -math.inf)
             if now < last + self._context.spec.deadlines.progress_s:
                 return True
@@ -99,18 +106,18 @@ class Unfit:
         return False
 
     def trained(self) -> None:
-        """An iteration is done: what could not stand for its samples is of no interest any more."""
+        """Forget what came in place of samples that are not needed any more, as an iteration is done."""
         self._seen = {name: seen for name, seen in self._seen.items() if self._missing(name.encode())}
         self._garbage_at = {name: at for name, at in self._garbage_at.items() if name in self._seen}
 
     def settled(self, marks: Mapping[int, int]) -> int:
-        """Samples before `marks` are not read again; from where on dead letters are about later ones."""
+        """Return a position in the dead letters; those before it are only about samples before `marks`."""
         self._known = {place: at for place, at in self._known.items() if place[1] >= marks.get(place[0], 0)}
         self._end = max(self._end, self._reader.end_offsets()[0])
         return min(self._known.values(), default=self._end)
 
     def _missing(self, key: bytes) -> str:
-        """The id of the sample that a record stands for by its key, if it is needed; else empty."""
+        """Return the id of the sample that a record's key names, if it is needed; else an empty string."""
         algorithm = self._context.spec.algorithm
         try:
             name = key.decode()
@@ -120,12 +127,12 @@ class Unfit:
         if sample_id(group, index) != name or not 0 <= index < algorithm.group_size:
             return ""
         if group < 0:
-            return name  # of an evaluation: whether it is there the feeder knows, and twice does no harm
+            return name  # of an evaluation: the feeder knows whether it is there, and twice does no harm
         window = window_of(group, algorithm.groups)
         if window >= algorithm.iterations or not self._is_missing(group, index, window):
             return ""
         return name
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self._reader.close()

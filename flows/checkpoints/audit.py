@@ -1,4 +1,4 @@
-"""An audit of all versions: manifests and their chain, every object, and where each way leads."""
+"""Audits all versions of weights: the chain of manifests, every chunk, and the bits that each path makes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from infra.weights.manifest import Chunk, VersionManifest
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 
-_KEPT, _EVERY = 32, 8  # of the last so many versions one of so many is kept, for skips begin with those
+_KEPT, _EVERY = 32, 8  # copies of every eighth of the last 32 versions are kept: longer paths start there
 
 
 class Audit:
-    """Reads everything once."""
+    """An audit that reads every manifest and every chunk once."""
 
     def __init__(self, weights: WeightStore) -> None:
         self._weights = weights
-        self._copies: dict[int, Copy] = {}  # of the versions that later paths begin with
+        self._copies: dict[int, Copy] = {}  # by version: the copies that later paths may start from
         self.versions = weights.versions()
         self.size = 0  # bytes that were read
-        self.wrong = 0  # things
+        self.wrong = 0  # problems found so far
 
     def problems(self, progress: ByteProgress = lambda done, whole: None) -> Iterator[str]:
-        """What is wrong; nothing if all is well. Progress is in versions."""
+        """Yield a line for each problem. `progress` is called with versions instead of bytes."""
         before: VersionManifest | None = None
         for place, version in enumerate(self.versions):
             progress(place, len(self.versions))
@@ -77,7 +77,7 @@ class Audit:
         self._keep(manifest.version, made)
 
     def _start(self, manifest: VersionManifest, since: int | None) -> Copy | None:
-        """What a path begins with, if it is still here."""
+        """Return a copy to which a path can be applied; None if the version it starts from is not kept."""
         if since is None:
             return Copy.blank(manifest.tensors)
         return Copy(bytearray(self._copies[since].file)) if since in self._copies else None

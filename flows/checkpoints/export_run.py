@@ -1,4 +1,4 @@
-"""A version of a run as a Hugging Face folder, by the run's id: see `flows.checkpoints.promote`."""
+"""Writes a version of a run as a Hugging Face folder, by means of `flows.checkpoints.promote`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def export_run(
     record: RunRecord, store: Store, target: Path | None = None, *, version: int | None = None,
     adapter: bool = False, replace: bool = False, progress: ShareProgress = lambda share, text: None,
 ) -> Promoted:  # fmt: skip
-    """Write a version, by default the newest, into a folder that is empty, not there, or to be replaced."""
+    """Write a version, by default the newest, into a folder, by default `<run>-v<version>`.
+
+    The folder must be new or empty, unless `replace` is set.
+    """
     weights, origin, seen = (
         WeightStore(store, record.id),
         VersionSource.of_run(record),

@@ -1,4 +1,4 @@
-"""What a version's folder gets: a whole model, one merged of base and adapter, or an adapter for peft."""
+"""Writes a version into a folder: a whole model, one merged from base and adapter, or an adapter for peft."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True)
 class FolderWriting:
-    """A version that was fetched, on its way into a folder."""
+    """Writes a version that was fetched into a folder."""
 
     weights: WeightStore
     manifest: VersionManifest
@@ -35,7 +35,10 @@ class FolderWriting:
     origin: VersionSource
 
     def model(self, folder: Path, shard: int, progress: ShareProgress) -> int:
-        """A whole model."""
+        """Write a version that is a whole model. Returns the bytes of its tensors.
+
+        `shard`: maximum bytes of a safetensors file.
+        """
         if CONFIG not in self.manifest.files:
             _copied(self.origin.folder, folder)
         self._files(folder)
@@ -44,7 +47,7 @@ class FolderWriting:
         return write_model(folder, shapes, self.copy.model.__getitem__, shard=shard, progress=progress)
 
     def merged(self, folder: Path, shard: int, progress: ShareProgress) -> int:
-        """A whole model, of the base and the adapter that the version is."""
+        """Write a version that is an adapter, merged into its base. Otherwise like `model`."""
         base = self.origin.folder
         spec = self.origin.spec or ModelSection(
             path=str(base.path), dtype=_type_of(base), lora=lora_of(*self._config())
@@ -63,7 +66,7 @@ class FolderWriting:
         )  # fmt: skip
 
     def adapter(self, folder: Path) -> int:
-        """The adapter that the version is."""
+        """Write a version that is an adapter for peft. Returns the bytes of its tensors."""
         self._files(folder)
         spec = self.origin.spec
         if spec is not None and spec.lora is not None:
@@ -76,12 +79,12 @@ class FolderWriting:
         return self.manifest.size
 
     def _files(self, folder: Path) -> None:
-        """What lies beside the tensors."""
+        """Write the version's files beside its tensors: config and tokenizer."""
         for name, chunk in beside_of(self.manifest).items():
             (folder / name).write_bytes(self.weights.file(chunk))
 
     def _config(self) -> tuple[bytes, str]:
-        """What the version says of its adapter, and where."""
+        """Return the version's adapter_config.json, and its name for messages. Raises ExportError."""
         where = f"{_ADAPTER_CONFIG} of version {self.manifest.version} of {self.origin.name}"
         if _ADAPTER_CONFIG not in self.manifest.files:
             raise ExportError(f"there is no {where}, which says how much the adapter counts")
@@ -89,7 +92,7 @@ class FolderWriting:
 
 
 def _copied(base: ModelFolder, folder: Path) -> None:
-    """What lies beside the tensors of a model."""
+    """Copy the files beside a model's tensors: config and tokenizer."""
 
     def ignored(_: str, names: list[str]) -> list[str]:
         return [name for name in names if not is_beside(name)]
@@ -98,21 +101,21 @@ def _copied(base: ModelFolder, folder: Path) -> None:
 
 
 def _say_type(folder: Path, shapes: TypedShapes) -> None:
-    """Have the config say of which type the numbers are, if they are of one."""
+    """Write the type of the tensors into the config, if all floating-point tensors have one type."""
     names = {type_name(dtype) for dtype, _ in shapes.values()}
     found = {name for name in names if "float" in name}
     try:
         config = dict(json.loads((folder / CONFIG).read_text()))
     except (ValueError, TypeError) as error:
         raise ExportError(f"{CONFIG} of the version, or of its base, is damaged: {error}") from error
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"  # what its version of transformers calls it
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"  # depends on transformers' version
     if len(found) == 1 and config.get(key) not in found:
         config[key] = found.pop()
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _type_of(base: ModelFolder) -> Literal["float32", "bfloat16"]:
-    """Of most numbers of a model; one that can be merged in."""
+    """Return bfloat16 if most bytes of a model are of that type, else float32."""
     sizes: dict[str, int] = {}
     for bits in base.bits().values():
         sizes[bits.dtype] = sizes.get(bits.dtype, 0) + bits.data.nbytes
@@ -120,7 +123,7 @@ def _type_of(base: ModelFolder) -> Literal["float32", "bfloat16"]:
 
 
 def _configure(lora: LoraSection, base: ModelFolder, layers: list[str], folder: Path) -> None:
-    """What peft needs to know of a run's adapter."""
+    """Write the adapter_config.json with which peft reads a run's adapter."""
     from peft import LoraConfig, TaskType
 
     config = LoraConfig(
@@ -132,7 +135,7 @@ def _configure(lora: LoraSection, base: ModelFolder, layers: list[str], folder: 
 
 
 def _targets(layers: list[str], names: list[str]) -> list[str]:
-    """The short names of layers, if these mean no other ones."""
+    """Return the layers' short names; their full names if a short name would match other layers, too."""
     short = sorted({layer.rpartition(".")[2] for layer in layers})
     meant = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
     return short if {layer for layer in meant if is_meant(layer, short)} == set(layers) else layers

@@ -1,10 +1,10 @@
-"""A version as a Hugging Face folder: a whole model, or an adapter for peft.
+"""Writes a version as a Hugging Face folder: a whole model, or an adapter for peft.
 
 <folder>/config.json, tokenizer …    as the version has them, or    <folder>/adapter_config.json
                                      the model that it began with
 <folder>/model*.safetensors          one, or several and an index   <folder>/adapter_model.safetensors
 
-What is written is verified before; the folder is there whole or not at all: committed by a rename.
+Every bit is verified before it is written. A rename commits the folder: it is there whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from infra.weights.versions import WeightStore
 
 @dataclass(frozen=True)
 class Promoted:
-    """What was written."""
+    """A version that was written into a folder."""
 
     folder: Path
     version: int
     size: int  # bytes of its tensors
-    base: str | None  # that an adapter is read with
+    base: str | None  # folder of the model that an adapter needs; None: a whole model was written
 
 
 def promote_version(
     weights: WeightStore, origin: VersionSource, version: int, target: Path, *, adapter: bool = False,
     replace: bool = False, shard: int = SHARD, progress: ShareProgress = lambda share, text: None,
 ) -> Promoted:  # fmt: skip
-    """Write a version into a folder that is empty, not there, or to be replaced."""
+    """Write a version into a folder that is new or empty or, with `replace`, takes the old one's place.
+
+    `adapter`: write the adapter by itself; `shard`: maximum bytes of a safetensors file.
+    """
     if not replace and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
         raise ExportError(f"{target} is there and not empty: name another folder, or remove it")
     manifest = weights.manifest(version)
@@ -60,7 +63,7 @@ def promote_version(
 
 
 def where_to_read(promoted: Promoted) -> str:
-    """How to load it, for people."""
+    """Return the Python expression that loads the folder, for people."""
     folder = os.fspath(promoted.folder)
     if (promoted.folder / ADAPTER).is_file():
         base = promoted.base or "its model"
@@ -70,7 +73,7 @@ def where_to_read(promoted: Promoted) -> str:
 
 @contextmanager
 def _whole(target: Path, *, replace: bool) -> Iterator[Path]:
-    """A folder beside the target that takes its place at the end, or is not there any more."""
+    """Yield a folder beside the target. At the end it takes the target's place; on errors it is removed."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
@@ -80,7 +83,7 @@ def _whole(target: Path, *, replace: bool) -> Iterator[Path]:
     try:
         yield work
         if target.is_dir():
-            shutil.rmtree(target) if replace else target.rmdir()  # which refuses one that is not empty
+            shutil.rmtree(target) if replace else target.rmdir()  # rmdir refuses a folder that is not empty
         work.replace(target)
     except OSError as error:
         raise ExportError(f"{target} can't be written: {error}") from error

@@ -1,4 +1,4 @@
-"""What can be done with versions of weights beside a run: put, fetch, compare."""
+"""Pushes, pulls and compares versions of weights, with or without a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def newest_version(
     weights: WeightStore, where: str, version: int | None, seen: Seen | None = None,
     *, allow_older: bool = False, held: int = -1,
 ) -> int:  # fmt: skip
-    """The version that is asked for, by default the newest: none older than what was seen, or is held."""
+    """Return `version` if it is there, by default the newest.
+
+    Raises WeightsError if it is missing or, unless `allow_older`, if the newest is older than the version
+    that `seen` remembers, or than `held`.
+    """
     versions = weights.versions()
     if not versions:
         raise WeightsError(f"{where} has no versions of weights")
@@ -51,7 +55,7 @@ def newest_version(
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """3–7, 9"""
+    """Write numbers as ranges, such as "3–7, 9"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -65,9 +69,10 @@ def push_folder(
     folder: Path, weights: WeightStore, *, version: int | None = None, old: Path | None = None,
     base: Path | None = None, progress: ByteProgress = lambda done, whole: None,
 ) -> VersionManifest:  # fmt: skip
-    """Put a Hugging Face folder as the next version: what changed, if `old` holds the one before.
+    """Put a Hugging Face folder as a version, by default the next one.
 
-    `base`: of a folder that holds an adapter, the model that it is for.
+    `old`: a folder with the version before; only what changed since then is sent. `base`: for an adapter, the
+    folder of its model, by default the one that its config names.
     """
     source = opened(folder)
     model = source.bits()
@@ -84,7 +89,7 @@ def push_folder(
 
 
 def _base_of(source: ModelFolder, base: Path | None) -> str | None:
-    """The root of the model that an adapter is for."""
+    """Return the root of the model that an adapter is for; None for a whole model."""
     if not isinstance(source, AdapterFolder):
         if base is not None:
             raise WeightsError(f"{source.path} holds a whole model: leave --base out")
@@ -100,7 +105,7 @@ def _base_of(source: ModelFolder, base: Path | None) -> str | None:
 
 
 def held_version(folder: Path) -> int:
-    """The version that a folder says it holds; -1 if it says none."""
+    """Return the version that a folder says it holds; -1 if it says none."""
     try:
         return int(json.loads((folder / VERSION_FILE).read_text())["version"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -111,9 +116,9 @@ def pull_version(
     weights: WeightStore, version: int, folder: Path, progress: ByteProgress = lambda done, whole: None,
     *, seen: Seen | None = None, lower: bool = False,
 ) -> VersionManifest:  # fmt: skip
-    """Make a folder a version: of a folder that holds another one, only what changed is fetched.
+    """Fetch a version into a folder. If the folder holds another version, only what changed is fetched.
 
-    `seen` remembers it, if it is newer, or in any case (`lower`).
+    `seen` remembers the version if it is newer than the one remembered or, with `lower`, in any case.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / VERSION_FILE).is_file():
         raise WeightsError(f"{folder} is not empty, and nothing that was pulled: name another folder")
@@ -124,7 +129,7 @@ def pull_version(
     file, other = (SINGLE, ADAPTER) if manifest.base is None else (ADAPTER, SINGLE)
     _written(folder / file, copy.file)
     mark = {"run": manifest.run, "version": manifest.version, "root": manifest.root}
-    _written(folder / VERSION_FILE, json.dumps(mark).encode())  # last: until then it is of the version before
+    _written(folder / VERSION_FILE, json.dumps(mark).encode())  # last: until then it names the version before
     (folder / other).unlink(missing_ok=True)
     if seen is not None:
         seen.remember(version, lower=lower)
@@ -132,7 +137,7 @@ def pull_version(
 
 
 def beside_of(manifest: VersionManifest) -> dict[str, Chunk]:
-    """The files of a version that are config or tokenizer, and nothing that a reader would not want."""
+    """Return a version's files for config and tokenizer. Warns about other files, which are left out."""
     found = {name: chunk for name, chunk in manifest.files.items() if is_beside(name)}
     if others := sorted(set(manifest.files) - set(found)):
         _log.warning(
@@ -143,7 +148,7 @@ def beside_of(manifest: VersionManifest) -> dict[str, Chunk]:
 
 
 def _held(folder: Path) -> Copy | None:
-    """What a folder holds; nothing if it can't be read. Whatever it says of itself is verified."""
+    """Return the copy that a folder holds; None if it can't be read. `update` verifies its bits."""
     try:
         said = json.loads((folder / VERSION_FILE).read_text())
         (file,) = opened(folder).files
@@ -164,18 +169,18 @@ def _written(path: Path, data: bytes | bytearray) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Between two models."""
+    """The difference between two models."""
 
     tensors: int
     changed_tensors: int
     elements: int
     changed: int
     size: int  # bytes of the new model
-    sent: int  # bytes that tell what changed
+    sent: int  # bytes that sending the changes takes
 
 
 def difference(old: Model, new: Model) -> Difference:
-    """How much changes from one model to another, and what telling it takes."""
+    """Count what changes from one model to another, and the bytes that sending the changes takes."""
     check_alike(old, new)
     changed = {name: int(np.count_nonzero(old[name].data != new[name].data)) for name in new}
     return Difference(

@@ -1,4 +1,4 @@
-"""Where versions come from: a run, whose model is known, or anybody's checkpoints."""
+"""The origin of versions: a run, whose model is known, or checkpoints that somebody pushed."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class ExportError(Explained):
 
 @dataclass(frozen=True)
 class VersionSource:
-    """What versions do not say of themselves."""
+    """The facts about versions that their manifests lack, such as the model that they began with."""
 
     name: str  # for people
     base: str | None = None  # folder of the model that they began with
-    spec: ModelSection | None = None  # of their run
+    spec: ModelSection | None = None  # of their run; None: they are of no run that is known
 
     @classmethod
     def of_run(cls, record: RunRecord, base: str | None = None) -> VersionSource:
-        """Of a run's versions."""
+        """Describe a run's versions. `base`: folder of the model, by default as the run says."""
         return cls(f"run {record.id} in {record.store}", base or record.model, record.spec.model)
 
     @classmethod
     def at(cls, url: str, base: str | None = None) -> VersionSource:
-        """Of the versions at an address, which may be a run's."""
+        """Describe the versions at a URL, which may be those of a run."""
         if of_run := run_at(url):
             try:
                 return cls.of_run(find(open_store(of_run[0]), of_run[1]), base)
             except RunError:
-                pass  # they were copied without it
+                pass  # the versions were copied without the run's record
         return cls(url, base)
 
     @property
     def folder(self) -> ModelFolder:
-        """The model that they began with."""
+        """The folder of the model that the versions began with. Raises ExportError if it has no config."""
         if self.base is None or not (Path(self.base) / CONFIG).is_file():
             raise ExportError(
                 f"{self.base or self.name} has no {CONFIG}: the model that {self.name} began with is needed "

@@ -1,4 +1,4 @@
-"""The command line `streamrl`: one file a command. What is heavy is imported when a command needs it."""
+"""The command line `streamrl`, a file for each command. Heavy modules are imported where they are used."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Called before each command."""
+    """Handle the options before a command."""
 
 
 _COMMANDS = up, run, join, status, logs, replay, skip, export, weights, ranker, rm, demo, down, doctor, schema
@@ -59,5 +59,5 @@ for command in _COMMANDS:
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     app(prog_name="streamrl")

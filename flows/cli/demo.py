@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo() -> None:
-    """A whole small run: start what is needed, train, show the result, stop what was started.
+    """Do a whole small run: start what is needed, train, show the result, stop what was started.
 
     A small model learns to count down: first the model is made (a minute or two, once), then
     trained by examples/count.yaml.
@@ -43,7 +43,7 @@ def demo() -> None:
 
 
 def _runfile() -> Path:
-    """In the current folder, or beside this code: a wheel has no examples."""
+    """Find examples/count.yaml in the current folder or beside this code. A wheel has no examples."""
     for folder in (Path.cwd(), ROOT):
         if (folder / "examples" / "count.yaml").is_file():
             return folder / "examples" / "count.yaml"

@@ -15,7 +15,7 @@ def add_to(app: typer.Typer) -> None:
 def down() -> None:
     """Stop what [bold]streamrl up[/bold] started. Data stays in .streamrl/.
 
-    Runs that are going on lose their broker: stop them first (Ctrl-C). They can be resumed later.
+    Runs that are going on lose their broker: stop them first (Ctrl-C), and resume them later.
 
     Example: [bold]streamrl down[/bold]
     """

@@ -48,8 +48,8 @@ def join(
 ) -> None:
     """Start more generators for a run that goes on, here or on any site that reaches its broker and store.
 
-    They get work within seconds of being ready, and end with the run, or with Ctrl-C: what they were at is
-    made by others.
+    The new generators get work within seconds of being ready, and end with the run, or with Ctrl-C: samples
+    that they have not finished are then made by others.
 
     Example: [bold]streamrl join count-3 --store s3://streamrl/runs --instances 2[/bold]
 

@@ -1,4 +1,4 @@
-"""The work pool that prefect.yaml names: made by `up`, so that `prefect deploy` finds it."""
+"""Makes the work pool that prefect.yaml names. `streamrl up` does so, so that `prefect deploy` finds it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POOL = "local"
 
 
 def ensure_pool(api_url: str) -> None:
-    """Make the pool if it is not there. By hand: importing Prefect for it would take seconds."""
+    """Make the work pool if it is not there, by plain HTTP: importing Prefect would take seconds."""
     wanted = {"name": POOL, "type": "process", "description": "Runs on the machine of the worker."}
     request = urllib.request.Request(  # noqa: S310 - the server that was just started
         f"{api_url}/work_pools/", json.dumps(wanted).encode(), {"content-type": "application/json"}

@@ -23,7 +23,7 @@ def ranker(
         str | None, typer.Option("--name", help="Name of the ranker; by default the run's.")
     ] = None,
 ) -> None:
-    """Train a length ranker from what runs recorded, so that the next one ranks from its first iteration on.
+    """Train a length ranker from what runs recorded, so that the next run ranks from its first iteration.
 
     Example: [bold]streamrl ranker count-1 count-2[/bold]
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from consumers.replay import Replayed, Spoilt
 
-_NAMED = 12  # samples
+_NAMED = 12  # maximum samples that are named
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def replay(
 ) -> None:
     """Take an optimizer step again, from the log and the object store, and compare its bits.
 
-    Begins at the newest checkpoint before it, or at the model that the run began with. Writes nothing.
+    The replay begins at the newest checkpoint before the step or at the run's first model. It writes nothing.
 
     Example: [bold]streamrl replay count-3 --step 12[/bold]
     """

@@ -1,4 +1,4 @@
-"""The result of a run, for people."""
+"""Prints the result of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flows.view.live import number, share, tiny
 
 
 def show_result(console: Console, result: RunResult) -> None:
-    """Before and after, what it took, and where the report is."""
+    """Print the rewards before and after, time and other figures of the run, and where the report is."""
     summary = result.summary
     if summary["result"]:
         table = Table(

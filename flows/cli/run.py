@@ -63,7 +63,10 @@ def run(
 
 
 def check_only(request: object) -> None:
-    """Say of each thing if it is fine. Ends with 2 if the run file names what is not there, else with 1."""
+    """Print a line for each thing that was looked at; start nothing.
+
+    Exits with 2 if the run file names something that is missing or unfit, with 1 if anything else is wrong.
+    """
     from rich.console import Console
 
     from flows.run.checks import problems_of
@@ -90,7 +93,7 @@ def check_only(request: object) -> None:
 
 
 def carry_out(request: object, *, prefect: bool) -> None:
-    """Run it, with the terminal as its screen, and show the result."""
+    """Run a request with the terminal as its screen, and show the result."""
     from flows.cli.result import show_result
     from flows.cli.running import run_here
     from flows.run.request import RunCancelled, RunRequest

@@ -1,4 +1,4 @@
-"""A run in this process: as a flow if a Prefect server is there, plainly if not."""
+"""Runs a request in this process: as a Prefect flow if a server answers, else as plain calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEND_S = 10.0
 
 
 def run_here(request: RunRequest, console: Console, *, prefect: bool) -> RunResult:
-    """Run it to its end."""
+    """Run a request to its end; with `prefect` as a flow, if a Prefect server answers."""
     env = prefect_environment() if prefect else {}
     with terminal(console) as screen:
         if env:
@@ -33,7 +33,7 @@ def run_here(request: RunRequest, console: Console, *, prefect: bool) -> RunResu
 
 
 def prefect_environment() -> dict[str, str]:
-    """How to reach the user's Prefect server, else the local one; empty if there is none that answers."""
+    """Return the variables for the user's Prefect server, else for the local one; empty if none answers."""
     own = os.environ.get("PREFECT_API_URL")
     if own and healthy(own):
         return {"PREFECT_API_URL": own}
@@ -44,7 +44,7 @@ def prefect_environment() -> dict[str, str]:
 
 
 def _as_flow(request: RunRequest, screen: Screen, env: dict[str, str]) -> RunResult:
-    # Prefect reads these when it is imported. Its own lines would tear the live view: they go to the server.
+    # Prefect reads these when it is imported. Its lines would tear the live view: only the server gets them.
     os.environ.update(env)
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
     screen.say(f"a flow of the Prefect server at {env['PREFECT_API_URL'].removesuffix('/api')}")
@@ -73,9 +73,10 @@ def _seen_by(screen: Screen) -> Iterator[None]:
 
 @contextmanager
 def _everything_sent() -> Iterator[None]:
-    """Prefect sends its logs and events from threads, the last of them at exit.
+    """Send all of Prefect's logs and events at the end of the block.
 
-    If the server is stopped before that, as `demo` does, the exit tries in vain for a minute.
+    Otherwise Prefect's threads send the last of them at exit. If the server is stopped before that, as `demo`
+    does, the exit tries in vain for a minute.
     """
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
@@ -89,7 +90,7 @@ def _everything_sent() -> Iterator[None]:
 
 @contextmanager
 def _quick_end() -> Iterator[None]:
-    """Without heartbeats a flow ends a second sooner, and this terminal sees anyway whether it lives."""
+    """Turn off the flow's heartbeats: it ends a second sooner, and the terminal sees whether it lives."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):

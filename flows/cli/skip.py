@@ -28,8 +28,8 @@ def skip(
 
     Most records that can't be used are passed over by themselves, and kept among the dead letters. A run
     stops only at one without which nobody knows what was trained: a damaged record of its own ledger. Look at
-    the record and at who wrote it; then this puts it on the run's list, and a resumed run goes on behind it.
-    A step that is given up is taken anew, or, if weights were published behind it, those are used.
+    the record and at who wrote it; this command puts it on the run's list, and a resumed run goes on behind
+    it. A step that is given up is taken anew, or, if weights were published behind it, those are used.
 
     Example: [bold]streamrl skip count-3 'count-3.ledger[0]@17'[/bold], then
     [bold]streamrl run count.yaml --resume[/bold]

@@ -1,4 +1,4 @@
-"""How commands speak: results to standard output, errors in red to standard error, and no traceback."""
+"""Output of all commands: results to standard output, errors in red to standard error, no tracebacks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def out() -> Console:
-    """Standard output."""
+    """Return a console on standard output."""
     from rich.console import Console
 
     return Console()
 
 
 def fail(message: str, code: int = USER_ERROR) -> NoReturn:
-    """Say what is wrong, and end."""
+    """Print a message in red to standard error, and exit with a code."""
     from rich.console import Console
 
     Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -37,7 +37,10 @@ def fail(message: str, code: int = USER_ERROR) -> NoReturn:
 
 
 def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Errors that say what happened are shown as they are. Those of the run file and of names end with 2."""
+    """Wrap a command so that errors with a message for people are shown without a traceback.
+
+    The command then exits with 2 if the run file or a name is wrong, else with 1. Other errors are raised.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,7 +70,7 @@ def _code_of(error: Exception) -> int | None:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a command like Ctrl-C: in order, with everything cleared away."""
+    """Have SIGTERM and a closed terminal end the block like Ctrl-C: in order, with all cleared away."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,7 +79,7 @@ def sigterm_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # A shell starts a background command with SIGINT ignored: Ctrl-C sent to it by hand must work too.
+    # A shell starts a background command with SIGINT ignored; a SIGINT that is sent by hand must work too.
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -87,7 +90,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def shares() -> Iterator[Callable[[float, str], None]]:
-    """A bar of what share is done, and of what."""
+    """Show a progress bar. Yields a function that takes the share that is done, from 0 to 1, and a text."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
@@ -97,5 +100,5 @@ def shares() -> Iterator[Callable[[float, str], None]]:
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks."""
+    """Return whether standard output is a terminal."""
     return sys.stdout.isatty()

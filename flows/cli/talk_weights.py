@@ -1,4 +1,4 @@
-"""What the commands about weights share: where they are, bars, and numbers as people read them."""
+"""Helpers of the commands about weights: arguments, progress bars, and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AllowOlder = Annotated[
 
 
 def opened_weights(url: str) -> WeightStore:
-    """The versions at an address, worked on with half of the cores."""
+    """Open the versions at a URL. Half of the cores will work on them."""
     import os
 
     from infra.weights.places import weights_at
@@ -41,13 +41,13 @@ def opened_weights(url: str) -> WeightStore:
 
 
 def say(text: str) -> None:
-    """A line to standard output, as it is."""
+    """Print a text to standard output as it is, without markup."""
     out().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def bar(text: str) -> Iterator[ByteProgress]:
-    """A bar of bytes."""
+    """Show a progress bar. Yields a function that takes the bytes that are done, and all bytes."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
@@ -57,7 +57,7 @@ def bar(text: str) -> Iterator[ByteProgress]:
 
 
 def in_bytes(count: float) -> str:
-    """12.3 MB"""
+    """Write a number of bytes for people, such as "12.3 MB"."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -66,7 +66,7 @@ def in_bytes(count: float) -> str:
 
 
 def when(at: float) -> str:
-    """A time, here."""
+    """Write a Unix time as date and time of this time zone."""
     import datetime
 
     return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

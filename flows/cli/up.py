@@ -22,7 +22,7 @@ def up(
 ) -> None:
     """Start what runs need on this machine: Apache Kafka and a Prefect server.
 
-    They stay until [bold]streamrl down[/bold]. What runs already is left alone. Data lies in .streamrl/.
+    Services stay until [bold]streamrl down[/bold]; one that runs is left alone. Data lies in .streamrl/.
 
     Example: [bold]streamrl up --s3[/bold]
     """

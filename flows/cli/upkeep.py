@@ -27,7 +27,7 @@ def verify(url: UrlArgument) -> None:
 
 
 def keyframe(url: UrlArgument, version: VersionOption = None) -> None:
-    """Give a version a short way for those who join late: all that there is, from nothing."""
+    """Add a keyframe to a version: a short way to fetch it whole, for readers that join late."""
     from flows.checkpoints.push_and_pull import newest_version
 
     weights = opened_weights(url)
@@ -50,8 +50,8 @@ def collect(
 ) -> None:
     """Remove old versions, and chunks that none names any more; what somebody reads or publishes stays.
 
-    What killed writes left goes too, once it is older than any write that may be alive. A chunk is noted
-    first, and goes when this is called again after the grace.
+    Leftovers of killed writes go too, once they are older than any write that may be alive. A chunk is only
+    noted at first, and goes when this command is called again after the grace.
     """
     weights = opened_weights(url)
     found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
@@ -82,7 +82,7 @@ def promote(
     ] = 4.0,
     allow_older: AllowOlder = False,
 ) -> None:
-    """Write a version as a complete Hugging Face checkpoint. One that is an adapter is merged into its base.
+    """Write a version as a complete Hugging Face checkpoint. An adapter is merged into its base.
 
     Example: [bold]streamrl weights promote s3://bucket/mine models/mine[/bold]
     """

@@ -96,7 +96,7 @@ def push(
         ),
     ] = None,
 ) -> None:
-    """Put a folder's model as a version. It is there when its manifest is: whole, or not at all."""
+    """Put a folder's model as a version. The version is there once its manifest is: whole, or not at all."""
     from flows.checkpoints.push_and_pull import push_folder
 
     with bar(f"sending {folder}") as progress:
@@ -115,7 +115,7 @@ def pull(
     version: VersionOption = None,
     allow_older: AllowOlder = False,
 ) -> None:
-    """Fetch a version into a folder. What the folder holds already is not fetched again."""
+    """Fetch a version into a folder. If it holds another version, only what changed is fetched."""
     from flows.checkpoints.push_and_pull import held_version, newest_version, pull_version
     from infra.weights.places import seen_at
 

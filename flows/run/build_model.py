@@ -1,6 +1,6 @@
 """Runs a run file's `model.build` in a process of its own: `python -m flows.run.build_model`.
 
-Its progress goes to a file, one JSON a line: what it prints itself must not get in between.
+Progress goes to a file, a line of JSON each time, so that the function's own output does not get in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from producers.tasks import load_function
 
 
 def main() -> int:
-    """Build one model."""
+    """Build one model. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m flows.run.build_model", description=__doc__)
     parser.add_argument("--build", required=True, help="FILE.py:function")
     parser.add_argument("--folder", required=True, type=Path, help="where the model goes")
@@ -30,7 +30,7 @@ def main() -> int:
 
         try:
             load_function(given.build)(given.folder, given.seed, progress)
-        except Exception:  # a user's code: anything can come out of it
+        except Exception:  # the user's code may raise anything
             log.exception("%s failed", given.build)
             return 1
     if not (given.folder / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""What can be known about a run file's files before anything is started."""
+"""Checks the files and places that a run file names, before anything is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from schemas.runspec import RunSpec
 
 
 def check(request: RunRequest) -> RunSpec:
-    """The run spec, if all that it names is there. Changes nothing and imports none of the user's code."""
+    """Return the run spec. Raises RunFileError if something that it names is missing or unfit.
+
+    Changes nothing and imports none of the user's code.
+    """
     spec = load_run_file(request.runfile, request.overrides)
     problems = problems_of(spec)
     if problems:
@@ -28,7 +31,7 @@ def check(request: RunRequest) -> RunSpec:
 
 
 def problems_of(spec: RunSpec) -> list[str]:
-    """What is wrong with the files and places that a run file names, as far as a glance tells."""
+    """Return what is wrong with the files and places that a run file names, as far as a quick look tells."""
     return [
         *_model_problems(spec),
         *_task_problems(spec),
@@ -61,7 +64,7 @@ def _model_problems(spec: RunSpec) -> list[str]:
 
 
 def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
-    """What its files say. Which layers are linear is known where the model is made: a trainer looks again."""
+    """Check the adapter by the model's files. The trainer, which knows the linear layers, checks again."""
     if spec.model.lora is None:
         return []
     if importlib.util.find_spec("peft") is None:
@@ -90,7 +93,7 @@ def _backbone_problems(spec: RunSpec) -> list[str]:
 
 
 def check_context(spec: RunSpec, model: Path) -> None:
-    """Raise if the run file asks too much of the model. One that is built can be asked only then."""
+    """Raise RunFileError if the run file asks too much of a model. Called once the model is there."""
     problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
     if problems:
         raise RunFileError("\n".join(problems))
@@ -127,7 +130,7 @@ def _task_problems(spec: RunSpec) -> list[str]:
 
 
 def _function_problems(field: str, where: str, usual: str) -> list[str]:
-    """`where` is FILE.py:function or module:function."""
+    """Check that a function exists. `where`: FILE.py:function or module:function; `usual`: its usual name."""
     source, colon, function = where.rpartition(":")
     if not colon or not function:
         return [f"{field}: {where!r} names no function: write it as FILE.py:{usual} or module:{usual}"]
@@ -159,7 +162,7 @@ def _missing_function(field: str, file: Path, function: str) -> list[str]:
 
 
 def _names_bound(node: ast.AST) -> list[str]:
-    """Functions also come by import or assignment."""
+    """Return the names that an import or an assignment binds, for functions may come that way, too."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
     if isinstance(node, ast.Assign):

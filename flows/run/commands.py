@@ -1,4 +1,4 @@
-"""How the processes of a run are started."""
+"""The commands and environments with which the processes of a run are started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process of a run."""
+    """The command of one process of a run, and its environment."""
 
     name: str
     role: str
@@ -32,7 +32,7 @@ class Worker:
 
 
 def workers(record: RunRecord, places: Places) -> list[Worker]:
-    """All that the run starts on this machine. The trainer first: it takes longest to be ready."""
+    """Return the processes that the run starts on this machine. The trainer is first: it starts slowest."""
     trainer = worker(TRAINER, 0, record, places)
     if record.spec.algorithm.mode == "offline" and not record.spec.evaluation.problems:
         return [trainer]
@@ -51,14 +51,14 @@ def workers(record: RunRecord, places: Places) -> list[Worker]:
 def at_site(
     site: Site, relays: int, generators: int, record: RunRecord, places: Places, *, first: tuple[int, int]
 ) -> list[Worker]:
-    """The processes of a site, numbered from `first` on."""
+    """Return a site's relays and generators. `first`: numbers of the first relay and the first generator."""
     shares = [replace(site, share=(number, relays)) for number in range(relays)]
     found = [worker(RELAY, first[0] + number, record, places, one) for number, one in enumerate(shares)]
     return found + [worker(GENERATOR, first[1] + n, record, places, site) for n in range(generators)]
 
 
 def worker(role: str, instance: int, record: RunRecord, places: Places, site: Site | None = None) -> Worker:
-    """One process; anyone can start it like this by hand."""
+    """Return the command of one process, which can also be started by hand like this."""
     argv = [
         sys.executable, "-m", module(MODULES[role]), "--store", places.store_url, "--run", record.id,
         "--instance", str(instance), *(site.argv() if site else ()),
@@ -68,7 +68,7 @@ def worker(role: str, instance: int, record: RunRecord, places: Places, site: Si
 
 
 def environment(role: str, spec: RunSpec) -> dict[str, str]:
-    """What a role needs in its environment."""
+    """Return the environment variables that a role needs."""
     env = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     downloads = role == FEEDER and spec.task.dataset and not Path(spec.task.dataset).exists()
     if not downloads:
@@ -81,9 +81,9 @@ def environment(role: str, spec: RunSpec) -> dict[str, str]:
 
 
 def allocator() -> dict[str, str]:
-    """What keeps memory with a process: torch allocates and frees large buffers all the time."""
+    """Return variables that make a process keep freed memory: torch allocates large buffers all the time."""
     library = tcmalloc()
     if library is None:
-        # The same of glibc, which else gives them back to the system and pays for each page again.
+        # glibc would otherwise give the buffers back to the system and pay for each page again.
         return {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
     return {"LD_PRELOAD": " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD", "")]))}

@@ -1,7 +1,7 @@
-"""What generators on another machine need that the run's own machine has as files: model and reward.
+"""Finds or fetches the files that generators on another machine need: the model and the reward.
 
 The model is fetched as the newest version of the run's weights, with the config and tokenizer that lie beside
-it. Code is not fetched: where the reward is, somebody says.
+it. Code is not fetched: the user brings the reward's file and says where it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _CONFIG = "config.json"
 
 
 def reward_here(record: RunRecord, reward: str | None) -> str | None:
-    """Where the reward is, if that is somewhere else than the run says."""
+    """Return where the reward is on this machine; None if it is where the run says.
+
+    Raises RunFailed if the reward's file is missing.
+    """
     task = record.spec.task
     where = reward or task.reward or f"{task.python}:reward"
     source, _, name = where.rpartition(":")
@@ -40,9 +43,9 @@ def reward_here(record: RunRecord, reward: str | None) -> str | None:
 def model_here(
     record: RunRecord, model: str | None, near: Store, origin: Store, progress: ByteProgress
 ) -> str | None:
-    """Where the starting model is, if that is somewhere else than the run says.
+    """Return the folder of the starting model on this machine; None if it is where the run says.
 
-    `near`: the store as this site sees it.
+    The model is fetched if it is not here. `near`: the store as this site sees it; `origin`: the run's store.
     """
     if model is not None:
         if not (Path(model) / _CONFIG).is_file():

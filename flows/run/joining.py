@@ -1,4 +1,4 @@
-"""Generators, and relays, that take part in a run which goes on: here, or at a site far from its store."""
+"""Starts generators and relays that join a run, on this machine or at a site far from the run's store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from schemas.messages import Heartbeat
 from schemas.topics import Topics
 
 _READ_S = 30.0
-_NEWEST = 2000  # heartbeats: of each process that is alive at least one
+_NEWEST = 2000  # heartbeats that are read: enough for one of each process that is alive
 
 
 def joining(
@@ -32,10 +32,11 @@ def joining(
     relays: int | None = None, generators: int | None = None, model: str | None = None,
     reward: str | None = None, progress: ByteProgress = lambda done, whole: None,
 ) -> tuple[RunRecord, list[Worker]]:  # fmt: skip
-    """What joins a run; of a site that its run file names, as that says where nothing is said here.
+    """Return a run's record, and the processes that shall join the run.
 
-    `model`, `reward`: where they are on this machine, if not where the run has them; `progress`: of the
-    model that is fetched if it is nowhere.
+    `cache`, `relays`, `generators`: by default as the run file says of the site, else local, 1 and 1.
+    `model`, `reward`: where they are on this machine, if not where the run has them. `progress`: called while
+    the model is fetched, if it is nowhere here.
     """
     url = store_url(store)
     record = find(open_store(url), run)
@@ -45,7 +46,7 @@ def joining(
         generators = planned.generators if planned else 1
     if relays is None:
         relays = planned.relays if planned else 1
-    first = random.randrange(1000, 1_000_000)  # the run numbers its own from 0
+    first = random.randrange(1000, 1_000_000)  # the run's own processes are numbered from 0
     at = site_of(site, cache or (planned.cache if planned else "local"))
     here = _here(record, at, model, reward, progress) if generators else []
     if at is None:
@@ -58,7 +59,7 @@ def joining(
 def _here(
     record: RunRecord, site: Site | None, model: str | None, reward: str | None, progress: ByteProgress
 ) -> list[str]:
-    """What processes are told of where things are on this machine."""
+    """Return the arguments that tell processes where model and reward are on this machine."""
     reward = reward_here(record, reward)
     origin = open_store(record.store)
     if site is None:
@@ -73,7 +74,10 @@ def take_part(
     record: RunRecord, workers: Sequence[Worker], say: Callable[[str], None],
     *, tick: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Until the run has ended. Nothing of it is left, whatever ends this. `tick` is called now and then."""
+    """Run the processes until the run has ended. None is left, however this ends.
+
+    `tick` is called now and then. Raises RunFailed if the run has ended already.
+    """
     logs = logs_folder(record)
     if not logs.is_dir():  # another machine than the run's: its report folder is not here
         logs = StackPaths.locate().logs / record.id

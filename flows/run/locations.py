@@ -1,4 +1,4 @@
-"""Where a run's broker, store and local files are: what `local` in a run file stands for."""
+"""Finds a run's broker, store and local files, also where the run file says `local`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from schemas.runspec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things are. `env` may hold S3 keys: not shown, and only for processes that we start."""
+    """The addresses of a run's broker and store.
+
+    `env`: variables for the processes that we start. It may hold S3 keys, and is never shown.
+    """
 
     bootstrap_servers: str
     store_url: str
     env: dict[str, str] = field(default_factory=dict, repr=False)
 
     def open_store(self) -> Store:
-        """The object store of the run."""
+        """Open the object store of the run."""
         return open_store(self.store_url)
 
 
 def start_local_stack(spec: RunSpec, say: Callable[[str], None]) -> Places:
-    """Bring up the local broker if the run file wants it; it stays up after the run."""
+    """Return the run's places. Starts the local broker if the run file wants it; it outlives the run."""
     kafka = spec.placement.kafka.bootstrap_servers
     running = stack.current()
     if kafka == LOCAL and running.bootstrap_servers is None:
@@ -42,7 +45,7 @@ def start_local_stack(spec: RunSpec, say: Callable[[str], None]) -> Places:
 
 
 def known_places(spec: RunSpec) -> Places:
-    """The same without starting anything."""
+    """Like `start_local_stack`, without starting anything."""
     return _places(spec, stack.current())
 
 
@@ -64,22 +67,22 @@ def _own_s3() -> bool:
 
 
 def store_url(store: str, paths: StackPaths | None = None) -> str:
-    """The URL of a run file's `placement.store`."""
+    """Return the URL of a run file's `placement.store`."""
     if store != LOCAL:
         return store
     return f"file://{(paths or StackPaths.locate()).home / 'store'}"
 
 
 def models_folder() -> Path:
-    """Where models that were built for runs are kept."""
+    """Return the folder for models that were built for runs."""
     return StackPaths.locate().home / "models"
 
 
 def report_folder(record: RunRecord) -> Path:
-    """Where a run's report and logs go."""
+    """Return the folder for a run's report and logs."""
     return Path(record.spec.report) / record.id
 
 
 def logs_folder(record: RunRecord) -> Path:
-    """Where a run's processes write their logs on this machine."""
+    """Return the folder for the logs of a run's processes on this machine."""
     return report_folder(record) / "logs"

@@ -1,4 +1,4 @@
-"""A run from its run file to its report, phase by phase. With Prefect each is a task; without, a call."""
+"""Takes a run from its run file to its report. With Prefect each phase is a task; without, a call."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def conduct(
     told_to_stop: Callable[[], bool] = lambda: False,
     call_site: Callable[[RunRecord, str], bool] = lambda record, site: False,
 ) -> RunResult:
-    """Run it. Whatever ends this, no process of the run is left.
+    """Run a request to its report. However this ends, no process of the run is left.
 
-    `call_site` has a site that is elsewhere take part; False if it can't.
+    `as_phase` wraps each phase. `told_to_stop`: whether the run shall be cancelled. `call_site` has a site
+    that is elsewhere take part, and returns False if it can't.
     """
     screen = Screens([screen])
     spec: RunSpec = as_phase(check)(request)
@@ -70,7 +71,7 @@ def _called(
 ) -> bool:
     try:
         return call_site(record, site)
-    except Exception as error:  # of a Prefect server, say: the site can take part without
+    except Exception as error:  # such as one of a Prefect server: the site can take part without
         screen.say(f"site {site} can't be called: {type(error).__name__}: {error}")
         return False
 
@@ -78,7 +79,7 @@ def _called(
 def create_run(
     request: RunRequest, spec: RunSpec, places: Places, model: Path, say: Callable[[str], None]
 ) -> RunRecord:
-    """The run's record in the store and its topics on the broker; or those of the run that is resumed."""
+    """Make a run's record in the store and its topics on the broker, or take up those of a resumed run."""
     store = places.open_store()
     if spec.lengths.start and not request.resume:
         check_start(spec.lengths.start, store, backbone_name(spec.lengths.backbone))
@@ -105,7 +106,7 @@ def create_run(
 
 
 def _clear(store: Store, say: Callable[[str], None]) -> None:
-    """Remove what killed writes left. A server that does not allow it holds up no run."""
+    """Remove leftovers of killed writes. If the store refuses, the run goes on without."""
     try:
         if left := sweep(store, "runs"):
             say(f"{left} leftovers of killed writes are gone from {store.url}")
@@ -123,6 +124,6 @@ def _run_to_resume(resume: str | bool, spec: RunSpec, places: Places) -> str:
 
 
 def resume_hint(request: RunRequest, run: str) -> str:
-    """The command that goes on with a run."""
+    """Return the command that goes on with a run."""
     changes = "".join(f" --set {override}" for override in request.overrides)
     return f"go on with it: streamrl run {request.runfile}{changes} --resume {run}"

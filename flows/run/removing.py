@@ -1,6 +1,6 @@
-"""A run taken away: its topics, then its objects, its record last, so that a removal that was killed goes on.
+"""Removes a run: its topics, its objects, and its record last, so that a removal that was killed can go on.
 
-Refused while the run is alive: a process of it that beats, or a flow that holds its report folder.
+A run that is alive is not removed: one whose processes send heartbeats, or whose report folder a flow holds.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from schemas.messages import Heartbeat
 from schemas.topics import Topics
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,80}")
-LISTEN_S = 4.0  # a process beats twice a second; a busy one late
+LISTEN_S = 4.0  # a process sends a heartbeat twice a second, a busy one later
 _NEWEST = 2_000  # records of the status topic that are looked at
-_FRESH_S = 15.0  # a beat that is no older is of a process that may be alive
+_FRESH_S = 15.0  # a process whose last heartbeat is no older may be alive
 _AT_ONCE = 16  # objects that are removed at the same time
 
-ObjectProgress = Callable[[int, int], None]  # objects that are gone, and all
+ObjectProgress = Callable[[int, int], None]  # objects that are gone so far, and all objects
 
 
 @dataclass(frozen=True)
 class Remains:
-    """What there is of a run."""
+    """Everything that is left of a run."""
 
     run: str
-    record: RunRecord | None  # None: it is gone already
+    record: RunRecord | None  # None: it is gone already, or can't be read
     topics: list[str] = field(default_factory=list)
-    foreign: str = ""  # the store whose run of that id has the topics, if they are not this run's
+    foreign: str = ""  # store of another run of that id, if the topics belong to that one
     objects: list[str] = field(default_factory=list)
     report: Path | None = None  # its folder on this machine
 
@@ -53,8 +53,11 @@ class Remains:
 
 
 def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None) -> Remains:
-    """What there is of a run in a store and, with `open_bus`, on its broker."""
-    if not _ID.fullmatch(run):  # it is made a folder of: `..` would be the whole store
+    """Return everything that is left of a run in a store and, with `open_bus`, on its broker.
+
+    Raises RunError if `run` is no id, RunFailed if the run is alive.
+    """
+    if not _ID.fullmatch(run):  # the id becomes part of a path: `..` would be the whole store
         raise RunError(f"{run!r} is no id of a run: those are as count-1")
     objects = [key for key in store.list(f"runs/{run}") if key.startswith(f"runs/{run}/")]
     if f"runs/{run}/run.json" not in objects:
@@ -89,7 +92,7 @@ def remove(
     store: Store, found: Remains, open_bus: Callable[[RunRecord], Bus] | None, *, report: bool = False,
     progress: ObjectProgress = lambda done, whole: None,
 ) -> None:  # fmt: skip
-    """Take away all of it; of the report folder only if that is asked for."""
+    """Remove everything that was found. The report folder goes only with `report`."""
     with _held(found):
         if found.topics and found.record is not None and open_bus is not None:
             with contextlib.closing(open_bus(found.record)) as bus:
@@ -115,7 +118,7 @@ def _delete(store: Store, keys: list[str], progress: ObjectProgress) -> None:
 
 @contextlib.contextmanager
 def _held(found: Remains) -> Iterator[None]:
-    """While the run's own lock is held no flow starts it again."""
+    """Hold the run's lock, so that no flow starts the run again. Raises RunFailed if a flow holds it."""
     if found.report is None:
         yield
         return
@@ -127,7 +130,7 @@ def _held(found: Remains) -> Iterator[None]:
 
 
 def _refuse_if_alive(bus: Bus, topics: Topics, run: str) -> None:
-    """Raise if a process of the run beats: what it said last, and what it says now."""
+    """Raise RunFailed if a process of the run sends heartbeats, or has sent one in the last seconds."""
     first = bus.reader(topics.status)
     try:
         begin, end = first.begin_offsets()[0], first.end_offsets()[0]

@@ -1,4 +1,4 @@
-"""A run's steps again on this machine, beside the run or long after it. Nothing is written to it."""
+"""Replays steps of a run on this machine, during the run or long after it. Nothing of the run is changed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from schemas.topics import Topic, Topics
 
 
 class _NoWriter:
-    """There is nothing to write."""
+    """A writer for a replay, which writes nothing: `send` is an error."""
 
     def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> Sent:
         raise AssertionError(f"a replay writes nothing, and not to {topic.name}")
 
     def flush(self, deadline_s: float) -> None:
-        """Nothing was sent."""
+        """Do nothing: nothing was sent."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is open."""
 
 
 @contextmanager
 def replaying(run: str, store_url: str, progress: StepProgress) -> Iterator[Again]:
-    """What takes steps of a run again."""
+    """Yield an object that replays steps of a run."""
     store = open_store(store_url)
     record = find(store, run)
     if not Path(record.model).is_dir():

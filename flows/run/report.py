@@ -4,9 +4,10 @@
     curves.png      reward, length, staleness and so on    model/     the trained model, for transformers
     summary.json    the result, before and after           logs/      of the run's processes
 
-It is a process of its own because it needs matplotlib, which the flow has no other use for. All it needs is
-the store and the log: it can be made again at any time. `metrics.jsonl` has grown while the run went on: of
-the ledger only the rest is read, unless lines are missing. It holds as much for a run of any length.
+A process of its own writes the report, because it needs matplotlib and the flow does not. The report is made
+of the store and the topics, and can be made again at any time. `metrics.jsonl` has grown while the run went
+on: only the rest of the ledger is read, unless lines are missing. Memory does not grow with the number of
+steps.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _NEWEST_LETTERS = 200
 
 
 def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
-    """Write it all; returns the summary."""
+    """Write the whole report. Returns the summary."""
     make_private(folder)
     (folder / "run.yaml").write_text(yaml.safe_dump(record.spec.model_dump(mode="json"), sort_keys=False))
     bus, topics = connect(record, "streamrl-report"), Topics(record.id, record.spec.lengths.classes)
@@ -75,7 +76,7 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
 
 
 def export_model(record: RunRecord, target: Path) -> int | None:
-    """The newest weights as transformers reads them; none if the run has published none."""
+    """Write the newest weights for transformers. Returns their version; None if none are published."""
     store = open_store(record.store)
     if not WeightStore(store, record.id).versions():
         return None
@@ -83,7 +84,7 @@ def export_model(record: RunRecord, target: Path) -> int | None:
 
 
 def _evaluations(bus: Bus, topics: Topics, run: str) -> tuple[list[MetricRow], list[Evaluation]]:
-    """A row of each, and those of the first and of the last version whole."""
+    """Return a row of each evaluation, and in full those of the first and of the last version."""
     gate = Gate(Evaluation, run, passed_over)
     rows: list[MetricRow] = []
     first: Evaluation | None = None
@@ -92,7 +93,7 @@ def _evaluations(bus: Bus, topics: Topics, run: str) -> tuple[list[MetricRow], l
     try:
         clamp(reader)
         records = read_until(reader, reader.end_offsets(), topics.evals, deadline_s=READ_DEADLINE_S)
-        for _, one in gate.take(records):  # a long run has more of them than memory is worth
+        for _, one in gate.take(records):  # one by one: a long run has too many to hold in full
             rows.append(evaluation_row(one))
             first = one if first is None or one.version <= first.version else first
             last = one if last is None or one.version >= last.version else last
@@ -102,7 +103,7 @@ def _evaluations(bus: Bus, topics: Topics, run: str) -> tuple[list[MetricRow], l
 
 
 def _dead_letters(bus: Bus, topics: Topics, run: str) -> tuple[int, list[str]]:
-    """How many there have been, and some of the newest reasons."""
+    """Return how many dead letters there have been, and some of the newest reasons."""
     gate = Gate(DeadLetter, run, passed_over)
     start = near_ends(bus, topics.dead, _NEWEST_LETTERS)
     letters = gate.messages(read_all(bus, topics.dead, start, deadline_s=READ_DEADLINE_S))
@@ -110,21 +111,21 @@ def _dead_letters(bus: Bus, topics: Topics, run: str) -> tuple[int, list[str]]:
 
 
 def _held_out(record: RunRecord) -> Sequence[dict[str, Any]]:
-    """The problems that are evaluated: only the user's own task knows how long their answers are."""
+    """Return the problems that are evaluated: only the user's task knows how long their right answers are."""
     if not record.spec.evaluation.problems:
         return []
     from producers.tasks import load_problems
 
     try:
         problems: Sequence[dict[str, Any]] = load_problems(record.spec, record.spec.task.held_out_split)
-    except Exception as error:  # a user's code: the report is written without it
+    except Exception as error:  # the user's code failed: the report is written without the problems
         set_up(record.id, "report").warning("the held-out problems can't be read: %s", error)
         return []
     return problems
 
 
 def _generators_idle(path: Path) -> float | None:
-    """Share of the time in training in which the generators waited, as their heartbeats said."""
+    """Return the share of training in which generators waited, by their heartbeats; None if not known."""
     total, count = 0.0, 0
     for note in lines_of(path):
         of_generator = str(note.get("process")).startswith("generator") and note.get("step")
@@ -138,13 +139,13 @@ def _last_counters(path: Path) -> dict[str, Any]:
 
 
 def _left_out(path: Path) -> dict[str, str]:
-    """Processes that could not be kept alive, with the reason."""
+    """Return the processes that could not be kept alive, with the reason."""
     found = {str(note.get("process")): str(note.get("why")) for note in lines_of(path)}
     return {name: why for name, why in found.items() if why}
 
 
 def main() -> int:
-    """Write the report of one run."""
+    """Write the report of one run. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.run.report", description="Write a run's report folder."
     )

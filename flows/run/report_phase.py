@@ -1,4 +1,4 @@
-"""The last phase: have the report written, by a process that is ended with us."""
+"""The last phase: a process writes the report. It ends when this process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STILL_S = 600.0
 
 
 def make_report(record: RunRecord, places: Places) -> RunResult:
-    """Write the report folder; returns the result that stands in it."""
+    """Have the report written. Returns the result. Raises RunFailed if the report can't be written."""
     folder = report_folder(record)
     argv = [
         sys.executable, "-m", module("flows.run.report"), "--store", places.store_url, "--run", record.id,
@@ -40,7 +40,10 @@ def make_report(record: RunRecord, places: Places) -> RunResult:
 
 
 def _ended(team: Team, process: int) -> Ended | None:
-    """How it ended; None if it has done nothing for too long. A large model takes its time to be written."""
+    """Wait for a process and return how it ended; None if it did nothing for STILL_S seconds.
+
+    There is no deadline while it does anything: a large model takes long to be written.
+    """
     wait, before = Wait("the report", unblocked_by="its process", deadline_s=STILL_S), 0.0
     while True:
         if found := team.poll(1.0):
@@ -55,7 +58,7 @@ def _ended(team: Team, process: int) -> Ended | None:
 
 
 def _done(process: int) -> float:
-    """Processor time and bytes together: a number that grows while the process does anything."""
+    """Return processor time plus bytes, a number that grows while the process does anything."""
     with contextlib.suppress(psutil.Error, AttributeError):
         found = psutil.Process(process)
         counted = found.io_counters()

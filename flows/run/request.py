@@ -1,4 +1,4 @@
-"""What is asked for when a run is started, and what is given back."""
+"""The request to start a run, its result, and its errors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from infra.errors import Explained
 
 
 class RunFailed(Explained):
-    """A run that ended before it was done: what happened, where the log is, how to go on."""
+    """A run ended before it was done. The message says what happened, where the log is, how to go on."""
 
 
 class RunCancelled(RunFailed):
-    """A run that somebody cancelled."""
+    """Somebody cancelled the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run to start, or with `resume` to go on with: True is the newest run of the run file's name."""
+    """A run to start or, with `resume`, to go on with: an id, or True for the newest run of that run file."""
 
     runfile: str
     overrides: Sequence[str] = ()
@@ -29,7 +29,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run that is done."""
+    """The result of a run that is done."""
 
     run: str
     report: Path

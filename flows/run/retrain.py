@@ -1,4 +1,4 @@
-"""A length ranker trained from what runs recorded, and put where other runs can start with it."""
+"""Trains a length ranker from the samples that runs recorded, and stores it for other runs to start with."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from producers.ranking import backbone_of
 from schemas.topics import Topics
 
 _READ_S = 60.0
-_LEAST = 50  # groups
+_LEAST = 50  # minimum groups to train from
 
 
 @dataclass(frozen=True)
 class Retrained:
-    """A ranker, and how well one trained without these problems ranks the held-out ones."""
+    """A trained ranker. `quality`: how well a trial ranker ranks problems that it was not trained on."""
 
     key: str  # for `lengths.start`
     url: str
@@ -35,7 +35,7 @@ def retrain(
     name: str | None = None,
     progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> Retrained:
-    """Read the runs' logs, train, judge by a fifth of the problems, and keep one trained with all of them."""
+    """Train a trial ranker and judge it by a fifth of the problems; then train one on all, and store it."""
     opened = open_store(store_url(store))
     windows: Windows = []
     for number, run in enumerate(runs):
@@ -51,7 +51,7 @@ def retrain(
         raise RankerError(
             f"{', '.join(runs)}: {groups} finished groups are on the log; {_LEAST} are needed to train from"
         )
-    spec = record.spec  # of the newest
+    spec = record.spec  # of the newest run, which comes last
     backbone = backbone_of(spec.lengths.backbone)
     some, held_out = split(windows)
     judge = train_ranker(

@@ -1,4 +1,4 @@
-"""A record that a run stops at, and the decision to go on past it."""
+"""Lets a run go on past a record at which it stops."""
 
 from __future__ import annotations
 
@@ -41,16 +41,19 @@ _KINDS: dict[str, tuple[type[Message], ...]] = {
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was decided."""
+    """The decision to go on past a record."""
 
     place: str
     size: int  # of the record, in bytes
-    why: str  # it can't be used; empty: it can
-    new: bool  # it was not on the list
+    why: str  # why it can't be used; empty: it can
+    new: bool  # False: it was on the list already
 
 
 def skipping(store: Store, run: str, place: SkippedPlace, *, force: bool) -> Skipped:
-    """Put a record on the list of those that a run goes on past; refuse one that is not there, or sound."""
+    """Put a record on the list of those that a run goes on past.
+
+    Raises RunFailed if the record is not there or, without `force`, if it can be used.
+    """
     record = find(store, run)
     bus = connect(record, "streamrl-skip")
     try:
@@ -60,7 +63,7 @@ def skipping(store: Store, run: str, place: SkippedPlace, *, force: bool) -> Ski
 
 
 def decided(store: Store, bus: Bus, run: RunRecord, place: SkippedPlace, *, force: bool) -> Skipped:
-    """The same with a bus."""
+    """Like `skipping`, with an open bus and the run's record."""
     topic = _topic(run, place[0])
     found = _record(bus, topic, place)
     why = _why_not(run, topic, found)
@@ -76,7 +79,7 @@ def decided(store: Store, bus: Bus, run: RunRecord, place: SkippedPlace, *, forc
 
 
 def _why_not(run: RunRecord, topic: Topic, record: Record) -> str:
-    """Why a record can't be used; empty if it can."""
+    """Return why a record can't be used; empty if it can."""
     reasons: list[str] = []
     for kind in _KINDS[topic.name.rpartition(".")[2]]:
         unfit: Callable[[Any], str] = (

@@ -1,4 +1,4 @@
-"""The model that a run starts from: a folder, or built once by a function of the user's and kept.
+"""Prepares the model that a run starts from: a folder, or one that a function of the user's builds once.
 
 .streamrl/models/<hash>          there whole or not at all: committed by a rename
 .streamrl/models/<hash>.lock     two runs don't build the same model twice
@@ -28,7 +28,7 @@ from schemas.runspec import RunSpec
 
 
 def prepare_model(spec: RunSpec, progress: ShareProgress) -> Path:
-    """The folder with the starting weights and the tokenizer."""
+    """Return the folder with the starting weights and the tokenizer. Builds the model if need be."""
     if spec.model.path:
         return Path(spec.model.path).resolve()
     assert spec.model.build is not None
@@ -36,7 +36,7 @@ def prepare_model(spec: RunSpec, progress: ShareProgress) -> Path:
     if target.is_dir():
         return target
     make_private(target.parent)
-    # Whoever holds it builds this very model: that takes as long as it takes.
+    # Whoever holds the lock builds this very model, which may take long.
     with locked(target.with_suffix(".lock"), what=f"the model {target.name}", deadline_s=3600.0):
         if not target.is_dir():
             _build(spec, target, progress)
@@ -44,7 +44,7 @@ def prepare_model(spec: RunSpec, progress: ShareProgress) -> Path:
 
 
 def model_at_hand(spec: RunSpec) -> Path | None:
-    """The folder that `prepare_model` would give, if it is there already; nothing is built."""
+    """Return the folder that `prepare_model` would return; None if it is not there. Builds nothing."""
     try:
         folder = Path(spec.model.path or models_folder() / build_key(spec.model.build or "", spec.seed))
         return folder.resolve() if folder.is_dir() else None
@@ -53,7 +53,7 @@ def model_at_hand(spec: RunSpec) -> Path | None:
 
 
 def build_key(build: str, seed: int) -> str:
-    """A hash of all that a built model depends on, as far as can be told from its files."""
+    """Return a hash of a builder's function, files and seed: if it changes, the model is built again."""
     source, _, function = build.rpartition(":")
     digest = hashlib.sha256(f"{function}\0{seed}\0".encode())
     try:
@@ -65,7 +65,7 @@ def build_key(build: str, seed: int) -> str:
 
 
 def _sources(source: str) -> list[Path]:
-    """The builder's file, and those beside it whose name it mentions."""
+    """Return the builder's file, and the files beside it whose names it mentions."""
     if not source.endswith(".py"):
         try:
             found = importlib.util.find_spec(source)
@@ -83,7 +83,7 @@ def _sources(source: str) -> list[Path]:
 def _build(spec: RunSpec, target: Path, progress: ShareProgress) -> None:
     assert spec.model.build is not None
     for old in target.parent.glob(f"{target.name}.*.tmp"):
-        shutil.rmtree(old, ignore_errors=True)  # of a build that was killed: we hold the lock
+        shutil.rmtree(old, ignore_errors=True)  # left by a build that was killed: we hold the lock
     work = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     work.mkdir()
     (work / "progress").touch()

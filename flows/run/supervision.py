@@ -1,4 +1,4 @@
-"""The processes of a run: which are there, which are done, which are started again.
+"""Starts the processes of a run, and starts those that die again.
 
 starting ──► running ──► ended with 0: done
                │  ▲
@@ -23,10 +23,10 @@ from infra.roles.entry import REPLACED
 from infra.supervise.team import Ended, GuardDied, Team
 
 _TIME = re.compile(r"\d\d:\d\d:\d\d ")
-PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0  # before the second restart; none before the first
-HEALTHY_S = 600.0  # a process that lived so long has nothing to do with its deaths before
+PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0  # before the second restart (the first is at once); maximum
+HEALTHY_S = 600.0  # a process that lived so long starts anew: its earlier deaths in a row are forgotten
 HOUR_S = 3600.0
-LEFT_OUT_S = 600.0  # then one that was left out is tried again: machines come back
+LEFT_OUT_S = 600.0  # a process that is left out is tried again after this time: machines come back
 
 
 @dataclass
@@ -37,12 +37,12 @@ class _Member:
     in_a_row: int = 0
     last_words: str = ""
     started_at: float = 0.0
-    start_at: float | None = None  # while it waits to be started again
-    left_out: str = ""  # why it is not started again before long
+    start_at: float | None = None  # when it is to be started again; None: it is not
+    left_out: str = ""  # why it is left out; empty: it is not
 
     @property
     def needed(self) -> bool:
-        """Whether the run can't go on without it."""
+        """Whether the run can't go on without this process."""
         return self.worker.role in (TRAINER, FEEDER)
 
 
@@ -58,28 +58,28 @@ class RunProcesses:
         self._guards: deque[float] = deque()  # when guards died, within the last hour
 
     def start(self) -> None:
-        """All of them."""
+        """Start all workers."""
         for member in self._members.values():
             member.start_at = self._clock()
         self.start_again()
 
     @property
     def done(self) -> bool:
-        """Whether trainer and feeder have done all their work: generators only serve them."""
+        """Whether trainer and feeder have done all their work. Generators only serve them."""
         return all(member.done for member in self._members.values() if member.needed)
 
     @property
     def all_done(self) -> bool:
-        """Whether nobody is left, and nobody comes again."""
+        """Whether all processes have done their work, so that none runs or is started again."""
         return all(member.done for member in self._members.values())
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Processes that can't be kept alive, each with the reason."""
+        """Processes that are left out since they can't be kept alive, each with the reason."""
         return {name: member.left_out for name, member in self._members.items() if member.left_out}
 
     def poll(self, wait_s: float, excused: Callable[[], bool] = lambda: False) -> None:
-        """Hear how workers ended, waiting a moment for it; a guard that died is replaced."""
+        """Wait up to `wait_s` seconds for workers that end, and handle it. Replaces a guard that died."""
         try:
             for ended in self._team.poll(wait_s):
                 self.heard(ended, excused=excused())
@@ -87,7 +87,7 @@ class RunProcesses:
             self._renew(died)
 
     def heard(self, ended: Ended, *, excused: bool = False) -> None:
-        """A process ended. `excused`: not its fault, so it costs none of its restarts."""
+        """Handle a process's end. `excused`: not the process's fault, so that it costs no restart."""
         member, now = self._members[ended.name], self._clock()
         if ended.code == 0 and not ended.signal:
             member.done, member.left_out = True, ""
@@ -139,14 +139,14 @@ class RunProcesses:
         return any(member.worker.name in self._team.running for member in members)
 
     def _same_again(self, member: _Member, ended: Ended) -> bool:
-        """Whether it ended by itself, saying the same as before: it would say so a third time."""
+        """Whether it ended by itself with the same last line as before: another start would end so, too."""
         last = ended.last_lines.rpartition("\n")[2]
         last = last.partition(" ")[2] if _TIME.match(last) else last
         before, member.last_words = member.last_words, last
         return bool(ended.code and last and last == before)
 
     def start_again(self) -> None:
-        """Those whose pause is over."""
+        """Start the processes whose pause is over."""
         now = self._clock()
         for member in list(self._members.values()):
             if member.start_at is not None and member.start_at <= now:
@@ -163,7 +163,7 @@ class RunProcesses:
                 self._say(f"{member.worker.name} is back")
 
     def _renew(self, died: GuardDied) -> None:
-        """A guard's death costs no worker a restart; but guards may not go on dying."""
+        """Replace a guard that died. That costs no worker a restart; but guards may not go on dying."""
         self._guards.append(self._clock())
         if _within_an_hour(self._guards, self._clock()) > max(1, self._restarts):
             raise died
@@ -173,13 +173,13 @@ class RunProcesses:
             self.heard(ended, excused=True)
 
     def _wake_generators(self) -> None:
-        """One that is done may be needed by a trainer that went back; if not, it ends again."""
+        """Start generators that are done: a trainer that went back may need them. If not, they end again."""
         for member in self._members.values():
             if member.worker.role == GENERATOR and member.done:
                 member.done, member.start_at = False, self._clock()
 
     def dismiss(self, grace_s: float) -> None:
-        """Stop those that still run, all at once, and wait for them."""
+        """Stop all workers that still run, at once, and wait for them."""
         try:
             for name in self._team.running:
                 self._team.stop(name, grace_s)
@@ -187,7 +187,7 @@ class RunProcesses:
             while self._team.running and time.monotonic() < until:
                 self._team.poll(0.2)
         except GuardDied:
-            return  # and with it all that were to be stopped
+            return  # all workers died with the guard
 
 
 def _within_an_hour(times: deque[float], now: float) -> int:
@@ -197,7 +197,7 @@ def _within_an_hour(times: deque[float], now: float) -> int:
 
 
 def _pause_s(deaths: int) -> float:
-    """Before a restart: none after the first death in a row, then twice as long each time."""
+    """Return the seconds before a restart: 0 after the first death in a row, then twice as many each time."""
     return 0.0 if deaths < 2 else min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(deaths - 2, 32))
 
 

@@ -1,4 +1,4 @@
-"""The phase in which a run is trained: start the processes, watch them, end when all is done.
+"""The phase that trains a run: it starts the processes, watches them, and ends when all is done.
 
 crew ◄── who died ── team ◄── guard ◄── feeder, trainer, generators
 follower ◄── topics           three times a second: show, note, and check that something moves
@@ -33,7 +33,7 @@ TICK_S = 0.3
 def run_training(
     record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Callable[[], bool]
 ) -> None:
-    """Until the last iteration is trained and the last evaluation is in. Raises RunFailed."""
+    """Train until the last iteration is trained and the last evaluation is in. Raises RunFailed."""
     folder = report_folder(record)
     with ExitStack() as stack_:
         # a flow that was killed lets go only when its guard has ended the workers
@@ -61,7 +61,7 @@ def run_training(
             if told_to_stop():
                 raise RunCancelled(f"run {record.id} was cancelled")
         crew.dismiss(END_GRACE_S)
-        # Its last steps are shown, too: the view is a second behind.
+        # The last steps are shown, too: the view is a second behind.
         last = record.spec.algorithm.iterations
         follower.wait_for(lambda view: view.iterations_begun() >= last, END_GRACE_S)
         follower.see(screen.show)
@@ -69,10 +69,10 @@ def run_training(
 
 
 class _Broker:
-    """The local broker is ours to start again; a cluster of the user's is not."""
+    """Starts the local broker again if it dies. A cluster of the user's is left alone."""
 
     CHECK_EVERY_S = 2.0
-    EXCUSE_S = 60.0  # how long a process may still die of a broker that was away
+    EXCUSE_S = 60.0  # after the broker is back: a process may still die of its absence
 
     def __init__(self, record: RunRecord, say: Callable[[str], None]) -> None:
         self._servers, self._say = record.bootstrap_servers, say
@@ -81,13 +81,13 @@ class _Broker:
         self._back_at: float | None = None
 
     def was_away(self, *, check_now: bool = False) -> bool:
-        """Whether a process that dies now may have died of it."""
+        """Whether a process that dies now may have died because the broker was away."""
         if check_now:
             self.check(now=True)
         return self._back_at is not None and time.monotonic() - self._back_at < self.EXCUSE_S
 
     def check(self, *, now: bool = False) -> None:
-        """Start it again if it died; not if somebody stopped it."""
+        """Start the local broker again if it died. Raises RunFailed if somebody stopped it."""
         if not self._local or (not now and time.monotonic() - self._checked_at < self.CHECK_EVERY_S):
             return
         self._checked_at = time.monotonic()
@@ -109,15 +109,15 @@ class _Broker:
 
 
 class Stillness:
-    """A run in which nothing moves is ended, with what everyone waits for."""
+    """Ends a run in which nothing moves. The message says what each process waits for."""
 
     def __init__(self, record: RunRecord) -> None:
         deadlines = record.spec.deadlines
-        # The processes have deadlines of their own and say more: this is for when they themselves hang.
+        # The processes have deadlines of their own and say more: this one is for processes that hang.
         self._patience_s = deadlines.start_s + deadlines.progress_s + 30.0
 
     def check(self, view: RunView) -> None:
-        """Raise WaitedTooLong when nothing has moved for too long. A view in trouble counts no time."""
+        """Raise WaitedTooLong if nothing moved for too long. Time without a working view is left out."""
         if view.evidence.still_s > self._patience_s:
             raise WaitedTooLong(
                 f"run {view.run}: nothing moved for {self._patience_s:.0f} s. Its processes:\n{view.waits()}"

@@ -1,4 +1,4 @@
-"""A run with no Prefect at all: the phases as plain calls."""
+"""Runs a run file with no Prefect at all: each phase is a plain call."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def train_plainly(
     *,
     screen: Screen | None = None,
 ) -> RunResult:
-    """Run a run file to its end; what the flow `train` does, without Prefect."""
+    """Run a run file to its end, as the flow `train` does, without Prefect."""
     return conduct(RunRequest(runfile, tuple(overrides), resume), screen or Nobody())

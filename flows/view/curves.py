@@ -1,4 +1,4 @@
-"""The curves of a run as one picture."""
+"""Draws the curves of a run as one picture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PANELS = (
 
 
 def draw(rows: Sequence[MetricRow], evaluations: Sequence[MetricRow], processes: Path, target: Path) -> None:
-    """Write the picture."""
+    """Draw the curves into the picture `target`. `processes`: the file with the notes of the processes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -55,7 +55,7 @@ def draw(rows: Sequence[MetricRow], evaluations: Sequence[MetricRow], processes:
 
 
 def _add_evaluations(axes: Any, rows: Sequence[MetricRow], evaluations: Sequence[MetricRow]) -> None:
-    """A version is evaluated after the last step that made it."""
+    """Add the held-out rewards, each at the last step that made its version."""
     step_of = {row["version"]: row["step"] for row in rows}
     points = [
         (step_of.get(row["version"], 0), row["reward"]) for row in evaluations if row["reward"] is not None
@@ -69,11 +69,11 @@ def _draw_idle(axes: Any, rows: Sequence[MetricRow], processes: Path) -> None:
     axes.set_xlabel("optimizer step")
     axes.set_ylim(-0.02, 1.02)
     found: dict[str, Thinned[tuple[float, float]]] = {"trainer": Thinned()}
-    # The trainer says it step by step; of the others we have what their heartbeats said.
+    # The steps' rows have the trainer's share; the notes of heartbeats have those of other processes.
     for row in rows:
         if row.get("idle") is not None:
             found["trainer"].add((row["step"] or 0, row["idle"] or 0))
-    if processes.is_file():  # they are many: of a long run some tell enough
+    if processes.is_file():  # a long run has many notes, and some of them are enough
         for note in lines_of(processes):
             name, step, idle = note.get("process"), note.get("step"), note.get("idle")
             if isinstance(step, int) and isinstance(idle, int | float) and name != "trainer-0":

@@ -1,7 +1,7 @@
-"""Keeps a RunView up to date from a thread of its own: a broker that is away must not stop supervision.
+"""Keeps a RunView up to date in a thread of its own: a broker that is away must not stop supervision.
 
-Topics are read from near their ends, so that a view of a run of any age costs the same. Whatever goes wrong
-is said in the view, and tried again; it never ends a run.
+Topics are read from near their ends, so that a view of a run of any age costs the same. The view shows any
+error, and reading is tried again; an error never ends a run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from schemas.wire import Message
 
 EVERY_S = 1.0
 AGAIN_S = 2.0
-_MANY = 300  # messages at once: then there may be more
+_MANY = 300  # a read that gives so many messages is followed at once by another
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A topic of the view: its messages, and how many of the newest records tell enough."""
+    """A topic of the view, its kinds of messages, and how many of its newest records are enough."""
 
     topic: Topic
     kinds: tuple[type[Message], ...]
@@ -58,10 +58,10 @@ def _parts(topics: Topics) -> list[_Part]:
 
 
 class _Following:
-    """One topic, from near its end on."""
+    """A reader of one topic from near its end on."""
 
     def __init__(self, bus: Bus, run: str, part: _Part, start: int | None) -> None:
-        """`start`: where to begin, if that is before the newest records."""
+        """`start`: the offset to begin at, if that is before the newest records."""
         self.part = part
         self._gates: list[Gate[Any]] = [Gate(kind, run, passed_over) for kind in part.kinds]
         self.reader = bus.reader(part.topic, {0: 0}, patient=True)
@@ -70,7 +70,7 @@ class _Following:
         self.reader.seek({0: near if start is None else max(begin, min(near, start))})
 
     def poll(self, wait_s: float) -> Iterator[tuple[Record, Message]]:
-        """The next messages. A record that can't be read is only missing here: others report it."""
+        """Yield the next records with their messages. Other processes report the unreadable ones."""
         for record in self.reader.poll(wait_s):
             for gate in self._gates:
                 if (message := gate.take_one(record)) is not None:
@@ -79,15 +79,15 @@ class _Following:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it has not come to the end that it found when it began."""
+        """Whether records are left of those that were there at the beginning."""
         return self.reader.positions()[0] < self.end
 
 
 class _Readers:
-    """One reader for each topic of the view, and one that only counts samples."""
+    """The readers of the view's topics, and one that only counts samples."""
 
     def __init__(self, bus: Bus, topics: Topics, run: str, *, ledger: int | None = None) -> None:
-        """`ledger`: a position in the ledger that has to be read from, if it is before the newest records."""
+        """`ledger`: the offset from which the ledger is read, if that is before the newest records."""
         self.followed: list[_Following] = []
         self._samples: Reader | None = None
         self._dead, self._ledger = topics.dead, topics.ledger
@@ -106,7 +106,7 @@ class _Readers:
             raise errors[0]
 
     def read(self, wait_s: float, take: Callable[[Record, StepRecord], None] | None = None) -> list[Message]:
-        """What is there of each topic, at most a few hundred records. `take` is shown the ledger's."""
+        """Read at most a few hundred records of each topic. `take` is called for each step of the ledger."""
         found: list[Message] = []
         for one in self.followed:
             for record, message in one.poll(wait_s):
@@ -116,27 +116,27 @@ class _Readers:
         return found
 
     def ends(self) -> dict[int, int]:
-        """Where the partitions of the samples end."""
+        """Return the end offset of each partition of `<run>.samples`."""
         assert self._samples is not None
         return self._samples.end_offsets()
 
     def dead(self) -> int:
-        """How many dead letters there have been."""
+        """Return how many dead letters there have been."""
         return next(one.reader.positions()[0] for one in self.followed if one.part.topic == self._dead)
 
     def ledger_from(self, position: int) -> None:
-        """Read the ledger again, from here on."""
+        """Read the ledger again from an offset on."""
         for one in self.followed:
             if one.part.topic == self._ledger:
                 one.reader.seek({0: max(position, one.reader.begin_offsets()[0])})
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something left of what was there in the beginning."""
+        """Whether any topic has records left of those that were there at the beginning."""
         return any(one.is_behind for one in self.followed)
 
     def close(self) -> None:
-        """Let go."""
+        """Close all readers."""
         for one in self.followed:
             one.reader.close()
         if self._samples is not None:
@@ -144,7 +144,7 @@ class _Readers:
 
 
 def look_once(record: RunRecord, *, deadline_s: float = 20.0) -> RunView:
-    """A run as it is now: the newest of each topic, up to the ends that were found."""
+    """Return a view of a run as it is now, from the newest records of each topic."""
     view, topics = RunView(record.id, record.spec), Topics(record.id, record.spec.lengths.classes)
     readers = _Readers(connect(record, "streamrl-look"), topics, record.id)
     try:
@@ -160,7 +160,7 @@ def look_once(record: RunRecord, *, deadline_s: float = 20.0) -> RunView:
 
 
 class Follower:
-    """A view that follows a run while the block lasts, and keeps its steps in a file if one is given."""
+    """A view that follows a run while the block lasts. `metrics`: a file that gets the run's steps."""
 
     def __init__(
         self, record: RunRecord, *, metrics: MetricsFile | None = None,
@@ -183,21 +183,21 @@ class Follower:
     ) -> None:
         self._end.set()
         if kind is None:
-            self._thread.join(5)  # else it ends with the process: who cancels must not wait for a broker
+            self._thread.join(5)  # not after an error: a user who cancels must not wait
 
     def _started(self) -> threading.Thread:
         return threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def see(self, look_once: Callable[[RunView], _T]) -> _T:
-        """What `look_once` makes of the view, while nothing changes it."""
+        """Call `look_once` with the view while nothing changes it, and return its result."""
         if not self._thread.is_alive() and self._thread.ident is not None and not self._end.is_set():
-            self._thread = self._started()  # nothing that it may have met is a reason not to follow
+            self._thread = self._started()  # the thread has died: follow on, whatever ended it
             self._thread.start()
         with self._lock:
             return look_once(self._view)
 
     def wait_for(self, seen: Callable[[RunView], bool], deadline_s: float) -> None:
-        """Until the view has come to something that is on the log; for so long at the most."""
+        """Wait until `seen` is true of the view, for at most `deadline_s` seconds."""
         until = time.monotonic() + deadline_s
         while not self.see(seen) and time.monotonic() < until:
             time.sleep(EVERY_S / 10)
@@ -206,7 +206,7 @@ class Follower:
         while not self._end.is_set():
             try:
                 self._follow_until_trouble()
-            except Exception as error:  # whatever it is: it is said, and tried again
+            except Exception as error:  # whatever it is: the view shows it, and reading is tried again
                 with self._lock:
                     self._view.trouble = f"the view is not up to date: {error or type(error).__name__}"
                 self._end.wait(AGAIN_S)
@@ -217,15 +217,15 @@ class Follower:
         readers = _Readers(
             self._connected(self._record, "streamrl-view"), self._topics, self._record.id, ledger=start
         )
-        # Over the old one when it has all: a view that missed records while the broker was away would count
-        # wrongly from then on.
+        # A new view takes the old one's place once it is up to date: the old one missed records while the
+        # broker was away, and would count wrongly from then on.
         fresh = RunView(self._record.id, self._record.spec)
         try:
             while not self._end.is_set():
                 self._try_file_again(readers)
                 found = readers.read(
                     0.01, self._keep
-                )  # outside the lock: a broker that is away keeps us here
+                )  # outside the lock: a broker that is away makes this wait
                 ends, dead = readers.ends(), readers.dead()
                 behind = readers.is_behind
                 with self._lock:
@@ -260,7 +260,7 @@ class Follower:
         self._file_again_at = time.monotonic() + 5 * AGAIN_S
 
     def _try_file_again(self, readers: _Readers) -> None:
-        """After trouble: from the step on that could not be written."""
+        """Some seconds after an error of the file, go on from the step that could not be written."""
         if self._metrics is not None and self._file_trouble and time.monotonic() >= self._file_again_at:
             with contextlib.suppress(OSError):
                 self._metrics.open()

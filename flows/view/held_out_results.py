@@ -1,4 +1,4 @@
-"""Before and after: what the held-out problems earned with the first weights and with the last."""
+"""Compares the rewards of held-out problems before and after: with the first weights and with the last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ LONGEST_SHARE = 0.2
 def comparison(
     evaluations: Sequence[Evaluation], problems: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Rows of the table: all problems, and the longest fifth of them by each measure that there is."""
+    """Return the table's rows: all problems, and the longest fifth of them by each measure of length.
+
+    Empty if fewer than two versions were evaluated.
+    """
     newest = {record.version: record for record in evaluations}
     if len(newest) < 2:
         return []
@@ -36,7 +39,7 @@ def comparison(
 
 
 def known_lengths(problems: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How long a right answer is: the problem's `length`, or the length of its `answer`."""
+    """Return the lengths of right answers by id: a problem's `length`, or the length of its `answer`."""
     found = {}
     for problem in problems:
         length, answer = problem.get("length"), problem.get("answer")
@@ -48,13 +51,13 @@ def known_lengths(problems: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def longest(names: Sequence[str], lengths: Mapping[str, float]) -> list[str]:
-    """The longest fifth; among equals the name decides, so that it is the same fifth every time."""
+    """Return the longest fifth; among equals the name decides, so that it is the same fifth every time."""
     ranked = sorted(names, key=lambda name: (-lengths[name], name))
     return ranked[: math.ceil(LONGEST_SHARE * len(ranked))]
 
 
 def _by_problem(record: Evaluation, values: np.ndarray) -> dict[str, float]:
-    """Means over a problem's samples; NaN (no reward could be had) is left out."""
+    """Return each problem's mean over its samples. NaN (no reward could be had) is left out."""
     found: dict[str, list[float]] = defaultdict(list)
     for name, value in zip(record.problem_ids, values, strict=True):
         if not math.isnan(value):

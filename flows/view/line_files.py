@@ -1,7 +1,7 @@
-"""Files of lines in a run's folder, which grow while it goes on: nothing is lost with a process.
+"""Files in a run's folder that get a line at a time, so that a process that dies loses nothing.
 
-metrics.jsonl   one line for each optimizer step, with the position in the ledger behind it: who goes on with
-                the file reads on from there
+metrics.jsonl   one line for each optimizer step, with the ledger's offset behind it: a process that goes on
+                with the file reads the ledger from there
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from schemas.messages import StepRecord
 from schemas.topics import Topics
 
 METRICS_FILE = "metrics.jsonl"
-BEHIND = "ledger"  # key of a line: the position behind its record
+BEHIND = "ledger"  # key of a line: the offset behind its record in the ledger
 _TAIL = 1 << 16
 _READ_S = 60.0
 _Found = tuple[Record, StepRecord] | dict[str, Any]  # a step in the ledger, or its line in a file
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that are whole objects, one by one. A torn one is passed over: a disk was full."""
+    """Yield each line that is a whole JSON object. Lines that were torn, as by a full disk, are left out."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
@@ -37,14 +37,14 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class LinesFile:
-    """Appends whole lines, or nothing: what an error leaves of a line is cut off before the next one."""
+    """A file to which whole lines are appended. A line that an error tore is cut off before the next one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._size: int | None = None  # behind the last whole line; None: the file has not been looked at
+        self._size: int | None = None  # bytes up to the end of the last whole line; None: not known yet
 
     def append(self, line: str) -> None:
-        """Write a line. Raises OSError; the file is then as it was, or its last line is torn."""
+        """Append a line. After an OSError the file is as it was, or its last line is torn."""
         with self._opened() as file:
             os.ftruncate(file, self._whole(file))
             data = line.encode() + b"\n"
@@ -55,7 +55,7 @@ class LinesFile:
             self._size = self._whole(file) + written
 
     def last(self) -> dict[str, Any] | None:
-        """The last whole line, if it is an object."""
+        """Return the last whole line; None if there is none, or if it is no JSON object."""
         with self._opened() as file:
             end = self._whole(file)
             data = os.pread(file, min(end, _TAIL), max(0, end - _TAIL))
@@ -74,7 +74,7 @@ class LinesFile:
             os.close(file)
 
     def _whole(self, file: int) -> int:
-        """Where the last whole line ends."""
+        """Return the bytes up to the end of the last whole line."""
         if self._size is None or self._size > os.fstat(file).st_size:
             end = os.fstat(file).st_size
             while end:
@@ -88,20 +88,20 @@ class LinesFile:
 
 
 class MetricsFile:
-    """`metrics.jsonl`, as the ledger grows."""
+    """The file `metrics.jsonl`, which grows with the ledger."""
 
     def __init__(self, path: Path) -> None:
         self._file = LinesFile(path)
         self._last: MetricRow | None = None
-        self.position: int | None = None  # in the ledger, behind what is kept; None: it is not known
+        self.position: int | None = None  # the ledger's offset behind the last step kept; None: not known
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The file's path."""
         return self._file.path
 
     def open(self) -> None:
-        """Find out where it ends. Raises OSError."""
+        """Find out which step is the file's last. Raises OSError."""
         self._last, self.position = None, None
         found = self._file.last()
         if found is None or not {"step", "finished_at", "trainer_epoch", "samples", "tokens"} <= found.keys():
@@ -111,13 +111,13 @@ class MetricsFile:
             self.position = found[BEHIND]
 
     def put(self, row: MetricRow) -> None:
-        """Keep a line of another such file, unless its step is there. Raises OSError."""
+        """Append a line of another such file, unless its step is kept already. Raises OSError."""
         if self._last is None or int(row["step"] or 0) > int(self._last["step"] or 0):
             self._file.append(json.dumps(row))
             self._last = row
 
     def take(self, record: Record, step: StepRecord) -> None:
-        """Keep a step, unless it is there: of each step the first record counts. Raises OSError."""
+        """Append a step, unless it is kept already: the first record of a step counts. Raises OSError."""
         if self.position is not None and record.offset < self.position:
             return
         if self._last is None or step.step > int(self._last["step"] or 0):
@@ -130,7 +130,7 @@ class MetricsFile:
 
 
 def complete(metrics: MetricsFile, bus: Bus, topics: Topics, run: str) -> None:
-    """Add the steps that the file lacks: those at its end, or all that the ledger has if some are missing."""
+    """Add the steps that the file lacks. Reads only the ledger's end, unless steps in between are missing."""
     metrics.open()
     if metrics.position is not None and _is_whole(metrics.path):
         for record, step in _ledger(bus, topics, run, metrics.position):
@@ -155,7 +155,7 @@ def _step(found: _Found) -> int:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether each step has its line."""
+    """Whether the file has a line for each step up to its last one."""
     count, last = 0, -1
     for row in lines_of(path):
         count, last = count + 1, row.get("step", -1)
@@ -163,7 +163,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _ledger(bus: Bus, topics: Topics, run: str, start: int) -> Iterator[tuple[Record, StepRecord]]:
-    """The ledger from a position on, or from its oldest record, up to its end as it is now."""
+    """Yield the ledger's steps from an offset, or from its oldest record, up to its end as it is now."""
     reader = bus.reader(topics.ledger, {0: 0})
     try:
         begin, ends = reader.begin_offsets()[0], reader.end_offsets()

@@ -1,4 +1,4 @@
-"""The terminal: a live view where there is one, a plain line every few seconds where there is none."""
+"""Shows a run as a live view in a terminal, elsewhere as a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @contextmanager
 def terminal(console: Console) -> Iterator[Screen]:
-    """The screen for this terminal, or for a file or pipe in its place."""
+    """Yield a live screen if the console is a terminal, a plain one if it is a file or a pipe."""
     if not console.is_terminal:
         yield PlainScreen(console)
         return
@@ -31,7 +31,7 @@ def terminal(console: Console) -> Iterator[Screen]:
 
 
 class PlainScreen:
-    """Lines."""
+    """A screen of plain lines: news at once, the state of the run every few seconds if it has changed."""
 
     def __init__(self, console: Console, every_s: float = PLAIN_EVERY_S) -> None:
         self._console, self._every_s = console, every_s
@@ -69,7 +69,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A table that is drawn again in place; news scroll by above it."""
+    """A screen with a table that is drawn again in place. News scroll by above it."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -88,7 +88,7 @@ class LiveScreen:
 
 
 def one_line(view: RunView) -> str:
-    """A run in one line."""
+    """Return the state of a run as one line."""
     row = view.last
     if row is None:
         if not view.processes:
@@ -108,7 +108,7 @@ def one_line(view: RunView) -> str:
 
 
 def picture(view: RunView) -> Group:
-    """A run as tables."""
+    """Return the state of a run as tables."""
     row = view.last or {}
     facts = Table.grid(padding=(0, 2))
     facts.add_row("iteration", _of(row.get("iteration"), view), "reward", number(row.get("reward"), 3), "")
@@ -146,7 +146,7 @@ def _queues(view: RunView) -> Table:
 
 
 def _classes(view: RunView) -> list[str]:
-    """Each class by the predicted lengths that it has."""
+    """Name each length class by its range of predicted lengths."""
     edges = [edge for edge in view.edges if edge != float("inf")]
     if not edges:
         return [str(number) for number in range(len(view.generated))]
@@ -168,7 +168,7 @@ def _processes(view: RunView) -> Table:
 
 
 def sites_table(reports: Iterable[SiteReport]) -> Table:
-    """What each site has of the weights."""
+    """Return a table of the sites' relays and their weights, with a row for each report."""
     table = Table.grid(padding=(0, 2))
     for row in map(site_row, sorted(reports, key=lambda report: (report.site, report.relay))):
         table.add_row(*row.values())
@@ -176,7 +176,7 @@ def sites_table(reports: Iterable[SiteReport]) -> Table:
 
 
 def site_row(report: SiteReport) -> dict[str, str]:
-    """One relay's report in words."""
+    """Return one relay's report in words, by column."""
     rate = sum(report.rates.values())
     doing = "idle"
     if report.target >= 0:
@@ -207,22 +207,22 @@ def _count(value: int | None) -> str:
 
 
 def number(value: Any, digits: int) -> str:
-    """A number for people; a dash where there is none."""
+    """Write a number for people; None is a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def tiny(value: Any) -> str:
-    """A number that may be very small."""
+    """Write a number that may be very small; None is a dash."""
     return "–" if value is None else f"{value:.1e}"
 
 
 def share(value: float | None) -> str:
-    """A share in percent."""
+    """Write a share in percent; None is a dash."""
     return "–" if value is None else f"{value:.0%}"
 
 
 def _spark(view: RunView, width: int = 40) -> str:
-    """The rewards of the newest steps as bars."""
+    """Draw the rewards of the newest steps as bars."""
     newest = list(view.rows)[-width:]
     rewards: Sequence[float] = [row["reward"] for row in newest if row["reward"] is not None]
     if not rewards:

@@ -1,4 +1,4 @@
-"""One line of `metrics.jsonl` from one record of the ledger."""
+"""Makes lines of `metrics.jsonl` from records of the ledger."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 
 
 class Thinned(Generic[_T]):
-    """Of any number of things at most so many, evenly: every one, then every second, every fourth, ..."""
+    """Keeps at most `most` of any number of things, evenly: each one, then every second, every fourth, ..."""
 
     def __init__(self, most: int = 4000) -> None:
         self.kept: list[_T] = []
         self._most, self._every, self._count = most, 1, 0
 
     def add(self, thing: _T) -> None:
-        """The next one."""
+        """Add the next thing."""
         if self._count % self._every == 0:
             if len(self.kept) >= self._most:
                 self.kept, self._every = self.kept[::2], 2 * self._every
@@ -32,7 +32,7 @@ class Thinned(Generic[_T]):
 
 
 def step_row(record: StepRecord) -> MetricRow:
-    """What one optimizer step was: its samples in numbers, and the trainer's own metrics."""
+    """Return the row of one optimizer step: figures of its samples, and the trainer's own metrics."""
     rewards = record.rewards[~np.isnan(record.rewards)]
     lengths, staleness = record.lengths, record.version_in - record.versions
     row: MetricRow = {
@@ -57,7 +57,7 @@ def step_row(record: StepRecord) -> MetricRow:
 
 
 def _ranked(record: StepRecord) -> MetricRow:
-    """How well the step's groups were ranked before they were generated."""
+    """Return how well the step's groups were ranked before they were generated; empty if not known."""
     groups, place = np.unique(record.groups, return_inverse=True)
     if not groups.size or record.predicted.size != place.size:
         return {}
@@ -72,7 +72,7 @@ def _ranked(record: StepRecord) -> MetricRow:
 
 
 def first_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """In order. The first record of a step counts: a second one is of a trainer that was thought dead."""
+    """Return the first record of each step, in order. A second one is of a trainer that was thought dead."""
     found: dict[int, StepRecord] = {}
     for record in records:
         found.setdefault(record.step, record)
@@ -80,7 +80,10 @@ def first_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
 
 
 def with_rates(rows: list[MetricRow]) -> list[MetricRow]:
-    """Each row with samples and tokens a second since the step before it."""
+    """Add to each row, in place, its samples and tokens a second and its idle share since the step before.
+
+    Each is None where it is not known, as after a new start of the trainer.
+    """
     for before, row in zip([None, *rows], rows, strict=False):
         seconds = (row["finished_at"] or 0) - (before["finished_at"] or 0) if before else 0
         usable = before is not None and seconds > 0 and before["trainer_epoch"] == row["trainer_epoch"]
@@ -92,7 +95,7 @@ def with_rates(rows: list[MetricRow]) -> list[MetricRow]:
 
 
 def evaluation_row(record: Evaluation) -> MetricRow:
-    """What one weights version earns."""
+    """Return the row of one evaluation."""
     rewards = record.rewards[~np.isnan(record.rewards)]
     return {
         "version": record.version,

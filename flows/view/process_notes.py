@@ -1,7 +1,7 @@
-"""Notes of what the processes did over time: heartbeats are compacted away, the report needs them.
+"""Notes of the processes' heartbeats over time, for the report: the topic keeps only the newest heartbeats.
 
-The longer a run, the rarer the notes, so that weeks of them are a few megabytes. A disk that is full costs
-notes, and nothing else.
+The longer a run, the rarer the notes, so that weeks of them are a few megabytes. A full disk costs notes and
+nothing else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flows.view.line_files import LinesFile
 from flows.view.run_view import RunView
 
 PROCESSES_FILE, LEFT_OUT_FILE = "processes.jsonl", "left_out.jsonl"
-_EVERY_S, _SHARE = 2.0, 0.001  # at least so long between two notes, and so much of the run's age
-_MOST = 24  # processes that are noted as the run goes on; at its end all are
+_EVERY_S, _SHARE = 2.0, 0.001  # minimum time between notes: seconds, and a share of the run's age
+_MOST = 24  # maximum processes that are noted while the run goes on; at its end all are
 
 
 class ProcessNotes:
-    """Written by the flow, a line for each process every now and then."""
+    """Files that the flow writes, with a line for each process every now and then."""
 
     def __init__(self, folder: Path, began_at: float, say: Callable[[str], None]) -> None:
         self._began_at, self._say = began_at, say
@@ -30,7 +30,7 @@ class ProcessNotes:
         self._next, self._said = 0.0, ""
 
     def note(self, view: RunView) -> None:
-        """One line for each process, if it is time."""
+        """Write a line for each process that is alive, at most 24 of them, if it is time."""
         if time.monotonic() >= self._next:
             age = max(0.0, time.time() - self._began_at)
             self._next = time.monotonic() + max(_EVERY_S, _SHARE * age)
@@ -38,11 +38,11 @@ class ProcessNotes:
             self._write(view, sorted(alive, key=_rank)[:_MOST])
 
     def note_all(self, view: RunView) -> None:
-        """What all of them said last."""
+        """Write a line for every process, with its last heartbeat."""
         self._write(view, sorted(view.processes))
 
     def left_out(self, found: Mapping[str, str]) -> None:
-        """Processes that are left out, or no longer: the report says those that were at the end."""
+        """Write changes in which processes are left out, and why. The report names those of the end."""
         if found == self._known:
             return
         changed = {name: found.get(name, "") for name in {*found, *self._known}}
@@ -69,5 +69,5 @@ class ProcessNotes:
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    """The few that everything depends on first."""
+    """Return the key by which the few processes that everything depends on come first."""
     return name.startswith(("generator", "relay")), len(name), name

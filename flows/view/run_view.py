@@ -1,4 +1,4 @@
-"""What a run looks like now, in numbers for people: fed from its topics, and nothing else."""
+"""The state of a run in numbers for people, made from the messages on its topics alone."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from schemas.wire import Message
 RATE_WINDOW_S = 15.0
 QUIET_S = 10.0  # a process whose heartbeat is older is not shown as alive
 ROWS = 400  # newest steps, and evaluations, that a view holds
-_MOST, _MOST_POINTS = 2000, 400  # processes or relays that are held, and points of a rate
+_MOST, _MOST_POINTS = 2000, 400  # maximum processes or relays of a view, and points of a rate
 
 
 class Rate:
-    """How fast a growing number grows, over the last seconds."""
+    """The speed at which a number has grown over the last seconds."""
 
     def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
         self._window_s = window_s
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, at: float, total: float) -> None:
-        """The number as it was at a time."""
+        """Add the number as it was at a time, in seconds."""
         if self._points and (total < self._points[-1][1] or at < self._points[-1][0]):
             self._points.clear()  # a process started again and counts from zero
         self._points.append((at, total))
@@ -48,7 +48,7 @@ class Rate:
 
     @property
     def per_s(self) -> float | None:
-        """None while it is not known."""
+        """Growth a second; None while it is not known."""
         if len(self._points) < 2:
             return None
         (start, first), (end, last) = self._points[0], self._points[-1]
@@ -62,10 +62,10 @@ class ProcessView:
     beat: Heartbeat
     idle: Rate = field(default_factory=Rate)
     cpu: Rate = field(default_factory=Rate)
-    heard_at: float | None = None  # monotonic; None: it was said before anybody listened
+    heard_at: float | None = None  # monotonic; None: the heartbeat was sent before the view began
 
     def hear(self, beat: Heartbeat, *, live: bool = False) -> None:
-        """The next heartbeat. `live`: it has just been sent, whatever the clock of its machine says."""
+        """Take the next heartbeat. `live`: it has just been sent, whatever the clock of its machine says."""
         self.heard_at = time.monotonic() if live else None
         if beat.pid != self.beat.pid:
             self.idle, self.cpu = Rate(), Rate()
@@ -76,25 +76,25 @@ class ProcessView:
 
     @property
     def alive(self) -> bool:
-        """Whether it says so itself, lately."""
+        """Whether the last heartbeat is recent, and does not say that the process has ended."""
         return self.beat.state != "ended" and self.silent_s < QUIET_S
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing was heard of it."""
+        """Seconds since the last heartbeat."""
         if self.heard_at is not None:
             return time.monotonic() - self.heard_at
         return time.time() - self.beat.sent_at
 
     @property
     def idle_share(self) -> float | None:
-        """Share of its time in which it waited."""
+        """Share of the last seconds in which the process waited; None while it is not known."""
         share = self.idle.per_s
         return None if share is None else min(1.0, share)
 
     @property
     def doing(self) -> str:
-        """In words."""
+        """The state of the process in words."""
         beat = self.beat
         if beat.state == "ended":
             return "ended"
@@ -108,7 +108,7 @@ class ProcessView:
 class RunView:
     """The state of one run. Not thread-safe: `flows.view.follow` guards it.
 
-    It holds the newest of everything, and of a run of any age as much.
+    The view holds only the newest records, so that a run of any age takes the same memory.
     """
 
     def __init__(self, run: str, spec: RunSpec) -> None:
@@ -120,18 +120,18 @@ class RunView:
         self.evaluations: deque[MetricRow] = deque(maxlen=ROWS)
         self.version: int | None = None
         self.sites: dict[tuple[str, int], SiteReport] = {}  # by site and relay
-        self.dead_letters = 0  # on the topic, ever
+        self.dead_letters = 0  # all that there have ever been
         self.last_dead = ""
         self.trouble = ""  # why the view itself is not up to date
         self.generated = np.zeros(classes, np.int64)  # samples on the topic, by class
-        self.edges: list[float] = []  # of length classes, in force for the newest prompt
+        self.edges: list[float] = []  # between the length classes in force for the newest prompt
         self.evidence = Evidence()
-        self.live = False  # whether what comes now has just been sent
+        self.live = False  # whether the records that come now have just been sent
         self._generated_rate, self._trained_rate = Rate(), Rate()
         self._trained_total = 0
 
     def take(self, message: object) -> None:
-        """One message of any topic."""
+        """Take one message of any topic."""
         match message:
             case Heartbeat():
                 self._take_beat(message)
@@ -150,7 +150,10 @@ class RunView:
                 self.edges = message.edges
 
     def take_all(self, messages: Iterable[Message], sample_ends: dict[int, int], dead: int = 0) -> None:
-        """What was read in one go, where the partitions of the samples end, and the dead letters ever."""
+        """Take the messages of one read.
+
+        `sample_ends`: end offsets of the partitions of `<run>.samples`; `dead`: all dead letters so far.
+        """
         for message in messages:
             self.take(message)
         self.dead_letters = max(self.dead_letters, dead)
@@ -158,7 +161,7 @@ class RunView:
         self._count_samples(sample_ends, time.time())
 
     def leave_out(self, found: dict[str, str]) -> None:
-        """Processes that the flow no longer starts again, for people to see."""
+        """Show processes that are left out. `found`: the reason by process."""
         self.left_out = found
 
     def _take_beat(self, beat: Heartbeat) -> None:
@@ -175,19 +178,19 @@ class RunView:
 
     def _take_step(self, record: StepRecord) -> None:
         if self.rows and (self.rows[-1]["step"] or 0) >= record.step:
-            return  # of a trainer that was thought dead: the first record of a step counts
+            return  # a trainer that was thought dead wrote it: the first record of a step counts
         self.rows.append(step_row(record))
         self.version = max(record.version_out, self.version or 0)
         self._trained_total += int(record.groups.size)
         self._trained_rate.add(record.finished_at, float(self._trained_total))
 
     def makes_samples(self) -> bool:
-        """Whether any generator is heard, wherever it is."""
+        """Whether any generator sends heartbeats, on whichever machine."""
         return any(process.alive for process in self.processes.values() if process.beat.role == "generator")
 
     @property
     def last(self) -> MetricRow | None:
-        """The newest step."""
+        """The row of the newest step; None if there is none."""
         return self.rows[-1] if self.rows else None
 
     def iterations_begun(self) -> int:
@@ -196,7 +199,7 @@ class RunView:
 
     @property
     def logprob_gap(self) -> float | None:
-        """Of the newest step that had samples of its own weights: only those can tell."""
+        """Logprob gap of the newest step that had samples of its own weights; others do not show it."""
         return next((row["logprob_gap"] for row in reversed(self.rows) if row.get("gap_tokens")), None)
 
     @property
@@ -211,7 +214,7 @@ class RunView:
 
     @property
     def to_generate(self) -> int | None:
-        """Samples that are admitted and not finished, as the feeder counts them."""
+        """Samples that are admitted and not finished, by the feeder's count; None if it has not said."""
         counters = self._counters("feeder-0")
         if "undispatched" not in counters:
             return None
@@ -219,7 +222,7 @@ class RunView:
 
     @property
     def to_train(self) -> int | None:
-        """Samples that are finished and not trained, as the trainer counts them."""
+        """Samples that are finished and not trained, by the trainer's count; None if it has not said."""
         held = self._counters("trainer-0").get("held")
         return None if held is None else int(held)
 
@@ -227,5 +230,5 @@ class RunView:
         return self.processes[name].beat.counters if name in self.processes else {}
 
     def waits(self) -> str:
-        """What each process does, one a line: for the message when nothing gets on."""
+        """Return the state of each process, one a line, for the message that nothing moves."""
         return "\n".join(f"  {name}: {process.doing}" for name, process in sorted(self.processes.items()))

@@ -1,4 +1,4 @@
-"""Whom a run tells how it is doing. The terminal is in `flows.view.live`, Prefect in `flows.train`."""
+"""Screens show how a run is doing. The terminal's is in `flows.view.live`, Prefect's in `flows.train`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _log = logging.getLogger("streamrl.screen")
 
 
 class Screen(Protocol):
-    """Somebody who watches a run."""
+    """A place where people watch a run."""
 
     def say(self, text: str) -> None:
-        """News: a line that stays."""
+        """Show a line of news that stays."""
 
     def progress(self, fraction: float, text: str) -> None:
-        """How far a phase before training is."""
+        """Show how far a phase before training is. `fraction` goes from 0 to 1."""
 
     def show(self, view: RunView) -> None:
-        """The run as it is now; called a few times a second."""
+        """Show the run as it is now. Called a few times a second."""
 
 
 class Nobody:
-    """Nobody watches."""
+    """A screen that shows nothing."""
 
     def say(self, text: str) -> None: ...
 
@@ -35,7 +35,7 @@ class Nobody:
 
 
 class Screens:
-    """Several at once. One that fails is said once in the log, and ends nothing."""
+    """Several screens as one. An error of one is logged once, and ends nothing."""
 
     def __init__(self, screens: Sequence[Screen]) -> None:
         self._screens, self._failed = screens, set[str]()

@@ -1,4 +1,4 @@
-"""Sums over the steps of a run, of which it holds nothing but the sums."""
+"""Sums over the steps of a run. The steps themselves are not held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Totals:
-    """Of the lines of `metrics.jsonl`. Rates leave out the time in which no trainer ran."""
+    """Sums over the lines of `metrics.jsonl`. Rates leave out the time in which no trainer ran."""
 
     def __init__(self) -> None:
         self._iterations, self._last_iteration, self._steps = 0, -1, 0
@@ -17,7 +17,7 @@ class Totals:
         self._last: dict[str, Any] | None = None
 
     def add(self, row: dict[str, Any]) -> None:
-        """The next step."""
+        """Add the line of the next step."""
         samples, tokens = row.get("samples") or 0, row.get("tokens") or 0
         self._first, self._last = self._first or row, row
         if (iteration := row.get("iteration") or 0) > self._last_iteration:
@@ -38,7 +38,7 @@ class Totals:
             self._waited += (row.get("idle") or 0) * samples / rate
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says of them."""
+        """Return the figures for `summary.json`."""
         seconds = self._seconds
         return {
             "iterations": self._iterations,

@@ -1,1 +1,1 @@
-"""What every process of a run has: its arguments, its run, log, heartbeat and an orderly end."""
+"""The frame of every process of a run: its arguments, record, log, heartbeat and orderly end."""

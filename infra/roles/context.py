@@ -1,4 +1,4 @@
-"""The things that a role works with: its run, the bus, its log and its heartbeat."""
+"""The context that a role works with: its run, the bus, its log and its heartbeat."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stopped(Exception):
 
 @dataclass
 class RoleContext:
-    """What a role works with."""
+    """The run, connections, log and heartbeat that a role works with."""
 
     record: RunRecord
     role: str
@@ -41,13 +41,13 @@ class RoleContext:
     heart: Heart
     stop: threading.Event
     log: logging.Logger
-    site: Site | None = None  # if it is not where the object store is
+    site: Site | None = None  # None: the process is where the object store is
     signs: Signs = field(default_factory=NoSigns)  # of life anywhere in the run
-    feeder_epoch: int = 0  # of a feeder: which start of it this is
+    feeder_epoch: int = 0  # of a feeder: the number of this start
 
     @property
     def spec(self) -> RunSpec:
-        """The run's spec."""
+        """The run's settings."""
         return self.record.spec
 
     @property
@@ -57,20 +57,20 @@ class RoleContext:
 
     @property
     def name(self) -> str:
-        """This process in messages for people."""
+        """The name of this process in messages for people."""
         return f"{self.role}-{self.instance}@{host_name()}"
 
     def wait(self, what: str, *, unblocked_by: str) -> Wait:
-        """A wait that ends when nothing has moved anywhere for `deadlines.progress_s`."""
+        """Return a wait that ends when nothing has moved anywhere for `deadlines.progress_s`."""
         return Wait(
             what, unblocked_by=unblocked_by, deadline_s=self.spec.deadlines.progress_s, signs=self.signs
         )
 
     def dead_letter(self, record: Record, reason: str, *, wanted: str = "") -> None:
-        """Put a record that can't be used where people find it; the run goes on.
+        """Report a record that can't be used as a dead letter; the run goes on.
 
-        `wanted`: the sample that it should have been, which the dispatcher shall have made again. A large
-        record is named by its position alone: its letter has to fit too.
+        `wanted`: the sample that the record should have been, and that the dispatcher has to have made again.
+        A record of more than 256 KiB is named by its position alone, so that the letter fits.
         """
         quoted = record.value if len(record.value) <= _LARGEST_QUOTED else b""
         letter = DeadLetter(
@@ -86,7 +86,7 @@ class RoleContext:
                          self.topics.dead.name, reason)  # fmt: skip
 
     def loaded(self) -> None:
-        """All that stays is in memory: from now on look for garbage, and never again among that."""
+        """Start garbage collection of new objects. Called once all that stays is in memory."""
         gc.freeze()
         gc.enable()
 

@@ -1,8 +1,8 @@
-"""How a role begins and ends.
+"""Begins and ends the process of a role.
 
-A role is started as `python -m producers.feeder --store URL --run count-1 [--instance 0]`, by the run flow
-or by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 told to stop, 4 a newer
-start of the same process has replaced it, so it is not to be started again.
+A role is started as `python -m producers.feeder --store URL --run count-1 [--instance 0]`, by the run flow or
+by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 told to stop, 4 a newer start of
+the same process has replaced it, so it must not be started again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DONE, FAILED, STOPPED, REPLACED = 0, 1, 3, 4
 
 
 def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """A role's command line."""
+    """Parse a role's command line."""
     parser = argparse.ArgumentParser(prog=f"python -m …{role}", description=f"The {role} of a run.")
     parser.add_argument("--store", required=True, help="object store of the run: s3://… or file://…")
     parser.add_argument("--run", required=True, help="id of the run, such as count-1")
@@ -49,7 +49,7 @@ def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str] | None = None) -> int:
-    """Open the run, call `body`, and end in an orderly way whatever happens; returns the exit code."""
+    """Open the run, call `body`, and end in an orderly way whatever happens. Return the exit code."""
     given = arguments(role, argv)
     log = set_up(given.run, f"{role}-{given.instance}")
     stop = threading.Event()
@@ -70,7 +70,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         context = RoleContext(
             record, role, given.instance, store, bus, bus.writer(_batch(role)), topics, heart, stop, log, site
         )
-        gc.disable()  # until all is loaded: seconds, when millions of objects come and none goes
+        gc.disable()  # until all is loaded: among millions of new objects that stay it costs seconds
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
         context.signs = _signs(context)
         body(context)
@@ -96,7 +96,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
 
 
 def _signs(context: RoleContext) -> Signs:
-    """The feeder hears everyone and says what moves; who waits for others hears that. A relay does not."""
+    """Return a role's signs of life: heartbeats for the feeder, none for a relay, pulses for the others."""
     deadline_s = context.spec.deadlines.progress_s
     if context.role == "feeder":
         return Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=deadline_s)
@@ -106,7 +106,7 @@ def _signs(context: RoleContext) -> Signs:
 
 
 def _batch(role: str) -> int | None:
-    """The feeder's prompts are fetched one by one, each with its batch: samples and the like are streamed."""
+    """Return the bytes of a batch: few for the feeder, whose prompts are fetched one by one; else None."""
     return SMALL_BATCH if role == "feeder" else None
 
 
@@ -118,7 +118,7 @@ def _beats(context: RoleContext, ended: threading.Event) -> None:
                 context.heart.beat(context.writer, context.topics)
         except BusError:
             return  # the role itself meets the same error and reports it
-        except Exception:  # a beat that can't be made is missing; the next one may be made
+        except Exception:  # this heartbeat is missing; the next one may work
             context.log.exception("a heartbeat can't be sent")
 
 

@@ -1,4 +1,4 @@
-"""A process's heartbeat: it says on `<run>.status` what the process does."""
+"""A process's heartbeat, which says on `<run>.status` what the process does."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from schemas.messages import Heartbeat
 from schemas.topics import Topics
 from schemas.wire import encode
 
-HEARTBEAT_S = 0.5  # at most so often: when what a process does has changed
-STEADY_S = 2.0  # else
+HEARTBEAT_S = 0.5  # between heartbeats, at least: one is sent soon after the state has changed
+STEADY_S = 2.0  # between heartbeats while the state stays
 
 
 class Heart:
-    """Says on `<run>.status` what this process does, from a thread of its own."""
+    """The state and counters of this process, and the heartbeats on `<run>.status` that report them."""
 
     def __init__(self, run: str, role: str, instance: int) -> None:
         self._run, self._role, self._instance = run, role, instance
@@ -30,12 +30,12 @@ class Heart:
         self.counters: dict[str, float] = {}
 
     def working(self, state: str) -> None:
-        """Now at work."""
+        """Note that the process works now; `state` says at what."""
         if self._waits_for or self._state != state:
             self._switch(state, "", "")
 
     def waiting(self, what: str, *, unblocked_by: str) -> None:
-        """Now waiting; the time is counted as idle."""
+        """Note that the process waits now; the time counts as idle."""
         if self._waits_for != what:
             self._switch("waiting", what, unblocked_by)
 
@@ -46,7 +46,7 @@ class Heart:
         self._state, self._waits_for, self._unblocked_by, self._since = state, waits_for, unblocked_by, now
 
     def message(self) -> Heartbeat:
-        """As it is now."""
+        """Return a heartbeat that says how the process is now."""
         return Heartbeat(
             run=self._run, role=self._role, instance=self._instance, pid=os.getpid(), host=host_name(),
             state=self._state, waits_for=self._waits_for, unblocked_by=self._unblocked_by, since=self._since,
@@ -54,18 +54,21 @@ class Heart:
         )  # fmt: skip
 
     def _used(self) -> dict[str, float]:
-        """Processor seconds: its own; with its children's, which count while it does not wait; on weights."""
+        """Return processor seconds: the process's own, its work, and those on weights.
+
+        Work is its own seconds and its children's, as of the last time that the process did not wait.
+        """
         own = time.process_time()
         if not self._waits_for:
             self._work_s = own + children.cpu_s()
         return {"cpu_s": own, "work_s": self._work_s, "weights_cpu_s": spent.seconds()}
 
     def is_due(self, steady_s: float = STEADY_S) -> bool:
-        """Whether it is time to beat: soon if what it does has changed, else now and then."""
+        """Return whether to send a heartbeat: the state has changed, or `steady_s` seconds have passed."""
         changed = self._said != (self._state, self._waits_for)
         return changed or time.monotonic() - self._said_at >= steady_s
 
     def beat(self, writer: Writer, topics: Topics) -> None:
-        """Send it."""
+        """Send a heartbeat."""
         self._said, self._said_at = (self._state, self._waits_for), time.monotonic()
         writer.send(topics.status, encode(self.message()), key=f"{self._role}-{self._instance}")

@@ -1,1 +1,1 @@
-"""A site far from the object store: each byte of weights crosses the way to it once, whoever needs it."""
+"""A site far from the object store: each byte of weights is brought there once, however many need it."""

@@ -1,6 +1,7 @@
-"""Whose caches a relay reads: those of sites that the run file names, where it says or where a store may be.
+"""Decides which caches of other sites a relay reads: only those of sites that the run file names.
 
-Reports come from anybody who may write to the topic, and a cache is opened with this site's credentials.
+Anybody who may write to the topic can report a cache, and the relay opens it with this site's credentials. So
+a cache must be where the run file says or, if that says `local`, in a store of a known kind.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LOCAL = "local"
 
 
 class Caches:
-    """Judges reports by a run's file: all relays of a run judge them alike, and so they plan alike."""
+    """Checks reports by the run file. All relays of a run check alike, so all of them make the same plans."""
 
     def __init__(self, record: RunRecord, log: logging.Logger) -> None:
         self._record, self._log = record, log
@@ -27,7 +28,7 @@ class Caches:
         self._said: set[str] = set()
 
     def allowed(self, report: SiteReport) -> SiteReport | None:
-        """A report as it may be planned with; None if it is of a site that the run file does not name."""
+        """Return a report with what may be used of it; None if the run file does not name its site."""
         if report.site not in self._sites:
             if report.cache:
                 self._warn(report.site, "the run file has no such site in placement.sites")
@@ -43,7 +44,7 @@ class Caches:
         return structs.replace(report, cache=cache, rates=rates)
 
     def _wrong(self, site: str, cache: str) -> str:
-        """Why a cache is not opened."""
+        """Return why a cache must not be opened; empty if it may be."""
         planned = self._sites[site].cache
         if planned != _LOCAL:
             meant = cache_of(planned, self._record)

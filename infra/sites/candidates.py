@@ -1,8 +1,9 @@
-"""Versions that were announced, of which the newest that can be had is taken.
+"""Announced versions, of which the newest one that can be had is taken.
 
-Anybody who may write to the topic may announce any version. One that is not in the store, or is another one
-there than was announced, is set aside and tried again later; meanwhile the next newest is taken. Those that
-were heard last are remembered: the trainer announces each iteration, so that a flood of others passes.
+Anybody who may write to the topic can announce any version. A version that is not in the store, or differs
+there from the announcement, is set aside and tried again later; meanwhile the next newest one is taken. Only
+the 64 versions that were heard last are remembered. A flood of false ones passes, since the trainer announces
+one in each iteration.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class _Entry(Generic[_Item]):
 
 
 class Candidates(Generic[_Item]):
-    """By version and root; not for several threads."""
+    """Announced versions, by version and root. Not thread-safe."""
 
     def __init__(self, pauses: Sequence[float] = PAUSES_S) -> None:
         self._pauses, self._numbers = pauses, itertools.count()
         self._entries: dict[tuple[int, str], _Entry[_Item]] = {}
 
     def add(self, version: int, root: str, item: _Item) -> None:
-        """One was announced. Said again it is no more likely to be there, and waits for its time."""
+        """Add an announced version. One that failed before stays set aside for its time."""
         heard, known = next(self._numbers), self._entries.pop((version, root), None)
         entry = _Entry(item, heard)
         if known is not None:
@@ -45,7 +46,10 @@ class Candidates(Generic[_Item]):
             del self._entries[key]
 
     def newest(self, above: int, may: Callable[[int], bool] = lambda version: True) -> _Item | None:
-        """The newest above a version that may be taken and is not set aside; of two, the one heard last."""
+        """Return the newest version above `above` that `may` be taken and is not set aside, or None.
+
+        If two have the same number, return the one that was heard last.
+        """
         now = time.monotonic()
         open_ = [
             (version, entry.heard, entry) for (version, _), entry in self._entries.items()
@@ -54,7 +58,7 @@ class Candidates(Generic[_Item]):
         return max(open_, key=lambda one: one[:2])[2].item if open_ else None
 
     def failed(self, version: int, root: str) -> int:
-        """One can't be had; how often that is so by now."""
+        """Set a version aside because it can't be had. Return how often it has failed by now."""
         entry = self._entries.get((version, root))
         if entry is None:
             return 1
@@ -63,7 +67,7 @@ class Candidates(Generic[_Item]):
         return entry.failures
 
     def aside(self, above: int) -> list[int]:
-        """The newest versions above one that could not be had the last time, in order."""
+        """Return the versions above `above` of which each announced root has failed, in ascending order."""
         found = {version for (version, _), entry in self._entries.items() if entry.failures}
         good = {version for (version, _), entry in self._entries.items() if not entry.failures}
         return sorted(version for version in found - good if version > above)

@@ -1,9 +1,9 @@
-"""Who fetches an object for its site: the first who says so in the site's cache.
+"""Decides which process fetches an object for its site: the first one that claims it in the site's cache.
 
-claims/<name>   who it is, and a number that grows while it is at work
+claims/<name>   the holder, and a number that grows while the holder is at work
 
-One that does not grow for a while is of somebody who died: the next one takes it over. If two take over at
-the same moment both fetch, which costs bytes and harms nothing.
+A claim whose number does not grow for 10 s is that of a dead process, and the next process takes it over. If
+two take it over at the same moment, both fetch, which costs bytes and harms nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Claim:
         self._seen, self._since = b"", time.monotonic()
 
     def taken(self) -> bool:
-        """Whether it is ours now."""
+        """Try to take the claim. Return whether this process holds it now."""
         with contextlib.suppress(Exists):
             self._cache.put_new(self._key, self._said())
             return True
@@ -44,12 +44,12 @@ class Claim:
         return False
 
     def renew(self) -> None:
-        """Say that we are still at it."""
+        """Show the others, every few seconds at most, that this process still works on the object."""
         if time.monotonic() - self._said_at > self._renew_s:
             self._cache.put(self._key, self._said())
 
     def release(self) -> None:
-        """The object is there, or we give up."""
+        """Give up the claim, because the object is in the cache or could not be fetched."""
         self._cache.delete(self._key)
 
     def _said(self) -> bytes:
@@ -57,7 +57,7 @@ class Claim:
         return json.dumps({"holder": self._holder, "beats": self._beats}).encode()
 
     def _stale(self) -> bool:
-        """Whether another's claim has not changed for too long. By our own clock: theirs may be another."""
+        """Return whether another process's claim has not changed for too long, by our own clock."""
         try:
             said = self._cache.get(self._key)
         except Missing:

@@ -1,9 +1,9 @@
-"""Which version a process takes next: the newest, or at a site the one that its relay is at.
+"""Chooses the version that a process takes next: the newest, or at a site the one that its relay fetches.
 
-There it takes chunks out of the site's cache as they come, and fetches none itself, unless the relay has the
-version, or passes it over, or says nothing for a while though there is something to say. Then the newest is
-taken until it is heard again: through the cache as well, so that its bytes cross the way to the site once
-even then.
+At a site the process takes chunks from the site's cache as they come. It fetches chunks itself only if the
+relay has the version, or has passed it over, or has said nothing for 10 s though a newer version was
+announced. While the relay is silent, the process takes the newest version, through the cache as well, so that
+even then the bytes come to the site only once.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SILENCE_S = 10.0
 
 
 class Followed:
-    """Hears what is announced and chooses. For several threads."""
+    """Hears announcements and reports of relays, and chooses the version to take. Thread-safe."""
 
     def __init__(self, news: News, site: str | None = None, *, silence_s: float = SILENCE_S) -> None:
         self._news, self._site, self._silence_s = news, site, silence_s
         self._lock = threading.Lock()
         self._announced = Candidates[WeightsAnnouncement]()
         self._at_site = -1
-        self._targets: dict[int, int] = {}  # what each relay is at
-        self._passed_over: dict[int, frozenset[int]] = {}  # and what it could not have
+        self._targets: dict[int, int] = {}  # the version that each relay fetches
+        self._passed_over: dict[int, frozenset[int]] = {}  # and those that it could not have
         self._heard_at = time.monotonic()
-        self._gone = site is None  # the relay
+        self._gone = site is None  # the relay is silent, or there is none
 
     def hear(self, record: Record) -> None:
-        """A record of `<run>.weights`."""
+        """Take in a record of `<run>.weights`."""
         found = self._news.of(record)
         with self._lock:
             if isinstance(found, WeightsAnnouncement):
@@ -50,27 +50,27 @@ class Followed:
         self._passed_over[report.relay] = frozenset(report.passed_over)
 
     def choose(self, have: int) -> WeightsAnnouncement | None:
-        """What to take, if it is newer than what one has."""
+        """Return the announcement of the version to take, if it is newer than version `have`; else None."""
         with self._lock:
             under_way = max(self._targets.values(), default=-1)
             if not self._is_gone() and under_way > self._at_site:
-                # what comes behind it, the relay does not know yet
+                # the relay does not know newer ones yet
                 return self._announced.newest(have, lambda version: version <= under_way)
-            # what a relay passes over comes last: reports are not signed, and must not hold back all there is
+            # versions that a relay passed over come last: reports are not signed, and must not block them all
             return self._announced.newest(have, self._may) or self._announced.newest(have)
 
     def set_aside(self, announced: WeightsAnnouncement) -> int:
-        """A version can't be had: others are taken, and it later. How often it was so by now."""
+        """Set a version aside for a while because it can't be had. Return how often it has failed by now."""
         with self._lock:
             return self._announced.failed(announced.version, announced.root)
 
     def may_fetch(self, version: int) -> bool:
-        """Whether one fetches of a version what is not in the site's cache."""
+        """Return whether this process may fetch chunks of a version that the site's cache lacks."""
         with self._lock:
             return version <= self._at_site or self._is_gone() or not self._may(version)
 
     def _may(self, version: int) -> bool:
-        """Whether no relay of the site has passed a version over."""
+        """Return whether no relay of the site has passed a version over; True while the relay is silent."""
         return self._gone or not any(version in passed for passed in self._passed_over.values())
 
     @property

@@ -1,4 +1,4 @@
-"""A version at a site: its chunks in the cache, each fetched once, and a copy by which it is verified."""
+"""Mirrors versions at a site: fetches each chunk into the cache once, and verifies the version in a copy."""
 
 from __future__ import annotations
 
@@ -29,24 +29,29 @@ Planned = Callable[[int, Sequence[Chunk]], Mapping[Chunk, Way]]
 
 
 class Mirror:
-    """What one relay of a site does. `share`: its number among how many, so that each begins elsewhere."""
+    """The versions that one relay brings to its site.
+
+    `share`: the relay's number among the relays of its site, and how many there are, so that each begins with
+    other chunks.
+    """
 
     def __init__(self, run: str, origin: Store, site: SiteStore, *, share: tuple[int, int] = (0, 1)) -> None:
         self._site, self._share = site, share
         self._weights = WeightStore(site, run, near=site.near)
         self._origin = WeightStore(origin, run)
         self._copy: Copy | None = None
-        self._coming: set[str] = set()  # what threads bring: who decodes waits for it, and lets them do it
+        self._coming: set[str] = set()  # keys that threads fetch: the decoder waits for them
         site.may_fetch = lambda key: key not in self._coming
-        self.done, self.whole = 0, 0  # bytes of the newest version: here, and that were not here
-        self.trouble = ""  # that its threads had with it
+        self.done, self.whole = 0, 0  # bytes of the newest version: fetched, and missing at first
+        self.trouble = ""  # the newest unexpected error of a thread
 
     def bring(
         self, version: int, root: str, planned: Planned = lambda since, chunks: {}, told: bytes = b""
     ) -> VersionManifest:
-        """Make a version be here, verified bit by bit.
+        """Bring a version to the site, verified bit by bit. Return its manifest.
 
-        `planned`: what is to come from other sites; `told`: its manifest, packed, if that was announced.
+        `planned` names the chunks that shall come from other sites, with the way to each. `told`: the packed
+        manifest, if it was announced.
         """
         self.done, self.whole, self.trouble = 0, 0, ""
         with self._kept(version), self._unless_false(version, told):
@@ -60,26 +65,26 @@ class Mirror:
                 self._site.ways = {self._weights.chunk_key(chunk): way for chunk, way in ways.items()}
                 chunks = list(ways) or chunks
             with self._fetching(chunks):
-                # what has come is decoded while the rest is under way
+                # chunks that have come are decoded while the rest is fetched
                 manifest, self._copy = self._weights.update(self._copy, version, root=root)
         return manifest
 
     def _manifest(self, version: int, root: str, told: bytes) -> VersionManifest:
-        """A version's manifest, as it was announced or as the origin has it; readers find it in the cache."""
+        """Return a version's manifest, announced or from the origin, and keep it in the cache for readers."""
         key = self._weights.manifest_key(version)
         if told:
             raw = unpacked_within_limits(told, f"{key} as announced")
             if self._weights.manifest_of(version, raw).root == root:
                 self._site.keep(key, raw)
         manifest = self._weights.manifest(version)
-        if manifest.root != root:  # of an announcement that was false, perhaps: the origin knows
+        if manifest.root != root:  # perhaps of a false announcement: ask the origin
             self._site.delete(key)
             manifest = self._weights.manifest(version)
         return manifest
 
     @contextlib.contextmanager
     def _unless_false(self, version: int, told: bytes) -> Iterator[None]:
-        """What was announced is no longer in the cache if nothing could be made of it."""
+        """Delete an announced manifest from the cache if the version could not be made from it."""
         try:
             yield
         except Explained:
@@ -89,7 +94,7 @@ class Mirror:
             raise
 
     def make_keyframe(self, manifest: VersionManifest) -> None:
-        """Who joins later finds a short way here: a keyframe of what is here is made, not fetched."""
+        """Make a keyframe of the version from the copy, without fetching, for processes that join later."""
         path = manifest.path(None)
         if path is None or self._copy is None or self._copy.version != manifest.version:
             return
@@ -98,16 +103,16 @@ class Mirror:
             return
         for key, chunk, data in zip(keys, path.chunks, encode_model(None, self._copy.model), strict=False):
             if chunk_of(data) != chunk:
-                return  # another version of a compressor: then it is fetched when somebody needs it
+                return  # another version of the compressor: whoever needs the keyframe fetches it
             with contextlib.suppress(Exists):
                 self._site.put_new(key, data)
 
     def collect(self, keep: int) -> None:
-        """Let go of old versions, as at the origin."""
+        """Delete old versions from the cache, except the newest `keep`, as at the origin."""
         self._weights.collect(keep)
 
     def _look_back(self, version: int) -> None:
-        """The manifests by which a way is found, all at once: one after the other each takes a way there."""
+        """Fetch the older manifests that a route needs, all at once: one by one each costs a round trip."""
         held = self._copy.version if self._copy is not None else None
         first = max(0, version - KEYFRAME_AFTER if held is None else held + 1)
         with ThreadPoolExecutor(_MANIFESTS, thread_name_prefix="manifests") as pool:
@@ -116,12 +121,12 @@ class Mirror:
 
     @contextlib.contextmanager
     def _fetching(self, chunks: Sequence[Chunk]) -> Iterator[None]:
-        """Chunks come meanwhile, all but those that another relay of the site is at."""
+        """Fetch chunks during the block, except those that another relay of the site fetches."""
         missing = [chunk for chunk in chunks if not self._site.near(self._weights.chunk_key(chunk))]
         self.whole = sum(chunk.size for chunk in missing)
         start = self._share[0] * len(missing) // self._share[1]
         with contextlib.ExitStack() as stack:
-            # by where from: what is late there holds up nothing else
+            # one pool for each source: a late one holds up no other
             pools: dict[str, ThreadPoolExecutor] = {}
             self._coming = {self._weights.chunk_key(chunk) for chunk in missing}
             for chunk in missing[start:] + missing[:start]:
@@ -145,20 +150,20 @@ class Mirror:
             if self._site.bring(key, chunk.size):
                 self.done += chunk.size
         except Explained:
-            pass  # who needs it meets the same
+            pass  # the decoder meets the same error
         except Exception as error:
             self._heard(f"{key} could not be brought", error)
         finally:
-            self._coming.discard(key)  # who decodes fetches it itself then
+            self._coming.discard(key)  # from now on the decoder may fetch it
 
     def _heard(self, what: str, error: Exception) -> None:
-        """Something that a thread met, and that nobody has foreseen: it is told, and costs no version."""
+        """Log and note an unexpected error of a thread. The version may come nevertheless."""
         self.trouble = f"{what}: {type(error).__name__}: {error}"
         _log.error("%s", self.trouble, exc_info=error)
 
     @contextlib.contextmanager
     def _kept(self, version: int) -> Iterator[None]:
-        """The origin collects nothing of a version meanwhile. Nobody waits for that to be said."""
+        """Have the origin keep the version during the block, by a lease that nobody waits for."""
         over = threading.Event()
 
         def keep() -> None:

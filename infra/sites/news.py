@@ -1,7 +1,7 @@
-"""What `<run>.weights` tells: versions that the trainer announces, and reports of sites' relays.
+"""Reads `<run>.weights`: the trainer's announcements of versions, and the reports of sites' relays.
 
-All its readers take their records through here. What can't be read, is of another run or not signed by
-anybody who is trusted is refused; the run goes on.
+All readers of the topic take its records through here. A record is refused if it can't be read, is of another
+run, or is an announcement without a trusted signature; the run goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RELAYS = b"site/"
 
 
 def relay_key(site: str, relay: int) -> str:
-    """The key of a relay's reports."""
+    """Return the key of a relay's reports."""
     return f"{_RELAYS.decode()}{site}/{relay}"
 
 
@@ -31,9 +31,9 @@ class News:
         self._announcements = Gate(WeightsAnnouncement, run, refuse, unfit=unfit)
         self._reports = Gate(
             SiteReport, run, passed_over
-        )  # one of a newer relay: then the origin is followed
+        )  # one in a newer format is ignored: then the origin is followed
 
     def of(self, record: Record) -> WeightsAnnouncement | SiteReport | None:
-        """What a record tells; None if it was refused."""
+        """Return the announcement or report in a record; None if it was refused."""
         gate = self._reports if record.key.startswith(_RELAYS) else self._announcements
         return gate.take_one(record)

@@ -1,6 +1,6 @@
-"""A store that is far away: objects in parts, several at once, and again after whatever went wrong.
+"""Reads a far store: objects in parts, several at once, and with retries after any error.
 
-get ──► part 0 ┐               ┌──► spool/<name>/0     what is here is not asked for again,
+get ──► part 0 ┐               ┌──► spool/<name>/0     a part that is here is not fetched again,
         part 1 ├── at once ────┤                       not even by the next process
         part 2 ┘               └──► …
 """
@@ -21,13 +21,13 @@ from infra.stores.store import Missing, Store, StoreError
 from infra.waiting import WaitedTooLong
 
 LARGEST_PART, SMALLEST_PART = 2 << 20, 1 << 16
-_AT_ONCE = 32  # one alone would wait for the way there and back, and begins slowly
+_AT_ONCE = 32  # parts: a single one would wait for round trips, and begins slowly
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _ASK_S = 0.5
 
 
 class Meter:
-    """Bytes a second while anything is under way; what was long ago counts less."""
+    """Measures bytes a second while anything is under way. Bytes of long ago count less."""
 
     _HALF_S = 20.0
 
@@ -38,7 +38,7 @@ class Meter:
 
     @contextlib.contextmanager
     def measured(self, size: int) -> Iterator[None]:
-        """So many bytes come in this block, if it ends well."""
+        """Count the time of the block, and `size` bytes if the block ends without an error."""
         with self._lock:
             self._tick()
             self._busy += 1
@@ -62,13 +62,13 @@ class Meter:
 
     @property
     def rate(self) -> float | None:
-        """None while nothing has come."""
+        """Bytes a second; None while nothing has come."""
         with self._lock:
             return self._bytes / self._seconds if self._bytes and self._seconds else None
 
 
 class OriginStore:
-    """Reads a far store, for as long as it takes, unless nothing comes for too long."""
+    """Reads a far store, for as long as that takes, unless nothing comes for `deadline_s`."""
 
     def __init__(
         self, store: Store, spool: Path, *, deadline_s: float, stop: threading.Event | None = None
@@ -80,21 +80,21 @@ class OriginStore:
         self._came_at = time.monotonic()
         self._waiting = 0
         self._lock = threading.Lock()
-        self.crossed = 0  # bytes
+        self.crossed = 0  # bytes fetched
         self.trouble = ""  # why nothing comes, while nothing comes
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second, as measured; None while it is not known."""
+        """Measured bytes a second; None while nothing has come."""
         return self._meter.rate
 
     def get(
         self, key: str, size: int | None = None, *, alive: Callable[[], None] = lambda: None,
         most: int | None = None,
     ) -> bytes:  # fmt: skip
-        """An object; with its size, in parts. `alive` is called now and then. Raises Missing.
+        """Return an object, in parts if its size is given. Raise Missing if there is none.
 
-        `most`: the bytes that it may have, where its size is not known.
+        `alive` is called now and then meanwhile. `most`: maximum bytes of an object whose size is not known.
         """
         if size is None:
             parts = [self._pool.submit(self._again, lambda: self.store.get(key, most), key)]
@@ -113,11 +113,11 @@ class OriginStore:
                 part.cancel()
 
     def forget(self, key: str) -> None:
-        """An object is in good hands, or was wrong: nothing of it is kept."""
+        """Delete the spooled parts of an object, which is stored elsewhere by now, or was wrong."""
         shutil.rmtree(self._spooled(key), ignore_errors=True)
 
     def close(self) -> None:
-        """Let go."""
+        """Stop the threads, without waiting for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _spooled(self, key: str) -> Path:
@@ -132,14 +132,14 @@ class OriginStore:
         with self._meter.measured(size):
             data = self._again(lambda: self.store.get_part(key, at, size), key)
         work = path.with_suffix(".tmp")
-        with contextlib.suppress(OSError):  # a full disk costs the next process this part, and us nothing
+        with contextlib.suppress(OSError):  # a full disk: the next process has to fetch this part again
             make_private(path.parent)
             work.write_bytes(data)
             work.replace(path)
         return data
 
     def _again(self, get: Callable[[], bytes], key: str) -> bytes:
-        """Until it works, or until nothing has come to anybody for too long."""
+        """Repeat `get` until it works. Raise WaitedTooLong if nothing comes to any thread for too long."""
         with self._wanted():
             for pause_s in self._pauses():
                 try:
@@ -161,7 +161,7 @@ class OriginStore:
 
     @contextlib.contextmanager
     def _wanted(self) -> Iterator[None]:
-        """While nothing is wanted no time passes without progress."""
+        """Count the caller as waiting during the block. The deadline's time passes only while some wait."""
         with self._lock:
             if not self._waiting:
                 self._came_at = time.monotonic()
@@ -173,7 +173,7 @@ class OriginStore:
                 self._waiting -= 1
 
     def _pauses(self) -> Iterator[float]:
-        """Longer and longer, and not all at the same moment."""
+        """Yield pauses in seconds, growing, and varied so that threads don't all try at the same moment."""
         for pause in _PAUSES_S:
             yield pause * random.uniform(0.7, 1.3)
         while True:

@@ -1,8 +1,8 @@
-"""Other sites, from whose caches chunks may come: who gets what from where is planned anew for each version.
+"""Fetches chunks from the caches of other sites, by a plan that is made anew for each version.
 
-All relays plan by the same records: the reports that stand on `<run>.weights` before the announcement of the
-version. So each knows what the others will have, and nobody has to tell them. A plan is a hope: what does not
-come in time is fetched from the origin.
+All relays plan by the same records: the reports that precede the announcement of the version on
+`<run>.weights`. So each relay knows what the others will have, and nobody has to tell it. A chunk that does
+not come as planned is fetched from the origin.
 """
 
 from __future__ import annotations
@@ -28,24 +28,27 @@ from schemas.messages import SiteReport, WeightsAnnouncement
 _log = logging.getLogger("streamrl.sites")
 
 ORIGIN = "origin"
-_RECENT_S = 60.0  # a site that was not heard for so long takes no part
-_FAILED_S = 60.0  # that a link is left out after it failed
-_LATE_S = 2.0  # that a chunk may be late ...
-_TIMES = 2.0  # ... and how many times as long as planned it may take
+_RECENT_S = 60.0  # a site that was silent for longer takes no part
+_FAILED_S = 60.0  # for so long a link is left out after it failed
+_LATE_S = 2.0  # so late a chunk may be, at least ...
+_TIMES = 2.0  # ... or it may take so many times as long as planned
 _GIVE_UP_S = 5.0  # without a byte
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
 class Heard:
-    """An announcement, and what relays had reported by then."""
+    """An announcement, and the relays' reports that precede it."""
 
     announced: WeightsAnnouncement
     reports: tuple[SiteReport, ...]
 
 
 def planned(heard: Heard, site: str, since: int, chunks: Sequence[Chunk]) -> Sequence[Fetch]:
-    """What a site fetches from where, in order; nothing if there is nobody to share with."""
+    """Return a site's planned fetches in order, each with its source; none if there is no site to share with.
+
+    `since`: the version that the relays have now; reports with another one are ignored.
+    """
     recent = [r for r in heard.reports if heard.announced.announced_at - r.sent_at < _RECENT_S]
     equal = [report for report in recent if report.version == since]
     sites = {report.site for report in equal}
@@ -54,11 +57,11 @@ def planned(heard: Heard, site: str, since: int, chunks: Sequence[Chunk]) -> Seq
     try:
         return spread(chunks, dict.fromkeys(sites, ()), ORIGIN, _links(equal)).fetches[site]
     except WeightsError:
-        return ()  # a site that nothing is known to lead to
+        return ()  # no known link leads to one of the sites
 
 
 def _links(reports: Sequence[SiteReport]) -> Links:
-    """Relays of a site add up. A rate of 0 says that a link failed lately."""
+    """Return the links between sites. Rates of a site's relays add up; at 0 the link failed lately."""
     sources = {ORIGIN, *(report.site for report in reports if report.cache)}
     rates: dict[tuple[str, str], float] = defaultdict(float)
     for report in reports:
@@ -73,7 +76,7 @@ def _links(reports: Sequence[SiteReport]) -> Links:
 
 
 def warm_up_links() -> None:
-    """Have the planner's loops compiled before a version waits for them."""
+    """Compile the planner's loops before a version waits for them."""
     links = {(ORIGIN, "a"): 1.0, (ORIGIN, "b"): 1.0, ("a", "b"): 1.0, ("b", "a"): 1.0}
     spread([Chunk(hash="0" * 64, size=1)], dict.fromkeys("ab", ()), ORIGIN, Links(links))
 
@@ -85,10 +88,11 @@ class Peers:
         self._spool, self._stop = spool, stop
         self._known: dict[str, tuple[str, OriginStore]] = {}
         self._failed: dict[str, float] = {}
+        self._crossed = 0  # bytes that came from caches which a site has replaced
         self._unopened: dict[str, str] = {}
 
     def ways(self, heard: Heard, site: str, since: int, chunks: Sequence[Chunk]) -> dict[Chunk, Way]:
-        """To the chunks of a version, in the order of the plan."""
+        """Return the way to each planned chunk of a version, in the order of the plan."""
         caches = {report.site: report.cache for report in heard.reports if report.cache}
         fetches, now = planned(heard, site, since, chunks), time.monotonic()
         named: dict[str, Chunk] = {chunk.hash: chunk for chunk in chunks}
@@ -102,7 +106,7 @@ class Peers:
         }  # fmt: skip
 
     def _peer(self, site: str, cache: str) -> OriginStore | None:
-        """Another site's cache; None for the origin, and where the cache can't be opened."""
+        """Return another site's cache; None for the origin, and for a cache that can't be opened."""
         if not cache:
             return None
         if site not in self._known or self._known[site][0] != cache:
@@ -114,16 +118,19 @@ class Peers:
                 self._unopened[site] = cache
                 self.failed(site)
                 return None
+            if site in self._known:
+                self._crossed += self._known[site][1].crossed
+                self._known[site][1].close()
             self._known[site] = cache, OriginStore(store, self._spool, deadline_s=_GIVE_UP_S, stop=self._stop)
         return self._known[site][1]
 
     def failed(self, site: str) -> None:
-        """What was to come from there did not."""
+        """Note that a chunk that was to come from a site did not come."""
         self._failed[site] = time.monotonic()
 
     @property
     def rates(self) -> dict[str, float]:
-        """Bytes a second by site; 0 of one that failed lately."""
+        """Bytes a second, by site; 0 for a site that failed lately."""
         measured = {site: far.rate for site, (_, far) in self._known.items()}
         found = {site: rate for site, rate in measured.items() if rate}
         now = time.monotonic()
@@ -132,26 +139,26 @@ class Peers:
     @property
     def crossed(self) -> int:
         """Bytes that came from other sites."""
-        return sum(far.crossed for _, far in self._known.values())
+        return self._crossed + sum(far.crossed for _, far in self._known.values())
 
     def close(self) -> None:
-        """Let go."""
+        """Stop the threads of all caches."""
         for _, far in self._known.values():
             far.close()
 
 
 @dataclass(frozen=True)
 class Way:
-    """To one chunk, at a site that may not have it yet, or at the origin."""
+    """The way to one chunk: from a site that may not have it yet, or from the origin."""
 
     peers: Peers
     site: str
     far: OriginStore | None  # None: the origin
-    not_before: float  # monotonic: until then a narrow uplink is left to others
-    until: float  # monotonic
+    not_before: float  # monotonic: until then the site's uplink is left to others
+    until: float  # monotonic: then the origin is asked
 
     def get(self, key: str, size: int | None, alive: Callable[[], None]) -> bytes | None:
-        """The chunk, if another site has it in time."""
+        """Return the chunk if another site has it in time; else None."""
         while self.far is not None:
             try:
                 return self.far.get(key, size, alive=alive)

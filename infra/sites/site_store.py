@@ -1,12 +1,12 @@
-"""The weights' store as a site sees it: its cache, and behind it the origin.
+"""The weights' store as a site sees it: a cache, with the origin behind it.
 
 get ──► cache ──► there: done
           │ not there, and we may fetch (else wait for it)
           └──► claimed by another of the site: wait for it ──► cache
                ours: origin ──► checked ──► cache
 
-Manifests, keyframes and chunks are brought; all else (leases, notes) is the cache's own. A cache that does
-not work costs bytes and nothing else: the origin is read instead.
+Manifests, keyframes and chunks are fetched from the origin; all other objects (leases, notes) are in the
+cache alone. If the cache does not work, the origin is read instead, which only costs bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from infra.sites.peers import Way
 from infra.stores.store import Exists, Missing, Store, StoreError
 from infra.weights.weights_error import WeightsError
 
-_LOOK_S, _LOOK_LATER_S = 0.01, 0.2  # how soon somebody else's object is looked for again, and how often later
+_LOOK_S, _LOOK_LATER_S = 0.01, 0.2  # between looks for an object that another brings: at first, at most
 
 
 class SiteStore:
-    """A store. `may_fetch`: whether an object that is not in the cache is fetched, or waited for."""
+    """A store over cache and origin. `may_fetch`: whether a missing object is fetched, else it is awaited."""
 
     def __init__(
         self, cache: Store, origin: OriginStore, stop: threading.Event | None = None,
@@ -38,11 +38,11 @@ class SiteStore:
         self._stop = stop or threading.Event()
         self._near: set[str] = set()
         self.url = cache.url
-        self.ways: Mapping[str, Way] = {}  # as it was planned with other sites
-        self.broken = ""  # why the cache can't be used, if it could not be the last time
+        self.ways: Mapping[str, Way] = {}  # the planned way to each chunk, by key
+        self.broken = ""  # the cache's newest error; empty: it works
 
     def get(self, key: str, size: int | None = None) -> bytes:
-        """An object; raises Missing if the origin has none either."""
+        """Return an object from the cache or the origin. Raise Missing if neither has it."""
         if (found := self._cached(key, size)) is not None:
             return found
         if "/chunks/" in key:
@@ -56,11 +56,11 @@ class SiteStore:
         return data
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
-        """Some bytes of an object that is in the cache."""
+        """Return some bytes of an object that is in the cache."""
         return self._cache.get_part(key, at, size)
 
     def near(self, key: str) -> bool:
-        """Whether an object is in the cache."""
+        """Return whether an object is in the cache; False if the cache does not work."""
         if key not in self._near:
             try:
                 if not self._cache.exists(key):
@@ -71,12 +71,12 @@ class SiteStore:
         return True
 
     def source_of(self, key: str) -> str:
-        """Where a chunk is to come from, by the plan; empty if there is none."""
+        """Return the site that a chunk is planned to come from; empty if the plan does not name the chunk."""
         way = self.ways.get(key)
         return way.site if way else ""
 
     def bring(self, key: str, size: int) -> bool:
-        """Fetch a chunk in its time, unless another one of the site is at it; whether it is here."""
+        """Fetch a chunk at its planned time. Return False if another process of the site fetches it."""
         if (way := self.ways.get(key)) is not None:
             self._stop.wait(max(0.0, way.not_before - time.monotonic()))
         if not self.near(key):
@@ -87,7 +87,7 @@ class SiteStore:
         return True
 
     def keep(self, key: str, data: bytes) -> None:
-        """Have an object of the origin's in the cache."""
+        """Put an object of the origin into the cache. An error is only noted."""
         try:
             with contextlib.suppress(Exists):
                 self._cache.put_new(key, data)
@@ -96,18 +96,18 @@ class SiteStore:
             self.broken = str(error)
 
     def put(self, key: str, data: bytes) -> None:
-        """Only readers' notes are put here: a cache that takes none stops nobody."""
+        """Put a reader's note into the cache. An error is only noted: readers can do without the note."""
         try:
             self._cache.put(key, data)
         except StoreError as error:
             self.broken = str(error)
 
     def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
-        """Write an object of the cache's own."""
+        """Write an object to the cache."""
         self._cache.put_parts(key, parts, size)
 
     def size(self, key: str) -> int:
-        """Bytes of an object that is in the cache."""
+        """Return the bytes of an object that is in the cache."""
         return self._cache.size(key)
 
     def put_new(self, key: str, data: bytes) -> None:
@@ -117,10 +117,10 @@ class SiteStore:
         return self._cache.exists(key)
 
     def list(self, prefix: str) -> list[str]:
-        """What is in the cache; of keyframes, what is anywhere."""
+        """Return the keys in the cache; of keyframes, also those at the origin."""
         found = self._cache.list(prefix)
         if prefix.endswith("/keyframes"):
-            with contextlib.suppress(StoreError):  # then those that are near have to do
+            with contextlib.suppress(StoreError):  # then those in the cache have to do
                 found = sorted({*found, *self._origin.store.list(prefix)})
         return found
 
@@ -130,7 +130,7 @@ class SiteStore:
 
     @property
     def origin(self) -> OriginStore:
-        """The way to what is not in the cache."""
+        """The origin, with what is not in the cache."""
         return self._origin
 
     def _cached(self, key: str, size: int | None = None) -> bytes | None:
@@ -159,7 +159,7 @@ class SiteStore:
             return self._origin.get(key, size)
 
     def _awaited(self, key: str, ours: Callable[[], bool]) -> bytes | None:
-        """What somebody else brings; None if it is for us to do."""
+        """Return an object once another process has brought it; None once `ours` says to fetch it here."""
         look_s = _LOOK_S
         while not ours():
             if self._stop.wait(look_s):
@@ -170,7 +170,7 @@ class SiteStore:
         return None
 
     def _fetched(self, key: str, size: int | None, claim: Claim) -> bytes:
-        """Somebody may have finished in the moment before the claim was ours."""
+        """Fetch an object under our claim, unless another process put it into the cache just before."""
         with contextlib.ExitStack() as stack:
             stack.callback(_quietly, claim.release)
             if (found := self._cached(key)) is not None:

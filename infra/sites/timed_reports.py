@@ -1,4 +1,4 @@
-"""Says again and again how it is, from a thread of its own. One that fails ends nothing: it is logged."""
+"""Sends reports at intervals, from a thread of its own. A report that fails is logged and ends nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class TimedReports:
-    """Calls `send` at once, then every `every_s()` seconds, and sooner when there is news."""
+    """Calls `send` at once, then every `every_s()` seconds, and also as soon as `soon` is called."""
 
     def __init__(self, send: Callable[[], None], every_s: Callable[[], float], log: logging.Logger) -> None:
         self._send, self._every_s, self._log = send, every_s, log
@@ -17,11 +17,11 @@ class TimedReports:
         self._thread.start()
 
     def soon(self) -> None:
-        """There is news."""
+        """Have a report sent at once, because there is news."""
         self._news.set()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread and wait for it."""
         self._ended.set()
         self._news.set()
         self._thread.join()
@@ -32,7 +32,7 @@ class TimedReports:
             try:
                 self._send()
                 said = ""
-            except Exception as error:  # whatever it is: weights come all the same
+            except Exception as error:  # whatever it is, weights come nevertheless
                 if said != (said := f"{type(error).__name__}: {error}"):
                     self._log.warning("a report could not be sent, and the next one will be tried: %s", said)
             self._news.wait(self._every_s())

@@ -4,6 +4,6 @@
                                ├─► s3              .streamrl/s3      objects as files
                                └─► prefect_server  .streamrl/prefect its database
 
-Each is a `services.Service`; what runs is written in .streamrl/run/NAME.json, so that any later command
-finds it. All of them listen on the loopback address only, unless STREAMRL_LISTEN names another one.
+Each is a `services.Service`. A running service is recorded in .streamrl/run/NAME.json, so that any later
+command finds it. All services listen on the loopback address only, unless STREAMRL_LISTEN names another one.
 """

@@ -1,4 +1,4 @@
-"""`python -m infra.stack kafka|s3|down`: what the Makefile needs before the command line is installed."""
+"""`python -m infra.stack kafka|s3|down`, for the Makefile before the command line is installed."""
 
 import logging
 import sys

@@ -1,6 +1,6 @@
-"""Is this machine ready? Each check says what it found and, if that is not enough, what to do.
+"""Checks whether this machine is ready. Each check says what it found and, if that fails, what to do.
 
-A check that is `optional` and fails is advice; any other means that something will not work.
+A failed check that is `optional` is advice; any other failure means that something will not work.
 """
 
 import importlib
@@ -45,7 +45,7 @@ class Check:
 
 
 def checks(*, deep: bool = False, paths: StackPaths | None = None) -> Iterator[Check]:
-    """All checks, one at a time. `deep` imports the packages: ten seconds, and it can fail on its own."""
+    """Yield all checks. `deep` also imports the packages, which takes ten seconds and may fail."""
     paths = paths or StackPaths.locate()
     yield _python()
     yield from _packages(deep)
@@ -57,7 +57,7 @@ def checks(*, deep: bool = False, paths: StackPaths | None = None) -> Iterator[C
 
 
 def tcmalloc() -> Path | None:
-    """The allocator that vLLM asks for, to be named in LD_PRELOAD: a tenth faster, in the trainer too."""
+    """Return the allocator that vLLM asks for in LD_PRELOAD (a tenth faster, in the trainer too), or None."""
     folders = [
         Path("/usr/lib"),
         Path("/usr/lib64"),
@@ -189,7 +189,7 @@ def _stack(paths: StackPaths) -> Iterator[Check]:
 
 
 def _privacy(paths: StackPaths) -> Iterator[Check]:
-    """What other users of this machine may look into, and reach."""
+    """Check what other users of this machine may look into, and which services they can reach."""
     folders = [folder for folder in (paths.home, paths.home / "store", Path("runs")) if folder.is_dir()]
     for folder in folders:
         seen = open_to_others(folder)

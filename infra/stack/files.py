@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and locks between processes."""
+"""Files that are written whole or not at all, and locks between processes."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from infra.stack.stack_errors import StackBusy, StackError
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write so that a reader sees the old text or the new one, whenever the writer is killed."""
+    """Write a file so that a reader sees the old text or the new one, even if the writer is killed."""
     make_private(path.parent)
     # mkstemp makes it 0600: a secret is never readable by others, not even for a moment.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -31,9 +31,10 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[int]:
-    """Hold an exclusive lock; the kernel lets go of it however the holder ends.
+    """Hold an exclusive lock; the kernel releases it however the holder ends.
 
-    Gives its descriptor: a process that inherits it holds the lock too.
+    Gives the lock's descriptor: a process that inherits it holds the lock too. Raise StackBusy at the
+    deadline.
 
     Waits for: the process whose pid stands in the file. Unblocked by: its end.
     """
@@ -74,7 +75,7 @@ def _no_lock(path: Path, what: str, error: OSError) -> StackError:
 
 
 def tail(path: Path, lines: int = 15) -> str:
-    """The last lines of a log, for an error's text."""
+    """Return the last lines of a log, for an error's text; empty if it can't be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -56,7 +56,7 @@ class KafkaService(Service):
         )
 
     def _format(self, context: ServiceContext) -> None:
-        """Give the empty folder its cluster id. Only once: a formatted log is never formatted again."""
+        """Give the empty folder its cluster id. A log that was formatted once is never formatted again."""
         context.progress(self.name, "formatting its storage")
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # In one word: an id may begin with "-", and after a space that reads as another option.
@@ -77,7 +77,7 @@ class KafkaService(Service):
 
 
 def _answers(address: str) -> bool:
-    """Does a broker there know itself as part of a cluster? It lists itself only once it may serve."""
+    """Return whether a broker there is ready: it lists itself in its cluster only once it may serve."""
     with contextlib.suppress(KafkaError):
         admin = KafkaAdminClient(
             bootstrap_servers=address,
@@ -94,7 +94,7 @@ def _answers(address: str) -> bool:
 
 
 def _login() -> tuple[str, str] | None:
-    """The login that the local broker asks for, if the environment asks for one without TLS."""
+    """Return the login of the local broker, if the environment asks for one without TLS; else None."""
     found = security_from_environment()
     if found.get("security_protocol") != "SASL_PLAINTEXT" or found.get("sasl_mechanism") != "PLAIN":
         return None

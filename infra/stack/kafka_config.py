@@ -1,4 +1,4 @@
-"""The broker's settings, each with its reason."""
+"""The local broker's settings, each with its reason."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ JVM_OPTIONS = (
     # One thread for the collector: with a small heap and few cores the parallel ones only cost memory.
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # the second compiler takes CPU from the run that it would make faster
-    # The first one compiles what is called 40 times, not 200: it is all interpreted for less of a short run.
+    # The first compiler starts after 40 calls, not 200: less of a short run is interpreted.
     "-XX:Tier3InvocationThreshold=40",
     "-XX:Tier3MinInvocationThreshold=20",
     "-XX:Tier3CompileThreshold=200",
@@ -67,7 +67,7 @@ def server_properties(*, data: Path, port: int, controller_port: int, login: Log
 
 
 def _access(login: Login | None) -> dict[str, str]:
-    """Who may connect: everybody who reaches it, or who knows the password. The controller is asked too."""
+    """Return the settings for access to broker and controller: for everybody, or with a password."""
     if login is None:
         return {"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"}
     user, password = (_quoted(word) for word in login)
@@ -86,7 +86,7 @@ def _access(login: Login | None) -> dict[str, str]:
 
 
 def _quoted(word: str) -> str:
-    """As JAAS in a properties file reads it: each of the two takes a backslash away."""
+    """Quote a word for JAAS in a properties file: each of the two formats takes one backslash away."""
     return '"' + word.replace("\\", "\\" * 4).replace('"', "\\" * 2 + '"') + '"'
 
 
@@ -108,19 +108,20 @@ def _sizes() -> dict[str, str]:
 
 
 def _durability() -> dict[str, str]:
-    """An acknowledged record is in the page cache, which a killed process leaves behind whole.
+    """Return the settings that matter after a kill.
 
-    So kill -9 loses none. (A power cut may; a flush for each record would hold that too, far slower.)
-    After a kill the broker reads again each segment that it does not know to be flushed. It flushes one when
-    it begins the next; smaller segments, and a note of how far it came every few seconds, make that short.
+    An acknowledged record is in the page cache, which survives when a process is killed, so kill -9 loses no
+    record. (A power cut may; flushing each record would prevent that, but is far slower.) After a kill the
+    broker reads again each segment that it does not know to be flushed. It flushes a segment when it begins
+    the next one. Smaller segments, and a note every few seconds of how far it has flushed, make that short.
     """
     return {
         "log.segment.bytes": str(64 << 20),
         "log.flush.offset.checkpoint.interval.ms": "5000",
         "num.recovery.threads.per.data.dir": "2",
         # The controller takes a killed broker's successor for a double until the old session has run out.
-        # Each beat, and each record that says that nothing is new, costs a broker and a controller at rest:
-        # at half a second, as these would be, half of all that the broker uses in a small run.
+        # Heartbeats, and records that say that nothing is new, cost processor time at rest: one each half
+        # second would cost half of all that the broker uses in a small run.
         "broker.heartbeat.interval.ms": "2000",
         "metadata.max.idle.interval.ms": "10000",
         "broker.session.timeout.ms": "6000",

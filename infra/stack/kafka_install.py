@@ -1,4 +1,4 @@
-"""Apache Kafka's jars: present, or fetched by Maven into the cache."""
+"""Apache Kafka's jars: taken from the cache, where Maven puts them if they are missing."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ FETCH_DEADLINE_S = 600.0
 
 
 def jars_present(paths: StackPaths) -> bool:
-    """Are the jars of this very POM there? The stamp comes last: a fetch that broke off does not count."""
+    """Return whether the jars of this very POM are there. The stamp comes last, after a whole fetch."""
     try:
         return _stamp(paths).read_text() == _pom_hash()
     except OSError:
@@ -27,7 +27,7 @@ def jars_present(paths: StackPaths) -> bool:
 
 
 def ensure_jars(paths: StackPaths, *, cancel: threading.Event) -> bool:
-    """Fetch them if they are missing. True: this call did."""
+    """Fetch the jars if they are missing. Return whether this call fetched them."""
     if jars_present(paths):
         return False
     with locked(paths.cache / ".kafka.lock", what="the fetch of Kafka's jars", deadline_s=FETCH_DEADLINE_S):
@@ -61,7 +61,7 @@ def ensure_jars(paths: StackPaths, *, cancel: threading.Event) -> bool:
 
 
 def java_command() -> str:
-    """The path of a Java that is new enough: JAVA_HOME's, else the one on the PATH."""
+    """Return the path of a Java that is new enough, of JAVA_HOME or else the PATH; raise ToolMissing."""
     home = os.environ.get("JAVA_HOME")
     candidates = ([str(Path(home) / "bin" / "java")] if home else []) + ["java"]
     java = next((found for name in candidates if (found := shutil.which(name))), None)
@@ -77,7 +77,7 @@ def java_command() -> str:
 
 
 def java_version(java: str) -> int:
-    """17 for "17.0.15" and 8 for "1.8.0"; 0 if it can't be told."""
+    """Return a Java's major version: 17 for "17.0.15", 8 for "1.8.0"; 0 if it can't be told."""
     try:
         # A Java's own folder says it without starting a JVM, which takes a second on a busy machine.
         text = (Path(java).resolve().parent.parent / "release").read_text()

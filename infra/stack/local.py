@@ -1,4 +1,4 @@
-"""The whole local stack: up, down, state.
+"""Starts, stops and describes the whole local stack.
 
 up ── lock ──► kafka   ┐ each in a thread of its own,
                s3      ├ all of them or none ──► Stack
@@ -37,7 +37,7 @@ LOCK_DEADLINE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What runs and how to reach it; None for what does not run."""
+    """The running services, and how to reach them; None for each that does not run."""
 
     paths: StackPaths
     bootstrap_servers: str | None
@@ -45,7 +45,7 @@ class Stack:
     s3: S3Access | None
 
     def env(self) -> dict[str, str]:
-        """The environment for a process that uses the stack. It holds the S3 secret: don't print it."""
+        """Return the environment for a process that uses the stack. It holds the S3 secret: don't print."""
         env = {"STREAMRL_HOME": str(self.paths.home)}
         if self.bootstrap_servers is not None:
             env[BOOTSTRAP] = self.bootstrap_servers
@@ -64,7 +64,7 @@ def start_stack(
     progress: ServiceProgress | None = None,
     paths: StackPaths | None = None,
 ) -> Stack:
-    """Start what is asked for and not yet there, and return all that runs once all of it answers.
+    """Start the services that are asked for and don't run. Return all that run, once all of them answer.
 
     `progress(service, message)` is called from other threads, one call at a time.
     """
@@ -84,7 +84,7 @@ def start_stack(
 
 
 def stop_stack(*, progress: ServiceProgress | None = None, paths: StackPaths | None = None) -> int:
-    """End every process of the stack, also of a broken one. Returns how many there were. Data stays."""
+    """End every process of the stack, even of a broken one. Return how many there were. Data stays."""
     paths = paths or StackPaths.locate()
     if not paths.run.exists():
         return 0
@@ -101,13 +101,13 @@ def stop_stack(*, progress: ServiceProgress | None = None, paths: StackPaths | N
 
 
 def stack_state(*, paths: StackPaths | None = None) -> list[ServiceState]:
-    """Every service of the stack, running or not."""
+    """Return the state of every service of the stack, running or not."""
     paths = paths or StackPaths.locate()
     return [service_state(service, paths) for service in _all_services()]
 
 
 def current(paths: StackPaths | None = None) -> Stack:
-    """What runs now. Starts nothing."""
+    """Return the services that run now. Nothing is started."""
     paths = paths or StackPaths.locate()
     kafka = running_record(paths, KafkaService.name)
     prefect = running_record(paths, PrefectService.name)
@@ -141,7 +141,7 @@ def _start_all(wanted: Sequence[Service], context: ServiceContext) -> None:
 
 
 def _undo(futures: dict[Future[tuple[ServicesFile, bool]], Service], context: ServiceContext) -> None:
-    """End what this `start_stack` started; what ran before it stays."""
+    """End the services that this `start_stack` started; those that ran before stay."""
     context.cancel.set()
     wait(futures)  # each ends its own process on the way out, within its grace time
     for future, service in futures.items():
@@ -151,7 +151,7 @@ def _undo(futures: dict[Future[tuple[ServicesFile, bool]], Service], context: Se
 
 @contextlib.contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """A second Ctrl-C must not leave behind what the first one is clearing away."""
+    """Ignore Ctrl-C during the block: a second one must not stop the clearing up after the first one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Where the local stack keeps things.
+"""The folders and files of the local stack.
 
 .streamrl/           STREAMRL_HOME, or .streamrl in the current folder
 ├── kafka/lib        jars          ┐ fetched; STREAMRL_CACHE puts these two elsewhere,
@@ -24,7 +24,7 @@ class StackPaths:
 
     @classmethod
     def locate(cls, home: Path | None = None) -> "StackPaths":
-        """The home named by the argument, else by STREAMRL_HOME, else .streamrl in the current folder."""
+        """Return the paths in the home that the argument names, else STREAMRL_HOME, else .streamrl here."""
         root = home or Path(os.environ.get("STREAMRL_HOME") or ".streamrl")
         root = root.expanduser().absolute()
         cache = Path(os.environ.get("STREAMRL_CACHE") or root).expanduser().absolute()
@@ -72,9 +72,9 @@ class StackPaths:
         return self.logs / f"{name}.log"
 
     def make(self) -> None:
-        """Make the folders that every service needs, for this user alone: samples and logs are in them.
+        """Create the folders that every service needs, for this user alone: samples and logs are in them.
 
-        `run` holds credentials: nobody else may look in, whatever it was before.
+        `run` holds credentials, so it is closed to other users even if it was open before.
         """
         for folder in (self.kafka, self.s3, self.prefect, self.logs, self.run):
             make_private(folder)

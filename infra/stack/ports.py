@@ -1,13 +1,13 @@
-"""Which address and port a service gets.
+"""Chooses the address and the port of a service.
 
 STREAMRL_LISTEN=10.0.0.5    the address of this machine in a network that is trusted: there is no password on
                             Kafka and Prefect. Not set: loopback, for this machine alone
 
-STREAMRL_<NAME>_PORT=9092   that one, or an error
-STREAMRL_<NAME>_PORT=0      any free one
-not set                     the one it had last time, else its usual one, else the next free one
+STREAMRL_<NAME>_PORT=9092   that port, or an error if it is in use
+STREAMRL_<NAME>_PORT=0      the port of last time if it is free, else any free one
+not set                     the port of last time, else the service's usual one, else the next free one
 
-The last one comes first so that clients which outlive a restart find the service again.
+The port of last time comes first so that clients which outlive a restart find the service again.
 """
 
 import os
@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def address() -> str:
-    """Where services listen, and where clients find them."""
+    """Return the address where services listen and where clients find them."""
     return os.environ.get("STREAMRL_LISTEN", "").strip() or LOOPBACK
 
 
@@ -53,7 +53,7 @@ def any_free_port() -> int:
 
 
 def choose_port(name: str, usual: int, *, remembered: Path | None = None) -> int:
-    """The port for the service `name`; `remembered` is the file that holds the one it had last time."""
+    """Return the port for the service `name`. `remembered` is the file with the port of last time."""
     variable = f"STREAMRL_{name.upper()}_PORT"
     asked = os.environ.get(variable, "").strip()
     before = read_port(remembered)
@@ -84,7 +84,7 @@ def read_port(path: Path | None) -> int | None:
 
 
 def accepts(port: int, *, timeout_s: float = 0.5) -> bool:
-    """Does anything listen there?"""
+    """Return whether anything listens on a port."""
     try:
         with socket.create_connection((address(), port), timeout=timeout_s):
             return True

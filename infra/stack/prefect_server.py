@@ -44,7 +44,7 @@ class PrefectService(Service):
 
 
 def client_env(paths: StackPaths, api_url: str) -> dict[str, str]:
-    """What a process that talks to this server needs."""
+    """Return the environment variables that a process needs to talk to this server."""
     return {
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(paths.prefect),
@@ -72,7 +72,7 @@ def _server_env() -> dict[str, str]:
 
 
 def _healthy(api_url: str) -> bool:
-    # No proxy: it would be asked for an address that only this machine has.
+    # No proxy: it can't reach an address that only this machine has.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{api_url}/health", timeout=2) as answer:

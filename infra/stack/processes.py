@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them, and how to be sure that they are gone."""
+"""Processes that outlive the command that started them, and ways to end all of them for sure."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ from infra.private import make_private
 from infra.stack.files import tail
 from infra.stack.stack_errors import Cancelled, ToolFailed, ToolMissing, WouldNotStop
 
-# Every process of a service carries this in its environment, and so does what it starts. A child that left
-# the process group, or a service whose starter was killed before it wrote the state file, is found by it.
+# Every process of a service carries this variable, and its children inherit it. By it we find a child that
+# left the process group, and a service whose starter was killed before it wrote the state file.
 SERVICE_VARIABLE = "STREAMRL_SERVICE"
 
-# The pid alone may belong to somebody else by now; pid and birth together do not. The birth is computed from
-# the boot time, which moves a little when the clock is set.
+# A pid may belong to another process by now; pid and time of birth together do not. The time of birth is
+# computed from the boot time, which moves a little when the clock is set.
 BIRTH_TOLERANCE_S = 2.0
 
 # Our own children must be waited for when they end, or they stay as zombies while this process lives.
@@ -35,7 +35,7 @@ class Identity:
 
 
 def spawn(command: Sequence[str], *, env: Mapping[str, str], log: Path, mark: str, cwd: Path) -> Identity:
-    """Start it in a session of its own, so that Ctrl-C in this terminal does not reach it."""
+    """Start a command in a session of its own, so that Ctrl-C in this terminal does not reach it."""
     make_private(log.parent)
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -62,7 +62,7 @@ def is_alive(identity: Identity) -> bool:
 
 
 def members(identity: Identity | None, mark: str) -> list[psutil.Process]:
-    """All processes of a service: its process group, and all that carry its mark."""
+    """Return all processes of a service: its process group, and all that carry its mark."""
     group = identity.pid if identity is not None and is_alive(identity) else None
     found = []
     for process in psutil.process_iter():
@@ -76,7 +76,7 @@ def members(identity: Identity | None, mark: str) -> list[psutil.Process]:
 
 
 def end(identity: Identity | None, mark: str, *, grace_s: float) -> int:
-    """SIGTERM, then after `grace_s` SIGKILL. Returns how many processes were ended; none is left."""
+    """Send SIGTERM, after `grace_s` SIGKILL. Return how many processes there were; raise if one is left."""
     found = members(identity, mark)
     ended = len(found)
     left = _signal_and_wait(found, signal.SIGTERM, grace_s)
@@ -101,7 +101,7 @@ def run_tool(
     cancel: threading.Event,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a helper (mvn, go, StorageTool) to its end, with a deadline, and end it when the user cancels."""
+    """Run a helper (mvn, go, StorageTool) to its end; kill it at the deadline or when the user cancels."""
     make_private(log.parent)
     name = Path(command[0]).name
     with log.open("ab") as output:
@@ -154,10 +154,11 @@ def _signal_and_wait(
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Is nothing left of it but an entry that its parent has not read?
+    """Return whether nothing is left of a process but an entry that its parent has not read.
 
-    A killed JVM is a zombie as soon as its first thread is gone, while the others still hold its port and the
-    lock on its data. Started anew at that moment it would get another port, where no client looks for it.
+    A killed JVM is a zombie as soon as its first thread is gone, while its other threads still hold its port
+    and the lock on its data. A service started anew at that moment would get another port, where no client
+    looks for it.
     """
     try:
         if process.status() != psutil.STATUS_ZOMBIE:

@@ -24,7 +24,7 @@ ENDPOINT = "STREAMRL_S3_ENDPOINT"
 @dataclass(frozen=True, slots=True)
 class Credentials:
     access_key: str
-    # Not in the repr: it would end up in a traceback or a log.
+    # Not in the repr, so that it gets into no traceback or log.
     secret_key: str = field(repr=False)
 
 
@@ -39,7 +39,7 @@ class S3Access:
         return f"s3://{self.bucket}"
 
     def env(self) -> dict[str, str]:
-        """For our own processes and, under the names of AWS, for s3fs and every other S3 client."""
+        """Return the variables for our processes and, under AWS's names, for s3fs and other S3 clients."""
         keys = self.credentials
         return {
             ENDPOINT: self.endpoint_url,
@@ -73,10 +73,10 @@ class S3Service(Service):
         env = base_env("AWS_", "VGW_", "ROOT_", "STREAMRL_S3_")
         # By environment, not by argument: arguments are shown to everybody by ps.
         env |= {"ROOT_ACCESS_KEY": keys.access_key, "ROOT_SECRET_KEY": keys.secret_key, "VGW_REGION": REGION}
-        # Kept connections: else each object costs one more way there and back, and begins slowly.
+        # Connections are kept: else each object costs one more round trip, and begins slowly.
         listen = ["--port", f"{address()}:{port}", "--quiet", "--keep-alive"]
         return Launch(
-            # The sidecar holds what would else be extended attributes: not every file system has those.
+            # The sidecar replaces extended attributes, which not every file system has.
             command=[str(binary(paths)), *listen, "posix", "--sidecar", str(meta), str(objects)],
             env=env,
             url=f"http://{address()}:{port}",
@@ -87,7 +87,7 @@ class S3Service(Service):
 
 
 def access(paths: StackPaths) -> S3Access | None:
-    """How to reach the server that runs, else None."""
+    """Return how to reach the server; None if it does not run."""
     record = running_record(paths, S3Service.name)
     if record is None:
         return None
@@ -95,7 +95,10 @@ def access(paths: StackPaths) -> S3Access | None:
 
 
 def ensure_credentials(paths: StackPaths) -> Credentials:
-    """Those in the environment, else those made before, else new ones in a file that only this user reads."""
+    """Return the credentials in the environment, else those made before, else new ones.
+
+    New ones are kept in a file that only this user can read.
+    """
     given = os.environ.get(ACCESS_KEY), os.environ.get(SECRET_KEY)
     if given[0] and given[1]:
         return Credentials(given[0], given[1])
@@ -112,7 +115,7 @@ def ensure_credentials(paths: StackPaths) -> Credentials:
 
 
 def _ensure_bucket(endpoint: str, keys: Credentials) -> bool:
-    """Make the bucket unless it is there. False: the server does not answer yet."""
+    """Create the bucket unless it exists. Return False if the server does not answer yet."""
     from botocore.exceptions import ClientError, HTTPClientError
 
     client = _client(endpoint, keys)
@@ -147,7 +150,7 @@ def _client(endpoint: str, keys: Credentials) -> Any:
         region_name=REGION,
         aws_access_key_id=keys.access_key,
         aws_secret_access_key=keys.secret_key,
-        # No proxy: it would be asked for an address that only this machine has.
+        # No proxy: it can't reach an address that only this machine has.
         config=Config(
             connect_timeout=2,
             read_timeout=5,

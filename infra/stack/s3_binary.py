@@ -1,4 +1,4 @@
-"""versitygw, an S3 server over a folder: present, or built by Go into the cache."""
+"""versitygw, an S3 server over a folder: taken from the cache, where Go builds it if it is missing."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ BUILD_DEADLINE_S = 900.0
 
 
 def binary(paths: StackPaths) -> Path:
-    """The version is in the name, so that a new one is built beside the old."""
+    """Return the binary's path. The version is in its name, so that a new one is built beside the old."""
     return paths.bin / f"versitygw-{VERSION}"
 
 
 def ensure_binary(paths: StackPaths, *, cancel: threading.Event) -> bool:
-    """Build it if it is missing. True: this call did."""
+    """Build the binary if it is missing. Return whether this call built it."""
     if binary(paths).exists():
         return False
     with locked(paths.cache / ".s3.lock", what="the build of versitygw", deadline_s=BUILD_DEADLINE_S):

@@ -1,4 +1,4 @@
-"""A service: started detached, found again by its state file, stopped whole.
+"""Services: started detached, found again by their state files, and stopped with all their processes.
 
       state file?
     no ──┐     yes ── its process alive? ── yes ──► wait until ready ──► there already
@@ -41,12 +41,12 @@ LOG_LIMIT_BYTES = 16 << 20
 
 
 def _silent(service: str, message: str) -> None:
-    """The progress of a caller that does not want to know."""
+    """Ignore progress: for callers that do not show it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """What a service needs to start: where, whom to tell, and whether the user changed their mind."""
+    """The stack's paths, a callback for progress, and an event that is set when the user cancels."""
 
     paths: StackPaths
     progress: ServiceProgress = _silent
@@ -63,11 +63,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ServicesFile:
-    """The state file."""
+    """The state file of a service."""
 
     name: str
     pid: int
-    created: float  # when the process was born: guards against a pid that was given away again
+    created: float  # the process's time of birth: another process may get the pid later
     port: int
     url: str
     started_at: float  # seconds since 1970
@@ -82,7 +82,7 @@ class ServicesFile:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What `status` shows. `died`: it was started, nobody stopped it, and its process is gone."""
+    """The state of a service, for `status`. `died`: its process is gone, and nobody stopped it."""
 
     name: str
     status: Status
@@ -106,33 +106,33 @@ class Service(ABC):
 
     @abstractmethod
     def launch(self, context: ServiceContext, port: int) -> Launch:
-        """Write its settings and say how to start it."""
+        """Write the service's settings and return how to start it."""
 
     @abstractmethod
     def is_ready(self, record: ServicesFile, paths: StackPaths) -> bool:
-        """Ask the service itself. False: not yet. An exception: it never will be."""
+        """Ask the service whether it is ready. False: not yet. An exception: it never will be."""
 
     def logs(self, paths: StackPaths) -> list[Path]:
         return [paths.log_file(self.name)]
 
 
 def start_service(service: Service, context: ServiceContext) -> tuple[ServicesFile, bool]:
-    """Make sure that it runs. True: this call started it."""
+    """Make sure that a service runs. Return its state file, and whether this call started it."""
     paths = context.paths
     record = read_record(paths, service.name)
     if record is not None and processes.is_alive(record.identity):
-        # It may be dying at this very moment: then it is started again like one that is dead.
+        # If it dies at this very moment, it is started again like one that is dead.
         with contextlib.suppress(ServiceDied):
             wait_until_ready(service, record, context)
             if not record.ready:
-                # Whoever started it was killed before it was ready.
+                # The command that started it was killed before it was ready.
                 record = dataclasses.replace(record, ready=True)
                 _write_record(paths, record)
             return record, False
     if record is not None:
         context.progress(service.name, "died since its last start; starting it again")
         paths.state_file(service.name).unlink(missing_ok=True)
-    # A part that outlived its parent holds the port or the data's lock.
+    # A process that outlived its parent may hold the port or the data's lock.
     processes.end(None, mark(paths, service.name), grace_s=service.stop_grace_s)
     service.prepare(context)
     return _start_fresh(service, context), True
@@ -195,7 +195,7 @@ def wait_until_ready(service: Service, record: ServicesFile, context: ServiceCon
 
 
 def stop(service: Service, paths: StackPaths) -> int:
-    """End every process of it. Returns how many there were; 0 is not an error."""
+    """End every process of a service. Return how many there were; 0 is not an error."""
     record = read_record(paths, service.name)
     identity = record.identity if record is not None else None
     ended = processes.end(identity, mark(paths, service.name), grace_s=service.stop_grace_s)
@@ -235,7 +235,7 @@ def read_record(paths: StackPaths, name: str) -> ServicesFile | None:
 
 
 def running_record(paths: StackPaths, name: str) -> ServicesFile | None:
-    """The state file of a service that is up, else None."""
+    """Return the state file of a service that is up; None if it is not."""
     record = read_record(paths, name)
     return record if record is not None and record.ready and processes.is_alive(record.identity) else None
 
@@ -245,7 +245,7 @@ def mark(paths: StackPaths, name: str) -> str:
 
 
 def base_env(*without: str) -> dict[str, str]:
-    """This process's environment less what starts with a prefix, and with this Python's tools first."""
+    """Return the environment without variables of the given prefixes, and with this Python's tools first."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(without)}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     return env

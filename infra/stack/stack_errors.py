@@ -1,14 +1,14 @@
-"""What can go wrong with the local stack.
+"""The errors of the local stack.
 
 StackError
 ├── ToolMissing      java, mvn or go is not there, or too old
-├── ToolFailed       it ran and did not succeed
+├── ToolFailed       a tool ran and did not succeed
 ├── PortTaken        the port that was asked for is in use
 ├── ServiceDied      a service ended while it was starting
 ├── NotReady         a service runs but did not answer in time
 ├── StackBusy        another command is changing the stack
 ├── WouldNotStop     a process outlived SIGKILL
-├── WrongCredentials the S3 server that runs was started with other keys
+├── WrongCredentials the S3 server runs with other keys, or the local Kafka can't take the login
 └── Cancelled        the user asked to stop
 """
 
@@ -16,7 +16,7 @@ from infra.errors import Explained
 
 
 class StackError(Explained):
-    """`what` happened and where, and `fix`: what to do about it."""
+    """An error: `what` happened and where, and `fix`, what to do about it."""
 
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(f"{what}\n  → {fix}")

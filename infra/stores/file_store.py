@@ -17,27 +17,27 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
 
 
 class FileStore:
-    """A folder. fsspec's exclusive create can leave half an object after a crash: here a link commits it."""
+    """A store in a folder. A link commits a new object: fsspec's exclusive create can leave half of one."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._root = Path(self.url.removeprefix("file://"))
         if not self._root.is_absolute():
             raise StoreError(f"store {url}: file:// needs an absolute path")
-        self._id = ""  # once it is known: nothing is written into another one
-        self._seen: tuple[int, int] | None = None  # device and inode of the file that says so
+        self._id = ""  # once it is known, nothing is written into a folder with another one
+        self._seen: tuple[int, int] | None = None  # device and inode of the file with the id
         if (self._root / IDENTITY).is_file():
             self.pin(self._id_now())
 
     def create(self) -> None:
-        """Make the folder, for this user alone, if it is not there."""
+        """Create the folder, for this user alone, unless it exists."""
         try:
             make_private(self._root)
         except OSError as error:
             raise StoreError(f"the store at {self.url} can't be made: {error}") from error
 
     def pin(self, identity: str) -> None:
-        """From now on it is that one, or an error."""
+        """Raise StoreError, now and before each later write, if the folder's id is not this one."""
         self._id, self._seen = identity, None
         self._check()
 
@@ -120,7 +120,7 @@ class FileStore:
             raise StoreError(f"{self.url}/{key} can't be deleted: {error}") from error
 
     def sweep(self, prefix: str, *, file_grace_s: float, upload_grace_s: float) -> int:
-        """Remove the temporary files of killed writes that nobody has written to for a while."""
+        """Remove temporary files of killed writes, if older than the grace. Return how many there were."""
         self._check()
         before, found = time.time() - file_grace_s, 0
         for path in (self._root / prefix).rglob(".*.tmp"):
@@ -131,7 +131,7 @@ class FileStore:
         return found
 
     def prune(self, prefix: str) -> None:
-        """Remove empty folders from a folder on, and that one."""
+        """Remove all empty folders under a folder, and the folder itself if it is empty."""
         self._check()
         top = self._root / prefix
         for folder, _, _ in os.walk(top, topdown=False):
@@ -139,7 +139,7 @@ class FileStore:
                 Path(folder).rmdir()
 
     def _check(self) -> None:
-        """Raise if the folder is not the one of the known id: one look at a file, and mostly no more."""
+        """Raise StoreError unless the folder has the known id. Mostly this costs one `stat` of a file."""
         if not self._id:
             return
         try:
@@ -148,7 +148,7 @@ class FileStore:
             raise another_store(self.url, str(error)) from None
         if (there.st_dev, there.st_ino) == self._seen:
             return
-        if (found := self._id_now()) != self._id:  # a disk that was mounted anew may be the same
+        if (found := self._id_now()) != self._id:  # a newly mounted disk may be the same store
             raise another_store(self.url, f"its id is {found}, not {self._id}")
         self._seen = there.st_dev, there.st_ino
 

@@ -1,6 +1,6 @@
-"""A large object sent to S3 in parts, several at once, of which no more is held than is under way.
+"""Sends a large object to S3 in parts, several at once, and holds only the parts that are under way.
 
-Committed by the last request: until then the old object stands, and an error leaves nothing behind.
+The last request commits the object. Until then the old object stands, and an error leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-_SMALLEST, _MOST = 32 << 20, 9_000  # bytes of a part; S3 takes 10,000 parts of at least 5 MiB
+_SMALLEST, _MOST = 32 << 20, 9_000  # least bytes of a part, most parts; S3 takes 10,000 of at least 5 MiB
 _UNDER_WAY = 4
 
 
 def put_in_parts(fs: Any, path: str, parts: Iterable[bytes | memoryview], size: int) -> None:
-    """Send an object of so many bytes through s3fs."""
+    """Send an object of `size` bytes through s3fs."""
     bucket, _, key = path.partition("/")
     named = {"Bucket": bucket, "Key": key}
     upload = {**named, "UploadId": fs.call_s3("create_multipart_upload", **named)["UploadId"]}
@@ -42,7 +42,7 @@ def put_in_parts(fs: Any, path: str, parts: Iterable[bytes | memoryview], size: 
 
 
 def _joined(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of one size, the last one apart."""
+    """Yield the same bytes in pieces of `size`; the last piece may be shorter."""
     held = bytearray()
     for part in parts:
         view = memoryview(part)

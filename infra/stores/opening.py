@@ -7,7 +7,7 @@ from infra.stores.store import Store, StoreError
 
 
 def open_store(url: str) -> Store:
-    """The store at an fsspec URL."""
+    """Return the store at an fsspec URL. Raise StoreError if it can't be opened."""
     if "://" not in url:
         raise StoreError(f"store {url!r}: a URL is expected, such as s3://bucket/prefix or file:///path")
     if url.startswith("file://"):

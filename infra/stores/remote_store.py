@@ -1,4 +1,4 @@
-"""Objects behind any fsspec URL; S3 through s3fs."""
+"""An object store behind any fsspec URL; S3 through s3fs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from infra.stores import multipart
 from infra.stores.s3_refusals import Refusal, code_of, explained, s3_refusal
 from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, id_in, whole
 
-_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # before a put is tried again that another one was in the way of
-_SMALL = 1 << 16  # bytes: so little may be sent twice
-_LARGE = 1 << 22  # bytes: so much is not sent before it is known to be missing
-_LOOK_S = 60.0  # after so long it is asked again, before a commit, whether this is still the same store
+_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # before a put is tried again because another one was in its way
+_SMALL = 1 << 16  # bytes: up to this size an object may be sent twice
+_LARGE = 1 << 22  # bytes: a larger object is created only if a look finds none, and written in parts
+_LOOK_S = 60.0  # after so long the store's id is looked at again before a commit
 
 
 class FsspecStore:
@@ -26,7 +26,7 @@ class FsspecStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._refuses = False  # the server was seen to refuse what is there already
+        self._refuses = False  # the server was seen to refuse creating an object that exists
         self._reading: dict[str, Any] = {}
         self._id, self._looked = "", -math.inf
         options: dict[str, Any] = {"skip_instance_cache": True}
@@ -34,18 +34,18 @@ class FsspecStore:
             # a cached listing hides what other writers put
             more = {"retries": {"max_attempts": 5}, "max_pool_connections": 32}
             options |= {"use_listings_cache": False, "config_kwargs": more}
-            self._reading = {"max_concurrency": 1}  # else its size is asked for first, each time
+            self._reading = {"max_concurrency": 1}  # else s3fs asks for the size first
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             raise StoreError(f"store {url}: {error}") from error
 
     def pin(self, identity: str) -> None:
-        """From now on it is that one, or an error; its caller has just looked."""
+        """Refuse later commits if the store's id is not this one, which the caller has just looked at."""
         self._id, self._looked = identity, time.monotonic()
 
     def _check(self) -> None:
-        """Raise if it is not the store of the known id: an emptied prefix gives no error by itself."""
+        """Raise StoreError unless the store has the known id: an emptied prefix gives no error by itself."""
         if not self._id or time.monotonic() - self._looked < _LOOK_S:
             return
         try:
@@ -81,7 +81,7 @@ class FsspecStore:
                 self._stream(key, parts)
 
     def _stream(self, key: str, parts: Iterable[bytes | memoryview]) -> None:
-        """Through whatever file this kind of store has; one that is not closed is not there."""
+        """Write through the file object of this kind of store, which stores nothing unless it is closed."""
         file = self._fs.open(self._path(key), "wb")
         try:
             for part in parts:
@@ -118,11 +118,11 @@ class FsspecStore:
             self._put_again(key, data)
 
     def _put_again(self, key: str, data: bytes) -> None:
-        """Once: some servers don't know the condition, and overwrite."""
+        """Try to create the object again. Raise if that works: some servers ignore the condition."""
         try:
             self._fs.pipe_file(self._path(key), data, mode="create")
         except Exception as error:
-            self._refuses = s3_refusal(error) is Refusal.EXISTS  # if it is another error, it is asked again
+            self._refuses = s3_refusal(error) is Refusal.EXISTS  # after another error, try again next time
             return
         raise StoreError(
             f"{self.url}/{key}: the server has overwritten what may be created only once (it ignores "
@@ -153,7 +153,7 @@ class FsspecStore:
             self._fs.rm_file(self._path(key))
 
     def sweep(self, prefix: str, *, file_grace_s: float, upload_grace_s: float) -> int:
-        """Abort uploads in parts that were begun long ago: their senders were killed."""
+        """Abort uploads in parts that were begun long ago, by killed senders. Return how many there were."""
         if not hasattr(self._fs, "call_s3"):
             return 0
         bucket, _, folder = self._path(prefix).partition("/")
@@ -168,7 +168,7 @@ class FsspecStore:
         return found
 
     def _uploads(self, bucket: str, prefix: str) -> Iterator[tuple[dict[str, Any], float]]:
-        """Uploads in parts that have not ended; with each the time, by the server's clock."""
+        """Yield the uploads in parts that have not ended, each with the time by the server's clock."""
         marks: dict[str, str] = {}
         while True:
             page = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **marks)
@@ -196,7 +196,7 @@ class FsspecStore:
 
 
 def _server_time(answer: dict[str, Any]) -> float:
-    """When a server has answered: its clock, by which uploads were begun, may differ from ours."""
+    """Return when a server answered, by its own clock, which times the uploads and may differ from ours."""
     said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return parsedate_to_datetime(said).timestamp()

@@ -1,4 +1,4 @@
-"""What an S3 server means when it refuses, and what to do about it.
+"""Explains what an S3 server means when it refuses, and what to do about it.
 
 put with If-None-Match            answer                                    s3fs makes of it
   it is there already   AWS, versitygw, moto   412 PreconditionFailed, with a Condition   FileExistsError
@@ -6,7 +6,7 @@ put with If-None-Match            answer                                    s3fs
   another write of it   AWS                    409 ConditionalRequestConflict             a plain OSError
   no such puts          older servers          501 NotImplemented                         a plain OSError
 
-After 409 the other write may still fail: the put is to be tried again.
+After 409 the other write may still fail, so the put has to be tried again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Refusal(Enum):
 
 
 def s3_refusal(error: BaseException) -> Refusal:
-    """What an error says about an object that was to be created."""
+    """Return why an object was not created, from the error that the attempt raised."""
     code = code_of(error)
     if isinstance(error, FileExistsError) or code in ("PreconditionFailed", "412"):
         return Refusal.EXISTS
@@ -65,7 +65,7 @@ def s3_refusal(error: BaseException) -> Refusal:
 
 
 def code_of(error: BaseException) -> str:
-    """What the server calls the error, or Python, if no server was asked."""
+    """Return the server's code for an error; the name of Python's exception if no server has answered."""
     inner: BaseException | None = error
     while inner is not None:
         response = getattr(inner, "response", None)  # of a lost connection it is None
@@ -76,7 +76,7 @@ def code_of(error: BaseException) -> str:
 
 
 def explained(error: BaseException) -> str:
-    """The error in words, with what to do first."""
+    """Return the error in words, with what to do first."""
     code = code_of(error)
     advice = _ADVICE.get(code)
     if advice is None and _is_of_connection(error):

@@ -1,11 +1,11 @@
 """The object store: whole objects by key under one URL, `s3://…` or `file://…`, with one code path.
 
-An object is there whole or not at all. `put_new` creates and never overwrites: what commits a version or a
-checkpoint; a server that overwrites all the same is found out, and refused. Credentials for S3 come from the
-environment (AWS_ACCESS_KEY_ID and so on, AWS_ENDPOINT_URL).
+An object is there whole or not at all. `put_new` creates an object and never overwrites one; versions and
+checkpoints are committed by it. A server that overwrites nevertheless is found out and refused. Credentials
+for S3 come from the environment (AWS_ACCESS_KEY_ID and so on, AWS_ENDPOINT_URL).
 
-A store that has an id (`infra.stores.store_identity`) is written only while it is that one: what is left in
-its place when a disk was unmounted stays empty.
+A store that has an id (`infra.stores.store_identity`) is written to only while it has that id. So the empty
+folder that an unmounted disk leaves in its place stays empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from infra.errors import Explained
 
-IDENTITY = "streamrl-store.json"  # says which store it is
+IDENTITY = "streamrl-store.json"  # the object with the store's id
 
 
 class StoreError(Explained):
@@ -24,7 +24,7 @@ class StoreError(Explained):
 
 
 class Missing(StoreError):
-    """No such object."""
+    """There is no such object."""
 
 
 class Exists(StoreError):
@@ -32,37 +32,40 @@ class Exists(StoreError):
 
 
 class Store(Protocol):
-    """Whole objects by key."""
+    """A store of whole objects by key."""
 
     url: str
 
     def get(self, key: str, size: int | None = None) -> bytes:
-        """An object; raises Missing. `size`: what it has, or the most that it may have: of a larger one no
-        more than a byte beyond is read. What is known is read of a far store in parts."""
+        """Return an object; raise Missing if there is none.
+
+        `size`: the bytes that the object has or may have; of a larger one only `size` + 1 bytes are read.
+        With a size, objects of a far store are read in parts.
+        """
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
-        """So many bytes of an object, which it must have; raises Missing."""
+        """Return `size` bytes of an object from `at` on; raise Missing, or StoreError if it is too short."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object, over the old one if there is one."""
+        """Write an object, and replace the old one if there is one."""
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Write an object that is not there yet; raises Exists. Of several writers exactly one wins."""
+        """Create an object; raise Exists if it is there. Of several writers exactly one wins."""
 
     def put_parts(self, key: str, parts: Iterable[bytes | memoryview], size: int) -> None:
-        """`put` of so many bytes, which need not be in memory at once; an error leaves the old object.
+        """Write `size` bytes, which need not be in memory at once. An error leaves the old object.
 
-        A part may be written over as soon as the next one is asked for.
+        The memory of a part may be used again as soon as the next part is asked for.
         """
 
     def size(self, key: str) -> int:
-        """Bytes of an object; raises Missing."""
+        """Return the number of bytes of an object; raise Missing if there is none."""
 
     def exists(self, key: str) -> bool:
-        """Whether an object is there."""
+        """Return whether an object is there."""
 
     def list(self, prefix: str) -> list[str]:
-        """Keys under a folder, sorted."""
+        """Return the keys under a folder, sorted."""
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -70,14 +73,14 @@ class Store(Protocol):
 
 @runtime_checkable
 class Prunable(Protocol):
-    """A store in which folders are left when their objects are gone."""
+    """A store in which folders are left behind when their objects are gone."""
 
     def prune(self, prefix: str) -> None:
-        """Remove empty folders from a folder on, and that one."""
+        """Remove all empty folders under a folder, and the folder itself if it is empty."""
 
 
 def id_in(raw: bytes, where: str) -> str:
-    """The id that a store's own object says."""
+    """Return the id in the bytes of a store's id object. Raise StoreError if there is none."""
     try:
         found = json.loads(raw)["id"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -88,7 +91,7 @@ def id_in(raw: bytes, where: str) -> str:
 
 
 def another_store(url: str, why: str) -> StoreError:
-    """The error when a store is not the one that it was."""
+    """Return the error that a store is not the one that the run began in."""
     return StoreError(
         f"the store at {url} is not the one that this run began in{f' ({why})' if why else ''}: is it "
         f"mounted? Nothing was written. If you have moved the run's store, move {IDENTITY} with it"
@@ -96,7 +99,7 @@ def another_store(url: str, why: str) -> StoreError:
 
 
 def whole(data: bytes, size: int, what: str) -> bytes:
-    """Bytes that came, if they are all."""
+    """Return the bytes if there are `size` of them; else raise StoreError."""
     if len(data) != size:
         raise StoreError(f"{what} ends too soon: {len(data)} of {size} bytes came")
     return data

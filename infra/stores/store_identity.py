@@ -1,10 +1,10 @@
-"""Which store it is: an id drawn when the first run in it is made, and checked by every process of a run.
+"""The id of a store: drawn when the first run in it is made, and checked by every process of a run.
 
 streamrl-store.json     {"id": …}: put once, never changed
 
-A disk that was unmounted, or a bucket that was emptied, looks like a new store: everything would be written
-again into nothing. So a store that has an id is pinned: before a FileStore writes it looks whether that file
-is still there; an FsspecStore looks before it commits something, once a minute.
+A disk that was unmounted, or a bucket that was emptied, looks like a new store, to which everything would be
+written again. So a store that has an id is pinned: a FileStore looks before each write whether the file with
+the id is still there; an FsspecStore looks before it commits something, at most once a minute.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from infra.stores.store import IDENTITY, Exists, Missing, Store, another_store, 
 
 @runtime_checkable
 class Pinnable(Protocol):
-    """A store that goes on looking whether it is the one that it was."""
+    """A store that can keep checking that it still has the same id."""
 
     def pin(self, identity: str) -> None:
-        """Refuse from now on to write into another one; raises StoreError if it is another one already."""
+        """Refuse from now on to write if the store has another id. Raise StoreError if it has one already."""
 
 
 @runtime_checkable
 class Creatable(Protocol):
-    """A store that has a place which can be made."""
+    """A store whose place, such as a folder, can be created."""
 
     def create(self) -> None:
-        """Make the place, if it is not there."""
+        """Create the place, unless it exists."""
 
 
 def identity_of(store: Store) -> str:
-    """The id of a store; empty if it has none."""
+    """Return the id of a store; empty if it has none."""
     try:
         return id_in(store.get(IDENTITY), f"{store.url}/{IDENTITY}")
     except Missing:
@@ -43,7 +43,7 @@ def identity_of(store: Store) -> str:
 
 
 def identify(store: Store) -> str:
-    """The id of a store, which gets one here if it has none: only where a run is made. Pins it."""
+    """Return the id of a store, and pin it. A store without one gets one: call this to make a run only."""
     if isinstance(store, Creatable):
         store.create()
     found = identity_of(store)
@@ -58,7 +58,7 @@ def identify(store: Store) -> str:
 
 
 def check_identity(store: Store, identity: str) -> None:
-    """Raise StoreError unless it is the store of that id, and pin it. Without an id nothing is known."""
+    """Raise StoreError unless the store has this id, and pin it. An empty id is not checked."""
     if not identity:
         return
     found = identity_of(store)

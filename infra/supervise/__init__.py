@@ -1,1 +1,1 @@
-"""Processes that never outlive the one that wanted them: a guard, and the flow's side of it."""
+"""Worker processes that never outlive the flow that started them: a guard, and the flow's side of it."""

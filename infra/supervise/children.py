@@ -17,8 +17,10 @@ _started: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
 def start_child(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own. Call it from a thread that lives as long as the process shall:
-    the kernel sends the signal when the *thread* that started the child ends."""
+    """Start a process in a group of its own, from a thread that lives as long as the process shall.
+
+    The kernel kills the process when the *thread* that started it ends.
+    """
     parent = os.getpid()
     process: subprocess.Popen[bytes] = subprocess.Popen(
         argv, start_new_session=True, preexec_fn=lambda: die_with_parent(parent), **options
@@ -28,21 +30,21 @@ def start_child(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def cpu_s() -> float:
-    """Processor seconds that the children started here have used, and what they waited for themselves."""
+    """Return the processor seconds of the children started here, with those of their own ended children."""
     return sum(used_s(process) for process in list(_started))
 
 
 def used_s(process: subprocess.Popen[bytes]) -> float:
-    """Processor seconds that one has used, with what it waited for; 0 when it is gone."""
+    """Return the processor seconds of a process, with those of its ended children; 0 when it is gone."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # The name in brackets may hold blanks and brackets: what we need is behind the last bracket.
+        # The name in brackets may hold blanks and brackets: what we need is behind the last one.
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(int(ticks) for ticks in fields[11:15]) / _TICKS
     return 0.0
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process started here, and all that it started."""
+    """Kill a process started here with its process group, and wait for its end."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -8,10 +8,10 @@
 
 Commands: {"do": "start", "name", "argv", "env", "log"}, {"do": "stop", "name", "grace_s"}.
 Events: {"event": "started", "name", "pid"}, {"event": "exited", "name", "code", "signal"},
-{"event": "failed", "name", "error"} for what could not be started.
+{"event": "failed", "name", "error"} for a worker that could not be started.
 
-It has one thread: the parent-death signal follows the thread that made the child. It imports the standard
-library only, so that it is there in a few milliseconds and has nothing that can fail.
+The guard has one thread, because the parent-death signal follows the thread that made the child. It imports
+the standard library only, so that it starts within milliseconds and little can fail.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Guard:
     ending: bool = False
 
     def serve(self) -> None:
-        """Until stdin ends and every worker is gone."""
+        """Serve until stdin has ended and every worker is gone."""
         with selectors.DefaultSelector() as selector:
             selector.register(0, selectors.EVENT_READ)
             selector.register(_wake_on_signals(), selectors.EVENT_READ)
@@ -131,7 +131,7 @@ _told_to_end = False
 
 
 def _wake_on_signals() -> int:
-    """A descriptor that is readable when a child ended or the guard was told to end."""
+    """Return a descriptor that becomes readable when a child has ended or the guard was told to end."""
 
     def told(*_: object) -> None:
         global _told_to_end
@@ -148,7 +148,7 @@ def _wake_on_signals() -> int:
 
 
 def _log(path: str) -> BinaryIO:
-    """A worker's log. On a disk that is full it has none, and works all the same."""
+    """Open a worker's log. On a disk that is full or read-only the worker goes without a log."""
     try:
         return open(path, "ab")  # noqa: PTH123 - nothing but built-ins before an exec
     except OSError as error:
@@ -159,7 +159,7 @@ def _log(path: str) -> BinaryIO:
 
 def _before_exec(guard: int) -> Any:
     def prepare() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is ignored stays ignored over an exec
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an ignored signal would stay ignored after exec
         die_with_parent(guard)
 
     return prepare
@@ -174,7 +174,7 @@ def _ended_children(workers: dict[int, _Worker]) -> Iterator[tuple[int, int]]:
         if ended is None:
             return
         if ended.si_pid in workers:
-            # Before it is reaped: only until then is its group's number surely its own.
+            # Until the worker is reaped, no other process group can have got its number.
             _kill_group(ended.si_pid)
         yield os.waitpid(ended.si_pid, 0)
 
@@ -185,7 +185,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _kill_orphans() -> None:
-    """What the workers left behind in sessions of their own has become ours."""
+    """Kill the processes that workers left in sessions of their own; the guard has adopted them."""
     while True:
         for pid in children_of(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -202,7 +202,7 @@ def _tell(**event: Any) -> None:
 
 
 class _Lines:
-    """Whole lines from a descriptor that may deliver them in pieces."""
+    """Reads whole lines from a descriptor that may deliver them in pieces."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -217,7 +217,7 @@ class _Lines:
 
 
 def main() -> int:
-    """Serve until stdin ends."""
+    """Serve until stdin ends. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m infra.supervise.guard", description=__doc__)
     parser.add_argument("--grace-s", type=float, default=10.0, help="between SIGTERM and SIGKILL at the end")
     adopt_orphans()

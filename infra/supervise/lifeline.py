@@ -1,4 +1,4 @@
-"""What ties the life of a process to its parent's. Linux only, like the rest of StreamRL's supervision."""
+"""Ties the life of a process to that of its parent. Linux only, like the rest of StreamRL's supervision."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Call in a new child: the kernel sends it `number` when the thread of `parent` that made it ends."""
+    """Have the kernel send `number` to this new child when the thread of `parent` that made it ends."""
     if _libc.prctl(_SET_PARENT_DEATH_SIGNAL, int(number), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG was refused")
-    if os.getppid() != parent:  # it died before the call above: nobody would send the signal
+    if os.getppid() != parent:  # the parent died before the call above: nobody would send the signal
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """From now on what this process's children leave behind becomes its own children."""
+    """Make processes that this process's children leave behind its own children from now on."""
     _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children_of(parent: int) -> Iterator[int]:
-    """The direct children of a process that are not zombies."""
+    """Yield the ids of a process's direct children that are not zombies."""
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name in brackets may hold blanks and brackets: what we need is behind the last bracket.
@@ -40,7 +40,7 @@ def children_of(parent: int) -> Iterator[int]:
 
 
 def carrying(mark: str) -> Iterator[int]:
-    """Processes whose environment has `mark`, a NAME=value: children inherit it whatever else they change."""
+    """Yield the ids of processes with `mark` (NAME=value) in their environment, which children inherit."""
     wanted = mark.encode()
     for pid in _pids():
         with contextlib.suppress(OSError):

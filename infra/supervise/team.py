@@ -1,4 +1,4 @@
-"""The flow's side of the guard: start workers, stop them, hear how they ended.
+"""The flow's side of the guard: starts workers, stops them, and learns how they ended.
 
     with Team(logs) as team:
         team.start("trainer", [sys.executable, "-m", "consumers.trainer", ...])
@@ -30,7 +30,7 @@ from infra.private import make_private
 from infra.supervise.lifeline import carrying
 
 TEAM_VARIABLE = "STREAMRL_TEAM"
-_GONE_S = 10.0  # for processes that were killed to be gone
+_GONE_S = 10.0  # for killed processes to be gone
 
 
 class SuperviseError(Explained):
@@ -39,7 +39,7 @@ class SuperviseError(Explained):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a worker ended. `asked`: it was told to stop."""
+    """The end of a worker. `asked`: the worker had been told to stop."""
 
     name: str
     pid: int
@@ -51,20 +51,20 @@ class Ended:
 
     @property
     def how(self) -> str:
-        """In words."""
+        """The way in which the worker ended, in words."""
         if self.signal:
             return f"was killed by {signal.Signals(self.signal).name}"
         return f"ended with exit code {self.code}"
 
     @property
     def story(self) -> str:
-        """In words, with the last lines of its log."""
+        """The way in which the worker ended, in words, with the last lines of its log."""
         lines = f"\n{self.last_lines}" if self.last_lines else ""
         return f"{self.name} (process {self.pid}) {self.how}; its log is {self.log}{lines}"
 
 
 class GuardDied(SuperviseError):
-    """The guard ended without being asked to. Its workers ended with it: they are `lost`."""
+    """The guard ended without being asked to. Its workers, in `lost`, ended with it."""
 
     def __init__(self, message: str, lost: Sequence[Ended] = ()) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class Team:
     """The workers of one flow."""
 
     def __init__(self, logs: Path, *, grace_s: float = 10.0, holds: Sequence[int] = ()) -> None:
-        """`holds`: descriptors, of locks, that are let go of only when every worker is gone."""
+        """`holds`: descriptors of locks, which are let go of only when every worker is gone."""
         self._logs, self._grace_s, self._holds = logs, grace_s, tuple(holds)
         self._mark = f"{TEAM_VARIABLE}={uuid.uuid4().hex}"
         self._guard: subprocess.Popen[bytes] | None = None
@@ -89,7 +89,7 @@ class Team:
         return self
 
     def renew(self) -> None:
-        """Another guard in the place of one that died; it holds the same locks, and has no workers yet."""
+        """Start another guard in place of one that died. It holds the same locks, and has no workers yet."""
         self._alive().wait(_GONE_S)
         for pipe in (self._alive().stdin, self._alive().stdout):
             assert pipe is not None
@@ -131,7 +131,7 @@ class Team:
 
     @property
     def running(self) -> dict[str, int]:
-        """Process ids by name."""
+        """Process ids of the running workers, by name."""
         return dict(self._pids)
 
     @property
@@ -140,11 +140,14 @@ class Team:
         return self._alive().pid
 
     def log(self, name: str) -> Path:
-        """Where a worker's output goes. A worker that is started again goes on in the same file."""
+        """Return the file for a worker's output. A worker that is started again appends to the same file."""
         return self._logs / f"{name}.log"
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-        """Start a worker; `env` is added to this process's environment. Returns its process id."""
+        """Start a worker and return its process id. `env` is added to this process's environment.
+
+        Raise SuperviseError if the worker runs already or can't be started within 30 s.
+        """
         if name in self._pids:
             raise SuperviseError(f"{name} runs already, as process {self._pids[name]}")
         variable, _, value = self._mark.partition("=")
@@ -169,14 +172,14 @@ class Team:
         raise SuperviseError(f"{name} was not started within 30 s: see {self._logs / 'guard.log'}")
 
     def stop(self, name: str, grace_s: float | None = None) -> None:
-        """Tell a worker to stop; it is killed after the grace. Its end is reported by `poll`."""
+        """Tell a worker to stop; it is killed after the grace (None: the team's). `poll` reports its end."""
         if name in self._pids:
             self._asked.add(name)
             grace = self._grace_s if grace_s is None else grace_s
             self._command(do="stop", name=name, grace_s=grace)
 
     def poll(self, wait_s: float = 0.0) -> list[Ended]:
-        """Who has ended; waits up to `wait_s` for the first one. Raises GuardDied."""
+        """Return the workers that have ended; wait up to `wait_s` for the first one. Raise GuardDied."""
         ended = []
         for event in self._events(wait_s):
             name = event["name"]
@@ -188,7 +191,7 @@ class Team:
         return ended
 
     def tail(self, name: str, lines: int = 15) -> str:
-        """The last lines of a worker's log."""
+        """Return the last lines of a worker's log; empty if it can't be read."""
         try:
             with self.log(name).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
@@ -246,7 +249,7 @@ class Team:
         )
 
     def _sweep(self) -> None:
-        """Without the guard: kill what the workers themselves had started, until all of it is gone."""
+        """After the guard's end: kill all that the workers had started, for 10 s at most."""
         until = time.monotonic() + _GONE_S
         while found := list(carrying(self._mark)):
             for pid in found:
@@ -258,10 +261,10 @@ class Team:
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment, in which `python -m` finds our rooms and not a folder of the same name.
+    """Return this process's environment, changed so that `python -m` finds our rooms before other folders.
 
-    The folders `infra` or `schemas` of a user, in the current folder, must not hide ours; a task that is a
-    module in the current folder must be found all the same.
+    A user's folders `infra` or `schemas` in the current folder must not hide ours. A task that is a module in
+    the current folder must nevertheless be found.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
     return {

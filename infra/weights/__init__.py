@@ -1,1 +1,1 @@
-"""The weight plane: versions of a model in the object store, whole and verified."""
+"""The weight plane: publishes versions of a model to the object store, and fetches and verifies them."""

@@ -1,8 +1,8 @@
-"""A LoRA adapter as peft writes it into a file, and the layers that it makes of its base.
+"""The tensors of a LoRA adapter, named as in peft's files, and merging them into the base model's layers.
 
 base_model.model.<layer>.lora_A.weight    A  [rank, in]
 base_model.model.<layer>.lora_B.weight    B  [out, rank]
-<layer>.weight + alpha / rank * B @ A        [out, in]     what generators compute with
+<layer>.weight + alpha / rank * B @ A        [out, in]     the weight that generators compute with
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from schemas.runspec import LoraSection, ModelSection
 if TYPE_CHECKING:
     import torch
 
-_KINDS = {"float32": "F32", "bfloat16": "BF16"}  # as safetensors calls them
+_KINDS = {"float32": "F32", "bfloat16": "BF16"}  # torch's names of types to safetensors'
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
-# What an adapter may be besides: other sums, ranks of its own for a layer, whole layers, biases.
+# Settings of peft that can't be merged here: other sums, a rank per layer, whole layers, biases.
 _MORE = (
     "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out",
     "layer_replication", "target_parameters", "trainable_token_indices",
@@ -34,7 +34,7 @@ _BEFORE, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def layers_of(names: Iterable[str]) -> list[str]:
-    """The layers that an adapter with these tensors has something for."""
+    """Return the layers that an adapter changes, sorted. Raises unless its tensors are pairs of A and B."""
     left = set(names)
     layers = sorted(name.removeprefix(_BEFORE).removesuffix(_A) for name in left if name.endswith(_A))
     strange = left - {name for layer in layers for name in names_of(layer)}
@@ -44,17 +44,17 @@ def layers_of(names: Iterable[str]) -> list[str]:
 
 
 def names_of(layer: str) -> tuple[str, str]:
-    """What A and B of a layer are called."""
+    """Return the names of a layer's two adapter tensors, A and B."""
     return f"{_BEFORE}{layer}{_A}", f"{_BEFORE}{layer}{_B}"
 
 
 def is_meant(layer: str, targets: Iterable[str]) -> bool:
-    """Whether a layer is one of those that `model.lora.targets` names, by the end of its name."""
+    """Whether one of `model.lora.targets` selects a layer: a target matches the end of the layer's name."""
     return any(f".{layer}".endswith(f".{target}") for target in targets)
 
 
 def check_targets(targets: Iterable[str], layers: Collection[str], folder: str | Path) -> None:
-    """Raise if one of `model.lora.targets` names none of the layers that may have an adapter."""
+    """Raise if one of `model.lora.targets` selects none of the layers that may have an adapter."""
     for target in targets:
         if not any(is_meant(layer, [target]) for layer in layers):
             kinds = sorted({layer.rpartition(".")[2] for layer in layers})
@@ -66,7 +66,7 @@ def check_targets(targets: Iterable[str], layers: Collection[str], folder: str |
 
 
 def check_fits(manifest: VersionManifest, spec: ModelSection, base: ModelFolder) -> None:
-    """Raise unless a version is what a run of this spec publishes, and of this base."""
+    """Raise unless a version is what this spec publishes: a whole model, or an adapter of this base."""
     what = f"version {manifest.version} of run {manifest.run}"
     if spec.lora is None:
         if manifest.base is not None:
@@ -81,7 +81,10 @@ def check_fits(manifest: VersionManifest, spec: ModelSection, base: ModelFolder)
 
 
 def lora_of(raw: bytes, where: str) -> LoraSection:
-    """What an adapter_config.json says, if a layer and its adapter are all that it is about."""
+    """Return rank and alpha from an adapter_config.json; the scale of rsLoRA becomes part of alpha.
+
+    Raises WeightsError if the file is damaged, or asks for more than plain LoRA.
+    """
     try:
         said = json.loads(raw)
         if unknown := [name for name in _MORE if said.get(name) not in (None, False, [], {}, "none")]:
@@ -97,8 +100,8 @@ def lora_of(raw: bytes, where: str) -> LoraSection:
 
 
 class Merging:
-    """Makes the layers of adapters whole, on the model that a run began with. Never adds to a sum of before:
-    what comes out depends on base and adapter alone."""
+    """Merges adapters into the model that a run began with. Each merge starts from the base, never from an
+    earlier merge: the result depends on base and adapter alone."""
 
     def __init__(self, spec: ModelSection, base: ModelFolder) -> None:
         import torch
@@ -106,22 +109,22 @@ class Merging:
         assert spec.lora is not None
         self._base, self._scale = base, spec.lora.scale
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
-        self.kind = _KINDS[spec.dtype]  # of all numbers that come out
+        self.kind = _KINDS[spec.dtype]  # safetensors' name of the type of all merged floating-point tensors
 
     def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of all tensors of the merged model."""
+        """Return type and shape of each tensor of the merged model, by name."""
         return {
             name: (self.kind if bits.dtype in _FLOATS else bits.dtype, bits.shape)
             for name, bits in self._base.bits().items()
         }
 
     def tensor(self, name: str, adapter: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A tensor of the merged model."""
+        """Return a tensor of the merged model."""
         layer = name.removesuffix(".weight")
         return self.merged(layer, adapter) if names_of(layer)[0] in adapter else self.plain(name)
 
     def check(self, adapter: Iterable[str]) -> None:
-        """Raise unless the base has all layers of an adapter with these tensors."""
+        """Raise WeightsError unless the base has all layers that an adapter with these tensors changes."""
         for layer in layers_of(adapter):
             if f"{layer}.weight" not in self._base.shapes:
                 raise WeightsError(
@@ -129,12 +132,12 @@ class Merging:
                 )
 
     def plain(self, name: str) -> torch.Tensor:
-        """A tensor of the base that no adapter changes, in the run's dtype."""
+        """Return a tensor of the base that no adapter changes; floating-point numbers in the run's dtype."""
         tensor = self._base.tensor(name)
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def merged(self, layer: str, adapter: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A layer's weight with its adapter in it: computed in fp32, rounded once."""
+        """Return a layer's weight with its adapter added: computed in fp32, rounded once."""
         import torch
 
         weight = self._base.tensor(f"{layer}.weight").float()
@@ -147,7 +150,10 @@ class Merging:
         return torch.addmm(weight, b, a, alpha=self._scale).to(self._dtype)
 
     def file(self, adapter: Mapping[str, torch.Tensor]) -> bytearray:
-        """All layers of an adapter as a safetensors file: made in its place, for they are most of a model."""
+        """Return the merged weights of all layers that an adapter changes, as a safetensors file.
+
+        Each weight goes straight into its place in the file, for together they are most of a model.
+        """
         layers = layers_of(adapter)
         shapes = {f"{layer}.weight": self._base.shapes[f"{layer}.weight"] for layer in layers}
         file = blank_file({name: (self.kind, tuple(shape)) for name, shape in shapes.items()})

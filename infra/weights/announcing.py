@@ -1,4 +1,4 @@
-"""Announcements that are signed: a version counts as announced only if somebody who is trusted says so."""
+"""Signs announcements and checks their signatures: readers with trusted keys believe no others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _KIND = "announcement"
 
 
 def signed(announcement: WeightsAnnouncement, keys: Keys | None = None) -> WeightsAnnouncement:
-    """An announcement with this publisher's signature, if it has a key."""
+    """Return an announcement with a signature, if there is a key. `keys` defaults to the environment's."""
     signature = (keys or Keys.from_env()).sign(_content(announcement), _KIND)
     return structs.replace(announcement, signature=signature) if signature else announcement
 
 
 def untrusted(announcement: WeightsAnnouncement, keys: Keys) -> str:
-    """Why an announcement is not believed; empty if it is."""
+    """Return why an announcement is not believed; an empty string if it is."""
     if not keys.trusts:
         return ""
     where = f"the announcement of weights {announcement.version}"
@@ -33,7 +33,7 @@ def untrusted(announcement: WeightsAnnouncement, keys: Keys) -> str:
 
 
 def _content(said: WeightsAnnouncement) -> bytes:
-    """What is signed: named one by one, so that a field of a newer version changes no signature."""
+    """Return the bytes that are signed. Fields are listed, so that one added later changes no signature."""
     content = {
         "run": said.run, "version": said.version, "root": said.root, "manifest": said.manifest,
         "size": said.size, "trainer_epoch": said.trainer_epoch, "announced_at": said.announced_at,

@@ -1,4 +1,4 @@
-"""The type of arrays of weights, as bits."""
+"""The type of a numpy array that holds weights as bits."""
 
 from __future__ import annotations
 

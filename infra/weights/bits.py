@@ -1,4 +1,4 @@
-"""Tensors as the bits that are hashed, coded and sent: numpy has no bfloat16, and would touch NaNs."""
+"""Tensors as raw bits, which are hashed, coded and sent: numpy has no bfloat16, and may alter NaNs."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     import torch
 
 
-LARGEST_HEADER = 100 << 20  # bytes: as safetensors itself has it
-LARGEST_SIDE = 1 << 48  # of a tensor: no machine holds more
-MOST_SIDES = 16
+LARGEST_HEADER = 100 << 20  # bytes: the limit of safetensors itself
+LARGEST_SIDE = 1 << 48  # elements along one dimension: no machine holds more
+MOST_SIDES = 16  # dimensions of a tensor
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What the bits of a type mean: a sign before an exponent before a fraction, or nothing (bytes)."""
+    """How a type's bits are laid out: sign, exponent, fraction. Types that are taken as bytes have none."""
 
     bits: int
-    fraction: int = 0  # bits of it
-    exponent: int = 0
+    fraction: int = 0  # bits of the fraction
+    exponent: int = 0  # bits of the exponent
 
     @property
     def unsigned(self) -> np.dtype[Any]:
-        """The integers that hold such bits."""
+        """The unsigned integer type that holds the bits."""
         return np.dtype(f"<u{self.bits // 8}")
 
     @property
     def sign(self) -> int:
-        """The bit that is set in negative numbers; 0 if there is none."""
+        """The mask of the sign bit; 0 if the type has none."""
         return 1 << (self.bits - 1) if self.exponent else 0
 
     @property
     def exponents(self) -> int:
-        """How many different exponents there are."""
+        """The number of different exponents."""
         return 1 << self.exponent
 
 
 _FLOATS = {"BF16": Kind(16, 7, 8), "F16": Kind(16, 10, 5), "F32": Kind(32, 23, 8)}
 _BYTES = Kind(8)
-# safetensors' names of types, torch's, and bytes of each
+# Types by safetensors' name: torch's name, and bytes of an element.
 NAMES = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
     "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
@@ -58,19 +58,19 @@ NAMES = {
     "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "BOOL": ("bool", 1),
     "U64": ("uint64", 8), "U32": ("uint32", 4), "U16": ("uint16", 2), "U8": ("uint8", 1),
 }  # fmt: skip
-# Those of which several share a byte, and their bits: files may have them; torch can't hold single ones.
+# Types narrower than a byte, and bits of an element: files may have them; torch can't hold single elements.
 NARROW = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _OF_TORCH = {f"torch.{name}": short for short, (name, _) in NAMES.items()}
 
 
 def kind_of(dtype: str) -> Kind:
-    """How bits of a type, by safetensors' name, are read."""
+    """Return the layout of a type, by safetensors' name. All but BF16, F16 and F32 are taken as bytes."""
     return _FLOATS.get(dtype, _BYTES)
 
 
 @dataclass(frozen=True)
 class Bits:
-    """One tensor."""
+    """One tensor as bits."""
 
     dtype: str  # as safetensors calls it
     shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class Bits:
 
     @property
     def raw(self) -> memoryview:
-        """Its bytes."""
+        """The tensor's bytes, not copied."""
         return self.data.view(np.uint8).data
 
     def finite(self) -> bool:
@@ -94,7 +94,7 @@ Model = Mapping[str, Bits]
 
 
 def bits_of(tensor: torch.Tensor) -> Bits:
-    """A tensor's bits; on a CPU nothing is copied."""
+    """Return a tensor's bits, without a copy on a CPU. Raises WeightsError if safetensors lacks the type."""
     import torch
 
     plain = tensor.detach().to("cpu").contiguous()
@@ -106,12 +106,12 @@ def bits_of(tensor: torch.Tensor) -> Bits:
 
 
 def model_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Bits]:
-    """The bits of some tensors."""
+    """Return the bits of some tensors, by name."""
     return {name: bits_of(tensor) for name, tensor in tensors.items()}
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of a tensor. ValueError if it has no whole number of them."""
+    """Return the bytes of a tensor. Raises ValueError if a type narrower than a byte leaves a part of one."""
     if dtype not in NARROW:
         return math.prod(shape) * NAMES[dtype][1]
     size, left = divmod(math.prod(shape) * NARROW[dtype], 8)
@@ -126,17 +126,17 @@ def is_type(dtype: str) -> bool:
 
 
 def type_name(dtype: str) -> str:
-    """What torch calls a type; its own name if torch has none."""
+    """Return torch's name of a type; if torch has none, safetensors' name in lower case."""
     return NAMES[dtype][0] if dtype in NAMES else dtype.lower()
 
 
 def empty(dtype: str, shape: tuple[int, ...]) -> Bits:
-    """A tensor of zeros."""
+    """Return a tensor of zeros."""
     return Bits(dtype, shape, np.zeros(size_of(dtype, shape), np.uint8).view(kind_of(dtype).unsigned))
 
 
 def file_model(data: bytes | bytearray | mmap | memoryview) -> dict[str, Bits]:
-    """The tensors in a safetensors file, where they lie. ValueError if it is none."""
+    """Return the tensors in a safetensors file, as views of its bytes. Raises ValueError if it is none."""
     header, at = file_header(data)
     body = memoryview(data)[at:]
     found, ends = {}, 0
@@ -151,11 +151,11 @@ def file_model(data: bytes | bytearray | mmap | memoryview) -> dict[str, Bits]:
     return {name: found[name] for name in header}
 
 
-Entry = tuple[str, tuple[int, ...], int, int]  # type, shape, and where it lies behind the header
+Entry = tuple[str, tuple[int, ...], int, int]  # type, shape, begin and end in the bytes behind the header
 
 
 def file_header(data: bytes | bytearray | mmap | memoryview) -> tuple[dict[str, Entry], int]:
-    """What a safetensors file says of its tensors, and where they begin. ValueError if it is none."""
+    """Return a safetensors file's entries, and where its tensors begin. Raises ValueError if it is none."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(LARGEST_HEADER, len(data) - 8):
         raise ValueError(f"it is no safetensors file: a header of {size} bytes can't be in {len(data)}")
@@ -166,7 +166,7 @@ def file_header(data: bytes | bytearray | mmap | memoryview) -> tuple[dict[str, 
 
 
 def entries(header: bytes) -> dict[str, Entry]:
-    """The tensors that a safetensors file's header names."""
+    """Return the tensors that a safetensors file's header names."""
     said = json.loads(header)
     said.pop("__metadata__", None)
     return {name: _entry(name, one) for name, one in said.items()}
@@ -183,10 +183,10 @@ def _entry(name: str, said: Mapping[str, Any]) -> Entry:
 
 
 def file_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[str]]:
-    """How a safetensors file of such types and shapes begins, and the order in which its tensors follow."""
-    # The widest types first: whatever is behind them lies where its type may lie.
+    """Return how a safetensors file of such tensors begins, and the order in which the tensors follow."""
+    # The widest types first: so each tensor is aligned as its type needs it.
     names = sorted(tensors, key=lambda name: (-_alignment(tensors[name][0]), name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     end = 0
     for name in names:
         dtype, shape = tensors[name]
@@ -202,7 +202,7 @@ def _alignment(dtype: str) -> int:
 
 
 def blank_file(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytearray:
-    """A safetensors file of zeros."""
+    """Return a safetensors file whose tensors are all zeros."""
     head, names = file_head(tensors)
     file = bytearray(len(head) + sum(size_of(*tensors[name]) for name in names))
     file[: len(head)] = head
@@ -210,7 +210,7 @@ def blank_file(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytearray:
 
 
 def ordered(bits: Array, kind: Kind) -> Array:
-    """The bits of numbers in the order of the numbers: neighbours differ by 1. Each has its own place."""
+    """Map bits one to one to integers in the order of the numbers: neighbours differ by 1."""
     if not kind.sign:
         return bits
     sign = bits.dtype.type(kind.sign)
@@ -219,7 +219,7 @@ def ordered(bits: Array, kind: Kind) -> Array:
 
 
 def unordered(places: Array, kind: Kind) -> Array:
-    """What `ordered` was made of."""
+    """Map the integers of `ordered` back to bits."""
     if not kind.sign:
         return places
     sign = places.dtype.type(kind.sign)

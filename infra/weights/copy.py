@@ -1,4 +1,4 @@
-"""A model in memory as a safetensors file: chunks are applied in place, and the file is whole in between."""
+"""A version in memory as a safetensors file: chunks are applied to it in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Copy:
-    """What a reader holds of a version."""
+    """A version that a reader holds. `version` is None while the tensors are of no version."""
 
     def __init__(self, file: bytearray, version: int | None = None, root: str | None = None) -> None:
         self.file, self.version, self.root = file, version, root
@@ -22,7 +22,7 @@ class Copy:
 
     @classmethod
     def blank(cls, tensors: Mapping[str, Tensor]) -> Copy:
-        """Zeros, in the shape of a version."""
+        """Return a copy with a version's tensors, all zeros. Raises WeightsError if memory is short."""
         try:
             return cls(blank_file({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}))
         except (MemoryError, OverflowError) as error:
@@ -30,17 +30,17 @@ class Copy:
             raise WeightsError(f"there is no memory for a model of {size} bytes here") from error
 
     def fits(self, manifest: VersionManifest) -> bool:
-        """Whether it has the tensors of a version."""
+        """Whether the copy's tensors have the names, types and shapes of a version's."""
         return {name: (bits.dtype, bits.shape) for name, bits in self.model.items()} == {
             name: (tensor.dtype, tensor.shape) for name, tensor in manifest.tensors.items()
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors, copied."""
+        """Return the tensors for torch, copied. Raises WeightsError if torch lacks one of the types."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
         try:
             return load(bytes(self.file))
-        except (SafetensorError, KeyError) as error:  # a type that torch has not
+        except (SafetensorError, KeyError) as error:  # torch lacks a type
             raise WeightsError(f"version {self.version} is no safetensors file: {error}") from error

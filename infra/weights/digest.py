@@ -1,6 +1,6 @@
-"""Hashes of weights: one per tensor, one root over all. The same of torch's tensors and of a file's bytes.
+"""Hashes of weights: one per tensor, and one root over all. torch's tensors and a file's bytes hash alike.
 
-torch is imported where there are tensors: who only checks a file does without it.
+torch is imported only where its tensors are given: checking a file does without it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class TensorHash:
-    """Hash of dtype, shape and bits; the bits come piece by piece."""
+    """The hash of a tensor's type, shape and bits; the bits are added piece by piece."""
 
     def __init__(self, dtype: str, shape: Sequence[int]) -> None:
         self._hash = blake3(f"{type_name(dtype)}{list(shape)}".encode() + b"\0")
 
     def update(self, data: bytes | memoryview) -> None:
-        """The next bits."""
+        """Add the next bits."""
         self._hash.update(data)
 
     def hexdigest(self) -> str:
-        """The hash, when all have come."""
+        """Return the hash, after all bits were added."""
         return str(self._hash.hexdigest(16))
 
 
 def digest_of(bits: Bits) -> str:
-    """Hash of dtype, shape and bits."""
+    """Return the hash of a tensor's type, shape and bits."""
     found = TensorHash(bits.dtype, bits.shape)
     found.update(bits.raw)
     return found.hexdigest()
 
 
 def root_digest(digests: Mapping[str, str]) -> str:
-    """Hash of all names and hashes, in the order of names."""
+    """Return the root: the hash of all names and tensors' hashes, in the order of names."""
     whole = blake3()
     for name in sorted(digests):
         whole.update(f"{name}={digests[name]}\n".encode())
@@ -48,20 +48,20 @@ def root_digest(digests: Mapping[str, str]) -> str:
 
 
 def model_digests(model: Model) -> dict[str, str]:
-    """Hash of each tensor of a model."""
+    """Return the hash of each tensor of a model, by name."""
     return {name: digest_of(bits) for name, bits in model.items()}
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Hash of a tensor."""
+    """Return the hash of a tensor of torch."""
     return digest_of(bits_of(tensor))
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Hash of each tensor."""
+    """Return the hash of each tensor of torch, by name."""
     return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
 
 
 def file_digests(data: bytes | bytearray | mmap) -> dict[str, str]:
-    """Hash of each tensor in a safetensors file. ValueError if it isn't one."""
+    """Return the hash of each tensor in a safetensors file, by name. Raises ValueError if it is none."""
     return model_digests(file_model(data))

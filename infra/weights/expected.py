@@ -1,4 +1,4 @@
-"""What versions of a run can hold, by the model it began with: looked at before memory is taken."""
+"""Checks that a version can be of the model that its run began with, before memory is taken for it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from infra.weights.manifest import VersionManifest
 from infra.weights.weights_error import WeightsError
 from schemas.runspec import ModelSection
 
-_WIDEST = 8  # bytes of an element
+_WIDEST = 8  # bytes of the widest element
 
 
 class Expected:
-    """Judges manifests by a model's folder; without one it judges nothing."""
+    """Checks manifests against the folder of a model. If the folder has no tensors, nothing is checked."""
 
     def __init__(self, spec: ModelSection, base: ModelFolder) -> None:
         self._spec, self._base = spec, base
 
     def check(self, manifest: VersionManifest) -> None:
-        """Raise unless a version may be one of this model."""
+        """Raise WeightsError unless a version may be one of this model."""
         shapes = self._base.shapes
         if not shapes:
             return
@@ -31,7 +31,7 @@ class Expected:
         for name, tensor in manifest.tensors.items():
             if name in shapes and tuple(shapes[name]) != tensor.shape:
                 raise self._wrong(manifest, name, tensor.shape, shapes[name])
-        most = 2 * _WIDEST * sum(map(math.prod, shapes.values()))  # tied tensors may be told twice
+        most = 2 * _WIDEST * sum(map(math.prod, shapes.values()))  # tied tensors may be listed twice
         if manifest.size > most:
             raise WeightsError(
                 f"version {manifest.version} of run {manifest.run} says that it has {manifest.size} bytes; "

@@ -1,10 +1,10 @@
-"""Whether numbers are numbers: which bits of each type are NaN or infinite.
+"""Finds NaN and infinity in the bits of tensors. Bits that are not finite, by type:
 
 F64, F32, F16, BF16, C64, F8_E5M2     all bits of the exponent are set: NaN or infinite
-F8_E4M3                               all bits but the sign are set: NaN; it has no infinity
-F8_E4M3FNUZ, F8_E5M2FNUZ              what would be -0 is NaN
-F8_E8M0                               all bits are set
-integers, F4, F6                      never
+F8_E4M3                               all bits but the sign are set: NaN; there is no infinity
+F8_E4M3FNUZ, F8_E5M2FNUZ              the bits that would be -0: NaN
+F8_E8M0                               all bits are set: NaN
+integers, F4, F6                      none
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy as np
 from infra import choices
 from infra.weights.arrays import Array
 
-_STRETCH = 1 << 20  # elements that are looked at at once: what is made of them stays in the cache
-# of each type with an exponent: the integers that hold its bits, and all bits of the exponent
+_STRETCH = 1 << 20  # elements that are checked at once: temporary arrays of them stay in the cache
+# Types with an infinity: the integers that hold the bits, and the mask of the exponent.
 _EXPONENTS: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "C64": ("<u4", 0xFF << 23),
     "F16": ("<u2", 0x1F << 10), "BF16": ("<u2", 0xFF << 7), "F8_E5M2": ("<u1", 0x1F << 2),
 }  # fmt: skip
-# of the others: which bytes are no numbers
+# Other types: the bytes that are NaN.
 _BYTES: dict[str, tuple[int, ...]] = {
     "F8_E4M3": (0x7F, 0xFF), "F8_E4M3FNUZ": (0x80,), "F8_E5M2FNUZ": (0x80,), "F8_E8M0": (0xFF,),
 }  # fmt: skip
 
 
 def all_finite(dtype: str, data: Array) -> bool:
-    """Whether no element of a tensor, by safetensors' name of its type, is NaN or infinite."""
+    """Whether no element of a tensor is NaN or infinite. `dtype` is safetensors' name of its type."""
     raw = data.view(np.uint8)
     if dtype in _EXPONENTS:
         kind, most = _EXPONENTS[dtype]

@@ -1,4 +1,4 @@
-"""The safetensors files of a Hugging Face model's folder: tensors by name, mapped into memory."""
+"""Reads the safetensors files of a Hugging Face model's folder: tensors by name, mapped into memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import torch
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
-VERSION_FILE = "weights.json"  # in a folder that was pulled: which version it holds
+VERSION_FILE = "weights.json"  # in a folder that was pulled, says which version it holds
 _BESIDE = 64 << 20  # bytes: larger files beside the tensors are no config and no tokenizer
 _LONGEST = 128  # characters of a file's name
-_INDEX = 64 << 20  # bytes of an index: of a million tensors
-# What travels with a version: whatever else lies in the folder stays there.
+_INDEX = 64 << 20  # bytes of an index: enough for a million tensors
+# Names of files that are sent with a version; all other files stay in the folder.
 _TRAVELS = re.compile(
     r"""(config|generation_config|adapter_config|(quantize?|hf_quant)_config|quantization_config
       |preprocessor_config|processor_config|(image|video|audio)_(pre)?processor_config|feature_extractor_config
@@ -36,14 +36,14 @@ _log = logging.getLogger("streamrl.weights")
 
 
 def is_beside(name: str) -> bool:
-    """Whether a file of a model's folder is what its weights need to be used: config, tokenizer, licence."""
+    """Whether a file of a model's folder is sent with the tensors, such as config, tokenizer or licence."""
     return _TRAVELS.fullmatch(name) is not None
 
 
 def inside(folder: Path, name: object) -> Path:
-    """A file of a folder, by its plain name. Raises WeightsError if it would be somewhere else.
+    """Return the path of a file in a folder, by its plain name. Raises WeightsError if it leads elsewhere.
 
-    A link may lead to another file of the folder, or to where Hugging Face's cache keeps the files of one.
+    A link may lead to another file of the folder, or to the blobs of Hugging Face's cache that it is in.
     """
     plain = isinstance(name, str) and 0 < len(name) <= _LONGEST and name not in (".", "..")
     if not isinstance(name, str) or not plain or set(name) & set("/\\\0"):
@@ -57,11 +57,11 @@ def inside(folder: Path, name: object) -> Path:
     return path
 
 
-_said: set[tuple[Path, tuple[str, ...]]] = set()  # what was left out is named once
+_said: set[tuple[Path, tuple[str, ...]]] = set()  # folders and left-out files that were logged: each once
 
 
 def index_of(file: Path) -> set[object]:
-    """The files that an index names."""
+    """Return the files that an index names. Raises WeightsError if it can't be read."""
     try:
         with file.open("rb") as opened:
             return index_in(opened.read(_INDEX + 1), str(file))
@@ -70,7 +70,7 @@ def index_of(file: Path) -> set[object]:
 
 
 def index_in(raw: bytes, where: str) -> set[object]:
-    """The same of its bytes."""
+    """Like `index_of`, for the index's bytes. `where` names them in errors."""
     if len(raw) > _INDEX:
         raise WeightsError(f"{where} has more than {_INDEX} bytes")
     try:
@@ -80,27 +80,27 @@ def index_in(raw: bytes, where: str) -> set[object]:
 
 
 def opened(path: str | Path) -> ModelFolder:
-    """The model in a folder; or the adapter, if that is all that it holds."""
+    """Open the model in a folder; or the adapter, if that is all that the folder holds."""
     found = ModelFolder(path)
     return found if found.files or not AdapterFolder(path).files else AdapterFolder(path)
 
 
 class ModelFolder:
-    """A model as it lies in a folder."""
+    """A model in a Hugging Face folder."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @cached_property
     def files(self) -> list[Path]:
-        """Its files of tensors; none if it keeps them in another format."""
+        """The files with the model's tensors; empty if the model is in another format."""
         if (self.path / INDEX).is_file():
             return sorted(inside(self.path, name) for name in index_of(inside(self.path, INDEX)))
         return [inside(self.path, SINGLE)] if (self.path / SINGLE).is_file() else []
 
     @property
     def beside(self) -> dict[str, bytes]:
-        """What lies beside the tensors, by name: what is on the list of what travels."""
+        """The contents of the files that are sent with the tensors, by name. Logs which are left out."""
         tensors = {file.name for file in self.files} | {INDEX, VERSION_FILE}
         found: dict[str, bytes] = {}
         others = []
@@ -124,16 +124,16 @@ class ModelFolder:
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
-        """Of each tensor."""
+        """The shape of each tensor, by name."""
         return {name: list(header[1]) for name, (_, header) in self._headers.items()}
 
     @cached_property
     def root(self) -> str:
-        """Hash over all tensors, as `infra.weights.digest` has it; it reads them all."""
+        """The root over all tensors, see `infra.weights.digest`. Computing it reads them all."""
         return root_digest(model_digests(self.bits()))
 
     def bits(self) -> dict[str, Bits]:
-        """All tensors, backed by the files: not to be written to."""
+        """Return all tensors, backed by the files, which must not be written to."""
         found: dict[str, Bits] = {}
         for file in self._needed():
             try:
@@ -145,11 +145,11 @@ class ModelFolder:
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors, in order."""
+        """The names of all tensors, sorted."""
         return sorted(self._headers)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor, backed by the file: not to be written to."""
+        """Return one tensor, backed by the file, which must not be written to."""
         from safetensors import safe_open
 
         if name not in self._headers:
@@ -185,16 +185,16 @@ class ModelFolder:
 
 
 class AdapterFolder(ModelFolder):
-    """An adapter as peft saves it."""
+    """A folder with a LoRA adapter, as peft saves it."""
 
     @cached_property
     def files(self) -> list[Path]:
-        """The one that has its tensors, if it is there."""
+        """The file with the adapter's tensors; empty if it is not there."""
         return [inside(self.path, ADAPTER)] if (self.path / ADAPTER).is_file() else []
 
     @property
     def base(self) -> Path | None:
-        """The model that it is for, by its configuration."""
+        """The folder of the model that the adapter is for; None if its configuration does not say."""
         try:
             said = json.loads((self.path / "adapter_config.json").read_text())["base_model_name_or_path"]
             return Path(str(said)) if said else None

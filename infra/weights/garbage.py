@@ -1,8 +1,9 @@
-"""What of the weights may go: versions that nobody needs, and then the chunks that no version names.
+"""Collects garbage: removes versions that nobody needs, and then the chunks that no version names.
 
-It may be killed anywhere, and begun by several at once. Manifests go first, the oldest first, so that none
-needs one that is gone; a chunk goes when none has named it for a while. Who reads or publishes a version
-holds a lease on it, and loses nothing under its hands: no chunk goes while somebody puts some.
+Collection may be killed at any moment, and several may run at once. Manifests are deleted first, the oldest
+first; no version that is kept needs them. A chunk is deleted when no version has named it for a while. A
+process that reads or publishes a version holds a lease on it, so that nothing it needs is deleted; no chunk
+is deleted while somebody puts some.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from infra.weights.leases import leased
 from infra.weights.manifest import VersionManifest
 from infra.weights.notes import StoreNotes
 
-COLLECT_GRACE_S = 120.0  # that a chunk stays when no version names it
+COLLECT_GRACE_S = 120.0  # seconds that a chunk stays when no version names it
 
-ByteProgress = Callable[[int, int], None]  # bytes so far, and in all
+ByteProgress = Callable[[int, int], None]  # bytes so far, and in all (0: not known)
 
 
 @dataclass
 class Collected:
-    """What was removed, and what is left."""
+    """The result of a collection: what was removed, and what is left."""
 
     kept: list[int] = field(default_factory=list)  # versions
-    removed: list[int] = field(default_factory=list)
-    chunks: int = 0  # that were removed
-    waiting: int = 0  # chunks that no version names: they go later
-    size: int = 0  # bytes that the versions need
+    removed: list[int] = field(default_factory=list)  # versions
+    chunks: int = 0  # chunks that were removed
+    waiting: int = 0  # chunks that no version names, to be removed later
+    size: int = 0  # bytes of all chunks that the kept versions name
 
 
 def collect_garbage(
@@ -36,9 +37,13 @@ def collect_garbage(
     manifests_of: Callable[[], tuple[Mapping[int, VersionManifest], Collection[int]]], keep: int, *,
     grace_s: float = COLLECT_GRACE_S,
 ) -> Collected:  # fmt: skip
-    """Remove what is not needed by the newest versions, by two keyframes, or by who is reading."""
+    """Remove versions that neither the `keep` newest, two keyframes nor readers need, and then chunks.
+
+    `manifests_of` returns the manifests, and the versions whose manifests can't be read: while there are any,
+    no chunk is removed. `grace_s`: seconds that a chunk stays after it was first seen unnamed.
+    """
     reading, putting = leased(store, prefix)
-    manifests, others = manifests_of()  # only now: what was published since is seen
+    manifests, others = manifests_of()  # after the leases: so versions published since are seen
     versions = sorted(manifests)
     if not versions:
         return Collected()
@@ -49,7 +54,7 @@ def collect_garbage(
     found = Collected(
         [version for version in versions if version >= oldest], [one for one in versions if one < oldest]
     )
-    for key in store.list(f"{prefix}/keyframes"):  # also of versions that went before, by who was killed then
+    for key in store.list(f"{prefix}/keyframes"):  # also those that a killed collector left
         number = key.rpartition("/v")[2].removesuffix(".json")
         if number.isdecimal() and int(number) < oldest:
             store.delete(key)
@@ -58,30 +63,30 @@ def collect_garbage(
     kept = [manifests[version] for version in found.kept]
     named = {chunk.hash: chunk.size for manifest in kept for chunk in manifest.chunks}
     found.size = sum(named.values())
-    if not putting and not others:  # what a version needs that can't be read here, nobody knows
+    if not putting and not others:  # an unreadable version may need any chunk
         found.chunks, found.waiting = _sweep(store, prefix, named, grace_s)
     return found
 
 
 def manifest_key(prefix: str, version: int) -> str:
-    """Where a version's manifest lies."""
+    """Return the key of a version's manifest."""
     return f"{prefix}/v{version:06d}/manifest.json"
 
 
 def keyframe_key(prefix: str, version: int) -> str:
-    """Where a way from nothing lies that a version was given later."""
+    """Return the key of the keyframe that a version was given after it was published."""
     return f"{prefix}/keyframes/v{version:06d}.json"
 
 
 def _sweep(store: Store, prefix: str, named: Collection[str], grace_s: float) -> tuple[int, int]:
-    """Chunks that no version names are noted, and go when they have been noted for a while."""
+    """Delete chunks that no version has named for `grace_s`. Returns how many went, and how many wait."""
     notes = StoreNotes(store, f"{prefix}/garbage.json")
     left, gone = [], 0
     for key in store.list(f"{prefix}/chunks"):
         name = key.rpartition("/")[2]
         if name in named:
             continue
-        # who puts may count on it from now on
+        # a publisher that began just now may count on this chunk
         if notes.age_s(name) >= grace_s and not leased(store, prefix)[1]:
             store.delete(key)
             gone += 1

@@ -1,4 +1,4 @@
-"""Hashes of tensors, and whether they are numbers, in one pass on several threads; and copies of them.
+"""Hashes tensors and checks that they are finite, in one pass on several threads. Also converts tensors.
 
 tensor ──► piece ──► in the type that is published ──► finite? ──► hash      a piece fits into a cache
 """
@@ -16,33 +16,33 @@ from infra.weights import spent
 from infra.weights.bits import Bits, bits_of
 from infra.weights.digest import TensorHash, root_digest
 
-_PIECE = 1 << 18  # elements: a smaller one has threads wait for the interpreter's lock
-_ALONE = 1 << 14  # elements that torch converts without threads of its own: these are threads already
-_SMALL = 1 << 22  # elements of a model for which threads take longer to begin than one takes for it all
-_MOST_THREADS = 8  # more find the memory busy
+_PIECE = 1 << 18  # elements: with smaller pieces, threads wait for the interpreter's lock
+_ALONE = 1 << 14  # elements: torch converts no more without starting threads of its own
+_SMALL = 1 << 22  # elements: for a smaller model, starting threads takes longer than the work
+_MOST_THREADS = 8  # more would wait for memory
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What was found."""
+    """The hashes of tensors, and whether all of them are finite."""
 
-    digests: Mapping[str, str]
-    wrong: str  # a tensor that is not all numbers; empty if there is none
+    digests: Mapping[str, str]  # hash of each tensor, by name
+    wrong: str  # name of a tensor with NaN or infinity; empty if there is none
 
     @property
     def root(self) -> str:
-        """The hash over all."""
+        """The root over all tensors."""
         return root_digest(self.digests)
 
 
 def threads() -> int:
-    """As many as there are cores, when somebody waits for what they do."""
+    """Return how many threads to use for work that somebody waits for: one per core, up to a limit."""
     return min(_MOST_THREADS, choices.cores())
 
 
 def inspected(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> Inspected:
-    """Look at tensors on a CPU, as they are or as they would be in another type."""
-    order = sorted(tensors, key=lambda name: -tensors[name].numel())  # the large ones first: all end together
+    """Hash and check tensors on a CPU, as they are or as they would be in type `dtype`."""
+    order = sorted(tensors, key=lambda name: -tensors[name].numel())  # largest first: threads end together
     if sum(tensor.numel() for tensor in tensors.values()) < _SMALL:
         found = {name: inspect(tensors[name], dtype) for name in order}
     else:
@@ -54,7 +54,7 @@ def inspected(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = N
 
 @spent.counted()
 def inspect(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[str, bool]:
-    """One tensor's hash, and whether it is finite."""
+    """Return one tensor's hash, and whether it is finite, as it is or as it would be in type `dtype`."""
     plain = tensor.detach().contiguous().view(-1)
     kind = bits_of(plain[:0].to(dtype or tensor.dtype)).dtype
     hashed, finite = TensorHash(kind, tensor.shape), True
@@ -65,7 +65,7 @@ def inspect(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[str
 
 
 def _pieces(plain: torch.Tensor, dtype: torch.dtype) -> Iterator[Bits]:
-    """Its elements in a type; a piece is written over by the next one."""
+    """Yield a flat tensor's elements in a type. Each piece may be overwritten by the next one."""
     if plain.dtype == dtype:
         bits = bits_of(plain)
         every = range(0, bits.data.size, _PIECE)
@@ -78,7 +78,7 @@ def _pieces(plain: torch.Tensor, dtype: torch.dtype) -> Iterator[Bits]:
 
 
 def convert(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a flat tensor into one of any type, in this thread alone."""
+    """Copy a flat tensor into another one, which may be of any type, in this thread alone."""
     if source.dtype == target.dtype:
         bits_of(target).data[...] = bits_of(source).data
         return

@@ -1,4 +1,4 @@
-"""Ways from nothing that versions were given after they were published. Each is put once and signed, as they.
+"""Keyframes that versions were given after they were published. Each is put once, and signed like a manifest.
 
 <prefix>/keyframes/v000012.json
 """
@@ -18,17 +18,17 @@ from infra.weights.weights_error import WeightsError, damaged
 
 
 class Keyframes:
-    """Those of one series of versions."""
+    """The keyframes that versions of one series were given after they were published."""
 
     def __init__(self, store: Store, prefix: str, keys: Keys) -> None:
         self._store, self._prefix, self._keys = store, prefix, keys
 
     def listed(self) -> set[str]:
-        """The keys of all that there are. One listing: hardly any version has one."""
+        """Return the keys of all keyframes. One listing is cheap, for hardly any version has one."""
         return set(self._store.list(f"{self._prefix}/keyframes"))
 
     def added(self, manifest: VersionManifest, listed: set[str]) -> VersionManifest:
-        """A manifest with the way from nothing that lies beside it, if there is one."""
+        """Return a manifest with its keyframe as one more path, if `listed` has one."""
         key = keyframe_key(self._prefix, manifest.version)
         if manifest.path(None) is not None or key not in listed:
             return manifest
@@ -49,7 +49,7 @@ class Keyframes:
         return manifest.model_copy(update={"paths": (*manifest.paths, path)})
 
     def put(self, manifest: VersionManifest, chunks: Sequence[Chunk]) -> None:
-        """Commit one. If somebody else did, that is as good."""
+        """Commit a version's keyframe. If somebody else has put one already, that one stays."""
         keyframe = Keyframe(
             run=manifest.run, version=manifest.version, root=manifest.root, chunks=tuple(chunks),
             created_at=time.time(),

@@ -1,9 +1,9 @@
-"""Who reads or publishes a version keeps it from being collected, for as long as it says so.
+"""Leases: a process that reads or publishes a version keeps the version from being collected.
 
-<prefix>/leases/<reader>.json     which version, and a number that grows with each renewal
+<prefix>/leases/<reader>.json     the version, and a number that grows with each renewal
 
-A lease is renewed by a thread, however slowly chunks come. It lapses when collectors have seen no renewal for
-a while, by their own clock: a reader's may be wrong by hours, and it may be far behind.
+A thread renews the lease, however slowly chunks come. A lease lapses when collectors have seen no renewal for
+`LEASE_S`, by their own clocks: its holder's clock may be wrong, and its version far behind.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from blake3 import blake3
 from infra.stores.store import Missing, Store, StoreError
 from infra.weights.notes import StoreNotes
 
-LEASE_S = 600.0  # without a renewal
-RENEW_S = 60.0
+LEASE_S = 600.0  # seconds without a renewal until a lease lapses
+RENEW_S = 60.0  # seconds between renewals
 
 _log = logging.getLogger("streamrl.weights")
 
 
 class Lease:
-    """Keeps a version, and what leads to it, while it is being read or published."""
+    """A lease on a version, and on the versions that lead to it, for as long as its `with` block runs."""
 
     def __init__(
         self, store: Store, prefix: str, version: int, holder: str = "", *, puts: bool = False,
         renew_s: float = RENEW_S,
     ) -> None:  # fmt: skip
-        """`puts`: what is put meanwhile, no version names yet."""
+        """`puts`: the holder puts chunks that no version names yet: none may be collected meanwhile."""
         self._store, self._version, self._puts, self._renew_s = store, version, puts, renew_s
         self._key = f"{prefix}/leases/{holder or uuid.uuid4().hex}.json"
         self._over, self._beats = threading.Event(), 0
@@ -48,7 +48,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join()  # what it says last must not come behind the end
+        self._thread.join()  # its last renewal must not come after the deletion
         self._store.delete(self._key)
 
     def _work(self) -> None:
@@ -57,20 +57,20 @@ class Lease:
             try:
                 self.renew()
                 said = ""
-            except Exception as error:  # it is tried again: a lease lapses only after several renewals
+            except Exception as error:  # it is tried again: a lease lapses only after several failures
                 if said != (said := f"{type(error).__name__}: {error}"):
                     level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
                     _log.log(level, "the lease on weights %d can't be renewed: %s", self._version, said)
 
     def renew(self) -> None:
-        """Say that somebody is still at it."""
+        """Put the lease again, with the next number."""
         self._beats += 1
         said = {"version": self._version, "at": time.time(), "puts": self._puts, "beats": self._beats}
         self._store.put(self._key, json.dumps(said).encode())
 
 
 def leased(store: Store, prefix: str) -> tuple[list[int], bool]:
-    """The versions that somebody reads, and whether anybody puts chunks. Lapsed leases are removed."""
+    """Return the versions that have leases, and whether any holder puts chunks. Removes lapsed leases."""
     keys = store.list(f"{prefix}/leases")
     notes = StoreNotes(store, f"{prefix}/readers.json")
     found, putting, alive = [], False, []
@@ -78,9 +78,9 @@ def leased(store: Store, prefix: str) -> tuple[list[int], bool]:
         try:
             raw = store.get(key)
         except Missing:
-            continue  # given back since it was listed
+            continue  # released since it was listed
         if notes.age_s(key, blake3(raw).hexdigest(8)) >= LEASE_S:
-            store.delete(key)  # of a reader that died
+            store.delete(key)  # its holder died
             continue
         alive.append(key)
         version, puts = _said(raw)
@@ -91,7 +91,7 @@ def leased(store: Store, prefix: str) -> tuple[list[int], bool]:
 
 
 def _said(raw: bytes) -> tuple[int, bool]:
-    """A lease's version, and whether its holder puts chunks. One that can't be read keeps everything."""
+    """Return a lease's version, and whether its holder puts chunks. An unreadable lease keeps everything."""
     try:
         said = json.loads(raw)
         return int(said["version"]), bool(said["puts"])

@@ -1,6 +1,6 @@
-"""How large things of the weights may be that come from outside: known before memory is taken for them.
+"""Limits on the sizes of weights that come from outside, checked before memory is taken for them.
 
-STREAMRL_LARGEST_MODEL   bytes of a model that is read into memory, such as 80e9; by default this machine's
+STREAMRL_LARGEST_MODEL   most bytes of a model that is read, such as 80e9; by default this machine's memory
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import zstandard
 from infra.weights.weights_error import WeightsError
 
 LARGEST_MODEL_VARIABLE = "STREAMRL_LARGEST_MODEL"
-MANIFEST = 32 << 20  # bytes of one: a model of 100,000 tensors and a terabyte needs half of it
+MANIFEST = 32 << 20  # bytes of a manifest: a model of 100,000 tensors and a terabyte needs half of them
 LARGEST_CHUNK = (
     512 << 20
-)  # bytes of one: publishers end them at 8 MiB and a group; files beside a model have 64 MiB
-_VALUES = 2 << 20  # of a manifest
+)  # bytes: publishers end a chunk with the group that passes 8 MiB; files beside a model have 64 MiB
+_VALUES = 2 << 20  # values in a manifest
 
 
 def largest_model() -> int:
-    """Bytes of all tensors of a model."""
+    """Return the most bytes of a model. Raises WeightsError if the variable is no positive number."""
     said = os.environ.get(LARGEST_MODEL_VARIABLE)
     try:
         found = int(float(said)) if said else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -34,7 +34,7 @@ def largest_model() -> int:
 
 
 def json_in(raw: bytes, where: str) -> Any:
-    """The JSON in some bytes. Raises WeightsError if it is too much, too deep or none."""
+    """Parse JSON. Raises WeightsError if it is too large, nested too deeply or no JSON; `where` names it."""
     if len(raw) > MANIFEST:
         raise WeightsError(f"{where} has {len(raw)} bytes; {MANIFEST} are the most")
     if (values := raw.count(b",") + raw.count(b"[")) > _VALUES:
@@ -46,7 +46,7 @@ def json_in(raw: bytes, where: str) -> Any:
 
 
 def unpacked_within_limits(data: bytes, where: str, most: int = MANIFEST) -> bytes:
-    """What zstd has packed, if it is no more than so many bytes: they are counted as they come."""
+    """Unpack what zstd has packed. Raises WeightsError as soon as there are more than `most` bytes."""
     found = bytearray()
     try:
         stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data)

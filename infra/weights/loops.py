@@ -1,4 +1,4 @@
-"""Compiled loops over weights, each in one pass. Apart, because numba takes a second to import."""
+"""Compiled loops over weights, each in one pass. A module apart, because numba takes a second to import."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from infra.compiled import njit
 from infra.weights.arrays import Array
 
-_INFINITE = np.uint32(0x7F800000)  # in fp32, without the sign; NaN is beyond
+_INFINITE = np.uint32(0x7F800000)  # fp32's infinity without the sign; NaNs are larger
 _NAN = np.uint16(0x7FC0)
 
 
 @njit(cache=True, nogil=True)
 def to_bf16(source: Array, target: Array) -> None:
-    """The bits of fp32 numbers to those of the nearest bf16 ones, of two the even one, as torch does."""
+    """Convert bits of fp32 numbers to those of the nearest bf16 numbers; ties go to even, as in torch."""
     for place in range(source.size):
         bits = source[place]
         even = (bits >> np.uint32(16)) & np.uint32(1)
@@ -23,7 +23,7 @@ def to_bf16(source: Array, target: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def largest(data: Array, mask: int) -> int:
-    """The largest of some integers, of which only the bits of a mask count."""
+    """Return the largest of some integers, of which only the bits of a mask count."""
     found = mask & ~mask
     for place in range(data.size):
         found = max(found, data[place] & mask)

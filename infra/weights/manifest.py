@@ -1,7 +1,7 @@
-"""What a version is, and how it is made: one small object that is put last, and is the only commit point.
+"""The manifest of a version: a small object that is put last, and is the only commit point.
 
-One or more paths lead to a version: from nothing (a keyframe), or from an older version (a delta). One from
-nothing may be put beside it later.
+One or more paths lead to a version: from nothing (a keyframe), or from an older version (a delta). A keyframe
+may also be put beside the manifest later.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from infra.weights.bits import LARGEST_SIDE, MOST_SIDES, is_type, size_of
 from infra.weights.digest import root_digest
 from infra.weights.weights_error import WeightsError, damaged
 
-# One beside the others: it is written into a reader's folder.
+# A plain name, without a folder: readers write such files into a folder of theirs.
 FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]*$", max_length=255)]
 TensorName = Annotated[str, Field(min_length=1, max_length=1024)]
 Side = Annotated[int, Field(ge=0, lt=LARGEST_SIDE)]
 ManifestVersion = Annotated[int, Field(ge=0, lt=1 << 31)]
 Digest = Annotated[str, Field(max_length=128)]
 _Part = TypeVar("_Part", bound="Signed")
-_METADATA = "__metadata__"  # of a safetensors file: no tensor has this name
+_METADATA = "__metadata__"  # a key in safetensors' headers: no tensor may have this name
 
 
 class StrictPart(BaseModel):
-    """Strict: what we don't know is another format."""
+    """A part of a manifest. An unknown field is an error, for it means another format."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Tensor(StrictPart):
-    """One tensor of a version."""
+    """Type, shape and hash of one tensor of a version."""
 
     dtype: Annotated[str, Field(max_length=16)]
     shape: Annotated[tuple[Side, ...], Field(max_length=MOST_SIDES)]
@@ -43,33 +43,33 @@ class Tensor(StrictPart):
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Bytes of the tensor."""
         return size_of(self.dtype, self.shape)
 
 
 class Chunk(StrictPart):
-    """An object that holds some of what changes; its name is a hash of it."""
+    """Name and size of an object of the store. The name is the hash of its bytes."""
 
-    # it becomes part of a key: nothing that leads outside
+    # part of a key: so it has no characters that could lead elsewhere
     hash: str = Field(pattern=r"^[0-9a-z]*$", max_length=128)
     size: int = Field(ge=0, le=limits.LARGEST_CHUNK)
 
 
 class Path(StrictPart):
-    """One way to get the version."""
+    """One way to get a version: chunks to apply to an older version, or to nothing."""
 
-    since: ManifestVersion | None  # the version that it begins with; None: it needs nothing
-    root: Digest | None = None  # of that version
+    since: ManifestVersion | None  # the version that the path begins with; None: with nothing
+    root: Digest | None = None  # the root of that version
     chunks: tuple[Chunk, ...]
 
     @property
     def size(self) -> int:
-        """Bytes to be fetched."""
+        """Bytes to fetch."""
         return sum(chunk.size for chunk in self.chunks)
 
 
 class Signed(StrictPart):
-    """What says of which version of what it is, and may be signed."""
+    """An object that says something about one version of a run, and may be signed."""
 
     format: Literal[2] = 2
     run: Annotated[str, Field(max_length=512)]
@@ -79,14 +79,14 @@ class Signed(StrictPart):
     signature: Annotated[str, Field(max_length=1024)] | None = None
 
     def content(self) -> bytes:
-        """What is signed: everything but the signature."""
+        """Return the bytes that are signed: everything but the signature."""
         return json.dumps(
             self.model_dump(mode="json", exclude={"signature"}), sort_keys=True, separators=(",", ":")
         ).encode()
 
 
 class Keyframe(Signed):
-    """A path from nothing that a version was given later: manifests are put once, and never change."""
+    """A path from nothing that a version was given after it was published: a manifest never changes."""
 
     model_config = ConfigDict(title="keyframe")
 
@@ -94,21 +94,21 @@ class Keyframe(Signed):
 
 
 class VersionManifest(Signed):
-    """A version."""
+    """The manifest that commits a version."""
 
     model_config = ConfigDict(title="manifest")
 
     tensors: dict[TensorName, Tensor]
     paths: tuple[Path, ...] = Field(min_length=1, max_length=64)
-    # what lies beside the tensors: config and tokenizer
+    # files beside the tensors, such as config and tokenizer
     files: Annotated[dict[FileName, Chunk], Field(max_length=256)] = {}
-    base: Digest | None = None  # of an adapter: root of the model that it belongs to
+    base: Digest | None = None  # root of the model that an adapter is for; None: a whole model
     previous: Digest | None = None  # hash of the manifest before this one, if there was one
     trainer_epoch: int
 
     @property
     def digests(self) -> dict[str, str]:
-        """Hash of each tensor."""
+        """The hash of each tensor, by name."""
         return {name: tensor.digest for name, tensor in self.tensors.items()}
 
     @property
@@ -118,30 +118,30 @@ class VersionManifest(Signed):
 
     @property
     def chunks(self) -> list[Chunk]:
-        """All objects that it names."""
+        """All objects that the manifest names."""
         return [*(chunk for path in self.paths for chunk in path.chunks), *self.files.values()]
 
     def path(self, since: int | None) -> Path | None:
-        """The path that begins with a version, if there is one."""
+        """Return the path that begins with version `since` (None: with nothing), if there is one."""
         return next((path for path in self.paths if path.since == since), None)
 
     @property
     def raw(self) -> bytes:
-        """As it lies in the store."""
+        """The manifest as JSON, as it lies in the store."""
         return self.model_dump_json().encode()
 
     @property
     def packed(self) -> bytes:
-        """The same, smaller."""
+        """The manifest as JSON, packed by zstd."""
         return zstandard.compress(self.raw)
 
     def hash(self) -> str:
-        """What the next manifest calls this one."""
+        """Return the hash of the signed bytes, which the next manifest gives as `previous`."""
         return blake3(self.content()).hexdigest(16)
 
 
 def parsed(raw: bytes, where: str) -> VersionManifest:
-    """A manifest. Raises WeightsError with what is wrong with it."""
+    """Parse and check a manifest. Raises WeightsError with what is wrong; `where` names the manifest."""
     with damaged(where):
         return _checked(read_signed(raw, VersionManifest, where), where)
 
@@ -165,7 +165,7 @@ def _checked(manifest: VersionManifest, where: str) -> VersionManifest:
 
 
 def read_signed(raw: bytes, kind: type[_Part], where: str) -> _Part:
-    """A manifest or a keyframe, of the format that is understood here."""
+    """Parse a manifest or a keyframe. Raises WeightsError unless it has format 2 and valid fields."""
     said = limits.json_in(raw, where)
     try:
         if isinstance(said, dict) and said.get("format") != 2:

@@ -1,12 +1,12 @@
-"""For how long things in a store have been as they are, as this machine has seen it.
+"""Notes on how long things in a store have been unchanged, as this machine has seen it.
 
 <prefix>/garbage.json     chunks that no version names
-<prefix>/readers.json     leases, and how each was the last time
+<prefix>/readers.json     leases, with a hash of each as it was last seen
 
-    {clock: {name: [how it was, when that was first seen]}}
+    {clock: {name: [state, when the state was first seen]}}
 
-Nobody else's clock is believed: a machine notes what it sees by a clock that runs from its own start on, and
-of what others have noted it uses nothing. Two collectors on two machines delay each other, and no more.
+No other machine's clock is believed: a machine notes what it sees by a clock that counts from the machine's
+start, and makes no use of others' notes. Two collectors on two machines delay each other, and no more.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Any
 
 from infra.stores.store import Missing, Store
 
-_CLOCKS = 8  # that are remembered
+_CLOCKS = 8  # clocks whose notes are kept
 _LATEST = 1 << 40  # seconds: no machine runs so long
 
 
 def now() -> float:
-    """Seconds since this machine was started; they go on while it sleeps."""
+    """Return the seconds since this machine was started, with those that it slept."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 @cache
 def clock() -> str:
-    """Names what `now` counts from: this start of this machine."""
+    """Return a name for the clock of `now`: the id of this start of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return uuid.uuid4().hex  # then each process begins anew
+        return uuid.uuid4().hex  # then each process has a clock of its own
 
 
 class StoreNotes:
-    """Those of one kind of thing."""
+    """The notes on one kind of thing, such as leases."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key
@@ -53,7 +53,7 @@ class StoreNotes:
         }
 
     def age_s(self, name: str, said: str = "") -> float:
-        """For how long something has been as it is now."""
+        """Return for how many seconds a thing has been in state `said`; 0 if the state is new."""
         before, since = self._mine.get(name, ("", now()))
         if before != said or since > now():
             since = now()
@@ -61,7 +61,7 @@ class StoreNotes:
         return now() - since
 
     def save(self, names: Iterable[str]) -> None:
-        """Keep what is known of these things, and of no others."""
+        """Write this machine's notes on these things, and forget those on all others."""
         kept = {name: self._mine[name] for name in names if name in self._mine}
         others = dict(list(self._all.items())[-_CLOCKS + 1 :])
         if kept or self._mine or others:

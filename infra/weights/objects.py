@@ -1,6 +1,6 @@
-"""Objects that hold what changes, or all that there is: named by what is in them, so that none is ever wrong.
+"""Objects of the store, named by the hash of their bytes, so that wrong bytes are always noticed.
 
-<prefix>/chunks/<blake3 of it>
+<prefix>/chunks/<blake3 of its bytes>
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from infra.weights.garbage import ByteProgress
 from infra.weights.manifest import Chunk
 from infra.weights.weights_error import WeightsError
 
-UNDER_WAY = 4  # that are put or fetched at once
+UNDER_WAY = 4  # objects that are put or fetched at once
 
 
 def chunk_of(data: bytes) -> Chunk:
-    """How an object with these bytes is called."""
+    """Return name and size of an object with these bytes."""
     return Chunk(hash=blake3(data).hexdigest(), size=len(data))
 
 
 class Objects:
-    """Those of one series of versions."""
+    """The objects of one series of versions."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def key(self, chunk: Chunk) -> str:
-        """Where one lies."""
+        """Return the key of an object."""
         return f"{self._prefix}/chunks/{chunk.hash}"
 
     def put(self, data: Iterable[bytes], progress: ByteProgress) -> tuple[Chunk, ...]:
-        """Put some, of which none is collected before a version names it."""
+        """Put objects, and return their names. Raises WeightsError if one was collected meanwhile."""
         chunks, known, sent = [], [], 0
         for chunk, new in in_threads(self._put, data, UNDER_WAY):
             chunks.append(chunk)
             known += [] if new else [chunk]
             sent += chunk.size
             progress(sent, 0)
-        for chunk in known:  # it may have been garbage, and on its way out
+        for chunk in known:  # it was there, but may have been garbage that was just removed
             if not self._store.exists(self.key(chunk)):
                 raise WeightsError(f"{self._url(chunk)} was collected while it was published: do so again")
         return tuple(chunks)
 
     def _put(self, data: bytes) -> tuple[Chunk, bool]:
-        """One, and whether it was not there."""
+        """Put one object. Returns its name, and whether it is new."""
         chunk = chunk_of(data)
         try:
             self._store.put_new(self.key(chunk), data)
-        except Exists:  # of the same name: of the same bytes
+        except Exists:  # the same name means the same bytes
             return chunk, False
         return chunk, True
 
     def get(self, chunk: Chunk) -> bytes:
-        """One's bytes. Raises unless it is there, and whole."""
+        """Return an object's bytes. Raises WeightsError if they are not those that its name says."""
         data = self._store.get(self.key(chunk), chunk.size)
         if blake3(data).hexdigest() != chunk.hash:
             raise WeightsError(f"{self._url(chunk)} is damaged: it has other bytes than its name says")

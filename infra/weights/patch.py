@@ -1,9 +1,9 @@
-"""What makes the weights that a process holds newer ones: of each tensor what differs, or all of it.
+"""Patches turn weights that a process holds into newer ones: changed elements of each tensor, or all.
 
-positions · values · positions · values · … · what tensors there are (msgpack) · how long that is
+positions · values · positions · values · … · index of the tensors (msgpack) · length of the index
 
-Bits are compared, whatever way they came. A patch stays on its machine: it is made and used at memory's
-speed, and need not be small.
+A patch comes from comparing bits, so it does not matter which path the weights came by. A patch stays on its
+machine, is made and used at memory's speed, and need not be small.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from infra.weights.arrays import Array
 from infra.weights.bits import Bits, Model, kind_of, size_of
 from infra.weights.weights_error import WeightsError
 
-_SPARSE = 8  # where more than one of so many elements differ, the whole tensor is as cheap
+_SPARSE = 8  # where more than one in so many elements differs, the whole tensor is as cheap
 _STEP = 1 << 20  # elements that are compared at once
-_NARROW = 1 << 31  # elements whose positions 4 bytes can tell
+_NARROW = 1 << 31  # elements: in a tensor of no more, 4 bytes hold a position
 _ALIGNED = 8
 _LENGTH = struct.Struct("<Q")
 
@@ -35,8 +35,8 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True):
     tensor: str
     dtype: str
     shape: tuple[int, ...]
-    changed: int | None  # elements; None: the whole tensor is there
-    at: int
+    changed: int | None  # changed elements; None: the whole tensor is in the file
+    at: int  # byte of the file where it begins
 
 
 class _Index(msgspec.Struct, array_like=True, frozen=True):
@@ -47,7 +47,7 @@ class _Index(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True)
 class TensorPatch:
-    """What is new in a tensor."""
+    """The new values of a tensor: at some positions, or everywhere."""
 
     dtype: str  # as safetensors calls it
     shape: tuple[int, ...]
@@ -55,20 +55,20 @@ class TensorPatch:
     values: Array
 
     def apply(self, data: Array) -> None:
-        """Write it over the old bits."""
+        """Write the new values over the old ones in a flat tensor."""
         data[... if self.positions is None else self.positions] = self.values
 
 
 @dataclass(frozen=True)
 class Patch:
-    """What makes weights with one root those with another."""
+    """The changes that turn weights with root `since` into weights with root `root`."""
 
-    since: str | None  # None: of anything
+    since: str | None  # None: any weights
     root: str
     parts: Mapping[str, TensorPatch]  # of the tensors that differ
 
     def apply(self, model: dict[str, Bits]) -> None:
-        """Make a model, in place, the newer one."""
+        """Turn a model into the newer one, in place. Tensors that it lacks are added."""
         for name, part in self.parts.items():
             if part.positions is None and name not in model:
                 model[name] = Bits(part.dtype, part.shape, np.empty_like(part.values))
@@ -76,10 +76,10 @@ class Patch:
 
 
 class PatchFile:
-    """A patch in memory without a name: nothing is left behind, whoever is killed."""
+    """A patch in a file in memory that has no name: nothing is left behind, whichever process is killed."""
 
     def __init__(self, old: Model, new: Model, *, since: str | None, root: str) -> None:
-        """`old`: what has the root `since`; tensors that are not in it go whole."""
+        """`old`: the model with root `since`. Tensors that it lacks are written whole."""
         self._memory = os.memfd_create("patch")
         weakref.finalize(self, os.close, self._memory)
         with open(self._memory, "wb", closefd=False) as file:
@@ -91,16 +91,16 @@ class PatchFile:
 
     @property
     def path(self) -> Path:
-        """Where other processes find it, as long as this object is there."""
+        """The path by which other processes open the file, as long as this object lives."""
         return Path(f"/proc/{os.getpid()}/fd/{self._memory}")
 
     def read(self) -> Patch:
-        """What is in it."""
+        """Return the patch in the file."""
         return read_patch(self.path)
 
 
 def read_patch(path: Path) -> Patch:
-    """The patch in a file, mapped into memory."""
+    """Return the patch in a file, mapped into memory. Raises WeightsError if the file is damaged."""
     try:
         with path.open("rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -126,7 +126,7 @@ def _part(entry: _Entry, body: memoryview) -> TensorPatch:
 
 
 def _put(file: BinaryIO, name: str, old: Bits | None, new: Bits) -> _Entry | None:
-    """Write what is new in a tensor, if something is."""
+    """Write what changes in a tensor. Returns None if nothing does."""
     positions = (
         None if old is None or (old.dtype, old.shape) != (new.dtype, new.shape) else _changed(old, new)
     )
@@ -142,7 +142,7 @@ def _put(file: BinaryIO, name: str, old: Bits | None, new: Bits) -> _Entry | Non
 
 
 def _changed(old: Bits, new: Bits) -> Array | None:
-    """Where bits differ; None if in so many places that they are not worth naming."""
+    """Return the positions that differ; None if there are so many that the whole tensor is as cheap."""
     size, found, count = new.data.size, [np.zeros(0, _positions(new.data.size))], 0
     for start in range(0, size, _STEP):
         part = slice(start, start + _STEP)

@@ -1,7 +1,7 @@
-"""Weights by the address of their folder: of a run, or of any other series of versions.
+"""Opens weights by the URL of their folder: those of a run, or any other series of versions.
 
-s3://bucket/store/runs/count-1/weights      of a run
-s3://bucket/models/mine                     of nobody else: named after its folder
+s3://bucket/store/runs/count-1/weights      the weights of run count-1
+s3://bucket/models/mine                     a series without a run, named after its folder
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from infra.weights.weights_error import WeightsError
 
 
 def run_at(url: str) -> tuple[str, str] | None:
-    """The store and the id of the run that the weights at an address are of, if they are of one."""
+    """Return the store and the id of the run whose weights are at a URL; None if it is not a run's folder."""
     found = re.fullmatch(r"(.+://.+)/runs/([^/]+)/weights", url.rstrip("/"))
     return (found[1], found[2]) if found else None
 
 
 def seen_at(url: str) -> Seen:
-    """What was verified of these versions on this machine. A run is known by identity, not by name."""
+    """Return what this machine has verified of a series. A run is known by identity, not by name."""
     if of_run := run_at(url):
-        with contextlib.suppress(RunError):  # they were copied without it
+        with contextlib.suppress(RunError):  # the weights were copied without their run
             return Seen(unique_name(find(open_store(of_run[0]), of_run[1])))
     return Seen(url.rstrip("/"))
 
 
 def weights_at(url: str, *, threads: int = 1) -> WeightStore:
-    """The versions in a folder of an object store."""
+    """Open the versions in a folder of an object store. Raises WeightsError if the URL names no folder."""
     scheme, _, path = url.rstrip("/").partition("://")
     above, _, name = path.rpartition("/")
     if not above or not name:

@@ -1,4 +1,4 @@
-"""The way to a version that takes the fewest bytes, from what a reader holds or from nothing."""
+"""Finds the route to a version that takes the fewest bytes, from a version that is held or from nothing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from infra.weights.manifest import Chunk, Path, VersionManifest
 
-_REQUEST = 1 << 16  # bytes that could be fetched while another object is asked for
-_NEARER = 16  # what is near costs so many times less
+_REQUEST = 1 << 16  # bytes that could be fetched in the time of one more request
+_NEARER = 16  # a chunk that is near costs so many times less
 
 Route = list[tuple[VersionManifest, Path]]
 
 
 def cost(path: Path, near: Callable[[Chunk], bool] = lambda chunk: False) -> int:
-    """What taking a path costs, in bytes that could be fetched in that time."""
+    """Return a path's cost, in bytes that could be fetched in that time. `near`: which chunks are cheap."""
     far = [chunk.size + _REQUEST for chunk in path.chunks if not near(chunk)]
     whole = path.size + _REQUEST * len(path.chunks)
     return sum(far) + (whole - sum(far)) // _NEARER + (_REQUEST if far else _REQUEST // _NEARER)
@@ -26,15 +26,16 @@ def cheapest(
     held: tuple[int, str] | None = None,
     cost_of: Callable[[Path], int] = cost,
 ) -> Route | None:  # fmt: skip
-    """Paths to be taken one after the other: [] if the reader holds the target, None if nothing leads there.
+    """Return the paths to take, in order: [] if the reader holds the target, None if nothing leads there.
 
-    Manifests are asked for as they are needed: those that a dearer way would need never are.
+    `held` is the version that the reader holds, and its root. `manifest_of` is called when a manifest is
+    needed: manifests that only a dearer route would need are never read.
     """
     if held == (target.version, target.root):
         return []
     known: dict[int, VersionManifest | None] = {target.version: target}
     done: set[int] = set()
-    number = itertools.count()  # of two that cost the same, the one found first: routes can't be compared
+    number = itertools.count()  # of equal costs the first one found wins: routes can't be compared
     ahead: list[tuple[int, int, int, Route, bool]] = [(0, next(number), target.version, [], False)]
     while ahead:
         so_far, _, version, route, there = heapq.heappop(ahead)

@@ -1,9 +1,9 @@
-"""The newest version of a series that was verified on this machine: older ones are taken only if asked for.
+"""Remembers the newest version of a series that was verified on this machine. Older ones must be asked for.
 
 <home>/verified/<name of the series, hashed>.json
 
-Whoever can delete the newest manifests of a store could otherwise lead everybody back to a version of before,
-signatures or not: old ones stay good.
+Otherwise anybody who can delete the newest manifests of a store could lead all readers back to an older
+version: its signature stays valid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("streamrl.weights")
 
 
 class Seen:
-    """What is remembered of one series: of a run, or of versions at an address."""
+    """The newest version that was verified of one series: of a run, or of the versions at a URL."""
 
     def __init__(self, series: str) -> None:
         self._series = series
@@ -33,7 +33,7 @@ class Seen:
 
     @property
     def version(self) -> int:
-        """-1: none yet."""
+        """The newest version that was verified; -1 if there is none yet."""
         try:
             with self.file.open("rb") as opened:
                 said = json.loads(opened.read(_LARGEST))
@@ -42,7 +42,7 @@ class Seen:
             return -1
 
     def remember(self, version: int, *, lower: bool = False) -> None:
-        """One was verified. Only who asks for it (`lower`) has an older one count from now on."""
+        """Remember that a version was verified; if it is older than the one before, only with `lower`."""
         if version == self.version or (version < self.version and not lower):
             return
         work = self.file.with_name(f".{uuid.uuid4().hex}.tmp")
@@ -50,12 +50,12 @@ class Seen:
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             work.write_text(json.dumps({"of": self._series, "version": version}))
             work.replace(self.file)
-        except OSError as error:  # the version is there and verified all the same
+        except OSError as error:  # the version is verified all the same
             work.unlink(missing_ok=True)
             _log.warning("that version %d was verified can't be remembered: %s", version, error)
 
     def check(self, version: int, where: str, what_to_do: str) -> None:
-        """Raise if a version is older than the one that is remembered."""
+        """Raise WeightsError if a version is older than the one that is remembered."""
         if version < (before := self.version):
             raise WeightsError(
                 f"{where} has version {version} as its newest, and version {before} was verified on this "

@@ -1,14 +1,14 @@
-"""Which paths a new version gets: one from the version before, longer ones now and then, and keyframes.
+"""Decides which paths a new version gets: a delta each, longer ones now and then, and keyframes.
 
 version   0    1    2   …   8        …  16   …  32
           key  ─►   ─►      ─►          ─►      ─►        from the version before
                             ════════►   ═══►              from 8 before: less than the eight between
                                                 ═════►    from 32 before
-                                                key       so that who joins late has a short way
+                                                key       a keyframe: a short way for readers that join late
 
 A publisher that has just begun holds nothing, and begins with a keyframe. The bits of versions from which
-longer paths will begin lie in unnamed files, two at most: if there is no room for them, longer paths are left
-out, and every 32nd version is a keyframe all the same.
+longer paths will begin are kept in unnamed files, two at most. Without room for them there are no longer
+paths; every 32nd version is a keyframe all the same.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from infra.weights.codec.chunks import encode_model
 _SKIPS = (8, 32)
 KEYFRAME_AFTER = 32  # versions
 _log = logging.getLogger("streamrl.weights")
-_KEYFRAME_SHARE = 0.35  # of the model, by which deltas since the last keyframe add up to one
+_KEYFRAME_SHARE = 0.35  # of the model's bytes: a keyframe is due when deltas since the last one exceed it
 
 
 @dataclass(frozen=True)
 class Held:
-    """A version's bits."""
+    """A version with its bits."""
 
     version: int
     root: str
@@ -44,35 +44,35 @@ class Held:
 
 @dataclass(frozen=True)
 class PathPlan:
-    """A path to be made, from some bits or from nothing."""
+    """A path to be made, from an older version's bits or from nothing (`since` is None)."""
 
     since: Held | None
 
     def chunks(self, new: Held, threads: int) -> Iterator[bytes]:
-        """Its chunks."""
+        """Yield the chunks that make the new version."""
         return encode_model(self.since.model if self.since else None, new.model, threads=threads)
 
 
 class Series:
-    """What a publisher remembers."""
+    """A publisher's memory of what it has published, from which it plans the paths of the next version."""
 
     def __init__(self) -> None:
         self._last: Held | None = None
         self._skips: dict[int, Held] = {}
-        self._keyframe = -1  # version of the last one
-        self._since = 0  # bytes of deltas behind it
+        self._keyframe = -1  # version of the last keyframe
+        self._since = 0  # bytes of deltas since then
         self._dense = -1  # version up to which deltas are not worth trying
         self._warned = False
 
     def plans(self, new: Held) -> Iterator[PathPlan]:
-        """Paths of a new version, to be made one after the other; say `made` after each."""
+        """Yield the paths to make for a new version, one after the other. Call `made` after each."""
         last = self._last
         if last is None or last.version != new.version - 1 or not _alike(last.model, new.model):
             yield PathPlan(None)
             return
         if new.version > self._dense:
             yield PathPlan(last)
-        worth = new.version > self._dense  # it may have turned out not to be
+        worth = new.version > self._dense  # `made` may have found that deltas are not
         due = new.version - self._keyframe >= KEYFRAME_AFTER
         if due or not worth or self._since > _KEYFRAME_SHARE * new.size:
             yield PathPlan(None)
@@ -82,14 +82,14 @@ class Series:
                 yield PathPlan(held)
 
     def made(self, plan: PathPlan, new: Held, size: int) -> bool:
-        """How large a path has become; False if it is not worth having."""
+        """Record how large a path has become, in bytes. Returns False if it is not worth having."""
         if plan.since is None:
             self._keyframe, self._since = new.version, 0
             return True
         if plan.since is not self._last:
             return size < _KEYFRAME_SHARE * new.size
         self._since += size
-        if size > _KEYFRAME_SHARE * new.size:  # nearly all changes: keyframes alone, and another try later
+        if size > _KEYFRAME_SHARE * new.size:  # nearly all changes: only keyframes for a while
             self._dense = new.version + _SKIPS[0]
             return False
         return True
@@ -97,8 +97,8 @@ class Series:
     def spool(self, new: Held) -> None:
         """Keep the bits of a version whose paths are made, if longer ones will begin with it.
 
-        Before it is committed: what may fail is done by then. One file for all that begin here, and the one
-        that it replaces goes first.
+        Called before the version is committed: what may fail is done by then. All paths that will begin here
+        share one file, and the files that it replaces are dropped first.
         """
         due = [skip for skip in _SKIPS if new.version % skip == 0]
         for skip in due:
@@ -119,7 +119,7 @@ class Series:
         self._skips |= dict.fromkeys(due, held)
 
     def published(self, new: Held) -> None:
-        """A version is in the store."""
+        """Record that a version is in the store: the next delta begins with it."""
         self._last = new
 
 
@@ -130,7 +130,7 @@ def _alike(one: Model, other: Model) -> bool:
 
 
 def _spooled(model: Model) -> dict[str, Bits]:
-    """The same bits in a file that nobody else sees, for they are needed rarely."""
+    """Return a model with equal bits in an unnamed file, where they take no memory: they are rarely read."""
     with tempfile.TemporaryFile(prefix="streamrl-weights-") as file:
         for bits in model.values():
             file.write(bits.raw)

@@ -1,8 +1,8 @@
-"""A model written as a Hugging Face folder has it: one safetensors file, or several with an index.
+"""Writes a model as a Hugging Face folder has it: one safetensors file, or several with an index.
 
-model.safetensors                                one
+model.safetensors                                all in one file
 model-00001-of-00003.safetensors …               several: no file is larger than a shard, unless a tensor is
-model.safetensors.index.json                     which tensor is in which of them
+model.safetensors.index.json                     which tensor is in which file
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from infra.weights.bits import Bits, file_head, size_of
 from infra.weights.folder import INDEX, SINGLE
 
-SHARD = 4 << 30  # bytes
+SHARD = 4 << 30  # bytes of a file
 
 TypedShapes = Mapping[str, tuple[str, tuple[int, ...]]]  # type and shape by name
 
@@ -23,7 +23,7 @@ def write_model(
     folder: Path, shapes: TypedShapes, tensor: Callable[[str], Bits], *, shard: int = SHARD,
     progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> int:  # fmt: skip
-    """Write tensors, of which one is in memory at a time; returns their bytes."""
+    """Write a model's tensors, with one in memory at a time. Returns their bytes."""
     parts = _parts(shapes, shard)
     whole = sum(size_of(*one) for one in shapes.values())
     written = 0

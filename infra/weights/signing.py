@@ -1,4 +1,4 @@
-"""Who may publish: manifests signed with Ed25519. `infra.keys` says where the keys come from."""
+"""Signs manifests with Ed25519, and checks their signatures. `infra.keys` says where the keys come from."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["SIGNING", "TRUSTED", "Keys"]
 
 
 class Keys(KeyRing):
-    """One to sign with, and those that are believed; without them nothing is signed, and all is believed."""
+    """A key to sign with, and trusted keys. Without keys nothing is signed, and everything is believed."""
 
     error: ClassVar[type[Explained]] = WeightsError
 
     @classmethod
     def from_env(cls) -> Keys:
-        """As the environment says."""
+        """Return the keys that the environment names."""
         return cls(*named_in_env())
 
     def signed(self, manifest: _Part) -> _Part:
-        """A manifest, or a keyframe, with this publisher's signature."""
+        """Return a manifest or a keyframe with this publisher's signature; unchanged if there is no key."""
         signature = self.sign(manifest.content())
         return manifest if signature is None else manifest.model_copy(update={"signature": signature})
 
     def check(self, manifest: Signed, where: str) -> None:
-        """Raise unless somebody who is trusted has signed it, if there is anybody."""
+        """Raise unless one of the trusted keys, if there are any, signed a manifest or a keyframe."""
         self.verify(manifest.content() if self.trusts else b"", manifest.signature, where)

@@ -1,7 +1,8 @@
-"""CPU seconds that this process has spent on weights: hashes, copies, coding, transfer. Its heart says them.
+"""Counts CPU seconds that this process spends on weights: hashes, copies, coding, transfer. Heartbeats tell
+them.
 
-Threads do that work beside generation and training, inside their processes; without this, nobody could tell
-what weights cost.
+Threads do that work beside generation and training, inside their processes; without the count, nobody could
+tell what weights cost.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _total = 0.0
-_within = threading.local()  # of each thread: whether somebody counts already
+_within = threading.local()  # of each thread: whether a caller counts already
 
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Count what this thread does meanwhile, once."""
+    """Count this thread's CPU time in a `with` block or a decorated function; nested ones count once."""
     global _total
     if getattr(_within, "counted", False):
         yield
@@ -33,5 +34,5 @@ def counted() -> Iterator[None]:
 
 
 def seconds() -> float:
-    """So many, since the process began."""
+    """Return the CPU seconds that were counted since the process began."""
     return _total

@@ -1,9 +1,9 @@
 """Versions of the weights in the object store.
 
-runs/<run>/weights/chunks/<hash>                what changes, or all that there is
+runs/<run>/weights/chunks/<hash>                changes, whole tensors, or a file beside the tensors
 runs/<run>/weights/v000012/manifest.json        put last and never overwritten: the only commit point
-runs/<run>/weights/keyframes/v000012.json       a way from nothing that a version was given later
-runs/<run>/weights/leases/<reader>.json         which version somebody is reading, see `garbage.py`
+runs/<run>/weights/keyframes/v000012.json       a keyframe that a version was given later
+runs/<run>/weights/leases/<reader>.json         which version somebody reads or publishes, see `leases.py`
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _log = logging.getLogger("streamrl.weights")
 
 
 class WeightStore:
-    """Publishes and fetches versions."""
+    """Publishes and fetches the versions of a run, or of any other series."""
 
     def __init__(
         self, store: Store, run: str, *, prefix: str | None = None, keys: Keys | None = None,
         threads: int | None = None, near: Callable[[str], bool] = lambda key: False,
         check: Callable[[VersionManifest], None] = lambda manifest: None,
     ) -> None:  # fmt: skip
-        """`near`: which objects cost hardly anything to read. `threads` encode and decode, see `_threads`.
+        """`near` says by key which objects are cheap to read. `threads` encode and decode, see `_threads`.
 
         `check` raises if a version can't be one of the model that its reader knows.
         """
@@ -67,11 +67,11 @@ class WeightStore:
         self._files: tuple[Mapping[str, bytes], Mapping[str, Chunk]] | None = None
 
     def manifest_key(self, version: int) -> str:
-        """Where a version's manifest lies."""
+        """Return the key of a version's manifest."""
         return manifest_key(self._prefix, version)
 
     def chunk_key(self, chunk: Chunk) -> str:
-        """Where a chunk lies."""
+        """Return the key of a chunk."""
         return self._objects.key(chunk)
 
     def publish(
@@ -79,10 +79,10 @@ class WeightStore:
         base: str | None = None, files: Mapping[str, bytes] | None = None, known: Inspected | None = None,
         progress: ByteProgress = lambda done, whole: None,
     ) -> VersionManifest:  # fmt: skip
-        """Put a version; if it is there already with the same bits, that is fine (a trainer resumed).
+        """Publish a version. One that is there already with the same bits is accepted (the trainer resumed).
 
-        `base`: the tensors are an adapter of the model with this root. They must not change any more.
-        `known`: what was just found when they were looked at.
+        The tensors must not change any more. `base`: root of the model that the tensors are an adapter of.
+        `known`: what inspecting the tensors has just found. Raises WeightsError if one has NaN or infinity.
         """
         return self.publish_model(
             version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files, known=known,
@@ -94,7 +94,7 @@ class WeightStore:
         files: Mapping[str, bytes] | None = None, progress: ByteProgress = lambda done, whole: None,
         known: Inspected | None = None,
     ) -> VersionManifest:  # fmt: skip
-        """The same of bits, and of files beside them. Progress is in bytes that are sent, of unknown many."""
+        """Like `publish`, for bits. `progress` gets the bytes sent, and 0, for their total is unknown."""
         bad = [known.wrong] if known else [name for name, bits in model.items() if not bits.finite()]
         if any(bad):
             raise WeightsError(f"version {version} is not published: NaN or infinity in {', '.join(bad[:3])}")
@@ -111,11 +111,11 @@ class WeightStore:
         return manifest
 
     def lease(self, version: int, holder: str = "", *, puts: bool = False) -> Lease:
-        """Keeps a version, and what leads to it, from being collected; and what is put meanwhile."""
+        """Return a lease on a version. With `puts`, no chunk at all is collected while it lasts."""
         return Lease(self._store, self._prefix, version, holder, puts=puts)
 
     def goes_on_from(self, version: int, model: Model) -> None:
-        """The next version may be told as what changes of this one, which is published."""
+        """Allow the next version to be published as a delta of this one, which is in the store."""
         held = Held(version, self.manifest(version).root, model)
         self._series.spool(held)
         self._series.published(held)
@@ -123,7 +123,7 @@ class WeightStore:
     def add_keyframe(
         self, version: int, progress: ByteProgress = lambda done, whole: None
     ) -> tuple[VersionManifest, bool]:
-        """Give a version a way from nothing if it has none; its manifest with it, and whether it is new."""
+        """Give a version a keyframe if it has none. Returns its manifest, and whether that is new."""
         manifest = self.complete(self.manifest(version))
         if manifest.path(None) is not None:
             return manifest, False
@@ -134,7 +134,7 @@ class WeightStore:
         return self.complete(manifest), True
 
     def complete(self, manifest: VersionManifest) -> VersionManifest:
-        """A manifest with the way from nothing that its version was given later, if it was."""
+        """Return a manifest with the keyframe that its version was given later, if it was."""
         if manifest.path(None) is not None:
             return manifest
         return self._keyframes.added(manifest, self._keyframes.listed())
@@ -174,7 +174,7 @@ class WeightStore:
         return manifest
 
     def _beside(self, files: Mapping[str, bytes], progress: ByteProgress) -> Mapping[str, Chunk]:
-        """Files beside the tensors; those of the version before are there, and stay, as it names them."""
+        """Put the files beside the tensors, if they are not those put last. Returns their chunks."""
         if self._files is None or self._files[0] != files:
             self._files = files, dict(zip(files, self._objects.put(files.values(), progress), strict=True))
         return self._files[1]
@@ -192,18 +192,18 @@ class WeightStore:
             )
 
     def find(self, version: int) -> VersionManifest | None:
-        """A version's manifest, if it is published."""
+        """Return a version's manifest; None if it is not published."""
         try:
             return self.manifest(version)
         except Missing:
             return None
 
     def manifest(self, version: int) -> VersionManifest:
-        """A version's manifest."""
+        """Return a version's manifest. Raises Missing if it is not published."""
         return self.manifest_of(version, self._store.get(self.manifest_key(version), limits.MANIFEST))
 
     def manifest_of(self, version: int, raw: bytes) -> VersionManifest:
-        """The manifest that some bytes are. Raises WeightsError unless they are this version's."""
+        """Parse a manifest. Raises WeightsError unless it is this version's and passes all checks."""
         where = f"{self._store.url}/{self.manifest_key(version)}"
         manifest = parsed(raw, where)
         if manifest.run != self._run or manifest.version != version:
@@ -218,12 +218,12 @@ class WeightStore:
     def fetch(
         self, version: int, *, root: str | None = None
     ) -> tuple[VersionManifest, dict[str, torch.Tensor]]:
-        """A version's tensors, verified bit by bit."""
+        """Fetch a version's tensors, verified bit by bit. `root`: the root that was announced."""
         manifest, copy = self.update(None, version, root=root)
         return manifest, copy.tensors()
 
     def fetch_file(self, version: int, *, root: str | None = None) -> tuple[VersionManifest, bytearray]:
-        """A version as a safetensors file, its tensors verified bit by bit."""
+        """Like `fetch`, with the tensors as a safetensors file."""
         manifest, copy = self.update(None, version, root=root)
         return manifest, copy.file
 
@@ -231,9 +231,9 @@ class WeightStore:
         self, copy: Copy | None, version: int, *, root: str | None = None,
         progress: ByteProgress = lambda done, whole: None,
     ) -> tuple[VersionManifest, Copy]:  # fmt: skip
-        """Make a copy a version, in place, by the cheapest way from what it is; without one, make one.
+        """Turn a copy into a version, in place and by the cheapest route; without a copy, make one.
 
-        If it fails the copy is of no version, and the next call begins with nothing.
+        If this fails, the copy is of no version, and the next call begins with nothing.
         """
         with self.lease(version):
             return self._updated(copy, self._expected(version, root), progress)
@@ -247,7 +247,7 @@ class WeightStore:
         return manifest
 
     def route(self, manifest: VersionManifest, copy: Copy | None = None) -> Route | None:
-        """The cheapest way to a version from what a copy is, if it is any version; else from nothing."""
+        """Return the cheapest route to a version, from a copy if it has a version, else from nothing."""
         held = _held(copy, manifest)
         if held:
             return cheapest(manifest, self.find, held, self._cost)
@@ -271,7 +271,7 @@ class WeightStore:
                 if route is not None:
                     return manifest, self._taken(route, copy, manifest, progress)
             except (StaleTile, Missing):
-                pass  # it is not what it was taken for; or what was on the way was collected
+                pass  # the copy is not what it was taken for, or something on the route was collected
         route = self.route(manifest)
         if route is None:
             raise WeightsError(
@@ -303,47 +303,47 @@ class WeightStore:
         return copy
 
     def file(self, chunk: Chunk) -> bytes:
-        """An object's bytes. Raises unless it is there, and whole."""
+        """Return an object's bytes. Raises if it is missing or damaged."""
         return self._objects.get(chunk)
 
     def versions(self) -> list[int]:
-        """All published versions, oldest first."""
+        """Return all published versions, oldest first."""
         pattern = re.compile(rf"{re.escape(self._prefix)}/v(\d+)/manifest\.json")
         found = (pattern.fullmatch(key) for key in self._store.list(self._prefix))
         return sorted(int(match[1]) for match in found if match)
 
     def collect(self, keep: int, *, grace_s: float = COLLECT_GRACE_S) -> Collected:
-        """Remove all but the newest versions, and what these and those that are being read need."""
+        """Remove versions and chunks that nobody needs; keeps the newest ones. See `collect_garbage`."""
         return collect_garbage(self._store, self._prefix, self._readable, keep, grace_s=grace_s)
 
     def sweep(self) -> int:
-        """Remove what killed writes left; how many there were."""
+        """Remove what killed writes left. Returns how many there were."""
         return sweep(self._store, self._prefix)
 
     def manifests(self) -> dict[int, VersionManifest]:
-        """All published versions, with all ways to each; those that can't be read are passed over."""
+        """Return the manifests of all published versions that can be read, with all paths to each."""
         return self._readable()[0]
 
     def _readable(self) -> tuple[dict[int, VersionManifest], list[int]]:
-        """The same, and the versions that were passed over."""
+        """Return the manifests that `manifests` returns, and the versions that can't be read."""
         listed, found, others = self._keyframes.listed(), dict[int, VersionManifest](), list[int]()
         for version in self.versions():
             try:
                 if (manifest := self.find(version)) is not None:
                     found[version] = self._keyframes.added(manifest, listed)
-            except WeightsError as error:  # planted, damaged, or signed with a key of before
+            except WeightsError as error:  # planted, damaged, or signed with an old key
                 _log.warning("passed over: %s", error)
                 others.append(version)
         return found, others
 
 
 def _threads() -> int:
-    """By default a part of the cores: where weights come and go, others compute."""
+    """Return how many threads code by default: a quarter of the cores, since others compute meanwhile."""
     return min(_MOST_THREADS, max(1, choices.cores() // 4))
 
 
 def _held(copy: Copy | None, manifest: VersionManifest) -> tuple[int, str] | None:
-    """Version and root of a copy that another version can be made of."""
+    """Return version and root of a copy that another version can be made of; None if it can't."""
     if copy is None or copy.version is None or copy.root is None or not copy.fits(manifest):
         return None
     return copy.version, copy.root

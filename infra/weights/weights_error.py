@@ -1,4 +1,4 @@
-"""What can be wrong with weights. By itself: who only names the error need not import torch."""
+"""Errors about weights. A module of its own, so that naming them does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_BYTES = (
 
 @contextmanager
 def damaged(what: str) -> Iterator[None]:
-    """Whatever bad bytes make Python and its libraries raise becomes an error that names the object."""
+    """Turn what bad bytes make Python and its libraries raise into a WeightsError that names the object."""
     try:
         yield
     except _OF_BYTES as error:

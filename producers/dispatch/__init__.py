@@ -1,11 +1,11 @@
-"""Which instance generates which sample, and when."""
+"""Decides which generator makes which sample, and when. In code and on topics a generator is an instance."""
 
 from __future__ import annotations
 
-REPORT_BYTES_PER_S = 100.0  # that an instance says of what it has and how far it is
+REPORT_BYTES_PER_S = 100.0  # most bytes of reports that a generator sends a second
 _BEAT_S = 3.0
 
 
 def beat_s(silence_s: float) -> float:
-    """How often an instance says at least that it is there, if one is gone after so long a silence."""
+    """Return the seconds between two reports of a generator that counts as gone after `silence_s`."""
     return min(_BEAT_S, silence_s / 4)

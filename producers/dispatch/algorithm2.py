@@ -1,8 +1,9 @@
-"""The paper's dispatch (Algorithm 2), as printed, to compare with.
+"""The paper's dispatch (Algorithm 2) as printed, for comparison.
 
-The longest fifth is long-tailed. For every split of the instances into a long and a regular pool the sum of
-the pools' latencies is estimated as `PTL(BS) * L * ceil(M / BS)`, with L the 90th and the 50th percentile of
-the lengths, M prompts on an instance and BS its batch; the split with the least sum is taken.
+The longest fifth of the prompts is long-tailed. The generators are split into a long and a regular pool: the
+split with the least sum of the pools' latencies is taken. A pool's latency is estimated as `PTL(BS) * L *
+ceil(M / BS)`, with L the 90th (long) or 50th (regular) percentile of the lengths, M prompts on a generator
+and BS its batch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LONG_SHARE = 0.2
 
 
 class Algorithm2(_Dealt):
-    """Two pools, longest first on each instance."""
+    """Two pools of generators; longest first on each generator."""
 
     longest_first = True
 
@@ -33,7 +34,7 @@ class Algorithm2(_Dealt):
         lengths = np.array([job.prompt.predicted for job in ordered])
         count = math.ceil(LONG_SHARE * len(ordered))
         long, regular = ordered[:count], ordered[count:]
-        instance = board.instances[names[0]]  # as printed: all are alike
+        instance = board.instances[names[0]]  # as printed: all generators are alike
         pools = min(
             range(1, len(names)),
             key=lambda size: (
@@ -47,7 +48,7 @@ class Algorithm2(_Dealt):
 
 
 def _latency(instance: Instance, prompts: int, length: float, instances: int) -> float:
-    """Equation 2."""
+    """Estimate a pool's latency in seconds (Equation 2)."""
     mine = math.ceil(prompts / instances)
     batch = max(1, min(mine, instance.slots))
     return float(instance.seconds[batch]) * length * math.ceil(mine / batch)

@@ -1,7 +1,7 @@
-"""Assignments: what an instance is told, cut into records of a bounded size.
+"""Builds assignments: a generator's orders, cut into records of a bounded size.
 
-A record names prompts and parts by where they stand; the instance fetches what it lacks. So a prompt crosses
-once to who makes its samples, however many others read the same partition, and no prompt is too long.
+A record names prompts and parts by their positions, and the generator fetches those that it lacks. So each
+prompt goes only to the generators that make its samples, and no prompt is too long for a record.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from producers.dispatch.on_the_way import InstanceStart
 from schemas.identity import SampleKey, sample_id
 from schemas.messages import EVERYONE, Assignment
 
-MOST_SAMPLES = 1000  # samples of each kind that a record names: some 60 KB
+MOST_SAMPLES = 1000  # samples of each kind that a record names at most: some 60 KB
 
 
 def assignments(
     run: str, process: InstanceStart, jobs: Sequence[SampleJob], withdrawn: Sequence[SampleKey],
     moving: Sequence[SampleKey], *, epoch: int = 0,
 ) -> Iterator[Assignment]:  # fmt: skip
-    """What one instance shall make, give back and hand over."""
+    """Yield the assignments that give one generator jobs, and tell it what to give back and hand over."""
     for begin in itertools.count(0, MOST_SAMPLES):
         part = slice(begin, begin + MOST_SAMPLES)
         if not (jobs[part] or withdrawn[part] or moving[part]):
@@ -33,7 +33,7 @@ def assignments(
 
 
 def question(run: str, process: InstanceStart = (EVERYONE, EVERYONE), *, epoch: int = 0) -> Assignment:
-    """An instance, or everyone, shall say what it has."""
+    """Return an assignment that asks one generator, or all of them, for a full report."""
     return _assignment(run, process, [], [], [], epoch, tell=True)
 
 

@@ -1,15 +1,15 @@
-"""What a prediction is worth: how long samples came to be that were predicted to be about so long.
+"""Turns predictions into beliefs: by the lengths that samples with similar predictions came to have.
 
-The ranker's error is measured, not assumed. Pairs of (predicted, true) of the newest samples are kept; for a
-new prediction the true ones of its neighbours are moved over to it:
+The ranker's error is measured, not assumed. Pairs of (predicted, true) of the newest samples are kept. For a
+new prediction, the errors of the pairs with similar predictions are applied to it:
 
     belief = predicted * {true_k / predicted_k : predicted_k near predicted}
 
-So a ranker that is right has narrow beliefs, one that takes long for short has two humps, and where there are
-no neighbours yet, a wide log-normal says that little is known.
+So a ranker that is right has narrow beliefs, and one that mistakes long answers for short ones has beliefs
+with two humps. Where there are no similar predictions yet, the belief is a wide log-normal.
 
-How alike the errors of a group's samples are is measured too: `rho`, the correlation of their scores. A score
-is where the true length lies in what was believed, as a point of the normal distribution.
+The likeness of the errors within a group is measured too: `rho` is the correlation of its samples' scores. A
+score is the quantile of the true length in the belief, as a point of the standard normal distribution.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ import numpy as np
 
 KEPT_PAIRS = 4096
 QUANTILES = 64
-_NEAR = 0.3  # in log units: a neighbour's weight falls with this width
-_UNKNOWN = 0.5  # deviation of the log of a length of which nothing is known
-_UNKNOWN_WEIGHT = 8.0  # so many neighbours count as much as the log-normal
+_NEAR = 0.3  # in log units: width at which the weight of a neighbouring pair falls
+_UNKNOWN = 0.5  # deviation of the log of a length while there are few pairs
+_UNKNOWN_WEIGHT = 8.0  # the log-normal weighs as much as so many neighbouring pairs
 _BINS = 48
-_SURE = 2.0  # standard errors that the likeness of a group's samples must be above nothing
+_SURE = 2.0  # standard errors by which rho must exceed 0 to be believed
 
 _SCORES = np.linspace(-4.0, 4.0, 1601)
 _SHARES = np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in _SCORES])
 LEVELS: np.ndarray = np.interp(
     (np.arange(QUANTILES) + 0.5) / QUANTILES, _SHARES, _SCORES
-)  # scores of quantiles
+)  # scores of the quantiles
 
 Pair = tuple[float, float]  # predicted, true
 
 
 @dataclass(frozen=True)
 class Kin:
-    """Scores of samples, of which those of a group are alike: mean + common part + own part."""
+    """A model of samples' scores: mean + a common part, shared by a group + an own part."""
 
     group: np.ndarray
     mean: np.ndarray
-    common: np.ndarray  # deviation of the part that a group has in common
+    common: np.ndarray  # deviation of the common part
     own: np.ndarray
 
 
 class Beliefs:
-    """Learns from pairs, and tells what they say of a new prediction."""
+    """Learns from pairs of (predicted, true) lengths, and gives the belief of a new prediction."""
 
     _levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
 
     def __init__(self, longest: int) -> None:
         self._longest = float(longest)
-        self._pairs: deque[tuple[float, float, int]] = deque(maxlen=KEPT_PAIRS)  # of logs, and of which group
+        self._pairs: deque[tuple[float, float, int]] = deque(maxlen=KEPT_PAIRS)  # logs of both, and the group
         self._seen = self._fitted = self._groups = 0
-        self.rho = 0.0  # of one group's scores; 0: one tells nothing of another
-        self._table: np.ndarray | None = None  # errors by bin and level, once somebody asks
+        self.rho = 0.0  # correlation of the scores in a group; 0: a sample says nothing of the others
+        self._table: np.ndarray | None = None  # errors by bin and level; computed when it is needed
         self._fit()
 
     def observe(self, groups: Sequence[Sequence[Pair]]) -> None:
-        """(predicted, true) of samples that are finished, those of a group together."""
+        """Learn (predicted, true) lengths of finished samples, given by group."""
         for pairs in groups:
             self._groups += 1
             for predicted, true in pairs:
@@ -70,7 +70,7 @@ class Beliefs:
             self._seen += len(pairs)
 
     def quantiles(self, predicted: np.ndarray) -> np.ndarray:
-        """QUANTILES equally likely lengths for each prediction, ascending."""
+        """Return QUANTILES equally likely lengths for each prediction, ascending."""
         self._refit()
         if self._table is None:
             self._table = np.stack([np.interp(self._levels, row, self._errors) for row in self._shares])
@@ -82,7 +82,7 @@ class Beliefs:
         return self._clip(predicted[:, None] * np.exp(errors))
 
     def doubted(self, rows: np.ndarray, doubt: float) -> np.ndarray:
-        """What is believed if such a share of all predictions is worth nothing: then any length may be."""
+        """Mix into each belief, with weight `doubt`, the lengths of all kept pairs: any of these may come."""
         if not (doubt and self._pairs):
             return rows
         any_length = np.exp(np.quantile([true for _, true, _ in self._pairs], self._levels))
@@ -101,7 +101,10 @@ class Beliefs:
         kin: Kin | None = None,
         doubt: float = 0.0,
     ) -> np.ndarray:
-        """`count` draws of all lengths; each sample's own draws are spread evenly over what is likely."""
+        """Draw `count` lengths for each prediction, evenly spread over its belief.
+
+        `kin` makes groups alike; with probability `doubt` a length is that of any kept pair.
+        """
         self._refit()
         shares = _spread(count, len(predicted), rng)
         if kin is not None:
@@ -121,7 +124,7 @@ class Beliefs:
 
     @property
     def exact(self) -> bool:
-        """Whether predictions never err."""
+        """Whether the predictions of all kept pairs were exact."""
         self._refit()
         return self._flawless
 
@@ -136,7 +139,7 @@ class Beliefs:
             self._fit()
 
     def _fit(self) -> None:
-        """For each bin of predictions: errors in order, and which share of the weight lies below each."""
+        """Compute the errors in ascending order and, for each bin of predictions, the weight below each."""
         self._fitted = self._seen
         unknown = _UNKNOWN * np.array([-2.2, -1.5, -1.0, -0.7, -0.4, -0.13, 0.13, 0.4, 0.7, 1.0, 1.5, 2.2])
         known = np.array(self._pairs).reshape(-1, 3)
@@ -163,7 +166,10 @@ class Beliefs:
         return bool(len(self._pairs) >= KEPT_PAIRS // 16 and np.abs(self._errors).max() < 1e-6)
 
     def _likeness(self, known: np.ndarray) -> float:
-        """Mean product of the scores of two samples of a group, by the mean square; 0 if it may be chance."""
+        """Estimate rho: the mean product of two scores of a group, over the mean square.
+
+        0 if that may be chance.
+        """
         _, place, size = np.unique(known[:, 2], return_inverse=True, return_counts=True)
         pairs = float((size * (size - 1)).sum())
         if not pairs:
@@ -181,6 +187,6 @@ class Beliefs:
 
 
 def _spread(count: int, samples: int, rng: np.random.Generator) -> np.ndarray:
-    """Shares in [0, 1]: `count` for each sample, evenly spread, in any order."""
+    """Return, for each sample, `count` evenly spread shares in [0, 1], in random order."""
     parts = (np.arange(count)[:, None] + rng.random((count, samples))) / count
     return rng.permuted(parts, axis=0)

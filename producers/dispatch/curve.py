@@ -1,4 +1,4 @@
-"""How long a decode step takes by the number of samples in it: each instance has its own curve."""
+"""Latency curves: the duration of a decode step by its number of samples. Each generator has its own."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ SHORTEST_S, LONGEST_S = 1e-7, 3600.0  # of a step
 
 
 class CurveError(Explained):
-    """A profile is nonsense."""
+    """A reported latency curve is impossible."""
 
 
 @dataclass(frozen=True)
 class LatencyCurve:
-    """Seconds of a step at some batch sizes; linear in between, and on beyond the last two."""
+    """Seconds of a step at some batch sizes; linear in between, and extended beyond the last two."""
 
     batches: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no engine can have measured."""
+        """Raise CurveError if no engine can have measured this."""
         sizes = list(self.batches)
         if not sizes or len(sizes) != len(self.seconds):
             raise CurveError(f"a latency curve needs a time for each of its batch sizes: {sizes}")
         if sizes != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1] <= 1 << 20:
             raise CurveError(f"batch sizes of a latency curve must grow from 1 on: {sizes}")
         for size, time in zip(sizes, self.seconds, strict=True):
-            if not SHORTEST_S <= time <= LONGEST_S:  # nor is NaN
+            if not SHORTEST_S <= time <= LONGEST_S:  # false for NaN, too
                 raise CurveError(f"a step of {size} samples can't take {time} s")
 
     def table(self, slots: int) -> np.ndarray:
-        """Seconds of a step of 0 (as of 1) to `slots` samples. Never falls: more samples are not faster."""
+        """Return the seconds of a step with 0 (as with 1) to `slots` samples.
+
+        A larger batch is never faster.
+        """
         sizes = np.arange(slots + 1)
         sizes[0] = 1
         times = np.interp(sizes, self.batches, self.seconds)
@@ -46,15 +49,15 @@ class LatencyCurve:
         return np.maximum.accumulate(times)
 
     def scaled(self, factor: float) -> LatencyCurve:
-        """The same shape, `factor` times as slow."""
+        """Return a curve that is `factor` times as slow."""
         return LatencyCurve(self.batches, tuple(time * factor for time in self.seconds))
 
 
 def flat(seconds: float = 0.01) -> LatencyCurve:
-    """What is supposed of an instance whose profile can't be used: any batch takes as long."""
+    """Return the curve that stands in for one that can't be used: each step takes `seconds`."""
     return LatencyCurve((1,), (seconds,))
 
 
 def curve_of(batches: Sequence[int], seconds: Sequence[float]) -> LatencyCurve:
-    """Of a report's lists."""
+    """Return the curve of a report's lists. Raises CurveError if it is impossible."""
     return LatencyCurve(tuple(int(size) for size in batches), tuple(float(time) for time in seconds))

@@ -1,12 +1,12 @@
-"""Our policy: run towards a deadline that is chosen by what is expected, with lengths that are only believed.
+"""Our dispatch policy: run towards a deadline, which is chosen to make the expected makespan short.
 
     beliefs ──► draws of all lengths ──► makespan of every (deadline, quantile) ──► the best one rules `pick`
 
-No deadline at all (longest first) is one of the choices: isolation is used only where it is expected to help.
-While samples finish, more is known; the choice is made again from where things stand.
+No deadline (longest first) is one of the choices: long samples get an emptier generator only where that is
+expected to help. While samples finish, more is known, and the choice is made again from the present state.
 
-A choice costs time, which is measured: one that would take too long is not made, and the plan in force stays.
-Compiling is no part of it: that is done beside, before the first choice.
+A choice takes time, which is measured: one that would take too long is not made, and the present plan stays.
+Compiling is no part of that time: it is done in a thread, before the first choice.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ from producers.dispatch.state import LONGEST_FIRST, SampleTable, Setting, compil
 from schemas.identity import SampleKey
 
 TRIED_QUANTILES = (0.5, 0.9, 0.95, 0.98, 0.999)
-DRAWS = 40  # of all lengths, that a choice is made by
-SPAN = np.linspace(0.78, 1.06, 9)  # deadlines that are tried, in units of longest-first's makespan
-_USUAL_COST_S = 0.5  # of a choice about 1,024 samples on 8 instances
-_LONGEST_CHOICE_S = 2.0  # meanwhile nobody is given anything
+DRAWS = 40  # of all lengths, to compare settings by
+SPAN = np.linspace(0.78, 1.06, 9)  # deadlines to try, in units of the makespan of longest-first
+_USUAL_COST_S = 0.5  # seconds of a choice about 1,024 samples on 8 generators
+_LONGEST_CHOICE_S = 2.0  # during a choice no generator is given anything
 _LEAST_COST_S = 0.05
-_HEAP = 50  # a sample costs a plan's run so much as looking through so many instances
+_HEAP = 50  # in a plan's run, a sample costs as much as a look at so many generators
 _FADES = (
-    0.9  # what a choice is thought to cost, each time that it is thought too much: it may have changed ...
+    0.9  # factor by which a choice's expected cost falls whenever it is too high to choose, for it may ...
 )
-_FADED = 1 / 3  # ... by no more than this
-SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # and later, in units of the time that is left to the deadline
-_PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # and of a step between those, around the best
+_FADED = 1 / 3  # ... have fallen; but to no less than this share
+SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # the same in later choices, in units of the time to the deadline
+_PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # of the distance between those deadlines: tried around the best ones
 _PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
-_LEAST_GAIN = 0.003  # below that a deadline is not worth having
+_LEAST_GAIN = 0.003  # a deadline that gains a smaller share is not worth changing to
 
 
 @dataclass(frozen=True)
 class DeadlineRule:
-    """The rule's settings, and what is expected of them."""
+    """A plan: the rule's settings, and the end that is expected of them."""
 
     quantile: float
-    deadline: float  # on the clock
-    ends: float  # expected end, on the clock
+    deadline: float  # on the clock of `now`
+    ends: float  # expected end, on the same clock
 
 
 def _next_step(instance: Instance) -> tuple[float, str]:
-    """Seconds of a step with one job more; the name breaks ties."""
+    """Return the seconds of the generator's step with one more job, and its name, which breaks ties."""
     return float(instance.seconds[min(len(instance.running) + 1, instance.slots)]), instance.name
 
 
 class Why(enum.IntEnum):
-    """Why the plan in force is in force: with no deadline in it, why it is longest first."""
+    """The reason for the plan in force: for longest first, why there is no deadline."""
 
     NOTHING = 0  # there was nothing to choose yet
-    ALONE = 1  # there is one instance
-    DEAR = 2  # to choose would take longer than is worth it
-    COLD = 3  # what chooses is being compiled
-    CHOSEN = 4  # it is expected to end soonest
+    ALONE = 1  # there is only one generator
+    DEAR = 2  # choosing would take too long
+    COLD = 3  # the code that chooses is being compiled
+    CHOSEN = 4  # the plan is expected to end soonest
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The reason in words, for the log."""
         return {
             Why.NOTHING: "there was nothing to choose yet", Why.ALONE: "there is one generator",
             Why.DEAR: "to choose would take longer than is worth it", Why.COLD: "what chooses is compiled",
@@ -79,7 +79,7 @@ class Why(enum.IntEnum):
 
 
 class Costs:
-    """What choices take. One that took far longer than others is not believed: the machine was busy."""
+    """Estimates how long choices take: by the median of the last three, in case the machine was busy once."""
 
     def __init__(self) -> None:
         self._each_s = deque([_USUAL_COST_S / (1024 * (_HEAP + 8))] * 3, maxlen=3)
@@ -88,29 +88,29 @@ class Costs:
         self.count = 0
 
     def of(self, work: float) -> float:
-        """What a choice is thought to take."""
+        """Return the expected seconds of a choice with so much work."""
         return work * sorted(self._each_s)[1] * self._faded
 
     def add(self, seconds: float, work: float) -> None:
-        """One was made."""
+        """Note how long a choice took."""
         self._each_s.append(seconds / work)
         self._faded, self.last_s = 1.0, seconds
         self.count += 1
 
     def fade(self) -> None:
-        """One was not made: what is known of costs becomes old."""
+        """Lower the estimate, to no less than a third: a choice was not made because of its cost."""
         self._faded = max(_FADED, self._faded * _FADES)
 
 
-_Window = tuple[np.ndarray, list[SampleKey]]  # declared lengths, ascending, and whose they are
+_Window = tuple[np.ndarray, list[SampleKey]]  # declared lengths, ascending, and the keys of their jobs
 
 
 class DeadlinePolicy:
-    """`replans`: how often the choice is made again, counted over one makespan.
+    """`replans`: how often, during one makespan, the choice is made again by time; 0: never.
 
-    `move_s`: seconds that it costs to move a running sample, for each token that it has; None: none is moved.
-    `thrift`: what a choice may take, as a share of the time that it is made for; else it is not made.
-    `warm`: called when there is something to choose; no choice is made before it says yes.
+    `move_s`: seconds to move a running sample, for each token that it has; None: samples are not moved.
+    `thrift`: the share of its jobs' expected time that a choice may take; a longer choice is not made.
+    `warm`: called before a choice; as long as it returns False, no choice is made.
     """
 
     def __init__(
@@ -125,26 +125,26 @@ class DeadlinePolicy:
     ) -> None:
         self.ranks, self._replans, self._thrift, self._warm = ranks, replans, thrift, warm
         self.costs = Costs()
-        self._is_cold = False  # a choice waits for what is compiled
-        self.why = Why.NOTHING  # the plan in force is in force
+        self._is_cold = False  # a choice waits until the code is compiled
+        self.why = Why.NOTHING  # the reason for the plan in force
         self._move_s = move_s
         self.moves: list[
             tuple[SampleKey, str]
-        ] = []  # running jobs, and the instances that shall go on with them
+        ] = []  # running jobs, and the generators that shall continue them
         self._rng = np.random.default_rng(seed)
         self.plan: DeadlineRule | None = None
         self.wakes_at = float("inf")
         self._span_s = 0.0  # from the newest admission to the end that was expected then
         self._said: dict[
             SampleKey, float
-        ] = {}  # the step of its instance at which a running job is thought to end
-        self._last: dict[str, float] = {}  # the largest of those of an instance
+        ] = {}  # by running job: its generator's step at which it is expected to end
+        self._last: dict[str, float] = {}  # by generator: the largest of these
         self._kept: list[_Window] | None = None
-        self._told: dict[SampleKey, float] = {}  # declared lengths of what waits
+        self._told: dict[SampleKey, float] = {}  # declared lengths of waiting jobs
         self._all_alive = np.ones(0, np.bool_)
-        self._doubted = 0.0  # by the choice that was made last
-        self._came = False  # jobs, since then
-        self._regrouped_at: float | None = None  # since then
+        self._doubted = 0.0  # the doubt at the last choice
+        self._came = False  # whether jobs came since then
+        self._regrouped_at: float | None = None  # when generators came or went since then
         self._chosen_at = float("-inf")
 
     def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None:
@@ -156,7 +156,7 @@ class DeadlinePolicy:
 
     @property
     def by_deadline(self) -> bool:
-        """Whether a deadline is in force; else it is longest first."""
+        """Whether a deadline is in force; otherwise it is longest first."""
         return self.plan is not None and self.plan.deadline < NO_DEADLINE
 
     def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None:
@@ -179,7 +179,7 @@ class DeadlinePolicy:
                 self._look_again(instance)
 
     def tick(self, board: Board, now: float) -> bool:
-        """Choose again if it is time; True if that was done."""
+        """Choose again if it is time. Return whether that was done."""
         came = self._came
         if self._is_cold and self._warm():
             self._is_cold, came = False, True
@@ -194,9 +194,10 @@ class DeadlinePolicy:
         return True
 
     def _must_regroup(self, now: float) -> bool:
-        """A hundred instances that join one after the other are not a hundred reasons to choose anew.
+        """Whether to choose again because generators came or went.
 
-        Until then the choice in force rules the new one too.
+        That is not done too often: when a hundred generators join one after the other, the present plan rules
+        the new ones for a while.
         """
         if self._regrouped_at is None:
             return False
@@ -225,7 +226,7 @@ class DeadlinePolicy:
             yield chosen
 
     def _longest_first(self, board: Board) -> Iterator[tuple[Instance, SampleKey]]:
-        """Each where its step would be the fastest."""
+        """Yield the longest jobs, each with the generator whose next step would be the fastest."""
         heap = [(_next_step(one), one) for one in board.instances.values() if one.free > 0]
         heapq.heapify(heap)  # names differ, so instances are never compared
         while heap and (longest := board.waiting.longest()) is not None:
@@ -237,7 +238,11 @@ class DeadlinePolicy:
                 heapq.heappop(heap)
 
     def _pick(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, SampleKey] | None:
-        """As `makespan` does: the longest at once if it can't wait, where it is fastest; else by `pick`."""
+        """Pick the next job to start, by the same rule as `makespan`.
+
+        If the longest job can't wait any longer, it starts at once where it runs fastest; else `pick`
+        decides.
+        """
         instances, plan = board.fastest_first, self.plan
         assert plan is not None
         fastest = min((i for i in instances if i.free > 0), key=_next_step, default=None)
@@ -265,7 +270,10 @@ class DeadlinePolicy:
         return None
 
     def _windows(self, board: Board) -> list[_Window]:
-        """Declared lengths of what waits: kept from choice to choice, since only starts change them."""
+        """Return the waiting jobs with declared lengths, by turn.
+
+        Cached until the next choice or correction.
+        """
         if self._kept is None or sum(len(names) for _, names in self._kept) != len(board.waiting):
             assert self.plan is not None
             quantile = self.plan.quantile
@@ -295,11 +303,11 @@ class DeadlinePolicy:
         return instance, key
 
     def _longest(self, instance: Instance) -> float:
-        """Tokens that the instance's longest job is thought to need still."""
+        """Return how many more tokens the generator's longest job is expected to need."""
         return max(0.0, self._last.get(instance.name, 0.0) - instance.steps) if instance.running else 0.0
 
     def _look_again(self, instance: Instance) -> None:
-        """Which of its jobs is the longest now; those that are longer than declared are declared anew."""
+        """Find the generator's longest job again. Jobs that are longer than declared are declared anew."""
         assert self.plan is not None
         self._last[instance.name] = instance.steps
         for key in instance.running:
@@ -317,7 +325,7 @@ class DeadlinePolicy:
         began = time.monotonic()
         self._kept = None
         self._told.clear()
-        if len(board.instances) > 1:  # the only one is given the longest first all the same
+        if len(board.instances) > 1:  # the only generator gets the longest first anyway
             self.ranks.look(board)
         self._doubted = self.ranks.doubt
         work = count * (_HEAP + len(board.instances))
@@ -328,25 +336,25 @@ class DeadlinePolicy:
             self.costs.add(time.monotonic() - began, work)
         plan = self.plan
         if self._replans and plan is not None and plan.ends > now:
-            # of what is left, and not ever more often towards the end
+            # of the time that is left, but not ever more often towards the end
             step = max(plan.ends - now, self._span_s / 2) / self._replans
             self.wakes_at = now + step
 
     def _choose_now(self, board: Board, now: float, again: bool) -> None:
-        self._said.clear()  # what runs is declared anew, by the quantile in force
+        self._said.clear()  # running jobs are declared anew, by the new quantile
         self.plan, self.why = self._best(state_of(board, self.ranks, now), now, again), Why.CHOSEN
         for instance in board.instances.values():
             self._look_again(instance)
 
     def _stay(self, board: Board, now: float, why: Why) -> None:
-        """With a deadline that is in force: it is worth no less than it was. Else it is longest first."""
+        """Keep a deadline that is in force: it is worth no less than before. Otherwise set longest first."""
         if not self.by_deadline or why is Why.ALONE:
             self.plan, self.why = DeadlineRule(0.5, NO_DEADLINE, now), why
         running = [key for one in board.instances.values() for key in one.running]
         self._said = {key: self._said[key] for key in running if key in self._said}
 
     def _why_not(self, board: Board, work: float) -> Why:
-        """Why no choice is made now."""
+        """Return the reason why no choice is made now; Why.NOTHING if one is made."""
         if len(board.instances) == 1:
             return Why.ALONE
         if self._thrift < float("inf") and self.costs.of(work) > min(self._worth_s(board), _LONGEST_CHOICE_S):
@@ -358,7 +366,7 @@ class DeadlinePolicy:
         return Why.NOTHING
 
     def _worth_s(self, board: Board) -> float:
-        """How long a choice may take."""
+        """Return how many seconds a choice may take."""
         tokens = [predicted for _, predicted in board.waiting]
         tokens += [job.prompt.predicted for i in board.instances.values() for job in i.running.values()]
         speed = sum(i.slots / float(i.seconds[-1]) for i in board.instances.values())
@@ -366,9 +374,10 @@ class DeadlinePolicy:
         return max(sum(tokens) / speed, alone) * self._thrift
 
     def _best(self, state: SampleTable, now: float, again: bool) -> DeadlineRule:
-        """Sift all settings with few draws, the better ones with more, the best with all.
+        """Find the best plan: compare all settings by few draws, the better ones by more, the best by all.
 
-        Again, once there is a deadline: settings near it, with half the draws, since that is often done.
+        Later, with a deadline in force, only settings near it are tried, by half the draws, since that
+        happens often.
         """
         stay, exact = self._in_force(now), self.ranks.beliefs.exact
         near_it = again and 0 < stay[1] < NO_DEADLINE
@@ -381,7 +390,7 @@ class DeadlinePolicy:
         tried = self._sift(few, state, grid)[: 3 if again else 4]
         none_yet = again and stay[1] >= NO_DEADLINE
         if none_yet and state.expected(few, tried[0]) > unit * _CLOSE:
-            tried = []  # still nothing that promises more than longest first
+            tried = []  # still nothing promises more than longest first
         parts = _PARTS_EXACT if exact else _PARTS[1:-1] if again else _PARTS
         near = {(z, deadline + part * width) for z, deadline in tried for part in parts}
         tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 4]
@@ -400,17 +409,17 @@ class DeadlinePolicy:
         return DeadlineRule(best[0], deadline, now + settings[best])
 
     def _in_force(self, now: float) -> Setting:
-        """The settings so far, the deadline counted from now."""
+        """Return the present settings, with the deadline counted from now."""
         if self.plan is None or self.plan.deadline >= NO_DEADLINE:
             return 0.5, NO_DEADLINE
         return self.plan.quantile, self.plan.deadline - now
 
     def _sift(self, draws: np.ndarray, state: SampleTable, settings: Sequence[Setting]) -> list[Setting]:
-        """The settings, best first."""
+        """Return the settings, best first."""
         return [setting for _, setting in sorted((state.expected(draws, s), s) for s in settings)]
 
     def _draws(self, state: SampleTable, count: int) -> np.ndarray:
-        """Lengths that are possible for samples that have as many tokens as these have."""
+        """Draw lengths, each greater than the number of tokens that its sample has already."""
         draws = self.ranks.beliefs.draws(state.predicted, count, self._rng, state.kin, self.ranks.doubt)
         for row in np.flatnonzero(state.tokens > 0):
             tokens = state.tokens[row]

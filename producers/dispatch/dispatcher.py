@@ -1,10 +1,10 @@
-"""The dispatcher's core: what is admitted, who is there, who gets what. No clock, no bus.
+"""The dispatcher's core: decides which generator gets which job. It has no clock of its own and no Kafka.
 
 admit, join, leave, finished, progress ──► board ──► turn(now) ──► (instance, jobs)
                                              ▲
                                            policy
 
-It knows what is admitted and not forgotten: what it holds does not grow with the length of a run.
+It keeps only jobs that are admitted and not forgotten, so its memory does not grow with the length of a run.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies import Policy
 from schemas.identity import SampleKey
 
-# So many jobs beyond its slots the only instance gets: it waits for nobody, and who joins finds most of the
-# work not given away. It gets more when a quarter of them is begun.
+# The only generator gets so many jobs beyond its slots: then it never waits for us, and one that joins still
+# finds most of the work not given away. It gets more when a quarter of them is begun.
 ALONE = 1024
 
 
 class Dispatcher:
-    """Gives each job to one instance; one that is lost is given again."""
+    """Gives each job to one generator; the jobs of a generator that is lost are given again."""
 
     def __init__(self, policy: Policy, *, latency_s: float = 0.0) -> None:
-        """`latency_s`: how long it takes until an instance can begin what it is given."""
+        """`latency_s`: seconds until a generator can begin a job that it is given."""
         self._policy, self._board, self._latency_s = policy, Board(), latency_s
-        self._done: dict[int, set[int]] = {}  # by group that is admitted and not forgotten: its indexes
+        self._done: dict[int, set[int]] = {}  # by admitted group: indexes of its done samples
         self._home = self._board.home
-        self._ask: set[str] = set()  # instances with slots that have become free
+        self._ask: set[str] = set()  # generators with slots that have become free
         self._ask_all = False
         self._asked_back: set[SampleKey] = set()
-        self._on_the_way: set[SampleKey] = set()  # from one instance to another
+        self._on_the_way: set[SampleKey] = set()  # jobs that move from one generator to another
 
     @property
     def waiting(self) -> int:
-        """Jobs that no instance has."""
+        """The number of jobs that no generator has."""
         return len(self._board.waiting)
 
     @property
     def wakes_at(self) -> float:
-        """When the next turn has to be, whatever happens."""
+        """When the next turn has to come at the latest."""
         return self._policy.wakes_at
 
     @property
     def given(self) -> int:
-        """Jobs that instances have."""
+        """The number of jobs that generators have."""
         return len(self._home)
 
     @property
     def instances(self) -> Sequence[str]:
-        """Who is there."""
+        """The names of the generators."""
         return list(self._board.instances)
 
     def works(self, name: str) -> bool:
-        """Whether an instance has anything."""
+        """Whether a generator has any job."""
         return bool(self._board.instances[name].running)
 
     def is_done(self, group: int, size: int) -> bool:
@@ -65,7 +65,7 @@ class Dispatcher:
         return len(self._done.get(group, ())) >= size
 
     def admit(self, jobs: Iterable[SampleJob], now: float) -> None:
-        """Jobs to be done, each once however often it is admitted."""
+        """Add jobs, except those that are known already."""
         fresh = []
         for job in jobs:
             done = self._done.setdefault(job.prompt.group, set())
@@ -84,7 +84,7 @@ class Dispatcher:
         self._board.waiting.add(job, job.prompt.predicted if ranks is None else ranks.rank(job))
 
     def forget(self, groups: Collection[int]) -> None:
-        """Nobody needs these any more, whether they wait, run or are done."""
+        """Drop all jobs of these groups, whether they wait, run or are done."""
         for job in [job for job, _ in self._board.waiting if job.prompt.group in groups]:
             self._board.waiting.remove(job.key)
             self._let_go(job)
@@ -100,7 +100,7 @@ class Dispatcher:
             self._policy.ranks.forget(job)
 
     def _take_from_home(self, key: SampleKey) -> SampleJob | None:
-        """No instance has it any more."""
+        """Remove a job from the generator that has it, and return it; None if no generator has it."""
         self._asked_back.discard(key)
         self._on_the_way.discard(key)
         if (name := self._home.pop(key, None)) is None:
@@ -109,14 +109,14 @@ class Dispatcher:
         return self._board.instances[name].end(key)
 
     def join(self, name: str, slots: int, seconds: np.ndarray, now: float) -> None:
-        """An instance is there. One that is known is taken to have started anew: it runs nothing."""
+        """Add a generator. A known one is taken to have started anew, so its jobs wait again."""
         self._put_back(name)
         self._board.instances[name] = Instance(name, slots, seconds, now)
         self._board.regrouped()
         self._regrouped(now)
 
     def adopt(self, name: str, keys: Iterable[SampleKey]) -> None:
-        """An instance has jobs that wait here: of a dispatcher before, or of before it was silent."""
+        """Note that a generator has waiting jobs: from an earlier dispatcher, or from before its silence."""
         instance = self._board.instances[name]
         for key in keys:
             if key in self._board.waiting:
@@ -124,14 +124,14 @@ class Dispatcher:
                 self._home[key] = name
 
     def measured(self, name: str, seconds: np.ndarray, now: float) -> None:
-        """An instance's steps take so long, it turns out."""
+        """Set how long a generator's steps take."""
         instance = self._board.instances[name]
         instance.advance(now)
         instance.seconds = seconds
         self._board.regrouped()
 
     def leave(self, name: str, now: float) -> int:
-        """An instance is gone; what it ran waits again. Returns how many that were."""
+        """Remove a generator; its jobs wait again. Return how many these were."""
         lost = self._put_back(name)
         if self._board.instances.pop(name, None) is not None:
             self._board.regrouped()
@@ -149,7 +149,10 @@ class Dispatcher:
         self._ask_all = True
 
     def withdraw(self) -> dict[str, list[SampleKey]]:
-        """What instances have beyond what they can begin soon, if others could: the last in order of work."""
+        """Return jobs to ask back, by generator: those that it can't begin soon, if another one has room.
+
+        Of a generator's jobs, the last in order of work are asked back.
+        """
         excess: dict[str, list[SampleKey]] = {}
         if len(self._board.instances) < 2 or self._board.waiting:
             return excess
@@ -165,7 +168,7 @@ class Dispatcher:
         return excess
 
     def returned(self, name: str, keys: Iterable[SampleKey], now: float) -> None:
-        """Jobs that were withdrawn and not begun."""
+        """Take back withdrawn jobs that the generator had not begun; they wait again."""
         back = []
         for key in keys:
             self._asked_back.discard(key)
@@ -190,9 +193,9 @@ class Dispatcher:
         return lost
 
     def finished(self, key: SampleKey, length: int, now: float) -> None:
-        """A sample is done, whoever did it: one that was thought lost may still arrive.
+        """Note that a sample is done, by any generator: one that was thought lost may still arrive.
 
-        Of a group that is not admitted, or not any more, it says nothing: anyone could have made it up.
+        A sample of a group that is not admitted is ignored: anyone could have made it up.
         """
         if (done := self._done.get(key[0])) is None:
             return
@@ -213,7 +216,7 @@ class Dispatcher:
         self._free(instance, now)
 
     def _free(self, instance: Instance, now: float) -> None:
-        """A slot is free: it is asked for, and so is what it can begin until it hears of more."""
+        """Ask for jobs for the free slot, and for those that it can begin before it hears from us."""
         if self._latency_s:
             soon = 1 + round(instance.rate(now) * self._latency_s)
             instance.ahead = max(ALONE, soon) if self._is_alone else soon
@@ -227,20 +230,23 @@ class Dispatcher:
             self._policy.corrected(self._board, keys)
 
     def again(self, job: SampleJob, now: float) -> None:
-        """What came of a job could not be used: it is to be done once more, even if somebody is at it."""
+        """Have a job made again, even if a generator is at it: its sample could not be used."""
         self._take_from_home(job.key)
         self._done.setdefault(job.prompt.group, set()).discard(job.index)
         self.admit([job], now)
 
     def progress(self, name: str, tokens: Mapping[SampleKey, int], now: float) -> None:
-        """How far an instance is with what it runs."""
+        """Set how many tokens a generator's running jobs have, as reported."""
         if instance := self._board.instances.get(name):
             instance.advance(now)
             for key, count in tokens.items():
                 instance.correct(key, count)
 
     def moved(self, now: float) -> list[tuple[SampleJob, str, str]]:
-        """Running jobs that another instance goes on with: from, and to. Tell when each has `arrived`."""
+        """Move running jobs as the dispatch policy wants.
+
+        Return each job, its source and target; report `arrived`.
+        """
         moves = []
         for key, target in self._policy.take_moves():
             source = self._home.get(key)
@@ -262,11 +268,11 @@ class Dispatcher:
         return moves
 
     def arrived(self, key: SampleKey) -> None:
-        """A job that moved is where it was to go."""
+        """Note that a moved job has reached its new generator."""
         self._on_the_way.discard(key)
 
     def turn(self, now: float) -> dict[str, list[SampleJob]]:
-        """Fill free slots: the emptiest instance first, one job after the other."""
+        """Fill free slots as the dispatch policy decides. Return the given jobs by generator."""
         given: dict[str, list[SampleJob]] = {}
         board = self._board
         if not board.instances:
@@ -282,7 +288,7 @@ class Dispatcher:
         self._ask_all = False
         self._ask.clear()
         if not asked and self._is_alone:
-            return given  # it has enough for now
+            return given  # the only generator has enough for now
         for instance, key in self._policy.fill(board, asked, now):
             job = board.waiting.remove(key)
             self._home[key] = instance.name

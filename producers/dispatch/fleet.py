@@ -1,7 +1,7 @@
-"""Who is there, how fast, and who is silent: what instances report.
+"""Follows the generators by their reports: which ones are there, how fast they are, which ones are silent.
 
-A report says what has changed since the one before. Who is not known here has to say all that it has before
-it is given anything: it is asked to.
+A report says what has changed since the one before. A generator that is not known here is first asked for a
+full report, and is given nothing before that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.identity import sample_key
 from schemas.messages import InstanceReport
 
 SLOW_LEFT_OUT_S = 20.0
-_LOOK_S = 0.1  # how often somebody looks who is silent
+_LOOK_S = 0.1  # how often silence is checked
 _FORMER = 4096
 
 
@@ -38,17 +38,17 @@ class _Instance:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether others have had all the work for long."""
+        """Whether it had no work for long while others had some."""
         return self.idle_s > SLOW_LEFT_OUT_S
 
 
 class Fleet:
-    """Tells the dispatcher of its instances. `strangers`: who has to say what it has."""
+    """Tells the dispatcher of generators. `strangers`: those that have to send a full report."""
 
     def __init__(
         self, dispatcher: Dispatcher, log: logging.Logger, *, slots: int, silence_s: float, now: float
     ) -> None:
-        """`slots`: what the run's generators have; one that claims more gets no more."""
+        """`slots`: how many a generator of this run has; one that claims more gets no more."""
         self._dispatcher, self._log, self._slots = dispatcher, log, slots
         self._silence_s, self._beat_s = silence_s, beat_s(silence_s)
         self._instances: dict[str, _Instance] = {}
@@ -62,16 +62,16 @@ class Fleet:
         return len(self._instances)
 
     def process(self, name: str) -> InstanceStart:
-        """The one that has this name now."""
+        """Return the name and start of the generator that has this name now."""
         return name, self._instances[name].start
 
     def is_there(self, process: InstanceStart) -> bool:
-        """Whether it is."""
+        """Whether this start of a generator is there."""
         known = self._instances.get(process[0])
         return known is not None and known.start == process[1]
 
     def heard(self, report: InstanceReport, now: float) -> None:
-        """An instance says something."""
+        """Take a generator's report."""
         name, known = report.instance, self._instances.get(report.instance)
         if (name, report.start) in self._former:
             return
@@ -121,9 +121,10 @@ class Fleet:
             self._dispatcher.measured(name, self._steps(known), now)
 
     def _steps(self, instance: _Instance) -> np.ndarray:
-        """How long its steps take. One that was left out for long is thought to be as fast as any other:
+        """Return how long a generator's steps take.
 
-        its measurements are old, and without work it has no others.
+        One that was left out for long counts as at least as fast as any other: its measurements are old, and
+        without work it makes no new ones.
         """
         table = instance.table
         if instance.is_left_out:
@@ -142,7 +143,7 @@ class Fleet:
             return otherwise
 
     def bury_the_silent(self, now: float) -> None:
-        """Silence counts while others are heard: else the broker is away, or nobody could take over."""
+        """Remove generators that were silent for too long. Silence counts only while another one is heard."""
         passed = now - self._looked_at
         if passed < _LOOK_S:
             return
@@ -171,6 +172,6 @@ def _said(report: InstanceReport) -> tuple[list[int], list[float]]:
 
 
 def _held(report: InstanceReport) -> dict[tuple[int, int], int]:
-    """Tokens of what it has."""
+    """Return the samples that a generator has, with their tokens."""
     keys = zip(report.groups.tolist(), report.indexes.tolist(), strict=True)
     return dict(zip(keys, report.tokens.tolist(), strict=True))

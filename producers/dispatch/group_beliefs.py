@@ -1,15 +1,16 @@
-"""What is believed of each job's length, and how that changes while others of its group finish.
+"""Beliefs of each job's length, corrected while other samples of its group finish.
 
-The ranker sees a prompt, not a sample: it says the same of all samples of a group, and errs alike on them. A
-member that is done tells of the others, and one that is longer than x already tells something too:
+The ranker sees a prompt, not a sample: it predicts the same for all samples of a group, and its errors on
+them are alike. So a finished sample tells of the others, and one that is already longer than x tells
+something, too:
 
     score of a member = common part + own part      common ~ N(0, rho), own ~ N(0, 1 - rho)
     k are done, mean score m:  another's is  N(rho k m / (1 + rho (k - 1)),  1 - rho² k / (1 + rho (k - 1)))
 
-with rho as it was measured. Nothing alike, nothing changed.
+with rho as `Beliefs` measured it. With rho 0 nothing is corrected.
 
-And the ranker may meet what it has never seen. `doubt` is the share of samples that came out far beyond what
-was believed possible; so large a share of all predictions is taken to be worth nothing.
+The ranker may also meet prompts unlike any before. `doubt` is the share of samples that came out far outside
+their beliefs; that share of all predictions is taken to be worthless.
 """
 
 from __future__ import annotations
@@ -25,35 +26,35 @@ from producers.dispatch.board import Board
 from producers.dispatch.jobs import SampleJob
 from schemas.identity import SampleKey
 
-_FAR = 1.3  # so much longer or shorter than believed possible is no chance any more
-_SOME = 3  # of those, and
-_MANY = 0.03  # that share of all: the ranker is doubted
+_FAR = 1.3  # a length beyond the belief by this factor is a surprise
+_SOME = 3  # so many surprises, and ...
+_MANY = 0.03  # ... that share of all samples: the ranker is doubted
 
 
 @dataclass
 class _Group:
-    """Samples of one prompt."""
+    """The samples of one prompt."""
 
     open: dict[SampleKey, SampleJob] = field(default_factory=dict)
-    done: list[float] = field(default_factory=list)  # scores
-    fresh: list[tuple[int, np.ndarray]] = field(default_factory=list)  # without one: length and belief
-    pairs: list[Pair] = field(default_factory=list)  # of which the beliefs have not heard yet
+    done: list[float] = field(default_factory=list)  # scores of finished samples
+    fresh: list[tuple[int, np.ndarray]] = field(default_factory=list)  # without a score: length and belief
+    pairs: list[Pair] = field(default_factory=list)  # pairs that `beliefs` has not observed yet
 
     def scores(self) -> list[float]:
-        """Of those that are done; found out when somebody asks, and often nobody does."""
+        """Return the scores of finished samples. Only here are new ones computed: often none are needed."""
         self.done += [float(np.interp(length, prior, LEVELS)) for length, prior in self.fresh]
         self.fresh.clear()
         return self.done
 
 
 class GroupBeliefs:
-    """Beliefs of jobs: rows of equally likely lengths, ascending. `corrects`: whether they change."""
+    """Beliefs by job: arrays of equally likely lengths, ascending. `corrects`: whether they are corrected."""
 
     def __init__(self, beliefs: Beliefs, *, corrects: bool = True) -> None:
         self.beliefs, self._corrects = beliefs, corrects
         self.row: dict[SampleKey, np.ndarray] = {}
-        self._said: dict[SampleKey, np.ndarray] = {}  # what the prediction alone says
-        self._prior: dict[SampleKey, np.ndarray] = {}  # the same, with doubt
+        self._said: dict[SampleKey, np.ndarray] = {}  # the belief by the prediction alone
+        self._prior: dict[SampleKey, np.ndarray] = {}  # the belief by prediction and doubt
         self._common: dict[
             SampleKey, tuple[float, float]
         ] = {}  # mean and deviation of the group's common part
@@ -63,7 +64,7 @@ class GroupBeliefs:
         self._surprises: set[SampleKey] = set()
 
     def admitted(self, jobs: Sequence[SampleJob]) -> None:
-        """Jobs came; what is done by now is learned from first."""
+        """Add jobs. The pairs of finished samples are learned first."""
         self.beliefs.observe([group.pairs for group in self._groups.values() if group.pairs])
         for group in self._groups.values():
             group.pairs = []
@@ -77,7 +78,7 @@ class GroupBeliefs:
             self.row[job.key] = self._said[job.key] = self._prior[job.key] = rows[one]
 
     def rank(self, job: SampleJob) -> float:
-        """Its predicted length, corrected."""
+        """Return a job's predicted length, corrected."""
         if job.key not in self._common:
             return job.prompt.predicted
         middle = len(LEVELS) // 2
@@ -85,7 +86,7 @@ class GroupBeliefs:
         return float(job.prompt.predicted * self.row[job.key][middle] / prior)
 
     def forget(self, job: SampleJob) -> None:
-        """Nobody makes it."""
+        """Drop a job."""
         for known in (self.row, self._said, self._prior, self._common):
             known.pop(job.key, None)
         if (group := self._groups.get(job.prompt.group)) is not None:
@@ -94,9 +95,10 @@ class GroupBeliefs:
     def finished(
         self, board: Board, job: SampleJob, length: int, *, of_running: bool = True
     ) -> list[SampleKey]:
-        """A sample is done. Returns those of which something else is believed now.
+        """Note that a sample is done. Return the jobs whose beliefs have changed.
 
-        `of_running`: whether anyone asks for that before the next `look` if all of a group's samples run.
+        `of_running`: whether beliefs of running jobs are needed before the next `look`; if not, a group
+        without waiting jobs is not corrected now.
         """
         group = self._groups.get(job.prompt.group)
         if group is None or job.key not in group.open:
@@ -115,7 +117,7 @@ class GroupBeliefs:
         return self._correct(board, group)
 
     def look(self, board: Board) -> None:
-        """Some that run may have become longer than others of their group were thought to be."""
+        """Correct all beliefs by how long the running samples are already."""
         for instance in board.instances.values():
             self._surprises.update(
                 key for key in instance.running if instance.tokens(key) > self._said[key][-1] * _FAR
@@ -125,7 +127,10 @@ class GroupBeliefs:
             self._correct(board, group)
 
     def _doubts(self, times: float) -> bool:
-        """Whether there is so much reason to doubt the ranker, compared with before; then it is doubted."""
+        """Set the doubt to the share of surprises, if that is large and at least `times` the present doubt.
+
+        Return whether it was set.
+        """
         count = len(self._surprises)
         share = count / max(self._seen, count, 1)
         if not (self._corrects and self._said) or count < _SOME or share < max(_MANY, times * self.doubt):
@@ -137,7 +142,7 @@ class GroupBeliefs:
         return True
 
     def kin(self, jobs: Sequence[SampleJob]) -> Kin | None:
-        """How the lengths of these may come out together; None if one tells nothing of another."""
+        """Return the model of these jobs' scores; None if samples of a group say nothing of each other."""
         rho = self.beliefs.rho
         if not rho:
             return None
@@ -149,7 +154,10 @@ class GroupBeliefs:
         return Kin(np.array([job.prompt.group for job in jobs]), common[:, 0], common[:, 1], own)
 
     def _correct(self, board: Board, group: _Group) -> list[SampleKey]:
-        """Members by what the others tell: those that are done, and those that are so long already."""
+        """Correct a group's beliefs by its finished samples, and by running ones that are long.
+
+        Return its jobs.
+        """
         rho = self.beliefs.rho
         if not (rho and self._corrects and group.open):
             return []
@@ -164,10 +172,10 @@ class GroupBeliefs:
         if not floors and not done:
             return []
         of_all = common_part(rho, done, list(floors.values()))
-        alike: dict[int, np.ndarray] = {}  # rows by priors, which a group's samples share
+        alike: dict[int, np.ndarray] = {}  # one row for each prior, since samples of a group share it
         for key, job in group.open.items():
             prior = self._prior[key]
-            if key in floors:  # what it tells of itself is not told twice
+            if key in floors:  # its own length must not count twice
                 others = [floor for other, floor in floors.items() if other != key]
                 common = common_part(rho, done, others)
                 self.row[key] = _row(prior, rho, *common)
@@ -183,15 +191,16 @@ class GroupBeliefs:
 
 
 def _row(prior: np.ndarray, rho: float, mean: float, variance: float) -> np.ndarray:
-    """Lengths of one whose group has a common part of this mean and variance."""
+    """Return the belief of a sample whose group's common part has this mean and variance."""
     return np.interp(mean + math.sqrt(variance + 1 - rho) * LEVELS, LEVELS, prior)
 
 
 def common_part(rho: float, done: Sequence[float], floors: Sequence[float]) -> tuple[float, float]:
-    """Mean and variance of what a group has in common, by scores that are known and scores that are exceeded.
+    """Return mean and variance of a group's common part.
 
-    What is exceeded is reckoned with one after the other, each time with a normal distribution of the same
-    mean and variance as what is left.
+    `done`: scores of finished samples. `floors`: scores that running samples exceed. The floors are taken
+    into account one after the other; each result is replaced by the normal distribution of its mean and
+    variance.
     """
     count = len(done)
     variance = rho * (1 - rho) / (1 - rho + rho * count)

@@ -1,4 +1,4 @@
-"""One sample to be made: what the dispatcher deals in and an engine works on."""
+"""A job: one sample to be made. The dispatcher gives jobs to generators, and their engines do them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from schemas.identity import SampleKey
 from schemas.messages import EVAL, Part, Prompt
 
-Turn = tuple[int, bool]  # whose turn it is: the lowest first
+Turn = tuple[int, bool]  # the lowest comes first
 
 
 class RecordPlace(NamedTuple):
-    """Where a record stands in its topic."""
+    """The partition and offset of a record in its topic."""
 
     partition: int
     offset: int
 
 
 class Placed(NamedTuple):
-    """A prompt, and where it stands on `<run>.prompts`."""
+    """A prompt, and its place on `<run>.prompts`."""
 
     prompt: Prompt
     place: RecordPlace
@@ -27,34 +27,34 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleJob:
-    """A sample of a group."""
+    """A job: one sample of a group."""
 
     prompt: Prompt = field(repr=False)
     index: int
-    part: Part | None = field(default=None, repr=False, compare=False)  # what another instance made of it
+    part: Part | None = field(default=None, repr=False, compare=False)  # as far as another generator made it
     place: RecordPlace | None = field(default=None, repr=False, compare=False)  # of the prompt
-    part_at: int = field(default=-1, repr=False, compare=False)  # where the part stands; -1: there is none
+    part_at: int = field(default=-1, repr=False, compare=False)  # the part's offset; -1: there is none
 
     @property
     def needs(self) -> int:
-        """The weights version that it needs: with older ones it would not go on where it was."""
+        """The oldest version of the weights that may make the sample, or go on with its part."""
         newest = int(self.part.versions[-1]) if self.part is not None else 0
         return max(self.prompt.min_version, newest)
 
     @property
     def key(self) -> SampleKey:
-        """Which sample of the run it is."""
+        """The sample's group and index."""
         return self.prompt.group, self.index
 
     @property
     def turn(self) -> Turn:
-        """The oldest window first; an evaluation behind what is trained and needs the same weights.
+        """The turn: jobs whose prompts need the oldest version come first; of these, evaluations come last.
 
-        What needs newer weights comes behind it, so that it has its turn: nobody could overtake for ever.
+        Jobs that need newer weights come later, so that no evaluation can be overtaken for ever.
         """
         return self.prompt.min_version, self.prompt.purpose == EVAL
 
     @property
     def rank(self) -> tuple[Turn, float, int, int]:
-        """Order of work: by turn, then the longest."""
+        """The order of work: by turn, then the longest prediction first."""
         return self.turn, -self.prompt.predicted, self.prompt.group, self.index

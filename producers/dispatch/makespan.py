@@ -1,15 +1,16 @@
-"""What a plan is expected to cost: all instances decode on, event by event, with lengths drawn from beliefs.
+"""Simulates plans to find their expected makespan: all generators decode on, with lengths drawn from beliefs.
 
-One rule decides what a free slot gets, here and in the dispatcher: `pick`. It has two settings, a deadline
-and a quantile z at which lengths are reckoned. Each instance is kept at a batch at which its longest sample
-ends by the deadline, and takes the longest waiting sample that does so too; without a deadline that is
-longest first.
+One rule, `pick`, decides what a free slot gets, here and in the dispatcher. It has two settings: a deadline,
+and a quantile z of the beliefs at which lengths are declared. Each generator keeps its batch so small that
+its longest sample ends by the deadline, and takes the longest waiting sample that ends by then too. Without a
+deadline the rule is longest first.
 
-    time ─►  instance 0  ██ few slots, the longest samples, fast steps
-             instance 1  █████ more slots, shorter samples
-             instance 2  █████████ all slots, the short ones, then whatever still ends in time
-                                                                     deadline ┘
-Compiled: a plan is chosen from hundreds of such runs.
+    time ─►  generator 0  ██ few slots, the longest samples, fast steps
+             generator 1  █████ more slots, shorter samples
+             generator 2  █████████ all slots, the short ones, then whatever still ends in time
+                                                                      deadline ┘
+
+This code is compiled, since a plan is chosen from hundreds of simulations.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from infra.compiled import njit
 from producers.dispatch.board import NO_DEADLINE
 
 _EPSILON = 1e-9
-OUTLIVED = 1.05  # a sample longer than all that was thought possible: so much longer still
+OUTLIVED = 1.05  # a sample that outlived its belief is declared so many times as long (and 20 tokens)
 
 
 @njit(cache=True, nogil=True)
 def declared(belief: np.ndarray, tokens: float, z: float) -> float:
-    """The length of a sample that has so many tokens already, at quantile z of what is still possible."""
+    """Return a sample's declared length: quantile z of the believed lengths above the tokens that it has."""
     gone = int(np.searchsorted(belief, tokens, side="right"))
     left = len(belief) - gone
     if left <= 0:
@@ -43,10 +44,11 @@ def pick(
     seconds: np.ndarray,
     left_s: float,
 ) -> int:
-    """Which waiting sample a free slot takes: a place in `keys`, or -1 to leave it empty.
+    """Return which waiting sample a free slot takes: a place in `keys`, or -1 to leave the slot empty.
 
     keys: declared lengths of waiting samples, ascending; alive: which still wait; top: the last of those.
-    longest: declared tokens that the instance's longest sample still needs. seconds[b]: a step of batch b.
+    batch: samples that the generator runs. longest: declared tokens that the longest of them still needs.
+    seconds[b]: duration of a step with b samples. left_s: seconds to the deadline.
     """
     if batch == 0:
         longest = keys[top]
@@ -69,7 +71,7 @@ def pick(
 
 @njit(cache=True, nogil=True)
 def emptiest(batch: np.ndarray, tables: np.ndarray, slots: np.ndarray) -> int:
-    """The instance with a free slot on which one more sample runs fastest; -1 if there is none."""
+    """Return the generator with a free slot on which one more sample runs fastest; -1 if there is none."""
     best, fastest = -1, NO_DEADLINE
     for i in range(len(batch)):
         if batch[i] < slots[i] and tables[i, batch[i] + 1] < fastest:
@@ -88,7 +90,7 @@ def _push(heap: np.ndarray, size: int, end: np.ndarray, sample: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _pop(heap: np.ndarray, size: int, end: np.ndarray) -> None:
-    """Take the first out of a heap of `size`."""
+    """Remove the first from a heap of `size`."""
     last = heap[size - 1]
     size -= 1
     k = 0
@@ -108,21 +110,22 @@ def makespan(
     lengths: np.ndarray, beliefs: np.ndarray, told: np.ndarray, order: np.ndarray, where: np.ndarray,
     tokens: np.ndarray, tables: np.ndarray, slots: np.ndarray, stalls: np.ndarray, z: float, deadline: float,
 ) -> tuple[float, int]:  # fmt: skip
-    """Seconds until all is done, from now on, and the sample that is done last.
+    """Return the seconds until all samples are done, and the sample that is done last.
 
-    lengths: true ones of this draw. told: declared ones, as of now. order: samples by belief, shortest
-    first. where: the instance that runs a sample, -1 if it waits, -2 if it is done. tokens: how many it has.
-    stalls: seconds in which an instance does something else first.
+    lengths: true ones in this draw. told: declared ones, as of now. order: samples by belief, shortest first.
+    where: the generator that runs a sample, -1 if it waits, -2 if it is done. tokens: how many each has
+    already. stalls: seconds that each generator loses first. z, deadline: the settings, the deadline in
+    seconds from now.
     """
     n, count, most = len(lengths), len(tables), tables.shape[1] - 1
     running = np.empty((count, most), np.int64)  # a heap by end
     batch = np.zeros(count, np.int64)
-    steps = np.zeros(count)  # that an instance has made since now
+    steps = np.zeros(count)  # steps of each generator since now
     at = stalls.copy()
-    end = np.empty(n)  # the step of its instance at which a sample ends
-    said = np.empty(n)  # the same as declared
-    last = np.zeros(count)  # the largest of `said` on the instance
-    due = np.full(count, NO_DEADLINE)  # when its next sample ends
+    end = np.empty(n)  # the step of its generator at which a sample ends
+    said = np.empty(n)  # the step at which its declared length ends
+    last = np.zeros(count)  # the largest `said` on the generator
+    due = np.full(count, NO_DEADLINE)  # when the generator's next sample ends
     waiting = np.empty(n, np.int64)
     keys = np.empty(n)
     left = size = 0
@@ -151,7 +154,7 @@ def makespan(
     top = size - 1
     now = 0.0
     final = -1
-    begin, stop = 0, count  # instances that are asked
+    begin, stop = 0, count  # generators whose free slots are filled
     while left > 0:
         asked = begin
         while top >= 0 and asked < stop:
@@ -159,13 +162,13 @@ def makespan(
             if i < 0:
                 break
             limit = deadline
-            for k in range(count):  # if one will be late anyway, the others need not hurry
+            for k in range(count):  # if one is late anyway, the others need not hurry
                 if batch[k] > 0 and now + (last[k] - steps[k]) * tables[k, 1] > limit:
                     made = steps[k] + (now - at[k]) / tables[k, batch[k]]
                     limit = max(limit, now + (last[k] - made) * tables[k, 1])
             place = top
             if deadline < NO_DEADLINE and keys[top] * tables[i, batch[i] + 1] < deadline - now:
-                # the longest can wait; else it starts at once wherever it is fastest, as without a deadline
+                # the longest can wait; else it starts at once where it runs fastest, as without a deadline
                 i = asked
                 if batch[i] >= slots[i]:
                     asked += 1
@@ -190,7 +193,7 @@ def makespan(
             batch[i] += 1
             due[i] = now + (end[running[i, 0]] - steps[i]) * tables[i, batch[i]]
         event = int(np.argmin(due))
-        if due[event] >= NO_DEADLINE:  # nothing runs and nobody took anything: the deadline can't be kept
+        if due[event] >= NO_DEADLINE:  # nothing runs, and no sample was taken: the deadline can't be kept
             deadline = NO_DEADLINE
             continue
         now, i = due[event], event
@@ -207,7 +210,7 @@ def makespan(
             last[i] = steps[i]
             for k in range(batch[i]):
                 sample = running[i, k]
-                if said[sample] <= steps[i]:  # longer than declared: declare anew
+                if said[sample] <= steps[i]:  # longer than declared: declare it anew
                     done = lengths[sample] - (end[sample] - steps[i])
                     said[sample] = steps[i] + declared(beliefs[sample], done, z) - done
                 last[i] = max(last[i], said[sample])
@@ -223,7 +226,7 @@ def expected(
     tables: np.ndarray, slots: np.ndarray, stalls: np.ndarray, z: float, deadline: float,
     critical: np.ndarray,
 ) -> float:  # fmt: skip
-    """Mean of the makespan over draws of all lengths; `critical`: how often each sample was the last."""
+    """Return the mean makespan over all draws. `critical[i]` is raised each time that sample i ends last."""
     total = 0.0
     told = np.empty(len(order))
     for sample in range(len(order)):

@@ -1,7 +1,8 @@
-"""Running samples that go on elsewhere, where that is expected to pay for the prefill.
+"""Finds running samples that should move to other generators: where the gain should exceed the prefill.
 
-One by one: what is most often the last goes to where it runs faster. Or many at once: batches are levelled,
-so that an instance that has run out takes its share. What is expected decides, and nothing moves in vain.
+Either single samples move: those most often the last to end go to where they run faster. Or many move at
+once: batches are levelled, so that a generator that has run out takes its share. Moves are only made if the
+expected makespan falls.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import numpy as np
 from producers.dispatch.board import NO_DEADLINE
 from producers.dispatch.state import LONGEST_FIRST, SampleTable, Setting
 
-MOST_MOVES = 4  # one by one
-_LEAST_GAIN = 0.0005  # of a move
-_LEAST_LEVELLED = 0.005  # of many
+MOST_MOVES = 4  # of single samples
+_LEAST_GAIN = 0.0005  # share of the makespan that a single move must gain
+_LEAST_LEVELLED = 0.005  # share that moving many must gain
 
-Move = tuple[int, int]  # a sample's row, and the instance that it goes to
+Move = tuple[int, int]  # a sample's row, and its new generator
 
 
 def find_moves(
     state: SampleTable, draws: np.ndarray, setting: Setting, move_s: float
 ) -> tuple[list[Move], Setting, float]:
-    """Moves, the setting that is best with them, and what is expected then. The state is as after them."""
+    """Return the moves, the best setting with them, and the expected makespan then.
+
+    Applies them to `state`.
+    """
     ends = state.expected(draws, setting)
     moves, setting, ends = _levelled(state, draws, setting, ends, move_s)
     for _ in range(MOST_MOVES):
@@ -63,7 +67,7 @@ def _best_single(
 def _levelled(
     state: SampleTable, draws: np.ndarray, setting: Setting, ends: float, move_s: float
 ) -> tuple[list[Move], Setting, float]:
-    """The youngest go first, since they cost least, or those that may go on for longest."""
+    """Try to move many samples: those with the fewest tokens, which cost least, or the most to come."""
     where, stalls = state.where.copy(), state.stalls.copy()
     left = np.median(state.beliefs, axis=1) - state.tokens
     found: tuple[float, Setting, Sequence[Move]] = ends * (1 - _LEAST_LEVELLED), setting, ()
@@ -85,7 +89,7 @@ def _levelled(
 
 
 def _level(state: SampleTable, preferred: np.ndarray) -> list[Move]:
-    """From the instance with the slowest steps to where they are fastest, until there is no difference."""
+    """Return moves from the generator with the slowest step to the one with the fastest, until level."""
     rows = {
         source: sorted(np.flatnonzero(state.where == source).tolist(), key=lambda row: preferred[row])
         for source in range(len(state.slots))
@@ -106,7 +110,7 @@ def _level(state: SampleTable, preferred: np.ndarray) -> list[Move]:
 
 
 def _next_steps(state: SampleTable) -> np.ndarray:
-    """Seconds of a step with one sample more."""
+    """Return the seconds of each generator's step with one more sample."""
     return _steps(state, state.batch() + 1)
 
 

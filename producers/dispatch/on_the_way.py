@@ -1,8 +1,8 @@
-"""Samples on their way from one instance to another, with what they have so far.
+"""Follows samples that move from one generator to another, with their tokens so far.
 
 dispatcher ── "hand it over" ──► source ── part ──► <run>.parts ──► dispatcher ── job and part ──► target
 
-If the source is gone or says nothing, the target begins it anew: then only time is lost.
+If the source is gone or does not answer, the target begins the sample anew: then only time is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from producers.dispatch.jobs import SampleJob
 from schemas.identity import SampleKey
 from schemas.messages import Part
 
-InstanceStart = tuple[str, str]  # name and start of an instance
+InstanceStart = tuple[str, str]  # name and start of a generator
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,21 @@ class _Move:
 
 
 class Moves:
-    """Those that have not arrived."""
+    """The moves that have not arrived."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._moves: dict[SampleKey, _Move] = {}
 
     def begin(self, job: SampleJob, source: InstanceStart, target: InstanceStart, now: float) -> None:
-        """A sample is to move."""
+        """Note that a sample is to move."""
         self._moves[job.key] = _Move(job, source, target, now)
 
     def arrived(self, part: Part, at: int = -1) -> tuple[InstanceStart, SampleJob] | None:
-        """A sample's part is on the log, there: who goes on with it; None if that is settled already."""
+        """Note that a sample's part is at offset `at` of `<run>.parts`.
+
+        Return the target and the job with its part; None if no such move is under way.
+        """
         move = self._moves.get((part.group, part.index))
         if move is None or move.source[0] != part.generator:
             return None
@@ -45,13 +48,16 @@ class Moves:
         return move.target, replace(move.job, part=part, part_at=at)
 
     def finished(self, key: SampleKey) -> None:
-        """It is made, by whomever."""
+        """Drop a sample's move: the sample is finished."""
         self._moves.pop(key, None)
 
     def lost(
         self, is_there: Callable[[InstanceStart], bool], now: float
     ) -> list[tuple[InstanceStart, SampleJob]]:
-        """Samples whose source can't be expected to say anything any more: who begins them anew."""
+        """Remove moves whose source is gone or silent for too long.
+
+        Return their targets and jobs, to begin anew.
+        """
         gone = {
             key: move
             for key, move in self._moves.items()

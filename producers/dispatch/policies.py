@@ -1,4 +1,4 @@
-"""The policies that dispatch is compared with; `deadline.py` has ours, `algorithm2.py` the paper's."""
+"""Simple dispatch policies, for comparison. Ours is in `deadline.py`, the paper's in `algorithm2.py`."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from schemas.identity import SampleKey
 
 
 class Policy(Protocol):
-    """Decides what a free slot gets."""
+    """A dispatch policy: decides which jobs free slots get."""
 
     @property
     def ranks(self) -> GroupBeliefs | None:
-        """What it believes of lengths, which is corrected as samples finish; None: it goes by predictions."""
+        """The beliefs of lengths, corrected as samples finish; None: the policy goes by predictions."""
 
     @property
     def by_deadline(self) -> bool:
-        """Whether it decides by what is believed of jobs that run, too; else only of those that wait."""
+        """Whether the policy also uses beliefs of running jobs, not only of waiting ones."""
 
     def corrected(self, board: Board, keys: Sequence[SampleKey]) -> None:
-        """Something else is believed of these."""
+        """Called when the beliefs of these jobs have changed."""
 
     def tick(self, board: Board, now: float) -> bool:
-        """Time has passed. True if all instances shall be asked again."""
+        """Called when time has passed. Return True to have all generators asked again."""
 
     def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None:
-        """Jobs came; they are on the board."""
+        """Called when jobs came; they are on the board."""
 
     def regrouped(self, board: Board, now: float) -> None:
-        """An instance joined or left; what it ran waits again."""
+        """Called when a generator joined or left. The jobs of one that left wait again."""
 
     def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None:
-        """A sample is done."""
+        """Called when a sample is done."""
 
     @property
     def wakes_at(self) -> float:
-        """When it wants to be asked at the latest, whatever happens."""
+        """When the policy has to be asked again at the latest."""
 
     def take_moves(self) -> Sequence[tuple[SampleKey, str]]:
-        """Running jobs that another instance shall go on with, and which; each is said once."""
+        """Return running jobs that shall move, each with its new generator. Each move is returned once."""
 
     def moved(self, board: Board) -> None:
-        """They do."""
+        """Called after these moves were made."""
 
     def fill(
         self, board: Board, asked: Sequence[Instance], now: float
     ) -> Iterator[tuple[Instance, SampleKey]]:
-        """The jobs to start and where, one by one: each is started before the next one is asked for.
+        """Yield the jobs to start and their generators. Each job is started before the next one is asked for.
 
-        Its end leaves the free slots of those that are asked empty.
+        Slots of the generators in `asked` that are still free at the end stay empty.
         """
 
 
 class _Steady:
-    """What a policy that never changes its mind has to say."""
+    """Defaults for a dispatch policy that never changes its decisions."""
 
     wakes_at = float("inf")
     ranks: GroupBeliefs | None = None
@@ -80,7 +80,10 @@ class _Steady:
     def fill(
         self, board: Board, asked: Sequence[Instance], now: float
     ) -> Iterator[tuple[Instance, SampleKey]]:
-        """The emptiest first. With hundreds of instances nobody looks through all of them for each job."""
+        """Fill the emptiest generator first.
+
+        A heap saves looking through hundreds of generators for each job.
+        """
         heap = [(len(one.running) / one.slots, place) for place, one in enumerate(asked) if one.free > 0]
         heapq.heapify(heap)
         while heap and board.waiting:
@@ -96,12 +99,12 @@ class _Steady:
                 heapq.heappop(heap)
 
     def next(self, board: Board, instance: Instance) -> SampleKey | None:
-        """What a free slot of this instance takes."""
+        """Return the job for a free slot of this generator; None to leave the slot empty."""
         raise NotImplementedError
 
 
 class LongestFirst(_Steady):
-    """One queue for all, the longest first: the best of the simple ones."""
+    """One queue for all generators, the longest job first: the best of the simple policies."""
 
     def __init__(self, ranks: GroupBeliefs | None = None) -> None:
         self.ranks = ranks
@@ -115,7 +118,7 @@ class LongestFirst(_Steady):
 
 
 class _Dealt(_Steady):
-    """Jobs are dealt to instances when they come, and stay there."""
+    """Deals jobs to generators when they are admitted; they stay there."""
 
     longest_first = False
 
@@ -124,7 +127,7 @@ class _Dealt(_Steady):
 
     def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None:
         names = sorted(board.instances)
-        for name, queue in self._queues.items():  # what others did, or nobody needs, is not kept
+        for name, queue in self._queues.items():  # jobs that were done elsewhere or forgotten are dropped
             self._queues[name] = [entry for entry in queue if entry[1] in board.waiting]
         if not names or not jobs:
             return
@@ -139,11 +142,11 @@ class _Dealt(_Steady):
     def deal(
         self, board: Board, jobs: Sequence[SampleJob], names: Sequence[str]
     ) -> dict[str, list[SampleJob]]:
-        """Which instance gets which."""
+        """Return the jobs by generator."""
         raise NotImplementedError
 
     def regrouped(self, board: Board, now: float) -> None:
-        """Jobs of instances that are gone, and those that nobody was there for, are dealt anew."""
+        """Deal anew the jobs of generators that are gone, and jobs that came when there was no generator."""
         self._queues = {name: queue for name, queue in self._queues.items() if name in board.instances}
         dealt = {key for queue in self._queues.values() for _, key in queue}
         self.admitted(board, [job for job, _ in board.waiting if job.key not in dealt], now)
@@ -158,7 +161,7 @@ class _Dealt(_Steady):
 
 
 class RandomFifo(_Dealt):
-    """Shuffled, dealt evenly, first come first served."""
+    """Shuffled, dealt evenly; first come, first served."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -173,7 +176,7 @@ class RandomFifo(_Dealt):
 
 
 class RoundRobin(_Dealt):
-    """Dealt in order of admission; longest first on each instance."""
+    """Dealt in order of admission; the longest first on each generator."""
 
     longest_first = True
 

@@ -1,4 +1,4 @@
-"""What was done before this process started, and what dead letters say of samples."""
+"""The dispatcher's start: samples that were done before, and dead letters about samples."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from schemas.messages import DeadLetter
 
 @dataclass(frozen=True)
 class Past:
-    """Samples that are there, iterations that are trained, and samples that could not be used."""
+    """Samples that are done, iterations that are trained, and samples that could not be used."""
 
-    done: dict[SampleKey, int]  # with their lengths
+    done: dict[SampleKey, int]  # lengths of finished samples
     trained: int
     unfit: set[RecordPlace] = field(default_factory=set)
-    letters: int = 0  # where the dead letters were read up to
+    letters: int = 0  # the position up to which dead letters were read
 
 
 @dataclass(frozen=True)
 class UnfitSample:
-    """Where a sample stands that could not be used; and its id, if it is to be made again."""
+    """The place of a sample that could not be used, and its id if it is to be made again (else empty)."""
 
     place: RecordPlace
     wanted: str
 
 
 class SampleDeadLetters:
-    """Takes those that speak of samples out of the dead letters."""
+    """Finds the dead letters that are about samples."""
 
     def __init__(self, context: RoleContext) -> None:
         self._samples = context.topics.samples.name
         self._gate = Gate(DeadLetter, context.run, passed_over)  # no letter about letters
 
     def take(self, records: Sequence[Record]) -> list[UnfitSample]:
-        """What they say."""
+        """Return the unfit samples among the records of `<run>.dead`."""
         return [
             UnfitSample(RecordPlace(letter.partition, letter.offset), letter.wanted)
             for letter in self._gate.messages(records)

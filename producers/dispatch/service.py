@@ -1,13 +1,13 @@
-"""The dispatcher beside the feeder: who is there, who is silent, who gets what.
+"""Runs the dispatcher in a thread of the feeder: connects it to Kafka and follows the generators.
 
 feeder ── admitted prompts ──►┐
-<run>.samples   (who is done) ├─► dispatcher ──► <run>.assignments, keyed by instance
+<run>.samples   (who is done) ├─► dispatcher ──► <run>.assignments, keyed by generator
 <run>.instances (who is there)┤
 <run>.dead      (to be redone)┤
 <run>.parts     (who moves)   ┘
 
-It keeps no state of its own: started again, it learns from the log what is done, and asks who is there for
-what they have; only then it gives anything. What it holds is of prompts that are admitted and not trained.
+It stores no state: started again, it learns from the log which samples are done, and asks all generators for
+a full report before it gives any job. It keeps only prompts that are admitted and not trained.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from schemas.runspec import RunSpec
 from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
 from schemas.wire import MessageT, encode
 
-FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # which sample, its length, and where it stands
+FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # key, length, and place on the topic
 
 _TICK_S = 0.1
-_ANSWER_S = 1.5  # in which who is there says what it has
-_LATENCY_S = 0.15  # from a finished sample to the next one's start: so much work is given ahead
+_ANSWER_S = 1.5  # time for generators to report what they have
+_LATENCY_S = 0.15  # from a finished sample to the start of the next one: so much work is given ahead
 
 
 def policy_of(spec: RunSpec) -> Policy:
-    """The policy that the run file names."""
+    """Return the dispatch policy that the run file names."""
     name = spec.dispatch.policy
     if name == "deadline":
         ranks = GroupBeliefs(Beliefs(spec.sampling.max_tokens))
@@ -64,12 +64,12 @@ def policy_of(spec: RunSpec) -> Policy:
 
 
 class FinishedSource(Protocol):
-    """Where samples come from."""
+    """A source of finished samples."""
 
     bell: threading.Event  # rung when some came
 
     def take(self) -> list[FinishedSample]:
-        """What came since the last call."""
+        """Return the samples that came since the last call."""
 
 
 class Dispatching:
@@ -78,7 +78,7 @@ class Dispatching:
     def __init__(
         self, context: RoleContext, known: Sequence[Placed], past: Past, samples: FinishedSource
     ) -> None:
-        """`samples`: those that are done, fit and of what was admitted."""
+        """`known`: open prompts on the topic. `samples`: gives the fit samples of admitted groups."""
         self._context, self._past = context, past
         self._policy = policy_of(context.spec)
         self._dispatcher = Dispatcher(self._policy, latency_s=_LATENCY_S)
@@ -93,7 +93,7 @@ class Dispatching:
         self._epoch = int(getattr(context, "feeder_epoch", 0))
         self._bell = threading.Event()
         self._prompts: queue.SimpleQueue[Sequence[Placed]] = queue.SimpleQueue()
-        self._open: dict[int, Placed] = {}  # by group, until it is trained: of any a sample may be unfit
+        self._open: dict[int, Placed] = {}  # by group, until trained: any of its samples may turn out unfit
         self._unfit = past.unfit
         self._by_deadline = False
         bus, topics = context.bus, context.topics
@@ -107,7 +107,7 @@ class Dispatching:
         self._parts = self._follow(Part, topics.parts)
         resumed = any(ends_of(bus, topics.assignments).values())
         self._ask_everyone()
-        # instances that have work from the dispatcher before this one must have the time to say so
+        # generators with jobs of an earlier dispatcher need time to report them
         self._open_at = now + (_ANSWER_S if resumed else 0.0)
         self._failure: BaseException | None = None
         self._closed = threading.Event()
@@ -115,26 +115,26 @@ class Dispatching:
         self._thread.start()
 
     def _follow(self, kind: type[MessageT], topic: Topic) -> Tail[tuple[Record, MessageT]]:
-        """What comes from now on; what can't be read goes to the dead letters."""
+        """Follow a topic from its present end. A record that can't be read becomes a dead letter."""
         gate = Gate(kind, self._context.run, self._context.dead_letter)
         reader = self._context.bus.reader(topic, ends_of(self._context.bus, topic), patient=True)
         return Tail(reader, lambda records: list(gate.take(records)), self._bell)
 
     def admit(self, prompts: Sequence[Placed]) -> None:
-        """Prompts that stand on `<run>.prompts`."""
+        """Add prompts that are on `<run>.prompts`."""
         if prompts:
             self._prompts.put(prompts)
             self._bell.set()
 
     def trained(self, iterations: int, evaluating: Collection[int] | None = None) -> None:
-        """So many iterations are trained: nobody needs what is left of them.
+        """Note how many iterations are trained: their remaining jobs are dropped.
 
-        `evaluating`: versions whose evaluations go on. None: those of which something is not done do.
+        `evaluating`: versions whose evaluations are open; None: those of which a sample is not done.
         """
         self._trained = iterations, evaluating
 
     def check(self) -> None:
-        """Raise what ended the thread."""
+        """Raise the error that ended the thread, if any."""
         if self._failure is not None:
             raise self._failure
 
@@ -152,7 +152,7 @@ class Dispatching:
                 self._bell.wait(_TICK_S)
                 self._bell.clear()
                 self._turn(time.monotonic())
-        except Exception as error:  # whatever it is: the feeder's own thread raises it
+        except Exception as error:  # any error: the feeder's thread raises it
             self._failure = error
 
     def _turn(self, now: float) -> None:
@@ -177,19 +177,19 @@ class Dispatching:
             self._open |= {one.prompt.group: one for one in prompts}
             jobs = [_job(one, index) for one in prompts for index in range(one.prompt.size)]
             self._dispatcher.admit(jobs, now)
-            for job in jobs:  # what was done before this process began tells of what is left of its group
+            for job in jobs:  # beliefs of the rest of its group are corrected
                 if (length := self._past.done.pop(job.key, None)) is not None:
                     self._dispatcher.finished(job.key, length, now)
-        self._past.done.clear()  # what is left of it is of groups that are not admitted
+        self._past.done.clear()  # the remaining ones are of groups that are not admitted
 
     def _is_wanted(self, prompt: Prompt) -> bool:
         return prompt.purpose != TRAIN or prompt.window >= self._forgotten
 
     def _take_samples(self, now: float) -> None:
-        letters = self._letters.take()  # before the samples: these may be of those that come only now
+        letters = self._letters.take()  # before the samples: letters may be about those that come now
         self._unfit |= {letter.place for letter in letters}
         seen: dict[int, int] = {}
-        for key, length, place in self._samples.take():  # before the reports: what is done is not given again
+        for key, length, place in self._samples.take():  # before the reports: else done jobs are given again
             seen[place[0]] = place[1]
             if place not in self._unfit:
                 self._dispatcher.finished(key, length, now)
@@ -210,7 +210,7 @@ class Dispatching:
             self._dispatcher.again(_job(known, index), now)
 
     def _forget(self) -> None:
-        """What is trained nobody needs, nor evaluations that are done."""
+        """Drop the jobs of trained iterations and of finished evaluations."""
         trained, evaluating = self._trained
         if trained == self._forgotten:
             return
@@ -228,11 +228,14 @@ class Dispatching:
         if evaluating is not None:
             return prompt.window not in evaluating
         lookahead = self._context.spec.algorithm.lookahead
-        soon = math.ceil(lookahead) if math.isfinite(lookahead) else 0  # until then it may be found unfit
+        soon = math.ceil(lookahead) if math.isfinite(lookahead) else 0  # until then one may be found unfit
         return prompt.window < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
 
     def _move(self, given: dict[str, list[SampleJob]], now: float) -> dict[str, list[SampleKey]]:
-        """What instances shall hand over; what was handed over is `given` to who goes on with it."""
+        """Begin moves.
+
+        Return the samples that generators shall hand over; jobs of moves that arrived go into `given`.
+        """
         moving: dict[str, list[SampleKey]] = {}
         for job, source, target in self._dispatcher.moved(now):
             self._moves.begin(job, self._fleet.process(source), self._fleet.process(target), now)
@@ -243,7 +246,7 @@ class Dispatching:
         ]
         for process, job in arrived + self._moves.lost(self._fleet.is_there, now):
             self._dispatcher.arrived(job.key)
-            if self._fleet.is_there(process):  # else it waits with all that this one had
+            if self._fleet.is_there(process):  # else the job waits again with all others of the target
                 given.setdefault(process[0], []).append(job)
         return moving
 

@@ -1,4 +1,4 @@
-"""The board as arrays: what the compiled run of a plan works on."""
+"""The board as arrays, for the compiled simulation of plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_FIRST: Setting = 0.5, NO_DEADLINE
 
 
 def compiled() -> Any:
-    """Imported when it is first needed: numba takes a second, and small runs never need it."""
+    """Import the compiled module when first needed: numba takes a second, and small runs never need it."""
     from producers.dispatch import makespan
 
     return makespan
@@ -26,13 +26,13 @@ def compiled() -> Any:
 
 @dataclass
 class SampleTable:
-    """One row a sample: those that wait and those that run."""
+    """Waiting and running samples, one row each."""
 
     beliefs: np.ndarray
     predicted: np.ndarray
     kin: Kin | None
     keys: Sequence[SampleKey]
-    names: Sequence[str]  # of instances
+    names: Sequence[str]  # of generators
     order: np.ndarray
     where: np.ndarray
     tokens: np.ndarray
@@ -41,7 +41,7 @@ class SampleTable:
     stalls: np.ndarray
 
     def expected(self, draws: np.ndarray, setting: Setting, critical: np.ndarray | None = None) -> float:
-        """Mean of the makespan; `critical`: how often each sample was the last."""
+        """Return the mean makespan in seconds. `critical[i]` is raised each time that sample i ends last."""
         counts = np.zeros(len(self.where), np.int64) if critical is None else critical
         return float(
             compiled().expected(
@@ -51,22 +51,22 @@ class SampleTable:
         )  # fmt: skip
 
     def batch(self) -> np.ndarray:
-        """How many run on each instance."""
+        """Return how many samples run on each generator."""
         return np.bincount(self.where[self.where >= 0], minlength=len(self.slots))
 
     def move(self, row: int, target: int, stall_s: float) -> None:
-        """A sample that runs goes on elsewhere, which costs time there."""
+        """Move a running sample to another generator, which loses `stall_s` seconds by it."""
         self.where[row] = target
         self.stalls[target] += stall_s
 
 
 def state_of(board: Board, ranks: GroupBeliefs, now: float) -> SampleTable:
-    """As things stand."""
+    """Return the table of the present board."""
     instances = board.fastest_first
     jobs = [(job, -1, 0.0) for job, _ in board.waiting]
     for place, instance in enumerate(instances):
         instance.advance(now)
-        # what it has beyond its slots waits there: for the plan, as if it waited here
+        # jobs beyond its slots wait at the generator: for the plan, as if they waited here
         ordered = sorted(instance.running.items(), key=lambda item: item[1].rank)
         jobs += [(job, place, instance.tokens(key)) for key, job in ordered[: instance.slots]]
         jobs += [(job, -1, 0.0) for _, job in ordered[instance.slots :]]

@@ -1,4 +1,4 @@
-"""Compiles what choices are made by, beside the dispatcher: it takes seconds, and slots wait for nobody."""
+"""Compiles the code that chooses plans in a thread: that takes seconds, and slots are filled meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JOBS = 6
 
 
 class WarmUp:
-    """Whether all is compiled; begins to when it is asked for the first time."""
+    """Tells whether all is compiled. The first call starts compiling."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -37,12 +37,12 @@ class WarmUp:
         try:
             choose_once()
             self._done.set()
-        except Exception as error:  # whatever it is: the dispatcher's thread raises it
+        except Exception as error:  # any error: the dispatcher's thread raises it
             self._failure = error
 
 
 def choose_once() -> None:
-    """A small choice, by the same code as large ones."""
+    """Choose a plan for a few jobs, by the same code as for many."""
     policy = DeadlinePolicy(GroupBeliefs(Beliefs(1000)), move_s=1e-4)
     dispatcher = Dispatcher(policy)
     table = LatencyCurve((1, 2), (0.01, 0.02)).table(2)

@@ -1,1 +1,1 @@
-"""Engines: what turns prompts into samples."""
+"""Engines: programs that draw the tokens of samples, and the classes that drive them."""

@@ -1,4 +1,4 @@
-"""The engine seam: what a generator needs of whatever makes the tokens."""
+"""The interface between a generator and its engine."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from infra.weights.patch import PatchFile
 
 
 class EngineError(Explained):
-    """The engine can't do what is asked."""
+    """The engine failed, or can't do what is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A sample to be made."""
+    """A request to make a sample."""
 
     id: str
     prompt: Sequence[int]
     max_tokens: int
     seed: int
-    priority: float  # longest first: the predicted length
-    made: Sequence[int] = ()  # tokens that it has already: another engine made them
+    priority: float  # the predicted length; the longest come first
+    made: Sequence[int] = ()  # tokens that other engines have made already
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A sample as far as an engine has made it."""
+    """An unfinished sample, as far as this engine has made it."""
 
     id: str
     tokens: np.ndarray
@@ -42,17 +42,17 @@ class FinishedRequest:
     """A finished sample."""
 
     id: str
-    tokens: np.ndarray  # int32; those that this engine made
+    tokens: np.ndarray  # int32; only the tokens that this engine made
     logprobs: np.ndarray  # float32, of each token at the sampling temperature
     finish: str  # "stop" or "length"
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """New weights are in an engine, between two decode steps."""
+    """The result of installing new weights between two decode steps."""
 
-    tokens: Mapping[str, int]  # the samples that it has not finished, and how many tokens each has
-    pause_s: float  # in which it made none
+    tokens: Mapping[str, int]  # unfinished samples, with their numbers of tokens
+    pause_s: float  # for which decoding paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,47 +64,51 @@ class Pace:
 
 
 class Decoder(Protocol):
-    """Makes samples, one decode step of all running ones at a time."""
+    """Makes samples. Each decode step makes one token of each running sample."""
 
     def submit(self, request: SampleRequest) -> None:
-        """Take a request; it runs as soon as a slot is free."""
+        """Take a request. It runs as soon as a slot is free."""
 
     def step(self, wait_s: float) -> list[FinishedRequest]:
-        """One decode step; what finished in it. An engine that steps by itself: what finished in `wait_s`."""
+        """Make one decode step, and return the samples that finished in it.
+
+        An engine in another process steps by itself: then wait for finished samples for at most `wait_s`
+        seconds.
+        """
 
     def unfinished(self) -> dict[str, int]:
-        """How many tokens each request has that is not finished, as far as is known."""
+        """Return the unfinished requests with their last known numbers of tokens."""
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Forget requests."""
+        """Drop requests."""
 
     def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
-        """Forget requests, and say how far those of them are that it has."""
+        """Drop requests, and return their tokens so far. Unknown requests are left out."""
 
     def pace(self) -> Pace:
-        """How long its steps take, lately."""
+        """Return how long recent steps took, by batch size."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """End the engine."""
 
 
 class Engine(Decoder, Protocol):
     """A decoder that takes new weights."""
 
     def prepare(self, patch: PatchFile) -> None:
-        """Get ready to take new weights, beside decoding; others that were prepared are forgotten."""
+        """Prepare new weights while decoding goes on. Weights that were prepared before are dropped."""
 
     def is_ready(self) -> bool:
-        """Whether all is prepared."""
+        """Whether the weights are prepared."""
 
     def install(self, *, recompute: bool) -> Installed:
-        """Take what is prepared, between two steps; running samples go on with it.
+        """Install the prepared weights between two steps. Running samples go on with them.
 
-        `recompute`: what the old weights computed of these samples (the KV cache) is computed anew.
+        `recompute`: whether the KV cache of running samples, which the old weights made, is computed anew.
         """
 
     def digests(self) -> Mapping[str, str] | None:
-        """Hash of each tensor that it computes with, by Hugging Face names; None: not known yet.
+        """Return the hash of each tensor in the engine, by Hugging Face names; None: not known yet.
 
-        They are found beside decoding after each install.
+        After each install the hashes are computed while decoding goes on.
         """

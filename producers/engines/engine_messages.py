@@ -1,4 +1,4 @@
-"""What a generator and its engine process say to each other, in lists, as msgpack."""
+"""Messages between a generator and its engine process: lists of these classes, as msgpack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from producers.engines.engine import Installed, Pace, SampleRequest
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `VllmEngine` is made with."""
+    """The arguments of `VllmEngine`."""
 
     model: str
     dtype: str
@@ -21,31 +21,31 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, tag="submit"):
-    """To the engine: a sample to be made."""
+    """To the engine: make a sample."""
 
     request: SampleRequest
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """To the engine: samples that are not wanted any more."""
+    """To the engine: drop these samples."""
 
     ids: list[str]
 
 
 class HandOver(msgspec.Struct, tag="hand_over"):
-    """To the engine: samples that another one goes on with."""
+    """To the engine: hand these samples over, for another generator."""
 
     ids: list[str]
 
 
 class Prepare(msgspec.Struct, tag="prepare"):
-    """To the engine: weights that come next, as a file with a patch."""
+    """To the engine: prepare the weights in this patch file."""
 
     file: str
 
 
 class Install(msgspec.Struct, tag="install"):
-    """To the engine: go on with the weights that it said are prepared."""
+    """To the engine: install the prepared weights."""
 
     recompute: bool
 
@@ -55,7 +55,7 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class MadeReport(msgspec.Struct, tag="made"):
-    """From the engine: a finished sample, or how far one is."""
+    """From the engine: a sample's tokens. An empty `finish` means that the sample is not finished."""
 
     id: str
     tokens: bytes  # int32
@@ -64,13 +64,13 @@ class MadeReport(msgspec.Struct, tag="made"):
 
 
 class Handed(msgspec.Struct, tag="handed"):
-    """From the engine: how far it had made those that it handed over."""
+    """From the engine: the samples that it handed over, as far as it had made them."""
 
     parts: list[MadeReport]
 
 
 class PreparedReport(msgspec.Struct, tag="prepared"):
-    """From the engine: the weights that come next can be installed. One for each that were to be prepared."""
+    """From the engine: weights are prepared. Sent once for each Prepare."""
 
 
 class Took(msgspec.Struct, tag="took"):
@@ -80,20 +80,23 @@ class Took(msgspec.Struct, tag="took"):
 
 
 class Holds(msgspec.Struct, tag="holds"):
-    """From the engine: what it holds since it took weights."""
+    """From the engine: the hashes of its tensors since the last install."""
 
     digests: dict[str, str]
 
 
 class Paced(msgspec.Struct, tag="paced"):
-    """From the engine: how long its steps take, and how far it is. Before it is ready, and now and then."""
+    """From the engine: how long its steps take, and its tokens so far.
+
+    Sent before Ready, and now and then.
+    """
 
     pace: Pace
-    tokens: dict[str, int]  # of what it has not finished
+    tokens: dict[str, int]  # of unfinished samples
 
 
 class Refused(msgspec.Struct, tag="refused"):
-    """From the engine: why it ends."""
+    """From the engine: the error that ends it."""
 
     reason: str
 

@@ -1,9 +1,9 @@
-"""vLLM in a process of its own: it decodes, one step after the other, and does little else.
+"""The engine process: runs vLLM, which decodes one step after the other, and does little else.
 
 generator ── submit, abort, hand over, prepare, install ──► this process: reads what has come, then one step
           ◄── finished, handed over, prepared, took, holds ─
 
-What need not be between two steps is done by a thread beside them: new weights are prepared, and hashed.
+Work that need not be done between two steps runs in a thread beside them: preparing and hashing weights.
 """
 
 from __future__ import annotations
@@ -50,40 +50,43 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class LocalEngine(Decoder, Protocol):
-    """An engine in this process: what takes long is called in a thread beside its steps."""
+    """An engine in this process.
+
+    `prepare` and `digests` take long, and are called in a thread beside its steps.
+    """
 
     def prepare(self, patch: Patch) -> None:
-        """Get ready to take new weights, beside steps."""
+        """Prepare new weights. Called in the thread beside steps."""
 
     def install(self, *, recompute: bool) -> dict[str, int]:
-        """Take what is prepared, between two steps; how many tokens each unfinished sample has."""
+        """Install the prepared weights between two steps. Return the tokens of each unfinished sample."""
 
     def digests(self) -> dict[str, str]:
-        """Hash of each tensor that it computes with, beside steps."""
+        """Return the hash of each tensor in the engine. Called in the thread beside steps."""
 
 
 class Beside:
-    """A thread that does one thing after the other; what comes of it is taken between two steps."""
+    """A thread that does one thing after the other. The results are taken between two steps."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._under_way: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
-        self.done, self._bell = Pipe(duplex=False)  # something comes out for each thing that is done
+        self.done, self._bell = Pipe(duplex=False)  # `done` gets one message for each finished thing
 
     def do(self, work: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
-        """Do something beside steps, and something with its result between two."""
+        """Do `work` in the thread; later, `take` calls `then` with its result."""
         self._under_way.append((future := self._pool.submit(work), then))
         future.add_done_callback(lambda _: self._bell.send_bytes(b"."))
 
     def take(self) -> None:
-        """The oldest result; raises what went wrong."""
+        """Handle the oldest result. Raises the error of its work."""
         self.done.recv_bytes()
         future, then = self._under_way.popleft()
         then(future.result())
 
 
 def main() -> None:
-    """Serve until the other end is closed."""
+    """Serve the generator until it closes the connection."""
     options = msgspec.json.decode(sys.argv[1], type=EngineOptions)
     answer(Connection(int(sys.argv[2])), lambda: _make(options))
 
@@ -97,9 +100,12 @@ def _make(options: EngineOptions) -> LocalEngine:
 
 
 def answer(link: Connection, make: Callable[[], LocalEngine]) -> None:
-    """Make the engine, then orders in, reports out, and a step in between; what goes wrong is told."""
+    """Make the engine, then take orders, step, and report until the generator ends.
+
+    An Explained error is reported.
+    """
     try:
-        gc.disable()  # seconds, while millions of objects come and none goes
+        gc.disable()  # it would take seconds, while millions of objects come and none goes
         engine = make()
         gc.freeze()
         gc.enable()
@@ -129,7 +135,7 @@ class _Server:
                 self._say(Paced(self._engine.pace(), self._engine.unfinished()))
 
     def _listen(self) -> None:
-        """Take all that has come; without samples, until some come."""
+        """Obey all orders that have come. Without running samples, wait for one."""
         while came := wait([self._link, self._beside.done], 0 if self._running else None):
             if self._beside.done in came:
                 self._beside.take()

@@ -1,10 +1,10 @@
-"""Linear layers of the engine on a CPU: packed for oneDNN, and with bits that don't depend on the batch.
+"""Linear layers of the engine on a CPU: packed for oneDNN, with results that don't depend on the batch.
 
-vLLM packs weights when it has loaded them, and forgets that they change; here new ones are packed as well.
-A kernel is picked by the number of rows, and another kernel may add in another order: then a sample's
-logprobs depend on its neighbours. oneDNN gives the same bits for all padded numbers of rows, on the machines
-seen so far; a probe of the very shape shows whether it does here. Where it doesn't, blocks of exactly 8
-rows do, at a price.
+vLLM packs weights when it has loaded them, and ignores later changes; here new weights are packed as well. A
+kernel is picked by the number of rows, and another kernel may add in another order: then a sample's
+log-probabilities depend on its neighbours. oneDNN gives the same bits for all padded numbers of rows, on the
+machines seen so far. A probe with the layer's shape shows whether it does here; if not, blocks of exactly 8
+rows are computed, which is slower.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from infra import choices
 from infra.cpu_linear import pad_rows, padded_rows
 
 PADDED_ROWS = 8
-_WHOLE = 512  # largest batch that the probe vouches for
-_KERNELS = 64  # that a layer keeps at hand
+_WHOLE = 512  # largest batch that the probe checks
+_KERNELS = 64  # that a layer keeps ready
 
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def packed(weight: torch.Tensor) -> Product:
-    """What computes products with a weight as it is now, in threads of any kind."""
+    """Return a function that multiplies by this weight as it is now. It may be called in any thread."""
     import vllm._custom_ops as ops
 
     if choices.LINEAR.forced() == "mkl" or not ops._supports_onednn:
@@ -37,7 +37,7 @@ def packed(weight: torch.Tensor) -> Product:
 
 
 class PackedLinear:
-    """Computes one layer of the engine."""
+    """Computes one linear layer of the engine."""
 
     def __init__(
         self, layer: torch.nn.Module, *, invariant: bool, known: dict[tuple[object, ...], bool]
@@ -47,7 +47,7 @@ class PackedLinear:
 
     @property
     def weight(self) -> torch.nn.Parameter:
-        """The layer's."""
+        """The layer's weight."""
         weight = self._layer.weight
         assert isinstance(weight, torch.nn.Parameter)
         return weight

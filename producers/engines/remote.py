@@ -1,7 +1,7 @@
-"""The engine's other end: sends orders to the engine process and takes what it reports.
+"""The generator's end of the engine process: sends it orders and takes its reports.
 
-Kafka, rewards and weights keep a generator's own process busy. Were the engine in it, each of its steps
-would wait for them: they share one interpreter.
+The engine has a process of its own because Kafka, rewards and weights keep the generator's process busy. In
+one process they would share an interpreter, and each step of the engine would wait for them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _decode = msgspec.msgpack.Decoder(list[Report]).decode
 
 
 class RemoteEngine:
-    """An engine in a process of its own. `bell` is rung whenever it has something to say."""
+    """An engine in a process of its own. `bell` is rung whenever a report comes."""
 
     def __init__(self, options: EngineOptions, bell: threading.Event, *, deadline_s: float) -> None:
         self._bell, self._deadline = bell, deadline_s
@@ -64,19 +64,19 @@ class RemoteEngine:
         self._pace, self._tokens = Pace([], []), dict[str, int]()
         self._preparing: deque[PatchFile] = deque()  # kept until the engine process has read them
         self._digests: Mapping[str, str] | None = None
-        self._until = 0.0  # by when its thread has done what it does beside steps
+        self._until = 0.0  # by when the engine must have prepared or hashed weights
         self._reports: queue.SimpleQueue[list[Report]] = queue.SimpleQueue()
-        # A thread that always reads: else both ends could wait for the other to empty a full pipe.
+        # This thread always reads: else both ends could wait for the other to empty a full pipe.
         self._reader = threading.Thread(target=self._read, daemon=True, name="engine")
         self._reader.start()
 
     @property
     def pid(self) -> int:
-        """Of the engine process."""
+        """The id of the engine process."""
         return self._process.pid
 
     def wait_until_ready(self) -> None:
-        """Until it can take requests."""
+        """Wait until the engine can take requests. Raises EngineError if that takes too long."""
         self._await(Ready, "to be ready")
 
     def submit(self, request: SampleRequest) -> None:
@@ -146,7 +146,7 @@ class RemoteEngine:
             self._orders.clear()
 
     def _await(self, kind: type[Report], what: str) -> Report:
-        """Its next report of a kind."""
+        """Wait for the next report of a kind."""
         until = time.monotonic() + self._deadline
         while True:
             for report in self._take(max(0.0, until - time.monotonic()), what):
@@ -154,12 +154,12 @@ class RemoteEngine:
                     return report
 
     def _take_all(self) -> None:
-        """All reports that have come."""
+        """Take all reports that have come."""
         while not self._reports.empty():
             self._take()
 
     def _take(self, wait_s: float = 0.0, what: str = "") -> list[Report]:
-        """Its next reports; what it made is kept."""
+        """Take the next reports, and keep the samples in them."""
         try:
             reports = self._reports.get(timeout=wait_s)
         except queue.Empty:
@@ -191,7 +191,7 @@ class RemoteEngine:
                 self._reports.put(_decode(self._link.recv_bytes()))
                 self._bell.set()
         except (EOFError, OSError):
-            self._reports.put([])  # the end
+            self._reports.put([])  # marks the end
             self._bell.set()
 
 

@@ -1,6 +1,6 @@
-"""An engine that makes no tokens: samples of given lengths at a given latency curve, in real or virtual time.
+"""An engine without a model: sample lengths and step times are given. Time is real or virtual.
 
-It is how the paper measured itself, and how scheduling is tested and planned at scales that no test has.
+The paper measured itself like this. It serves to test and plan dispatch at scales beyond any test.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from producers.engines.engine import EngineError, FinishedRequest, Installed, Pa
 
 
 class Clock(Protocol):
-    """Time, and how to let it pass."""
+    """A source of time."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
 
 
 class RealClock:
-    """The machine's. Whoever sleeps is woken by the bell, as by an engine in a process of its own."""
+    """The machine's clock. The bell ends a sleep, as with an engine in a process of its own."""
 
     def __init__(self, bell: threading.Event) -> None:
         self._bell = bell
@@ -44,7 +44,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """Stands still until it is set."""
+    """A clock that stands still until its `time` is set."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -53,11 +53,11 @@ class VirtualClock:
         return self.time
 
     def sleep(self, seconds: float) -> None:
-        """Time passes by itself only in the real world."""
+        """Do nothing: virtual time does not pass by itself."""
 
 
 class ReplayEngine:
-    """Finishes a request after as many steps as its length; a step takes as long as its batch says."""
+    """Finishes a request after as many steps as its length. A step takes `seconds[batch]`."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ReplayEngine:
         prefill_s: float = 0.0,
     ) -> None:
         self._seconds, self._length_of, self._clock = seconds, length_of, clock
-        self._prefill_s = prefill_s  # for each token of a prompt, in which nothing else gets on
+        self._prefill_s = prefill_s  # for each token of a prompt; nothing else is computed meanwhile
         self._slots = len(seconds) - 1
         self._waiting: list[tuple[float, int, SampleRequest]] = []
         self._running: list[
@@ -99,7 +99,7 @@ class ReplayEngine:
         ]
 
     def next_end(self) -> float:
-        """When the next sample is done if nothing else comes."""
+        """Return when the next sample will be done, if no request comes before."""
         if not self._running:
             return float("inf")
         return self._at + (self._running[0][0] - self._steps) * float(self._seconds[len(self._running)])
@@ -136,7 +136,7 @@ class ReplayEngine:
         return self._prepared is not None
 
     def install(self, *, recompute: bool) -> Installed:
-        """It computes nothing with them, but holds them."""
+        """Take the weights: `digests` hashes them, and nothing is computed with them."""
         assert self._prepared is not None, "nothing is prepared"
         if self._prepared.since not in (None, self._root):
             raise EngineError(
@@ -158,10 +158,10 @@ class ReplayEngine:
         return Pace(sizes, [float(self._seconds[size]) for size in sizes])
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _advance(self) -> None:
-        """Everything up to now, finish by finish: a freed slot is taken at the moment it is free."""
+        """Move on to the present time. Each freed slot is filled at the moment at which it became free."""
         now = self._clock.now()
         while self._running and (moment := self.next_end()) <= now + 1e-9:
             self._steps, self._at = self._running[0][0], max(moment, self._at)

@@ -1,8 +1,8 @@
-"""Seeded sampling without generators: one draw a token, from a hash of the sample's seed and the position.
+"""Seeded sampling without torch generators: one draw a token, from a hash of the seed and the position.
 
-A sample's randomness depends on its seed alone: not on its neighbours in the batch, on preemption, or on
-which engine goes on with it. One vectorised inverse-CDF draw replaces a Python loop over per-request
-generators, and needs no generator state (whose winding back is what kills vLLM's seeded requests on a CPU).
+So a sample's randomness depends on its seed alone, and not on its neighbours in the batch, on preemption, or
+on which engine continues it. One vectorised inverse-CDF draw replaces a Python loop over torch generators.
+There is no state to wind back, which is what breaks vLLM's seeded requests on a CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A float64 in [0, 1) for each (seed, position): the splitmix64 sequence of each seed."""
+    """Return a float64 in [0, 1) for each (seed, position): the splitmix64 sequence of each seed."""
     with np.errstate(over="ignore"):
         state = seeds.astype(np.uint64) + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -26,27 +26,27 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def own_id(internal: str) -> str:
-    """A request's id as we gave it: vLLM appends a dash and 8 random characters."""
+    """Return a request's id as we gave it: vLLM appends a dash and 8 random characters."""
     return internal[:-9]
 
 
 class StreamSampler(torch.nn.Module):
-    """Stands where vLLM's top-k/top-p sampler stands; keeps each drawn token's logprob."""
+    """Replaces vLLM's top-k/top-p sampler, and keeps the log-probability of each drawn token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.batch: Any = None  # the model runner's input batch
         self._seeds: dict[str, int] = {}
-        self._before: dict[str, int] = {}  # tokens that another engine drew
+        self._before: dict[str, int] = {}  # tokens that other engines drew
         self._logprobs: dict[str, list[float]] = {}
 
     def open(self, request: str, seed: int, before: int = 0) -> None:
-        """A request begins, or goes on after so many tokens."""
+        """Begin a request; `before`: how many tokens it has from other engines."""
         self._seeds[request], self._before[request] = seed, before
         self._logprobs[request] = []
 
     def close(self, request: str) -> list[float]:
-        """A request ends: its logprobs."""
+        """End a request. Return its log-probabilities."""
         self._seeds.pop(request)
         self._before.pop(request)
         return self._logprobs.pop(request)
@@ -54,7 +54,7 @@ class StreamSampler(torch.nn.Module):
     def forward(
         self, logits: torch.Tensor, generators: dict[int, torch.Generator], k: Any, p: Any
     ) -> tuple[torch.Tensor, None]:
-        """One token for each row of logits, to which the temperature has been applied."""
+        """Draw a token for each row of logits, which the temperature is already applied to."""
         rows = logits.shape[0]
         requests = [own_id(internal) for internal in self.batch.req_ids[:rows]]
         positions = [len(tokens) for tokens in self.batch.req_output_token_ids[:rows]]
@@ -69,6 +69,6 @@ class StreamSampler(torch.nn.Module):
         for request, position, logprob in zip(requests, positions, chosen, strict=True):
             kept = self._logprobs.get(request)
             if kept is not None:
-                del kept[position:]  # a row whose prompt was not whole yet was drawn in vain
+                del kept[position:]  # tokens drawn while the prompt was not whole do not count
                 kept.append(logprob)
         return tokens.squeeze(1), None

@@ -1,8 +1,8 @@
-"""An engine's weights. Several tensors may lie in one parameter (q, k and v; gate and up).
+"""The weights of an engine. Several tensors may lie in one parameter (q, k and v; gate and up).
 
-New ones are prepared beside the engine's steps, written between two of them, and hashed beside steps again.
-In place is written only what differs. A layer that is packed (see `cpu_linear.py`) gets a new weight and what
-is packed of it, which change places with the old ones between two steps.
+New weights are prepared beside the engine's steps, written between two of them, and hashed beside steps
+again. Only bits that differ are written in place. A packed layer (see `packed_linear.py`) gets a new weight
+and its packed form, which change places with the old ones between two steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True)
 class Write:
-    """Bits, and where they belong."""
+    """New values for a tensor, and the positions that they belong to."""
 
     target: torch.Tensor  # flat
     positions: torch.Tensor | None  # None: everywhere
@@ -33,7 +33,11 @@ class Write:
 
     @classmethod
     def of(cls, part: TensorPatch, tensor: torch.Tensor) -> Write:
-        """Make `tensor` what `part` says. What is few goes to its device; a GPU has no room for all twice."""
+        """Make `tensor` what `part` says.
+
+        Values for some positions go to its device now; whole tensors stay outside, since a GPU has no room
+        for all weights twice.
+        """
         width = part.values.dtype.itemsize
         target = tensor.view(-1).view(_INTEGERS[width])
         values = torch.from_numpy(part.values.view(f"<i{width}" if width > 1 else np.uint8))
@@ -42,7 +46,7 @@ class Write:
         return cls(target, torch.from_numpy(part.positions).to(target.device), values.to(target.device))
 
     def do(self) -> None:
-        """Write them."""
+        """Write the values."""
         if self.positions is None:
             self.target.copy_(self.values)
         else:
@@ -51,15 +55,15 @@ class Write:
 
 @dataclass
 class Swap:
-    """A packed layer's next weight; afterwards the one before."""
+    """The next weight of a packed layer; after `do`, the one before."""
 
     parameter: torch.nn.Parameter
     weight: torch.Tensor
-    layers: list[PackedLinear]  # several: a tied head
+    layers: list[PackedLinear]  # several for a tied head
     products: list[Product]
 
     def do(self) -> None:
-        """Let the layers compute with it."""
+        """Let the layers compute with the next weight."""
         self.parameter.data, self.weight = self.weight, self.parameter.data
         for number, layer in enumerate(self.layers):
             layer.product, self.products[number] = self.products[number], layer.product
@@ -67,21 +71,24 @@ class Swap:
 
 @dataclass(frozen=True)
 class PreparedScatter:
-    """What a pause has to do."""
+    """The work that is left for the pause."""
 
     root: str
-    parameters: set[str]  # that are written to
+    parameters: set[str]  # parameters that are written to
     writes: list[Write]
     swaps: list[Swap]
 
 
 class HeldWeights:
-    """What an engine computes with."""
+    """The weights that an engine computes with."""
 
     def __init__(
         self, model: torch.nn.Module, shapes: Mapping[str, Sequence[int]], packed: Sequence[PackedLinear]
     ) -> None:
-        """`shapes`: of all tensors. A patch need not have those that lie above one in its parameter."""
+        """`shapes`: of all tensors.
+
+        A tensor's rows in its parameter follow from those above it, which a patch may lack.
+        """
         self._model, self._shapes = model, dict(shapes)
         self._parameters = dict(model.named_parameters())
         names = {parameter: name for name, parameter in self._parameters.items()}
@@ -92,12 +99,15 @@ class HeldWeights:
         self._root: str | None = None
         self._prepared: PreparedScatter | None = None
         self._taken: PreparedScatter | None = None
-        self._names: defaultdict[str, set[str]] = defaultdict(set)  # tensors that came, by parameter
+        self._names: defaultdict[str, set[str]] = defaultdict(set)  # tensors that patches had, by parameter
         self._digests: dict[str, str] = {}
 
     @torch.no_grad()
     def prepare(self, patch: Patch) -> None:
-        """All that need not be in the pause: may be done in another thread than the engine's."""
+        """Do all work that need not be done in the pause.
+
+        May be called in another thread than the engine's.
+        """
         if patch.since not in (None, self._root):
             raise EngineError(f"the patch is for the weights {patch.since}; the engine holds {self._root}")
         self._prepared = None
@@ -123,7 +133,7 @@ class HeldWeights:
 
     @torch.no_grad()
     def take(self) -> None:
-        """The pause: the engine's own thread calls this, between two steps."""
+        """Do the work of the pause. The engine's own thread calls this, between two steps."""
         assert self._prepared is not None, "nothing is prepared"
         self._taken, self._prepared = self._prepared, None
         for write in self._taken.writes:
@@ -131,13 +141,13 @@ class HeldWeights:
         for swap in self._taken.swaps:
             swap.do()
         if any(write.target.is_cuda for write in self._taken.writes):
-            torch.cuda.synchronize()  # whoever hashes them has a stream of its own
+            torch.cuda.synchronize()  # the thread that hashes them uses a stream of its own
         self._root = self._taken.root
 
     def digests(self) -> dict[str, str]:
-        """Hash of each tensor that ever came; anew of what lies in parameters that were written to.
+        """Return the hash of each tensor that ever came. Only what was written since the last call is hashed.
 
-        It may be called in another thread, where what was replaced is let go.
+        May be called in another thread; the replaced weights are freed there.
         """
         written = self._taken.parameters if self._taken else set[str]()
         self._taken = None
@@ -147,12 +157,12 @@ class HeldWeights:
         return dict(self._digests)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor by its Hugging Face name: a view of what the engine computes with."""
+        """Return a tensor by its Hugging Face name: a view of the weights that the engine computes with."""
         parameter, rows = self._place(name)
         return self._parameters[parameter].data[rows]
 
     def _place(self, name: str) -> tuple[str, slice]:
-        """Its parameter, and its rows of that."""
+        """Return the parameter that a tensor lies in, and its rows there."""
         if name not in self._places:
             self._places[name] = self._found(name)
         return self._places[name]
@@ -172,7 +182,7 @@ class HeldWeights:
         raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
 
     def _check(self, name: str, part: TensorPatch) -> None:
-        """Raise unless a tensor can be written as it comes."""
+        """Raise EngineError if a tensor comes with another dtype or shape than the engine's."""
         held = self.tensor(name)
         if (NAMES[part.dtype][0], part.shape) != (str(held.dtype).removeprefix("torch."), tuple(held.shape)):
             raise EngineError(
@@ -181,7 +191,7 @@ class HeldWeights:
             )
 
     def _check_tied_head(self, fresh: Mapping[str, torch.Tensor]) -> None:
-        """A tied output head must be the embedding, not an old copy of it."""
+        """Raise EngineError if a tied output head is an old copy of the embedding."""
         head = getattr(getattr(self._model, "lm_head", None), "weight", None)
         embedding = fresh.get("model.embed_tokens.weight")
         if head is None or embedding is None or "lm_head.weight" in self._names:

@@ -1,8 +1,9 @@
-"""vLLM in this process: continuous batching, longest first, weights replaced between two steps.
+"""Runs vLLM in this process: continuous batching, longest first, weights replaced between two steps.
 
-vLLM's CPU build packs the weights of linear layers and drops what it packed: then `load_weights` raises, and
-`reload_weights` leaves a tied `lm_head` stale, silently. Here they are kept (`cpu_linear.py`), new ones are
-written into vLLM's parameters (`scatter.py`), and what the engine then holds is hashed.
+vLLM's CPU build packs the weights of linear layers and drops the originals. After that `load_weights` raises,
+and `reload_weights` silently leaves a tied `lm_head` stale. Here the originals are kept (`packed_linear.py`),
+new weights are written into vLLM's parameters (`scatter.py`), and the weights that the engine then holds are
+hashed.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 
 _PROFILE_S = 1.5
-_WARM, _MEASURED = 2, 10  # steps of a profile, at each size
+_WARM, _MEASURED = 2, 10  # steps of a profile at each size
 
 
 def profiled_sizes(slots: int) -> list[int]:
-    """Batch sizes in the order in which they tell most: a profile that takes too long is cut short."""
+    """Return batch sizes to profile, the most useful first, since a long profile is cut short."""
     between = [size for size in (64, 8, 16, 256, 1024) if size < slots]
     return list(dict.fromkeys([1, slots, *between]))
 
 
 def prepare_environment(threads: int) -> None:
-    """What must be set before vLLM is imported: one process, no compiling, few threads."""
+    """Set the environment that vLLM reads at import: one process, no compiling, few threads."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_USE_V2_MODEL_RUNNER="0",
@@ -50,11 +51,11 @@ def prepare_environment(threads: int) -> None:
     if choices.cuda():
         os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
     elif choices.DEVICE.forced():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM looks for itself
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM detects GPUs by itself
 
 
 def _packed_linears(invariant: bool) -> list[PackedLinear]:
-    """Let the next engine compute linear layers our way; the list is filled as it is built."""
+    """Make the next engine use our linear layers. Return a list that is filled while it is built."""
     import vllm.model_executor.layers.utils as utils
 
     layers: list[PackedLinear] = []
@@ -70,9 +71,10 @@ def _packed_linears(invariant: bool) -> list[PackedLinear]:
 
 @contextmanager
 def _llvmlite_unseen() -> Iterator[None]:
-    """vLLM looks for kernels in all that modules hold, and llvmlite's library claims to have every attribute.
+    """Hide llvmlite from vLLM while vLLM starts.
 
-    So vLLM could not start in a process that has numba.
+    vLLM looks for kernels in the attributes of all modules, and llvmlite's library claims to have every
+    attribute. So vLLM could not start in a process that has numba.
     """
     name = "llvmlite.binding.ffi"
     module = sys.modules.pop(name, None)
@@ -84,7 +86,7 @@ def _llvmlite_unseen() -> Iterator[None]:
 
 
 class VllmEngine:
-    """The engine on vLLM, CPU and GPU builds."""
+    """The engine on vLLM's CPU and GPU builds."""
 
     def __init__(
         self,
@@ -127,11 +129,11 @@ class VllmEngine:
             max_tokens=tokens,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,  # nobody else holds it: a deep copy of each took a tenth of a millisecond
+            skip_clone=True,  # nobody else uses it; a deep copy of each took a tenth of a millisecond
         )
         renderer = self._engine.input_processor.renderer
         end = renderer.get_eos_token_id()
-        renderer.get_eos_token_id = lambda: end  # it asks a pool of tokenizers for each request
+        renderer.get_eos_token_id = lambda: end  # vLLM would ask a pool of tokenizers at each request
         core = self._engine.engine_core.engine_core
         runner = core.model_executor.driver_worker.worker.model_runner
         self._scheduler, self._runner = core.scheduler, runner
@@ -153,7 +155,7 @@ class VllmEngine:
         )
 
     def profile(self) -> None:
-        """Measure some decode steps before there is work: who deals it then knows what this engine can do."""
+        """Measure some decode steps before there is work. So the dispatcher knows this engine's speed."""
         found, sizes = StepTimes(), profiled_sizes(self._slots)
         end = time.perf_counter() + _PROFILE_S
         for size in sizes:
@@ -162,14 +164,14 @@ class VllmEngine:
             names = [f"profile-{number}" for number in range(size)]
             for name in names:
                 self._add(SampleRequest(name, [0], params.max_tokens, 0, 0.0), params)
-            for _ in range(_WARM):  # with the prefill, and with what a kernel makes when it is first used
+            for _ in range(_WARM):  # these include the prefill and the first use of each kernel
                 self.step()
             moments = [time.perf_counter()]
             until = moments[0] + _PROFILE_S / len(sizes)
             while len(moments) == 1 or (len(moments) <= _MEASURED and moments[-1] < until):
                 self.step()
                 moments.append(time.perf_counter())
-            if len(self._scheduler.running) == size:  # else the KV cache holds fewer
+            if len(self._scheduler.running) == size:  # else the KV cache holds fewer samples
                 found.expect(size, float(np.median(np.diff(moments))))
             self.abort(names)
             if moments[-1] > end:
@@ -225,8 +227,8 @@ class VllmEngine:
     def install(self, *, recompute: bool) -> dict[str, int]:
         self.weights.take()
         if recompute:
-            # All that run are preempted: they wait without a KV cache, and the next step prefills their
-            # prompts and tokens.
+            # All running samples are preempted: they wait without a KV cache, and the next step prefills
+            # their prompts and tokens.
             self._engine.reset_prefix_cache(reset_running_requests=True)
         return self.unfinished()
 

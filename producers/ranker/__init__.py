@@ -1,1 +1,1 @@
-"""How long answers will be: learned from the prompts and from what came of them."""
+"""The ranker: learns from prompts and from the lengths of their answers how long new answers will be."""

@@ -1,10 +1,10 @@
-"""What a prompt's own answers of earlier epochs tell of its next ones, beyond what is read in it.
+"""Corrects the network's prediction by the lengths of a prompt's answers in earlier epochs.
 
     correction = a (newest - read) + b (all faded - read) + c
 
-Of earlier mean log lengths there are two: the newest, and all of them with old ones fading. How much each is
-worth, and how much everything has drifted since, is measured: by least squares over what came of prompts that
-came again, recent ones counting more.
+`read` is the network's prediction, as the log of a length. `newest` is the mean log length in the latest
+epoch, and `all faded` a mean over all epochs in which old ones fade. The weights a and b and the drift c are
+fitted by least squares over prompts that came again; recent iterations count more.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_NEWEST = 0.4  # weight of the newest in the faded mean
-_FADE = 0.97  # of what was measured, from window to window
-_DOUBT = 1.0  # squared log units that must have been seen before anything is believed
+_NEWEST = 0.4  # weight of the newest length in the faded mean
+_FADE = 0.97  # of the fit's sums, from iteration to iteration
+_DOUBT = 1.0  # regularisation: squared log units, so that few observations are not believed
 
 
 class History:
-    """Mean log lengths by problem, and what they are worth. It never changes: `seen` gives the next one."""
+    """Mean log lengths by problem, and their weights. Immutable: `seen` returns the next one."""
 
     def __init__(
         self,
@@ -27,22 +27,25 @@ class History:
         square: np.ndarray | None = None,
         product: np.ndarray | None = None,
     ) -> None:
-        self._lengths = dict(lengths or {})  # newest and faded
+        self._lengths = dict(lengths or {})  # newest and faded mean log length
         self._square = np.zeros((3, 3)) if square is None else square
         self._product = np.zeros(3) if product is None else product
 
     @property
     def worth(self) -> np.ndarray:
-        """Weights of newest and faded, and the drift."""
+        """The weights of the newest and the faded length, and the drift."""
         doubt = np.diag([_DOUBT, _DOUBT, _DOUBT])
         return np.linalg.solve(self._square + doubt, self._product)
 
     def correction(self, keys: Sequence[int], read: np.ndarray) -> np.ndarray:
-        """What to add to the logs that were read in the prompts; 0 for prompts that are new."""
+        """Return corrections to add to the predicted logs in `read`; 0 for new prompts."""
         return np.asarray(self._features(keys, read) @ self.worth)
 
     def seen(self, keys: Sequence[int], read: np.ndarray, found: np.ndarray) -> History:
-        """After a window: what was read, and the mean log lengths that were found."""
+        """Return the history after an iteration.
+
+        `read`: predicted logs; `found`: mean log lengths of its groups.
+        """
         told = self._features(keys, read)
         lengths = dict(self._lengths)
         for key, value in zip(keys, found.tolist(), strict=True):
@@ -61,7 +64,7 @@ class History:
         return rows
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of it, for a file."""
+        """Return the history as arrays, for a file."""
         return {
             "keys": np.array(list(self._lengths), np.uint64),
             "lengths": np.array(list(self._lengths.values()), np.float64).reshape(-1, 2),
@@ -71,7 +74,7 @@ class History:
 
     @classmethod
     def restored(cls, arrays: Mapping[str, np.ndarray]) -> History:
-        """From `arrays`; a KeyError or ValueError says what is missing or does not fit."""
+        """Restore a history. Raises KeyError or ValueError if an array is missing or does not fit."""
         square, product = arrays["square"], arrays["product"]
         if square.shape != (3, 3) or product.shape != (3,):
             raise ValueError(f"history's square is {square.shape}, product {product.shape}")

@@ -1,6 +1,6 @@
-"""A language model as the ranker's backbone: the mean of its last hidden states over the prompt.
+"""A language model as the ranker's backbone: it gives the mean of its last hidden states over the prompt.
 
-It is not trained: the ranker's network learns what of it tells the length. Each prompt is read once.
+The model is not trained: the ranker's network learns which numbers matter. Each prompt is read once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from producers.ranker.ranker import Question
 from producers.ranker.states import RankerError, backbone_name
 
-_TOKENS = 512  # from the prompt's end, as many as the ranker keeps: what is asked mostly comes last
+_TOKENS = 512  # from the prompt's end, as many as the ranker keeps: the question mostly comes last
 _AT_ONCE = 16
 
 
@@ -38,7 +38,7 @@ class LanguageModel:
 
     def of(self, prompts: Sequence[Question]) -> np.ndarray:
         fresh = {prompt.key: prompt for prompt in prompts if prompt.key not in self._read}
-        # of like length together: little of a batch is padding
+        # prompts of like length together, so that little of a batch is padding
         ordered = sorted(fresh.values(), key=lambda prompt: len(prompt.tokens))
         for start in range(0, len(ordered), _AT_ONCE):
             some = ordered[start : start + _AT_ONCE]

@@ -1,10 +1,11 @@
-"""A small network that reads a prompt and says how long its answer will be: numpy alone, trained in seconds.
+"""A small network that predicts the length of a prompt's answer. It needs only numpy, and trains in seconds.
 
     a token and its neighbours ──► hidden ─┬─► what it adds, summed over tokens (log-sum-exp) ──┐
                                            └─► max and mean over tokens ──► what scales it all ─┴► log length
 
-An answer's length is mostly a sum, so much for each thing that is asked, and what is said once ("briefly",
-"in detail") multiplies it. That shape learns from hundreds of prompts what n-gram weights need thousands for.
+An answer's length is mostly a sum, with a term for each thing that is asked; a word like "briefly" or "in
+detail" multiplies it. With this shape, hundreds of prompts teach as much as thousands teach to n-gram
+weights.
 
 Everything is float32 and nothing depends on time: the same pairs in the same order give the same bits.
 """
@@ -22,34 +23,34 @@ _EMBEDDING, _HIDDEN, _GLOBAL = 12, 32, 16
 _READ = 256  # tokens from the prompt's beginning, and as many from its end
 _RATE = 0.02
 _DECAY = 0.003
-_BEYOND = 2.0  # an error of more log units than this pulls no harder
-_TABLES = ("token", "token_adds")  # by bucket: only the rows of a batch change
+_BEYOND = 2.0  # errors are clipped at so many log units
+_TABLES = ("token", "token_adds")  # by bucket: a step changes only the rows of its batch's tokens
 
 Parameters = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Text:
-    """Prompts of a batch, end to end, each between two paddings."""
+    """A batch of prompts, end to end, each between two paddings."""
 
     ids: np.ndarray
-    places: np.ndarray  # in `ids`, of each token that is not padding
-    counts: np.ndarray  # tokens of each prompt
-    dense: np.ndarray  # what a backbone says of each prompt
+    places: np.ndarray  # in `ids`: where each token that is not padding stands
+    counts: np.ndarray  # number of tokens of each prompt
+    dense: np.ndarray  # the backbone's numbers for each prompt
 
     @property
     def rows(self) -> np.ndarray:
-        """The prompt of each token."""
+        """For each token, the number of its prompt."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @property
     def starts(self) -> np.ndarray:
-        """The first token of each prompt."""
+        """For each prompt, the index of its first token."""
         return np.cumsum(self.counts) - self.counts
 
 
 def text_of(prompts: Sequence[np.ndarray], dense: np.ndarray) -> Text:
-    """Prompts as the network reads them. None may be empty."""
+    """Prepare prompts for the network. No prompt may be empty."""
     read = [
         prompt if len(prompt) <= 2 * _READ else np.concatenate([prompt[:_READ], prompt[-_READ:]])
         for prompt in prompts
@@ -72,12 +73,12 @@ def _slope(values: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Pass:
-    """What a forward pass leaves for the backward one."""
+    """Results of the forward pass that the backward pass needs."""
 
     windows: np.ndarray
     hidden_in: np.ndarray
     hidden: np.ndarray
-    shares: np.ndarray  # of each token in its prompt's sum
+    shares: np.ndarray  # share of each token in its prompt's sum
     largest: np.ndarray
     summary: np.ndarray
     scale_in: np.ndarray
@@ -85,14 +86,14 @@ class _Pass:
 
 
 class Network:
-    """Parameters, and how far training has come with each."""
+    """The parameters, and the optimizer's state of each."""
 
     def __init__(self, parameters: Parameters, moments: Parameters, steps: int) -> None:
         self._at, self._moments, self.steps = parameters, moments, steps
 
     @classmethod
     def fresh(cls, seed: int, dense: int) -> Self:
-        """Untrained; `dense`: how many numbers a backbone says of a prompt."""
+        """Return an untrained network; `dense`: how many numbers the backbone gives for a prompt."""
         rng = np.random.default_rng(seed)
 
         def normal(rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
@@ -116,7 +117,10 @@ class Network:
 
     @classmethod
     def restored(cls, arrays: Mapping[str, np.ndarray], steps: int, dense: int) -> Self:
-        """From what `arrays` gave; a ValueError names what does not fit."""
+        """Restore a network from `arrays`.
+
+        Raises ValueError with the name that is missing or does not fit.
+        """
         fresh = cls.fresh(0, dense)
         wanted = fresh.arrays()
         for name, value in wanted.items():
@@ -130,11 +134,11 @@ class Network:
         return cls(at, moments, steps)
 
     def arrays(self) -> Parameters:
-        """Everything that `restored` needs but the number of steps."""
+        """Return all that `restored` needs, except the number of steps."""
         return self._at | self._moments
 
     def copy(self) -> Network:
-        """One that learns without changing this one."""
+        """Return a copy, which can learn without changing this one."""
         return Network(
             {n: value.copy() for n, value in self._at.items()},
             {n: value.copy() for n, value in self._moments.items()},
@@ -142,11 +146,11 @@ class Network:
         )
 
     def predict(self, text: Text) -> np.ndarray:
-        """Log of the length, for each prompt, but for a constant."""
+        """Return the log of each prompt's answer length, less a constant that the ranker adds."""
         return self._forward(text)[0].astype(np.float64)
 
     def learn(self, text: Text, target: np.ndarray, weight: np.ndarray, pace: float) -> None:
-        """One step towards the targets; `pace` is 1 at the beginning of a lesson and falls towards 0."""
+        """Make one step towards the targets; `pace` is 1 at the beginning of a lesson and falls towards 0."""
         said, done = self._forward(text)
         pull = np.clip(said - target, -_BEYOND, _BEYOND) * weight / weight.sum()
         self.steps += 1
@@ -175,7 +179,7 @@ class Network:
     def _backward(
         self, text: Text, done: _Pass, pull: np.ndarray
     ) -> tuple[Parameters, dict[str, tuple[np.ndarray, np.ndarray]]]:
-        """Gradients of the dense parameters, and of the tables' rows: (rows, gradients)."""
+        """Return gradients of the dense parameters, and of the tables' rows as (rows, gradients)."""
         at, rows, centre = self._at, text.rows, text.ids[text.places]
         to_scale = pull[:, None] * at["scales"].T * _slope(done.scale_in)
         to_summary = to_scale @ at["scale"].T
@@ -202,7 +206,7 @@ class Network:
     def _apply(
         self, dense: Parameters, tables: dict[str, tuple[np.ndarray, np.ndarray]], rate: np.float32
     ) -> None:
-        """Adam for what every batch touches; for the tables' rows their own, slowly forgetting, squares."""
+        """Apply gradients. Dense parameters use Adam; the tables' rows use slowly fading sums of squares."""
         for name, gradient in dense.items():
             if not name.endswith("_bias"):
                 gradient = gradient + np.float32(_DECAY) * self._at[name]

@@ -1,4 +1,4 @@
-"""A ranker trained at leisure from what runs recorded, to start other runs with."""
+"""Trains a ranker from the samples that runs recorded, so that other runs can start with it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from schemas.topics import Topic, Topics
 from schemas.wire import MessageT
 
 _PASSES = 25
-_MOST_GROUPS = 1 << 16  # a prompt is up to 3 KB: the newest are what a run is like now
-_HELD_OUT = 5  # every fifth problem judges a ranker that has not seen it
+_MOST_GROUPS = 1 << 16  # a prompt takes up to 3 KB; the newest are most like the run now
+_HELD_OUT = 5  # every fifth problem is kept for judging the ranker
 
-Windows = list[list[Answered]]  # in the order in which they were generated
+Windows = list[list[Answered]]  # iterations, in the order in which they were generated
 
 
 @dataclass(frozen=True)
 class Quality:
-    """How well groups are ranked."""
+    """How well a ranker ranks groups."""
 
     groups: int
     recall: tuple[float, float, float]  # of the longest 20, 10 and 5 %
@@ -35,7 +35,10 @@ class Quality:
 
 
 def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
-    """Whole groups on a run's log, the newest that memory is spent on. Of samples only lengths are kept."""
+    """Return the complete groups on a run's log, by iteration.
+
+    Only lengths of samples are kept; of very many prompts only the newest.
+    """
     asked = _asked(bus, topics, deadline_s)
     lengths: dict[int, dict[int, int]] = {}
     for sample in _messages(bus, topics, topics.samples, Sample, deadline_s):
@@ -55,7 +58,7 @@ def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is kept of a prompt."""
+    """The fields of a prompt that are kept."""
 
     question: Question
     problem_id: str
@@ -64,7 +67,7 @@ class _Asked:
 
 
 def _asked(bus: Bus, topics: Topics, deadline_s: float) -> dict[int, _Asked]:
-    """By group; a problem that came again and again is kept once."""
+    """Return the training prompts by group. The question of a problem that comes again is kept once."""
     asked: dict[int, _Asked] = {}
     questions: WeakValueDictionary[tuple[str, bytes], Question] = WeakValueDictionary()
     for prompt in _messages(bus, topics, topics.prompts, Prompt, deadline_s):
@@ -90,7 +93,7 @@ def _kind_of(prompt: Prompt) -> object:
 def _messages(
     bus: Bus, topics: Topics, topic: Topic, kind: type[MessageT], deadline_s: float
 ) -> Iterator[MessageT]:
-    """One after the other, up to the topic's end as it is now; what can't be used its readers report."""
+    """Yield the messages of a topic one by one, up to its present end. Invalid records are skipped."""
     gate = Gate(kind, topics.prompts.name.removesuffix(".prompts"), passed_over)
     reader = bus.reader(topic)
     try:
@@ -104,7 +107,7 @@ def _messages(
 def train_ranker(
     windows: Windows, backbone: Backbone, *, seed: int, progress: Callable[[float], None] = lambda _: None
 ) -> Ranker:
-    """First as a run learns, window by window; then over all of it, again and again."""
+    """Train a ranker: first iteration by iteration, as in a run, then over all groups many times."""
     typical = float(np.exp(np.mean([np.log(max(1, n)) for w in windows for g in w for n in g.lengths])))
     ranker = Ranker.fresh(seed, backbone, typical=typical)
     for done, window in enumerate(windows):
@@ -118,7 +121,7 @@ def train_ranker(
 
 
 def split(windows: Windows) -> tuple[Windows, list[Answered]]:
-    """What to learn from, and groups of other problems to judge by."""
+    """Split into groups to learn from, and groups of other problems to judge by."""
     keep = [[g for g in window if g.question.key % _HELD_OUT] for window in windows]
     return (
         [window for window in keep if window],
@@ -127,7 +130,7 @@ def split(windows: Windows) -> tuple[Windows, list[Answered]]:
 
 
 def judged(ranker: Ranker, groups: Sequence[Answered]) -> Quality:
-    """How well a ranker ranks them."""
+    """Measure how well a ranker ranks these groups."""
     said = ranker.predict([group.question for group in groups])
     true = np.array([np.mean(group.lengths) for group in groups])
     score = score_of(said, [group.lengths for group in groups])
@@ -135,9 +138,9 @@ def judged(ranker: Ranker, groups: Sequence[Answered]) -> Quality:
 
 
 def tau(said: np.ndarray, true: np.ndarray) -> float:
-    """Kendall's tau-b: pairs in the right order minus pairs in the wrong one.
+    """Return Kendall's tau-b, from -1 to 1: the pairs in right order minus those in wrong order, normalised.
 
-    In the order of what was said, a pair is wrong where the true ones of it go down (Knight, 1966): n log n.
+    In the order of `said`, a pair is wrong if its `true` values fall (Knight, 1966). Takes O(n log n).
     """
     said_ranks, true_ranks = _ranks(said), _ranks(true)
     order = np.lexsort((true_ranks, said_ranks))
@@ -150,18 +153,18 @@ def tau(said: np.ndarray, true: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """The place of each value among those that differ."""
+    """Return the rank of each value among the distinct values."""
     return np.asarray(np.unique(values, return_inverse=True)[1], np.int64)
 
 
 def _ties(ranks: np.ndarray) -> int:
-    """How many pairs are equal."""
+    """Count the pairs of equal ranks."""
     counts = np.unique(ranks, return_counts=True)[1].astype(np.int64)
     return int((counts * (counts - 1) // 2).sum())
 
 
 def _inversions(ranks: np.ndarray) -> int:
-    """How many pairs go down. Bit by bit: of those alike in all higher bits, each 1 that is before a 0."""
+    """Count the pairs that fall. Bit by bit: each 1 before a 0, among ranks that agree in all higher bits."""
     count = 0
     for bit in reversed(range(int(ranks.max(initial=0)).bit_length())):
         higher = ranks >> (bit + 1)

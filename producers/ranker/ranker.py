@@ -1,9 +1,9 @@
-"""The length ranker: what the prompt says, and how long its answers were in earlier epochs.
+"""The length ranker: predicts from the prompt, and from the lengths of its answers in earlier epochs.
 
     log length = network(prompt) + history(prompt, what the network says)
 
-The network learns on after every window of groups, from these and from earlier ones; what it can't read in a
-prompt, the prompt's own history tells. A ranker never changes: `learned` gives the next one.
+The network learns on after every iteration, from its groups and from earlier ones. The history tells what the
+network can't read in the prompt. A ranker is immutable: `learned` returns the next one.
 """
 
 from __future__ import annotations
@@ -20,68 +20,68 @@ from producers.ranker.network import Network, Text, text_of
 from schemas.identity import derive_seed
 
 SCHEMA = 1
-KEPT_GROUPS = 2048  # groups that the network goes on learning from
-_FIRST, _LAST = 256, 512  # tokens of a prompt
+KEPT_GROUPS = 2048  # groups that are kept for the network to learn from again
+_FIRST, _LAST = 256, 512  # tokens of a prompt that are kept: from its beginning and its end
 _BATCH = 64
-_PASSES = 4  # steps of a window: so often its groups, and as many earlier ones
+_PASSES = 4  # how often an iteration's groups are learned, each time with as many earlier ones
 _LEAST_STEPS = 12
-_FIRST_STEPS = 64  # of the first window, half of it of the second, and so on: while there is little to read
+_FIRST_STEPS = 64  # of the first iteration, half of it of the second, and so on: while few groups are kept
 
 
 class StateError(ValueError):
-    """A stored ranker that can't be used; the message says why and what to do."""
+    """A stored ranker can't be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt as the ranker knows it."""
+    """A prompt in the form that the ranker uses."""
 
-    key: int  # of its problem, stable over epochs
+    key: int  # hash of the problem's id, the same in all epochs
     text: np.ndarray  # int32 tokens, at least one
-    kind: int = 0  # hash of the task's own word for what kind of problem it is; 0: it has none
+    kind: int = 0  # hash of the problem's "kind" in the task; 0: it has none
 
     @property
     def tokens(self) -> np.ndarray:
-        """As the network reads it: the kind comes first, like one more token."""
+        """The tokens that the network reads: the kind comes first, like one more token."""
         return self.text if not self.kind else np.concatenate([np.array([self.kind], np.int32), self.text])
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A group that is finished."""
+    """A finished group: a prompt, and the lengths of its answers."""
 
     question: Question
     lengths: Sequence[int]
 
 
 class Predictor(Protocol):
-    """What a planner needs of a ranker."""
+    """The part of a ranker that a planner needs."""
 
     @property
     def name(self) -> str:
-        """Which it is and how much it has seen: prompt records say it."""
+        """The ranker's name, with its version; prompt records carry it."""
 
     def predict(self, questions: Sequence[Question]) -> np.ndarray:
-        """Lengths in tokens."""
+        """Return predicted lengths in tokens."""
 
 
 class Backbone(Protocol):
-    """Says more of a prompt than its words: a language model's hidden state, say."""
+    """A model that gives numbers for a prompt, such as a language model's hidden state."""
 
     @property
     def name(self) -> str:
-        """Which: a state of another backbone can't be used."""
+        """The backbone's name. A stored ranker works only with the backbone that it was trained with."""
 
     @property
     def width(self) -> int:
-        """How many numbers."""
+        """How many numbers it gives for a prompt."""
 
     def of(self, prompts: Sequence[Question]) -> np.ndarray:
-        """One row of numbers a prompt, of about unit size."""
+        """Return one row of numbers for each prompt, of about unit size."""
 
 
 class NoBackbone:
-    """The network's own embeddings are all there is."""
+    """No backbone: the network uses only its own embeddings."""
 
     name, width = "none", 0
 
@@ -90,11 +90,11 @@ class NoBackbone:
 
 
 def question_of(problem_id: str, kind: object, tokens: Sequence[int]) -> Question:
-    """A problem's prompt, and the task's own word for what kind of problem it is; None: it has none."""
+    """Make a question of a prompt. `kind`: the task's word for the kind of its problem, or None."""
     key = int.from_bytes(hashlib.blake2b(problem_id.encode(), digest_size=8).digest(), "little")
     hashed = 0 if kind is None else 1 + derive_seed("kind", str(kind)) % 0x7FFFFFFF
     text = np.array(tokens, np.int32)
-    if len(text) > _FIRST + _LAST:  # all that is read of it, and thousands are kept with a state
+    if len(text) > _FIRST + _LAST:  # the network reads no more, and thousands are stored with a ranker
         text = np.concatenate([text[:_FIRST], text[-_LAST:]])
     return Question(key, text, hashed)
 
@@ -112,7 +112,7 @@ def _kept(group: Answered) -> _Kept:
 
 
 class Ranker:
-    """Predicts lengths; `version` is the number of windows that it has learned from."""
+    """Predicts lengths; `version` is the number of iterations that it has learned from."""
 
     def __init__(
         self,
@@ -131,22 +131,22 @@ class Ranker:
 
     @classmethod
     def fresh(cls, seed: int, backbone: Backbone, *, typical: float) -> Ranker:
-        """One that knows nothing: every answer is `typical` tokens long."""
+        """Return a ranker that knows nothing: it predicts `typical` tokens for every answer."""
         return cls(Network.fresh(seed, backbone.width), backbone, centre=float(np.log(typical)))
 
     @property
     def name(self) -> str:
-        """What it reads prompts with beside its network, and how many windows it has seen."""
+        """The backbone's name and the version."""
         return f"{self.backbone.name}/{self.version}"
 
     def as_start(self) -> Ranker:
-        """The same, for a run that begins."""
+        """Return this ranker as version 0, for a run that begins."""
         return Ranker(
             self._network, self.backbone, centre=self._centre, history=self._history, kept=self._kept
         )
 
     def predict(self, questions: Sequence[Question]) -> np.ndarray:
-        """Lengths in tokens."""
+        """Return predicted lengths in tokens."""
         if self._network.steps == 0 or not questions:
             return np.full(len(questions), np.exp(self._centre))
         read = self._read(questions)
@@ -159,7 +159,7 @@ class Ranker:
         return text_of([question.tokens for question in questions], self.backbone.of(questions))
 
     def learned(self, window: Sequence[Answered]) -> Ranker:
-        """The ranker that has also seen these groups. It follows from them and their order alone."""
+        """Return a ranker that also learned from these groups. It depends only on them and their order."""
         if not window:
             return Ranker(
                 self._network, self.backbone, version=self.version + 1, centre=self._centre,
@@ -169,7 +169,7 @@ class Ranker:
         found = np.array([group.target for group in fresh.values()])
         read = self._read([group.question for group in fresh.values()])
         centre = self._centre
-        if self._network.steps == 0:  # it knows nothing: what is found is its typical length
+        if self._network.steps == 0:  # it knows nothing: these groups give the typical length
             centre += float(np.mean(found - read))
         history = self._history.seen(list(fresh), read, found)
         kept = {key: group for key, group in self._kept.items() if key not in fresh} | fresh
@@ -187,7 +187,7 @@ class Ranker:
     def drilled(
         self, groups: Sequence[Answered], passes: int, *, progress: Callable[[float], None]
     ) -> Ranker:
-        """The same after its network went over all these groups again and again: for learning at leisure."""
+        """Return a ranker whose network went over all these groups `passes` times. For offline training."""
         all_of_it = [_kept(group) for group in groups]
         network = self._network.copy()
         rng = np.random.default_rng([self.version, network.steps])
@@ -209,7 +209,7 @@ class Ranker:
         centre: float,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Step after step, ever more carefully."""
+        """Make one step for each batch, with a falling rate."""
         for done, groups in enumerate(batches):
             target = np.array([group.target for group in groups]) - centre
             weight = np.array([group.weight for group in groups])
@@ -218,7 +218,7 @@ class Ranker:
             progress(done / len(batches))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of it, for a file."""
+        """Return the whole ranker as arrays, for a file."""
         questions = [group.question for group in self._kept.values()]
         return {
             **{f"network.{name}": value for name, value in self._network.arrays().items()},
@@ -234,7 +234,7 @@ class Ranker:
 
     @classmethod
     def restored(cls, arrays: Mapping[str, np.ndarray], backbone: Backbone) -> Ranker:
-        """From `arrays`; a StateError says what is wrong with them."""
+        """Restore a ranker from `arrays`. Raises StateError if one is missing or does not fit."""
         try:
             version, steps, centre = arrays["numbers"].tolist()
             network = Network.restored(_of("network", arrays), int(steps), backbone.width)
@@ -260,7 +260,7 @@ def _of(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _batches(
     fresh: Sequence[int], kept: Sequence[int], steps: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """Half of each batch from this window, as far as it goes, the rest from all that is kept."""
+    """Make batches: half of each from this iteration, as far as it goes, the rest from all kept groups."""
     half = min(_BATCH // 2, len(fresh))
     order = np.concatenate([rng.permutation(len(fresh)) for _ in range(-(-steps * half // len(fresh)))])
     batches = []
@@ -272,7 +272,7 @@ def _batches(
 
 
 def recall_of_longest(predicted: Iterable[float], true: Iterable[float], share: float) -> float:
-    """How many of the longest `share` are among the `share` predicted to be longest."""
+    """Return what part of the longest `share` is also among the `share` predicted to be longest."""
     said, found = np.asarray(list(predicted)), np.asarray(list(true))
     count = max(1, round(share * len(found)))
     longest = np.argsort(-found, kind="stable")[:count]
@@ -288,7 +288,7 @@ class RankingScore:
 
 
 def score_of(predicted: Sequence[float] | np.ndarray, lengths: Sequence[Sequence[int]]) -> RankingScore:
-    """Predictions of groups beside the lengths that their samples came to have."""
+    """Compare predictions of groups with the lengths that their samples came to have."""
     true = [float(np.mean(mine)) for mine in lengths]
     logs = np.array([np.mean(np.log(np.maximum(mine, 1))) for mine in lengths])
     recall = [recall_of_longest(predicted, true, share) for share in (0.2, 0.1, 0.05)]

@@ -1,6 +1,6 @@
-"""Rankers in the object store, as safetensors files: a run's own by version, and those to start from.
+"""Rankers in the object store, as safetensors files: a run's own versions, and rankers to start from.
 
-runs/<run>/ranker/v000012.safetensors     what ranked the prompts that say "…/12"
+runs/<run>/ranker/v000012.safetensors     the ranker of prompts whose predictor is "…/12"
 rankers/<name>/v000003.safetensors        trained offline from recorded samples; `lengths.start` names one
 """
 
@@ -32,58 +32,58 @@ class RankerError(Explained):
 
 
 def backbone_name(backbone: str) -> str:
-    """What a stored ranker says of the backbone that a run file names: its folder's last part."""
+    """Return a backbone's name as it is stored with rankers: the last part of its folder."""
     return backbone.rstrip("/").rpartition("/")[2]
 
 
 class States:
-    """The rankers under one folder of a store, by number."""
+    """The rankers in one folder of a store, by number."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._folder = store, folder
 
     @classmethod
     def of_run(cls, store: Store, run: str) -> States:
-        """Those that a run made."""
+        """Return the rankers of a run."""
         return cls(store, f"runs/{run}/ranker")
 
     @classmethod
     def to_start_from(cls, store: Store, name: str) -> States:
-        """Those that were trained offline under a name."""
+        """Return the rankers that were trained offline under a name."""
         return cls(store, f"rankers/{name}")
 
     def key(self, number: int) -> str:
-        """Where a ranker lies."""
+        """Return the key of a ranker in the store."""
         return f"{self._folder}/v{number:06d}.safetensors"
 
     def numbers(self) -> list[int]:
-        """Those that are there, ascending."""
+        """Return the numbers of the stored rankers, ascending."""
         found = (_NAME.fullmatch(key) for key in self._store.list(self._folder))
         return sorted(int(match[1]) for match in found if match)
 
     def put(self, number: int, ranker: Ranker) -> None:
-        """Keep a ranker. One of this number that is there stays: it is what ranked prompts already."""
+        """Store a ranker. If one of this number is stored it stays: it ranked prompts already."""
         with suppress(Exists):
             self._store.put_new(self.key(number), packed_ranker(ranker))
 
     def get(self, number: int, backbone: Backbone) -> Ranker:
-        """A ranker; a RankerError says why it can't be used."""
+        """Load a ranker. Raises RankerError if it can't be used."""
         key = self.key(number)
         return unpacked_ranker(self._store.get(key), backbone, f"{self._store.url}/{key}")
 
     def collect(self, keep: int) -> None:
-        """Remove all but the newest."""
+        """Remove all but the newest `keep` rankers."""
         for number in self.numbers()[:-keep]:
             self._store.delete(self.key(number))
 
 
 def start_from(where: str, store: Store, backbone: Backbone) -> Ranker:
-    """The ranker that `lengths.start` names: a URL, or a key in the run's own store."""
+    """Load the ranker that `lengths.start` names: by a URL, or by a key in the run's own store."""
     return unpacked_ranker(_read(where, store), backbone, f"lengths.start: {where}").as_start()
 
 
 def check_start(where: str, store: Store, backbone: str) -> None:
-    """Raise if a run could not start from there, as far as a look at the file can tell."""
+    """Raise RankerError if a run can't start from a ranker, as far as its file's header tells."""
     _check(_read(where, store), backbone, f"lengths.start: {where}")
 
 
@@ -96,7 +96,7 @@ def _read(where: str, store: Store) -> bytes:
 
 
 def packed_ranker(ranker: Ranker) -> bytes:
-    """The bytes of a file, signed if there is a key."""
+    """Pack a ranker into a file's bytes, signed if there is a key."""
     about = json.dumps({"schema": SCHEMA, "backbone": ranker.backbone.name, "version": ranker.version})
     plain, ring = save(ranker.arrays(), metadata={_ABOUT: about}), ring_from_env()
     if not ring.signs:
@@ -106,7 +106,7 @@ def packed_ranker(ranker: Ranker) -> bytes:
 
 
 def unpacked_ranker(data: bytes, backbone: Backbone, where: str) -> Ranker:
-    """The ranker in a file's bytes."""
+    """Read a ranker from a file's bytes. Raises RankerError if it can't be used."""
     _check(data, backbone.name, where)
     try:
         return Ranker.restored(load(data), backbone)
@@ -115,7 +115,7 @@ def unpacked_ranker(data: bytes, backbone: Backbone, where: str) -> Ranker:
 
 
 def _check(data: bytes, backbone: str, where: str) -> None:
-    """Whether a file is what it should be, before anything of it is used."""
+    """Raise if a file is no ranker of this schema and backbone, or has no good signature."""
     about, signature = _about(data, where)
     ring = ring_from_env()
     ring.verify(_signed(data, where) if ring.trusts else b"", signature, where, _KIND)
@@ -133,7 +133,7 @@ def _check(data: bytes, backbone: str, where: str) -> None:
 
 
 def _about(data: bytes, where: str) -> tuple[dict[str, Any], str | None]:
-    """What a file says of itself, and its signature."""
+    """Return a file's description of itself, and its signature (None if it has none)."""
     try:
         said = _header(data)[0]["__metadata__"]
         about = json.loads(said[_ABOUT])
@@ -145,7 +145,7 @@ def _about(data: bytes, where: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _signed(data: bytes, where: str) -> bytes:
-    """What a signature is of: all of the file but the signature itself."""
+    """Return the bytes that a signature signs: the whole file, without the signature."""
     try:
         header, body = _header(data)
         header["__metadata__"].pop(_SIGNATURE, None)

@@ -29,6 +29,7 @@ from infra.sites.peers import Heard, Peers
 from infra.sites.place import Site, cache_of
 from infra.sites.site_store import SiteStore
 from infra.stores.file_store import FileStore
+from infra.stores.store import StoreError
 from infra.weights.announcing import signed
 from infra.weights.manifest import Chunk
 from infra.weights.signing import Keys
@@ -335,6 +336,30 @@ def test_a_report_that_can_t_be_sent_ends_no_relay(
         context.stop.set()
         thread.join()
     assert caplog.text.count("a report could not be sent") == 1 and "nobody has foreseen" in caplog.text
+
+
+def test_a_cache_that_refuses_keyframes_ends_no_relay(
+    context: RoleContext, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Mirror, manifest: object) -> None:
+        raise StoreError("no space left on device")
+
+    monkeypatch.setattr(Mirror, "make_keyframe", full)
+    reader, news = context.bus.reader(context.topics.weights), News(RUN)
+
+    def there(version: int) -> bool:
+        reports = (news.of(record) for record in reader.poll(0.01))
+        return any(isinstance(one, SiteReport) and one.version == version for one in reports)
+
+    thread = in_thread(Relay(context, Site("far", f"file://{tmp_path}/cache")), context)
+    try:
+        for version in range(3):
+            publish(context, version)
+            wait_until(lambda version=version: there(version), what=f"version {version}")
+    finally:
+        context.stop.set()
+        thread.join()
+    assert caplog.text.count("the cache can't be kept tidy: no space left on device") == 1
 
 
 class Broken(FileStore):

@@ -1,4 +1,4 @@
-"""All that can be known about a run without starting anything: `streamrl run FILE --check`."""
+"""Inspects a run without starting anything of it: `streamrl run FILE --check`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flows.run.inspection.task import look_at_task
 from flows.run.start_model import model_at_hand
 from schemas.runspec import RunSpec
 
-__all__ = ["Finding", "look"]
+__all__ = ["Finding", "inspect_run"]
 
 
 def inspect_run(spec: RunSpec, told: Sequence[str] = ()) -> list[Finding]:
-    """What is found, besides what was `told` already. A task that is not there is not imported."""
+    """Return all findings that are not in `told`. A task that is wrong in `told` is not imported."""
     model = model_at_hand(spec)
     tokenizer = model if model is not None and has_tokenizer(model) else None
     no_task = any(problem.startswith("task.") for problem in told)
@@ -33,4 +33,4 @@ def _model(spec: RunSpec, folder: Path | None) -> list[Finding]:
         return list(look_at_model(folder))
     if spec.model.build:
         return [Finding("model", f"{spec.model.build} is not built yet: a run builds it")]
-    return []  # that there is no such folder was said
+    return []  # it is told already that there is no such folder

@@ -1,4 +1,4 @@
-"""Which kinds of models the installed transformers and vLLM know, from their tables: neither is imported."""
+"""Finds the kinds of models that the installed transformers and vLLM know, without importing them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GENERATING = {"_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_S
 
 @cache
 def trained() -> dict[str, str]:
-    """transformers' causal language models: the class by model_type. Empty if its table is not found."""
+    """Return the classes of transformers' causal language models by model_type. Empty without a table."""
     for name, value in _tables("transformers", "models/auto/modeling_auto.py"):
         if name == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" and isinstance(value, ast.Call) and value.args:
             pairs = _literal(value.args[0])
@@ -22,7 +22,7 @@ def trained() -> dict[str, str]:
 
 @cache
 def generated() -> frozenset[str]:
-    """Classes that vLLM generates with. Empty if its table is not found."""
+    """Return the classes that vLLM generates with. Empty if its table is not found."""
     found: set[str] = set()
     for name, value in _tables("vllm", "model_executor/models/registry.py"):
         if name in _GENERATING and isinstance(value, ast.Dict):
@@ -31,7 +31,7 @@ def generated() -> frozenset[str]:
 
 
 def _tables(package: str, file: str) -> list[tuple[str, ast.expr]]:
-    """The names that a module of a package assigns at its top, and what."""
+    """Return the names that a package's file assigns at its top level, each with the expression."""
     try:
         found = importlib.util.find_spec(package)
         if found is None or found.origin is None:

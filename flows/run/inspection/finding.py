@@ -1,4 +1,4 @@
-"""What a look before a run finds."""
+"""The findings of an inspection before a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line about one thing."""
+    """One line about one thing, and whether that thing is wrong."""
 
     thing: str
     said: str
@@ -23,7 +23,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """As it is shown."""
+        """The finding as it is shown."""
         return printable(f"{self.thing}: {self.said}".replace("\n", " "), 1_000)
 
 
@@ -32,7 +32,7 @@ class NoAnswer(Explained):
 
 
 def within(seconds: float, ask: Callable[[], _T]) -> _T:
-    """What is answered; raises NoAnswer after so long. The thread that asks is left behind then."""
+    """Return the result of `ask`. Raises NoAnswer after `seconds`, and leaves the asking thread behind."""
     answers: list[_T] = []
     errors: list[Exception] = []
 

@@ -1,4 +1,4 @@
-"""A model's folder, as far as its small files say: config, the headers of its tensors, its tokenizer."""
+"""Inspects a model's folder without reading its tensors: config, tensors' headers, tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BadModel(ValueError):
 
 
 def look_at_model(folder: Path) -> Iterator[Finding]:
-    """All that is found about a folder; one finding without anything wrong if it is fine."""
+    """Yield a finding for each thing that is wrong with a folder, or one finding that says it is fine."""
     wrong = [*wrong_config(folder), *_missing_kind(folder), *wrong_tensors(folder), *no_tensors(folder)]
     wrong += _missing_tokenizer(folder)
     for text in wrong:
@@ -35,7 +35,7 @@ def look_at_model(folder: Path) -> Iterator[Finding]:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """What its config.json says; raises BadModel."""
+    """Return a folder's config.json. Raises BadModel if it can't be read."""
     file = folder / "config.json"
     try:
         with file.open("rb") as opened:
@@ -54,7 +54,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def wrong_config(folder: Path) -> list[str]:
-    """Why the model can't be used, by its config alone. What it does not say is not held against it."""
+    """Return why a model can't be used, by its config alone. A key that the config lacks is no fault here."""
     try:
         config = config_of(folder)
     except BadModel as error:
@@ -74,7 +74,7 @@ def wrong_config(folder: Path) -> list[str]:
 
 
 def longest_context(folder: Path) -> int | None:
-    """How many tokens the model holds, if it says so; raises BadModel."""
+    """Return how many tokens a model holds by its config; None if that does not say. Raises BadModel."""
     limit = config_of(folder).get("max_position_embeddings")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise BadModel(f"{folder / 'config.json'} is damaged: max_position_embeddings is {shown(limit)}")
@@ -85,19 +85,19 @@ def _missing_kind(folder: Path) -> list[str]:
     try:
         kind = config_of(folder).get("model_type")
     except BadModel:
-        return []  # said already
+        return []  # `wrong_config` says it
     if isinstance(kind, str) and kind:
         return []
     return [f"{folder / 'config.json'} has no model_type: it is not of a Hugging Face model"]
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there is a file of a tokenizer."""
+    """Whether a folder has a file of a tokenizer."""
     return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def no_tensors(folder: Path) -> list[str]:
-    """Whether the model has no safetensors files, and only what would have to be unpickled."""
+    """Return a problem if a model has no safetensors files: other files would have to be unpickled."""
     try:
         there = bool(ModelFolder(folder).files)
     except (WeightsError, OSError, RecursionError):
@@ -114,7 +114,7 @@ def _missing_tokenizer(folder: Path) -> list[str]:
 
 
 def wrong_tensors(folder: Path) -> list[str]:
-    """What is wrong with the headers of its safetensors files."""
+    """Return what is wrong with the headers of a model's safetensors files, at most 8 problems."""
     try:
         files = ModelFolder(folder).files
     except (WeightsError, OSError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The store and the broker of a run, as far as they can be looked at without making anything there."""
+"""Inspects the store and the broker of a run, without making anything there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from schemas.addresses import LOCAL
 from schemas.runspec import RunSpec
 
 _ANSWER_S = 30.0
-_LITTLE = 1 << 30  # bytes of a disk that are soon full
+_LITTLE = 1 << 30  # free bytes of a disk that are too few
 _FILE = "file://"
 
 
 def look_at_places(spec: RunSpec) -> Iterator[Finding]:
-    """The store, those of the sites on this machine, and the broker."""
+    """Yield findings about the store, the caches of sites on this machine, and the broker."""
     places = known_places(spec)
     yield _store("store", "placement.store", places.store_url)
     for name, site in spec.placement.sites.items():
@@ -32,7 +32,7 @@ def look_at_places(spec: RunSpec) -> Iterator[Finding]:
 
 
 def wrong_folder(field: str, url: str) -> str:
-    """Why a store in a folder can't be written; empty if it can, or is no folder."""
+    """Return why a store in a folder can't be written; empty if it can, or if it is not in a folder."""
     if not url.startswith(_FILE):
         return ""
     folder = Path(url.removeprefix(_FILE))
@@ -45,7 +45,7 @@ def wrong_folder(field: str, url: str) -> str:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or the nearest one above it that is there."""
     return next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
 
 

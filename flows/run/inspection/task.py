@@ -1,4 +1,4 @@
-"""The user's task, imported in a process that may be killed: it may hang, exit, fork, fill memory or print.
+"""Inspects the user's task in a process of its own: a task may hang, exit, fork, fill memory or print.
 
 look ──► producers.task_probe ── pipe ──► what it does now, what it found
              │ a deadline for each thing that it does, a limit on its memory, no credentials
@@ -42,7 +42,7 @@ _START = "the start of its process"
 
 
 def look_at_task(spec: RunSpec, model: Path | None) -> list[Finding]:
-    """What is found about the task; `model` is the folder with the tokenizer, if it is there."""
+    """Return the findings about the task. `model`: the folder with the tokenizer; None if it is not there."""
     task = spec.task
     if task.dataset and not Path(task.dataset).exists():
         return [Finding("task", f"the dataset {task.dataset} is not on this machine; a run fetches it")]
@@ -56,14 +56,14 @@ def look_at_task(spec: RunSpec, model: Path | None) -> list[Finding]:
 
 
 class _Probe:
-    """The process, what it says, and its end."""
+    """The process that imports the task: it is started, its answers are read, and it is killed."""
 
     def __init__(self, job: ProbeRequest, spec: RunSpec) -> None:
         self._job, self._spec = job, spec
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._doing, self._since = _START, time.monotonic()
         self._output, self._rest, self._size = b"", b"", 0
-        self._open: set[int] = set()  # the ends of pipes that have not been closed over there
+        self._open: set[int] = set()  # our ends of pipes that the process has not closed
 
     def __enter__(self) -> _Probe:
         self._answers, theirs = os.pipe()
@@ -86,13 +86,13 @@ class _Probe:
 
     def __exit__(self, *_: object) -> None:
         kill(self._process)
-        for pid in carrying(self._mark):  # what left the group of the process
+        for pid in carrying(self._mark):  # processes that left the group
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         os.close(self._answers)
 
     def findings(self) -> Iterator[Finding]:
-        """As they come; the last one says so if the process did not come to its end."""
+        """Yield findings as they come. The last one says why, if the process did not come to its end."""
         while True:
             for line in self._lines():
                 answer = self._understood(line)
@@ -112,7 +112,7 @@ class _Probe:
                 return
 
     def _lines(self) -> list[bytes]:
-        """Whole lines of answers that have come within a moment. Its other output is kept at its end."""
+        """Return whole lines of answers that come within 0.1 s. Keeps the last 4 KB of the other output."""
         if not self._open:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
@@ -137,7 +137,7 @@ class _Probe:
         return answer if isinstance(answer, dict) and ("pid" in answer) else None
 
     def _trouble(self) -> str:
-        """Why it will not come to its end; empty if it may."""
+        """Return why the process will not come to its end; empty if it may."""
         if time.monotonic() - self._since > self._limit:
             setting = (
                 "task.reward_deadline_s" if self._scores else f"deadlines.start_s, {LONGEST_S:g} at most"

@@ -1,6 +1,6 @@
-"""Groups as objects of the store.
+"""Chunks: coded groups of tiles, as objects of the store.
 
-magic · length of the head · head (msgpack: what groups there are) · the groups' bodies
+magic · length of the head · head (msgpack: the groups' heads) · the groups' bodies
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from infra.weights.codec.groups import CodedGroup, Head
 from infra.weights.codec.tiles import TILE, Tile, tile_runs
 from infra.weights.weights_error import WeightsError, damaged
 
-CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it as large
+CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it so large
 _MAGIC = b"SRWC"
 _START = struct.Struct("<4sI")
 
@@ -38,7 +38,10 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
 
 
 def encode_model(old: Model | None, new: Model, *, threads: int = 1, size: int = CHUNK) -> Iterator[bytes]:
-    """What makes one model of another, or of nothing, chunk by chunk. Both have the same tensors."""
+    """Yield the chunks that make a new model of an old one, or of nothing (None).
+
+    Both have the same tensors. A chunk ends with the group by which it has `size` bytes.
+    """
     if old is not None:
         check_alike(old, new)
     held: list[CodedGroup] = []
@@ -71,7 +74,7 @@ def _said(bits: Bits) -> str:
 
 
 def _chunk(held: list[CodedGroup]) -> bytes:
-    """All groups that are held; no more of them is held then."""
+    """Join all held groups into a chunk, and clear the list."""
     head = msgspec.msgpack.encode(_Head(1, TILE, [group.head for group in held]))
     body = (part for group in held for part in group.body)
     chunk = b"".join([_START.pack(_MAGIC, len(head)), head, *body])
@@ -80,7 +83,7 @@ def _chunk(held: list[CodedGroup]) -> bytes:
 
 
 def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryview]]:
-    """The groups in a chunk."""
+    """Return head and body of each group in a chunk. Raises WeightsError if the chunk is damaged."""
     view = memoryview(chunk)
     try:
         magic, size = _START.unpack_from(view)
@@ -88,7 +91,7 @@ def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryvie
             raise WeightsError(f"{what} is no chunk of weights: it begins with {bytes(magic)!r}")
         at = _START.size + size
         head = msgspec.msgpack.decode(view[_START.size : at], type=_Head)
-    except (struct.error, ValueError, RecursionError, MemoryError) as error:  # what msgspec raises are such
+    except (struct.error, ValueError, RecursionError, MemoryError) as error:  # msgspec raises ValueErrors
         raise WeightsError(f"{what} is damaged: {error}") from error
     if (head.format, head.tile) != (1, TILE):
         raise WeightsError(
@@ -107,11 +110,11 @@ def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryvie
 def decode_chunk(
     chunk: bytes | memoryview, model: Model, what: str, *, threads: int = 1, covered: Covered | None = None
 ) -> list[Tile]:
-    """Make a model a newer one, in place, as far as a chunk says how; the tiles that changed.
+    """Apply a chunk to a model, in place. Returns the tiles that changed.
 
-    `covered`: what chunks before it on the same way have named.
-    Raises StaleTile if the model is not the one that it is for. What was done until then stays done: with the
-    right model, or after a crash, decoding goes on where it ended.
+    `covered`: the elements that earlier chunks of the path have named; `what` names the chunk in errors.
+    Raises StaleTile if the chunk is for other weights. Tiles that were changed before stay changed: with the
+    right model, or after a crash, decoding the chunk again goes on from there.
     """
 
     def apply(group: tuple[Head, memoryview]) -> list[Tile]:
@@ -124,7 +127,7 @@ def decode_chunk(
 
 
 def in_threads(do: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> Iterator[_Result]:
-    """Results in order, with no more under way than there are threads."""
+    """Yield results in the order of the items, with about `threads` items under way at a time."""
     if threads == 1:
         yield from map(do, items)
         return

@@ -1,4 +1,5 @@
-"""Which elements of a model a way to a version names: each once, so that none costs more than a model."""
+"""Records which elements of a model a path has named: each only once, so that paths cost no more than
+models."""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE, Head, Span
 from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE
 from infra.weights.weights_error import WeightsError
 
-_HASH = 8  # bytes
-# Bytes of a group's elements: publishers end it with the tile that makes it a run.
+_HASH = 8  # bytes of a tile's hash
+# Most bytes of a group's elements: publishers end a group with the tile that fills a run.
 _LARGEST = LONGER * RUN + 8 * TILE
 
 
 class Covered:
-    """Spans of tensors, none of which overlaps another one."""
+    """Spans of tensors that do not overlap."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, span: Span, what: str) -> None:
-        """Another one. Raises WeightsError if some of it was named before."""
+        """Add a span. Raises WeightsError if it overlaps one that was added before."""
         held, begin, end = self._spans.setdefault(span.tensor, []), span.start, span.start + span.count
         at = bisect.bisect(held, (begin, end))
         if (at and held[at - 1][1] > begin) or (at < len(held) and held[at][0] < end):
@@ -31,7 +32,7 @@ class Covered:
 
 
 def check_heads(heads: Sequence[tuple[Head, memoryview]], model: Model, what: str, covered: Covered) -> None:
-    """Raise unless a chunk's groups are of a model, each element once, and none is larger than may be."""
+    """Raise unless a chunk's groups are of a model, within limits, and name no element a second time."""
     for head, body in heads:
         _check(head, len(body), model, what)
         for span in head.spans:

@@ -1,4 +1,4 @@
-"""Groups to tiles: old tiles become new ones in place, and each is verified."""
+"""Decodes groups: turns old tiles into new ones, in place, and verifies each."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from infra.weights.weights_error import WeightsError
 
 
 class StaleTile(WeightsError):
-    """A tile holds neither the bits that a change is for nor those that it makes."""
+    """A tile holds neither the old bits that a change is for nor the new ones."""
 
 
 def decode_group(
     head: Head, body: memoryview, model: Model, what: str, *, scan: Scan | None = None
 ) -> Iterator[Tile]:
-    """Make old tiles new ones, in place; yields those that were changed. The head was checked before.
+    """Turn old tiles into new ones, in place, and yield those that changed. `check_heads` has passed the
+    head.
 
-    A tile that does not become what it should is left as it was. One that is new already stays: after a crash
-    the same groups are simply decoded again.
+    A tile that does not become what it should is left as it was. A tile that is new already stays: after a
+    crash the same groups are simply decoded again.
     """
     tiles, kind = head.tiles(), kind_of(head.dtype)
     told = 8 * len(tiles) * (1 if head.mode == WHOLE else 2)
@@ -64,9 +65,9 @@ def _taken(data: Array, made: Array, expected: int) -> bool:
 
 
 class _Read(NamedTuple):
-    edges: Array  # of the bands
-    begins: Array  # of each tile's changes of each band, in gaps and steps
-    ends: Array
+    edges: Array  # lowest exponent of each band
+    begins: Array  # [tile, band]: where the changes begin in gaps and steps
+    ends: Array  # [tile, band]: where they end
     gaps: Array
     steps: Array
 
@@ -75,7 +76,7 @@ def _changed(
     tiles: Sequence[Tile], model: Model, hashes: Array, read: _Read | None, moving: Mapping[int, _Moving],
     scan: Scan, what: str,
 ) -> Iterator[Tile]:  # fmt: skip
-    """Changed first, then verified: nearly always it was what it is taken for, and one hash is enough."""
+    """Change tiles first, then verify them: nearly all tiles are as expected, and need one hash only."""
     for number, (tile, before, after) in enumerate(zip(tiles, *hashes.tolist(), strict=True)):
         bits = model[tile.tensor]
         data = tile.of(bits)
@@ -99,7 +100,7 @@ def _changed(
 def _apply_to_rows(
     data: Array, moving: _Moving, kind: Kind, edges: Array, changes: Changes, scan: Scan
 ) -> bool:
-    """As `Scan.apply`, to the rows that change."""
+    """Like `Scan.apply`, for those rows of a tile that change."""
     where = moving.tile, moving.row, moving.mask
     was = rows.picked(data, *where)
     made = was.copy()
@@ -122,15 +123,15 @@ def _place(tile: Tile) -> str:
 
 class _Moving(NamedTuple):
     tile: Tile
-    row: int
-    mask: Array
-    after: int  # the hash of what is in these rows then
+    row: int  # elements of a row
+    mask: Array  # which rows change
+    after: int  # the hash of the new bits of these rows
 
 
 def _moving(
     body: memoryview, tiles: Sequence[Tile], model: Model, what: str
 ) -> tuple[dict[int, _Moving], memoryview]:
-    """By the tile's number the rows that change, where others are left out; and what is behind that."""
+    """Return, by tile number, the rows that change in tiles coded by rows; and the rest of the body."""
     reader = StreamsReader(body, what)
     flags = reader.numbers(len(tiles))
     numbers = np.flatnonzero(flags).tolist()

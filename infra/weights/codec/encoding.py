@@ -1,4 +1,4 @@
-"""Tiles to groups. What codes a group is whatever is smallest: banded, in as many bands as pay, or whole."""
+"""Encodes tiles as groups, each in the smallest way: banded, in as many bands as pay, or whole."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE, CodedGroup, c
 from infra.weights.codec.scan import Changes, Scan, scanner
 from infra.weights.codec.tiles import LONGER, PARTS, RUN, TILE, Tile, tile_hash
 
-_SAMPLE = 1 << 16  # elements of a run that decide which exponents go together
-_LOOKED_AT = 1 << 18  # elements of a model that decide how long its runs are
-_SPARSE = 0.01  # of the elements change: there a run of the usual length says enough
-_LARGE = 0.3  # of the bytes: no whole is known to need less
-_DENSE, _WIDE = 0.5, 32  # of the elements change, of so many bits: their steps are many, and wide
-_STRETCH, _ONE_IN = 1 << 13, 16  # elements, and of so many stretches one, that say how small whole tiles are
-_SURELY = 0.9  # of what they say: banded is smaller than that
+_SAMPLE = 1 << 16  # elements of a run that are sampled to choose its bands
+_LOOKED_AT = 1 << 18  # elements of a model that are sampled to choose the size of its runs
+_SPARSE = 0.01  # of the elements change: then a run of the usual size has changes enough
+_LARGE = 0.3  # of the tiles' bytes: whole tiles never need less, as far as is known
+_DENSE, _WIDE = 0.5, 32  # if more of the elements change, of so many bits, `wide` codes them
+_STRETCH, _ONE_IN = 1 << 13, 16  # the size of whole tiles is estimated from one in so many stretches
+_SURELY = 0.9  # of this estimate: whole tiles never need less
 
 
 def run_size(old: Model | None, new: Model) -> int:
-    """Bytes of a run: more where little changes, by a few elements of each tensor."""
+    """Return the bytes of a run: more where little changes, going by a sample of each tensor."""
     if old is None:
         return RUN
     every = sum(bits.data.size for bits in new.values()) // _LOOKED_AT | 1
@@ -41,7 +41,10 @@ def encode_run(
     dtype: str, tiles: Sequence[Tile], old: Model | None, new: Model, scan: Scan | None = None,
     *, parts: int = 1,
 ) -> Iterator[CodedGroup]:  # fmt: skip
-    """What makes a run's tiles new ones, from old ones or from nothing."""
+    """Yield the groups that make a run's tiles of old ones, or of nothing (None).
+
+    Tiles in which much changes are cut; `parts` is into how many.
+    """
     kind, scan = kind_of(dtype), scan or scanner()
     if old is None:
         after = [tile.of(new[tile.tensor]) for tile in tiles]
@@ -50,7 +53,7 @@ def encode_run(
         return
     looked = list(_looked(tiles, old, new))
     edges, small = _edges(looked, kind, scan), TILE // PARTS
-    room = TILE * kind.bits // (32 + kind.bits)  # changes that are no larger than a tile: more are not held
+    room = TILE * kind.bits // (32 + kind.bits)  # changes that are held: no more bytes than a tile
     held: list[_Scanned] = []
     for number, one in enumerate(looked):
         changes = scan.scan(*one.scanned(), kind, edges, small)
@@ -68,11 +71,11 @@ class _Looked(NamedTuple):
     tile: Tile
     before: Array
     after: Array
-    moving: Array | None  # which of its rows change, if the others are left out
-    row: int
+    moving: Array | None  # which rows change; None: the tile is not coded by rows
+    row: int  # elements of a row
 
     def scanned(self) -> tuple[Array, Array]:
-        """What is scanned of it."""
+        """Return the old and new bits to scan: those of the rows that change, or of the whole tile."""
         if self.moving is None:
             return self.before, self.after
         where = self.tile, self.row, self.moving
@@ -90,7 +93,7 @@ def _looked(tiles: Sequence[Tile], old: Model, new: Model) -> Iterator[_Looked]:
 class _Scanned(NamedTuple):
     looked: _Looked
     changes: Changes
-    inner: int  # the hash of what was scanned, if that is not all
+    inner: int  # hash of the new bits that were scanned, if not the whole tile
 
 
 def _scanned(looked: _Looked, changes: Changes) -> _Scanned:
@@ -105,13 +108,13 @@ def _count(held: Sequence[_Scanned]) -> int:
 
 
 def _edges(looked: Sequence[_Looked], kind: Kind, scan: Scan) -> Array:
-    every = sum(one.before.size for one in looked) // _SAMPLE | 1  # odd: rows' lengths are not
+    every = sum(one.before.size for one in looked) // _SAMPLE | 1  # odd, for rows' lengths are even
     census = sum(scan.census(*one.scanned(), kind, every) for one in looked)
     return band_edges(np.asarray(census) * every)
 
 
 def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> CodedGroup:
-    """A group of all that is held; no more of it is held then."""
+    """Code all held tiles as one group, and clear the list."""
     tiles, data = [one.looked.tile for one in held], [one.looked.after for one in held]
     before, after = _told([one.changes.before for one in held]), _told([one.changes.after for one in held])
     body, mode = [before, after], SAME
@@ -132,7 +135,7 @@ def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> CodedG
 
 
 def _whole_size(data: Sequence[Array], kind: Kind) -> float:
-    """About as many bytes as whole tiles need at least, from a part of each: packing them takes its time."""
+    """Estimate how few bytes whole tiles need, from a sample: packing all of them takes long."""
     parts = [some[at : at + _STRETCH] for some in data for at in range(0, some.size, _STRETCH * _ONE_IN)]
     return (
         _SURELY

@@ -1,11 +1,11 @@
-"""Tiles that share streams, and what they are in a chunk.
+"""Groups of tiles that share streams, and what they consist of in a chunk.
 
-    banded   edges of the bands · changes by tile and band · of each band: gaps, steps
-    rowed    which tiles have rows told apart · which of these change · hashes of those that do · as banded
-    whole    of each tile its bytes: first all that hold the exponents, the others last
+    banded   edges of the bands · number of changes by tile and band · of each band: gaps, steps
+    rowed    which tiles are coded by rows · which of their rows change · hashes of these rows · as banded
+    whole    the bytes of each tile: first those that hold the exponents, then the others
     same     nothing: the tiles are as they were
 
-All are behind the hashes of the tiles' old bits (not if whole) and new bits.
+Before all that come the hashes of the tiles' old bits (not if whole) and new bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAME, BANDED, WHOLE, ROWED = range(4)
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True):
-    """A run of a tensor's elements, cut into tiles from its begin."""
+    """A range of a tensor's elements, cut into tiles from its begin."""
 
     tensor: str
     start: int
@@ -30,32 +30,32 @@ class Span(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
-    """What a group is."""
+    """The description of a group: how it is coded, and its tiles."""
 
     dtype: str
     mode: int
-    parts: int  # that its tiles are smaller than others
+    parts: int  # how many times its tiles are smaller than `TILE`
     spans: list[Span]
     size: int  # bytes of its body
 
     def tiles(self) -> list[Tile]:
-        """Its tiles, in order. `covered.check_heads` says whether a model has them."""
+        """Return the group's tiles, in order. `covered.check_heads` checks that a model has them."""
         whole = (Tile(span.tensor, span.start, span.count) for span in self.spans)
         return [tile for span in whole for tile in span.cut(TILE // self.parts)]
 
 
 @dataclass(frozen=True)
 class CodedGroup:
-    """A group, coded."""
+    """A group's head, and its bytes."""
 
     head: Head
-    body: Sequence[bytes]  # in pieces, one behind the other
+    body: Sequence[bytes]  # in pieces, which lie one behind the other
 
 
 def group_of(
     dtype: str, mode: int, tiles: Sequence[Tile], body: Sequence[bytes], *, parts: int = 1
 ) -> CodedGroup:
-    """A group of tiles; those of a tensor are neighbours."""
+    """Return a group of tiles. The tiles of a tensor must follow each other without gaps."""
     spans = []
     for tensor, some in itertools.groupby(tiles, key=lambda tile: tile.tensor):
         mine = list(some)
@@ -64,5 +64,5 @@ def group_of(
 
 
 def coded_size(body: Sequence[bytes]) -> int:
-    """Bytes of all pieces."""
+    """Return the bytes of all pieces."""
     return sum(map(len, body))

@@ -1,11 +1,13 @@
-"""What is compiled of the scan of a tile. Without the interpreter's lock: threads share a model's tiles.
+"""The compiled loops of the scan of a tile. Threads share a model's tiles: the interpreter's lock is
+released.
 
-It goes by blocks of 64 elements. `_classify` makes a mask of a block for each band, with a bit for each
-element, from comparing all its exponents with the band's at once. Bits are counted instead of elements, and
-only what changes is looked at by itself. The vectors are LLVM's, which makes of them what a processor has.
+A scan goes by blocks of 64 elements. `_classify` makes a mask of a block for each band, with a bit for each
+element, by comparing all its exponents with the band's at once. Bits are counted instead of elements, and
+only elements that change are looked at one by one. The vectors are LLVM's, which compiles them to what a
+processor has.
 """
 
-# All in one file: numba's cache only sees whether the file of the function that it holds has changed.
+# All in one file: of a cached function, numba only notices changes in its own file.
 from __future__ import annotations
 
 from typing import Any
@@ -21,7 +23,7 @@ from infra.weights.codec.bands import MOST_BANDS
 from infra.weights.codec.scan import SAMPLED
 
 BLOCK = 64  # elements: a bit each in a mask
-STRETCH = 1 << 16  # elements that are hashed and then scanned: they are still in the second cache
+STRETCH = 1 << 16  # elements that are hashed, then scanned while they are in the second cache
 LINE = 64  # bytes of the cache's lines
 NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
@@ -34,7 +36,7 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, vector: Any, at:
 
 
 def _all(builder: Any, vector: Any, value: Any) -> Any:
-    """A vector of a value."""
+    """Return a vector that has a value in all places."""
     nothing, number = ir.Constant(vector, ir.Undefined), ir.IntType(32)
     first = builder.insert_element(nothing, value, ir.Constant(number, 0))
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(number, BLOCK), None))
@@ -44,7 +46,7 @@ def _all(builder: Any, vector: Any, value: Any) -> Any:
 def _classify(
     _: Any, data: Any, at: Any, fraction: Any, most: Any, floors: Any, above: Any, seen: Any
 ) -> Any:
-    """Of 64 elements: masks of those in each band or above it; how many are in each is added to `seen`."""
+    """Set masks of a block's elements in each band or above; add how many each band has to `seen`."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kinds, word = signature.args, lambda value: ir.Constant(_WORD, value)
@@ -90,13 +92,13 @@ def _compared(how: str, count: int) -> Any:
     return compared
 
 
-_differ = _compared("!=", BLOCK)  # a mask of elements
-_less = _compared("<", MOST_BANDS)  # a mask of bands
+_differ = _compared("!=", BLOCK)  # mask of the elements that differ
+_less = _compared("<", MOST_BANDS)  # mask of the bands in which the first number is less
 
 
 @intrinsic
 def _fetch(_: Any, data: Any, at: Any) -> Any:
-    """Have a block brought near the processor, for the next stretch, while this one is worked on."""
+    """Bring a block of the next stretch near the processor, while this stretch is worked on."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         line, number = _BYTE.as_pointer(), ir.IntType(32)
@@ -113,7 +115,7 @@ def _fetch(_: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def _bits(_: Any, mask: Any) -> Any:
-    """How many bits are set."""
+    """Return how many bits are set."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -123,7 +125,7 @@ def _bits(_: Any, mask: Any) -> Any:
 
 @intrinsic
 def _first(_: Any, mask: Any) -> Any:
-    """The lowest bit that is set."""
+    """Return the place of the lowest bit that is set."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -133,7 +135,7 @@ def _first(_: Any, mask: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _step(old: Any, new: Any, sign: int, whole: int) -> Any:
-    """By how many places a number moves: 0, -1, 1, -2, 2 … are 0, 1, 2, 3, 4 …"""
+    """Return by how many places a number moves, as a code: 0, 1, 2, 3, 4 … for 0, -1, 1, -2, 2 …"""
     before, after = np.int64(old), np.int64(new)
     before ^= whole if before & sign else sign
     after ^= whole if after & sign else sign
@@ -145,7 +147,7 @@ def _step(old: Any, new: Any, sign: int, whole: int) -> Any:
 def census(
     old: Array, new: Array, fraction: int, most: int, sign: int, whole: int, every: int, found: Array
 ) -> None:
-    """By exponent: elements, changes, the sum of their steps. Of one stretch in so many."""
+    """Count elements, changes and the sum of steps, by old exponent, in one of `every` stretches."""
     for at in range(0, old.size, SAMPLED * every):
         for i in range(at, min(at + SAMPLED, old.size)):
             exponent = (old[i] >> fraction) & most
@@ -160,7 +162,7 @@ def _all_moved(
     old: Array, new: Array, at: int, fraction: int, most: int, sign: int, whole: int, table: Array,
     room: Array, gaps: Array, steps: Array, bands: Array, counts: Array, count: int,
 ) -> None:  # fmt: skip
-    """A block of which every element changes: only the first of each band may have others before it."""
+    """Record a block of which every element changes: only the first of each band may have a gap."""
     above, seen, ranks = room[0], room[1], room[2]
     for i in range(BLOCK):
         gaps[count + i] = 0
@@ -183,8 +185,8 @@ def scan(
     most: int, sign: int, whole: int, floors: Array, table: Array, room: Array, gaps: Array, steps: Array,
     bands: Array, counts: Array, count: int,
 ) -> int:  # fmt: skip
-    """The number of changes up to here; -1 if there is no room for them."""
-    above, seen, ranks = room[0], room[1], room[2]  # ranks: of each band, how many up to the last change
+    """Record the changes of a stretch. Returns their number so far; -1 if there is no room for them."""
+    above, seen, ranks = room[0], room[1], room[2]  # ranks: each band's elements up to its last change
     for at in range(start, end, BLOCK):
         _fetch(old, at + STRETCH)
         _fetch(new, at + STRETCH)
@@ -218,7 +220,7 @@ def scan(
 
 @njit(nogil=True, cache=True)
 def by_band(bands: Array, next_: Array, gaps: Array, steps: Array) -> tuple[Array, Array]:
-    """Gaps and steps band by band; `next_`: where each band begins."""
+    """Return gaps and steps, band by band. `next_` is where each band begins, and is overwritten."""
     to_gaps, to_steps = np.empty(bands.size, gaps.dtype), np.empty(bands.size, steps.dtype)
     for i in range(bands.size):
         to = next_[bands[i]]
@@ -233,8 +235,8 @@ def apply(
     floors: Array, room: Array, upcoming: Array, ends: Array, gaps: Array, steps: Array, places: Array,
     was: Array, done: int,
 ) -> int:  # fmt: skip
-    """How many changes have found their element up to here."""
-    above, seen, ranks = room[0], room[1], room[2]  # ranks: of each band, how many before the next change
+    """Apply changes to a stretch. Returns how many changes have found their element so far."""
+    above, seen, ranks = room[0], room[1], room[2]  # ranks: each band's elements before its next change
     for at in range(start, end, BLOCK):
         _fetch(data, at + STRETCH)
         if at + BLOCK <= data.size:

@@ -1,9 +1,9 @@
-"""Tensors of which few rows change, as embeddings do: only the rows that do are scanned and coded.
+"""Tensors of which few rows change, such as embeddings: only the rows that change are scanned and coded.
 
     tile, and which of its rows change ──► those rows, end to end ──► scan, apply ──► back to where they were
 
-Without this, each row that stays makes a long gap in each band. Whether it pays is found out tile by tile, in
-tensors where a few rows that are looked at say that it may.
+Otherwise each row that stays would make a long gap in each band. Whether it pays is found out tile by tile,
+in tensors where a sample of rows says that it may.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from infra.weights.arrays import Array
 from infra.weights.bits import Bits
 from infra.weights.codec.tiles import Tile
 
-_LOOKED_AT = 256  # rows of a tensor
-_SHORTEST, _FEWEST = 64, 64  # elements of a row, and rows of a tensor: less is not worth the look
-_MOST = 0.5  # of the rows change, and of those that would if changes lay anywhere: else it does not pay
+_LOOKED_AT = 256  # rows of a tensor that are sampled
+_SHORTEST, _FEWEST = 64, 64  # elements of a row, rows of a tensor: fewer are not worth the look
+_MOST = 0.5  # of all rows, and of the rows that changes at random places would touch: more do not pay
 
 
 def row_of(bits: Bits) -> int:
-    """Elements of a tensor's row; 0 if it has none that are worth a look."""
+    """Return the elements of a tensor's row; 0 if its rows are too short or too few to be worth a look."""
     rows = math.prod(bits.shape[:-1]) if len(bits.shape) > 1 else 0
     row = bits.data.size // rows if rows >= _FEWEST else 0
     return row if row >= _SHORTEST else 0
 
 
 def may_pay(old: Bits, new: Bits) -> bool:
-    """Whether most of the rows that are looked at stay as they are."""
+    """Whether no more than half of a sample of a tensor's rows change."""
     if not (row := row_of(new)):
         return False
     every = -(-new.data.size // row // _LOOKED_AT)
@@ -39,7 +39,7 @@ def may_pay(old: Bits, new: Bits) -> bool:
 
 
 def moving(tile: Tile, row: int, before: Array, after: Array) -> Array | None:
-    """Which rows of a tile change; None if it does not pay to tell them apart."""
+    """Return which rows of a tile change; None if coding it by rows does not pay."""
     changed = np.flatnonzero(before != after)
     rows = np.unique((changed + tile.start % row) // row)
     count = rows_in(tile, row)
@@ -51,17 +51,17 @@ def moving(tile: Tile, row: int, before: Array, after: Array) -> Array | None:
 
 
 def rows_in(tile: Tile, row: int) -> int:
-    """How many rows a tile has a part of."""
+    """Return how many rows a tile has a part of."""
     return (tile.start + tile.count - 1) // row - tile.start // row + 1
 
 
 def picked(data: Array, tile: Tile, row: int, moving: Array) -> Array:
-    """A tile's rows that change, end to end."""
+    """Return those rows of a tile that change, end to end."""
     return np.concatenate([part[mine].reshape(-1) for part, mine in _parts(data, tile, row, moving)])
 
 
 def put_rows(data: Array, tile: Tile, row: int, moving: Array, made: Array) -> None:
-    """Write them where they were picked."""
+    """Write rows back to where `picked` took them from."""
     at = 0
     for part, mine in _parts(data, tile, row, moving):
         some = int(np.count_nonzero(mine)), part.shape[1]
@@ -70,7 +70,7 @@ def put_rows(data: Array, tile: Tile, row: int, moving: Array, made: Array) -> N
 
 
 def _parts(data: Array, tile: Tile, row: int, moving: Array) -> Iterator[tuple[Array, Array]]:
-    """Views of a tile's rows, and which of them change: the end of a row, whole ones, the begin of a row."""
+    """Yield views of a tile's rows, and which rows change: the end of a row, whole ones, the begin of one."""
     begin = min(-tile.start % row, tile.count)
     whole = (tile.count - begin) // row
     end, first = begin + whole * row, int(begin > 0)

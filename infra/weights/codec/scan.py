@@ -1,9 +1,9 @@
-"""The scan of one tile: which weights change, by how much; and back.
+"""The scan of one tile finds which weights change, and by how much; `apply` makes these changes.
 
-Of each band, in the order of the tile's elements:
+For each band, in the order of the tile's elements:
 
-    gap   how many elements of the band stay as they are before this one, which doesn't
-    step  by how many places it moves in the order of numbers, as a small number for small moves
+    gap   how many elements of the band stay as they are before one that changes
+    step  by how many places that one moves in the order of numbers, as a small number for small moves
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ from infra.weights.bits import Kind
 from infra.weights.weights_error import WeightsError
 
 SCAN_VARIABLE = choices.SCAN.variable
-SAMPLED = 1024  # elements of a stretch that a census takes or leaves
+SAMPLED = 1024  # elements of a stretch, which a census counts or skips
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Of one tile, band by band: those of a band are at begins : ends of gaps and steps."""
+    """The changes of one tile: those of a band are at begins : ends of gaps and steps."""
 
     begins: Array
     ends: Array
     gaps: Array  # uint32
     steps: Array  # as wide as the elements
-    before: int  # hashes of the tile: scans take them while they have its bits at hand
-    after: int
+    before: int  # hash of the old bits: scans hash them while they are at hand
+    after: int  # hash of the new bits
 
     @property
     def counts(self) -> Array:
-        """How many there are in each band."""
+        """The number of changes in each band."""
         counts: Array = self.ends - self.begins
         return counts
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The three things to be done with a tile. `edges` are the lowest exponents of the bands."""
+    """The three operations on a tile. `edges` are the lowest exponents of the bands."""
 
     census: Callable[[Array, Array, Kind, int], Array]
-    """By exponent of the old bits: elements, changes, the sum of their steps. Of one stretch in so many."""
+    """Count elements, changes and the sum of steps, by old exponent, in one of so many stretches."""
     scan: Callable[[Array, Array, Kind, Array, int], Changes | None]
-    """What changes; None if more than so many do."""
+    """Return what changes; None if there are more changes than so many."""
     apply: Callable[[Array, Kind, Array, Changes], bool]
-    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+    """Turn old bits into new ones, in place. Returns False, and changes nothing, if they come out wrong."""
 
 
 def scanner(which: str | None = None) -> Scan:
-    """What scans: `compiled`, `plain` or `cuda`; if nothing is said, compiled where there is numba."""
+    """Return a scan: `compiled`, `plain` or `cuda`. By default the settings say, else compiled if
+    possible."""
     which = which or choices.SCAN.forced() or choices.NUMBA.forced() or ""
     return _scanner(which)
 
@@ -78,12 +79,12 @@ def _scanner(which: str) -> Scan:
 
 @cache
 def load_scanner(kind: Kind) -> None:
-    """Have what applies changes loaded, in a thread: it takes a second, in which bytes can come already."""
+    """Load the code that applies changes, in a thread: it takes a second, and chunks can come meanwhile."""
     threading.Thread(target=_apply_nothing, args=(kind,), daemon=True, name="scanner").start()
 
 
 def _apply_nothing(kind: Kind) -> None:
     nothing, edges = np.zeros(1, np.int64), np.zeros(1, np.uint8)
     none = np.zeros(0, np.uint32), np.zeros(0, kind.unsigned)
-    with contextlib.suppress(Exception):  # whoever has something to apply meets the same
+    with contextlib.suppress(Exception):  # a real call raises it again
         scanner().apply(np.zeros(1, kind.unsigned), kind, edges, Changes(nothing, nothing, *none, 0, 0))

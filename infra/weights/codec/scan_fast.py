@@ -1,4 +1,4 @@
-"""The scan of one tile, compiled: stretch by stretch, hashed while it is in the cache."""
+"""The compiled scan of one tile: stretch by stretch, each hashed while it is in the cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ROW = MOST_BANDS + kernels.LINE // 8
 
 
 def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
-    """By exponent of the old bits: elements, changes, the sum of their steps. Of one stretch in so many."""
+    """Count elements, changes and the sum of steps, by old exponent, in one of `every` stretches."""
     found = np.zeros((3, kind.exponents), np.int64)
     kernels.census(old, new, *_numbers(kind), every, found)
     return found
 
 
 def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
-    """What changes, band by band; None if more than so many do."""
+    """Return the changes, band by band; None if there are more than `most`."""
     most, counts, room = min(most, old.size), np.zeros(MOST_BANDS, np.int64), _room()
     gaps, steps, bands = np.empty(most, np.uint32), np.empty(most, old.dtype), np.empty(most, np.uint8)
     found, before, after, behind = 0, TileHash(), TileHash(), (_behind(old), _behind(new))
@@ -47,7 +47,7 @@ def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes
 
 
 def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
-    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+    """Turn old bits into new ones, in place. Returns False, and changes nothing, if they come out wrong."""
     total, room, upcoming, after = int(changes.counts.sum()), _room(), changes.begins.copy(), TileHash()
     some = np.flatnonzero(changes.counts)
     room[2] = kernels.NEVER
@@ -70,9 +70,9 @@ def _numbers(kind: Kind) -> tuple[int, int, int, int]:
     return kind.fraction, kind.exponents - 1, kind.sign, (1 << kind.bits) - 1
 
 
-@lru_cache(64)  # a group's tiles have the same
+@lru_cache(64)  # a group's tiles have the same bands
 def _tables(edges: bytes) -> tuple[Array, Array]:
-    """Of each band the highest exponent below it, as often as a block has elements; each exponent's band."""
+    """Return the highest exponent below each band, once for each element of a block; each exponent's band."""
     lowest = np.frombuffer(edges, np.uint8)
     floors = _aligned(MOST_BANDS * kernels.BLOCK, np.uint8)
     floors[:] = 255  # nothing is above
@@ -81,7 +81,7 @@ def _tables(edges: bytes) -> tuple[Array, Array]:
 
 
 def _behind(data: Array) -> Array:
-    """What is behind the last whole block, as a block."""
+    """Return the elements behind the last whole block, filled up with zeros to a block."""
     found = np.zeros(kernels.BLOCK, data.dtype)
     count = data.size % kernels.BLOCK
     found[:count] = data[data.size - count :]
@@ -89,14 +89,15 @@ def _behind(data: Array) -> Array:
 
 
 def _room() -> Array:
-    """Masks of a block: all is above the first band, nothing above the last; and two numbers of each band."""
+    """Return a block's masks by band (all is above the first, nothing above the last), and two counts
+    each."""
     room = _aligned(3 * _ROW, np.uint64).reshape(3, _ROW)
     room[:], room[0, 0] = 0, kernels.NEVER
     return room
 
 
 def _aligned(size: int, dtype: type[np.unsignedinteger[Any]]) -> Array:
-    """As vectors lie best: none of them in two lines of the cache."""
+    """Return an array, not initialized, of which no vector lies in two lines of the cache."""
     raw = np.empty(size * dtype().itemsize + kernels.LINE, np.uint8)
     skip = -raw.ctypes.data % kernels.LINE
     return raw[skip : skip + size * dtype().itemsize].view(dtype)

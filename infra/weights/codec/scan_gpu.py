@@ -4,8 +4,9 @@
     2  sums over the blocks before: which place in its band a block's first element has
     3  each element's place in its band, by a sum over the block; the changed ones are written out
 
-Back, steps are laid out band by band, with a place for each element, so that it finds its own there.
-Tiles come from the processor's memory, where they are hashed too; only what changes goes back.
+To apply changes, steps are laid out band by band, with a place for each element, so that each element finds
+its own step. Tiles come from the processor's memory, where they are hashed too; only changed elements go
+back.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from infra.weights.codec.scan import Changes
 from infra.weights.codec.tiles import tile_hash
 from infra.weights.weights_error import WeightsError
 
-census = scan_plain.census  # of so few elements that they need not travel
+census = scan_plain.census  # in numpy: the elements are too few to be worth copying to the GPU
 _BLOCK = 1024
 
 
 def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
-    """What changes, band by band; None if more than so many do."""
+    """Return the changes, band by band; None if there are more than `most`."""
     was, now, table = _there(old), _there(new), _there(band_table(edges))
     counts, changed = _counts(was, now, table, kind, edges.size)
     before = counts.cumsum(0) - counts
@@ -55,7 +56,7 @@ def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes
 
 
 def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
-    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+    """Turn old bits into new ones, in place. Returns False, and changes nothing, if they come out wrong."""
     was, table = _there(data), _there(band_table(edges))
     counts, _ = _counts(was, was, table, kind, edges.size)
     of_band = counts.sum(0)
@@ -86,7 +87,7 @@ def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
 
 
 def _there(numbers: Array) -> torch.Tensor:
-    """Numbers on the GPU; where Triton interprets, its programs run on the processor."""
+    """Return numbers on the GPU; or on the processor, if Triton's interpreter is used without a GPU."""
     if not (cuda := choices.cuda()) and os.environ.get("TRITON_INTERPRET") != "1":
         raise WeightsError("weights are to be scanned on a GPU, but torch sees none: unset STREAMRL_SCAN")
     plain = numbers if numbers.flags.writeable else numbers.copy()
@@ -100,7 +101,7 @@ def _grid(data: torch.Tensor) -> tuple[int]:
 def _counts(
     old: torch.Tensor, new: torch.Tensor, table: torch.Tensor, kind: Kind, bands: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By block and band: elements, and changes."""
+    """Return the number of elements, and that of changes, by block and band."""
     found = torch.empty(2, *_grid(old), bands, dtype=torch.int64, device=old.device)
     _counts_kernel[_grid(old)](
         old, new, table, found[0], found[1], old.numel(), kind.fraction, kind.exponents - 1, n_bands=bands,
@@ -111,7 +112,7 @@ def _counts(
 
 @triton.jit
 def _block(data: Any, table: Any, size: Any, fraction: Any, most: Any, block: tl.constexpr) -> Any:
-    """Of this program's elements: where they are, whether they are there, their bits and their bands."""
+    """Return a program's elements: their places, whether they are in the tile, their bits, their bands."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < size
     bits = tl.load(data + at, there, 0).to(tl.int64)

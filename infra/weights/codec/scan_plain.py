@@ -1,4 +1,4 @@
-"""The scan of one tile in numpy: what `scan_fast.py` and `scan_gpu.py` compute, bit for bit."""
+"""The scan of one tile in numpy. `scan_fast.py` and `scan_gpu.py` compute the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from infra.weights.codec.scan import SAMPLED, Changes
 from infra.weights.codec.tiles import tile_hash
 
 _NONE = np.zeros(0, np.uint32)
-_PIECE = 1 << 16  # elements that are looked at together: what is held of them stays small
+_PIECE = 1 << 16  # elements that are worked on at once: so temporary arrays stay small
 
 
 def exponents_of(old: Array, kind: Kind) -> Array:
-    """The exponent of each element."""
+    """Return the exponent of each element."""
     found = (old >> old.dtype.type(kind.fraction)) & old.dtype.type(kind.exponents - 1)
     return found.astype(np.uint8)
 
 
 def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
-    """By exponent of the old bits: elements, changes, the sum of their steps. Of one stretch in so many."""
+    """Count elements, changes and the sum of steps, by old exponent, in one of `every` stretches."""
     found = np.zeros((3, kind.exponents), np.int64)
     for at in range(0, old.size, SAMPLED * every):
         before, after = old[at : at + SAMPLED], new[at : at + SAMPLED]
@@ -35,7 +35,7 @@ def census(old: Array, new: Array, kind: Kind, every: int) -> Array:
 
 
 def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
-    """What changes, band by band; None if more than so many do."""
+    """Return the changes, band by band; None if there are more than `most`."""
     ranks, places, count = [_NONE for _ in edges], [_NONE for _ in edges], 0
     for at, members, seen in _pieces(old, kind, edges):
         moved = old[at : at + _PIECE] != new[at : at + _PIECE]
@@ -54,7 +54,7 @@ def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes
 
 
 def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
-    """Make old bits new ones, in place; False, and all is as it was, if they are not what they should be."""
+    """Turn old bits into new ones, in place. Returns False, and changes nothing, if they come out wrong."""
     of_band = [slice(*ends) for ends in zip(changes.begins.tolist(), changes.ends.tolist(), strict=True)]
     ranks = [np.cumsum(changes.gaps[mine].astype(np.int64) + 1) - 1 for mine in of_band]
     places = [_NONE for _ in edges]
@@ -74,7 +74,7 @@ def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
 
 
 def _pieces(old: Array, kind: Kind, edges: Array) -> Iterator[tuple[int, list[Array], Array]]:
-    """Piece by piece: where it begins, its elements of each band, and how many of that are before it."""
+    """Yield pieces: where one begins, its elements of each band, and how many of each band come before."""
     table, seen = band_table(edges), np.zeros(edges.size, np.int64)
     for at in range(0, old.size, _PIECE):
         bands = table[exponents_of(old[at : at + _PIECE], kind)]
@@ -88,7 +88,7 @@ def _longer(numbers: Array, more: Array) -> Array:
 
 
 def bit_steps(old: Array, new: Array, kind: Kind) -> Array:
-    """By how many places numbers move: 0, -1, 1, -2, 2 … are 0, 1, 2, 3, 4 …"""
+    """Return by how many places numbers move, as codes: 0, 1, 2, 3, 4 … for 0, -1, 1, -2, 2 …"""
     step = ordered(new, kind) - ordered(old, kind)
     one = step.dtype.type(1)
     down: Array = step >> step.dtype.type(kind.bits - 1)
@@ -96,6 +96,6 @@ def bit_steps(old: Array, new: Array, kind: Kind) -> Array:
 
 
 def unzigzag(code: Array) -> Array:
-    """What the numbers of `bit_steps` stand for."""
+    """Return the moves that the codes of `bit_steps` stand for."""
     one = code.dtype.type(1)
     return (code >> one) ^ (code.dtype.type(0) - (code & one))

@@ -1,8 +1,9 @@
-"""Integers to bytes and back. The coder is named before them: a reader needs no settings.
+"""Packs integers into streams of bytes, and unpacks them. A stream names its coder: a reader needs no
+settings.
 
-pcodec finds the bins and codes them as a bare entropy coder would; zstd stands in where it is not installed,
-and where there are too few numbers for bins to pay. Where much changes there are too many numbers for that:
-`wide` codes them. Numbers are as wide as the largest needs.
+pcodec finds bins of numbers, and codes them as small as an entropy coder would. zstd replaces it where pcodec
+is not installed, and where there are too few numbers for bins to pay. Where much changes there are too many
+numbers for pcodec, and `wide` codes them. Numbers are as wide as the largest one needs.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from infra.weights.codec import wide
 from infra.weights.codec.zstd import unzstd
 from infra.weights.weights_error import WeightsError
 
-_HEAD = struct.Struct("<BII")  # coder and bytes of a number, numbers, bytes behind this
+_HEAD = struct.Struct("<BII")  # coder and bytes of a number; count of numbers; bytes that follow
 _RAW, _ZSTD, _PCODEC, _WIDE = range(4)
-_FEW = 2048  # numbers of which bins may cost more than they save
+_FEW = 2048  # numbers: for fewer, bins may cost more than they save
 _LEVEL = 7  # of pcodec: up to 128 bins. With twice as many it is slower, and saves a thousandth
-_PAGE = 1 << 16  # numbers that pcodec works on at once: it takes some twenty bytes for each
+_PAGE = 1 << 16  # numbers that pcodec works on at once, with some twenty bytes of memory for each
 _ZSTD_LEVEL = 1
 
 
@@ -40,7 +41,7 @@ def _pcodec() -> Any:
 @cache
 def _config() -> Any:
     library = _pcodec()
-    # Neighbours have nothing to do with each other: it need not look for that.
+    # Neighbouring numbers are unrelated: pcodec need not look for differences between them.
     return library.ChunkConfig(
         compression_level=_LEVEL, mode_spec=library.ModeSpec.classic(), enable_8_bit=True,
         delta_spec=library.DeltaSpec.no_op(), paging_spec=library.PagingSpec.equal_pages_up_to(_PAGE),
@@ -48,7 +49,7 @@ def _config() -> Any:
 
 
 def pack_streams(*parts: Array, fast: bool = False) -> bytes:
-    """Numbers as bytes, of several arrays one behind the other. `fast`: for very many."""
+    """Pack the numbers of several arrays, end to end, into a stream. `fast`: for very many numbers."""
     numbers, options, library = _joined(parts), [], _pcodec()
     if fast and numbers.size >= _FEW:
         options.append((_WIDE, wide.pack_wide(numbers)))
@@ -69,13 +70,13 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 class StreamsReader:
-    """Streams, one behind the other."""
+    """Reads streams that lie one behind the other."""
 
     def __init__(self, data: bytes | memoryview, what: str) -> None:
         self._data, self._at, self._what = memoryview(data), 0, what
 
     def numbers(self, most: int) -> Array:
-        """The next stream; `most`: more numbers than this can't be."""
+        """Return the next stream's numbers. Raises WeightsError if there are more than `most`."""
         try:
             code, count, size = _HEAD.unpack_from(self._data, self._at)
         except struct.error:
@@ -90,7 +91,7 @@ class StreamsReader:
         return self._decoded(coder, np.dtype(f"<u{width}"), count, self._data[start : self._at])
 
     def rest(self) -> memoryview:
-        """What is behind the last stream read."""
+        """Return the bytes behind the last stream that was read."""
         return self._data[self._at :]
 
     def _decoded(self, coder: int, dtype: np.dtype[Any], count: int, data: memoryview) -> Array:
@@ -110,7 +111,7 @@ class StreamsReader:
         found = np.empty(count, dtype)
         try:
             done = library.standalone.simple_decompress_into(bytes(data), found)
-        except BaseException as error:  # it has several without a common base; a panic is no Exception even
+        except BaseException as error:  # pcodec's have no common base; a panic is not even an Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise WeightsError(f"{self._what} is damaged: {error}") from error
@@ -120,7 +121,7 @@ class StreamsReader:
 
 
 def _planes(numbers: Array) -> bytes:
-    """First all lowest bytes, then all next ones: zstd sees what is alike."""
+    """Return all lowest bytes, then all next ones, and so on: so zstd sees bytes that are alike."""
     return np.ascontiguousarray(numbers.view(np.uint8).reshape(numbers.size, numbers.itemsize).T).tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Where a model is cut: a tile is scanned, hashed and verified by itself; a group's tiles share streams."""
+"""Cuts models into tiles: each is scanned, hashed and verified by itself. A group's tiles share streams."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from infra.weights.arrays import Array
 from infra.weights.bits import Bits, Model
 
 TILE = 1 << 20  # elements
-PARTS = 8  # a tile in which much changes is cut into so many, for what is held of it to stay small
-RUN = 32 << 20  # bytes: what one thread makes a group of, or several where much changes
-LONGER = 4  # so many times that, where little changes: then what a group says of itself weighs more
+PARTS = 8  # a tile in which much changes is cut into so many, to hold less in memory at once
+RUN = 32 << 20  # bytes: one thread makes a group of them, or several where much changes
+LONGER = 4  # where little changes, runs are so many times longer: so groups' heads weigh less
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A run of a tensor's elements."""
+    """A range of a tensor's elements."""
 
     tensor: str
     start: int
     count: int
 
     def of(self, bits: Bits) -> Array:
-        """Its part of the tensor: a view."""
+        """Return the tile's part of the tensor, as a view."""
         part: Array = bits.data[self.start : self.start + self.count]
         return part
 
     def cut(self, size: int) -> list[Tile]:
-        """Tiles of so many elements, of the same run."""
+        """Return the tiles of `size` elements, of which the last may have fewer, that make up this one."""
         end = self.start + self.count
         return [Tile(self.tensor, at, min(size, end - at)) for at in range(self.start, end, size)]
 
 
 TileHash = xxhash.xxh3_64
-"""What a tile is recognised by. Against accidents: attackers are met by the names of chunks."""
+"""The hash that tells a tile's bits. It finds accidents; the hashes that name chunks find attackers."""
 
 
 def tile_hash(data: Array) -> int:
-    """The hash of a tile's bits."""
+    """Return the hash of a tile's bits."""
     return TileHash(data.data).intdigest()
 
 
 def tile_runs(model: Model, size: int) -> Iterator[tuple[str, list[Tile]]]:
-    """All tiles of a model, by type and then by name, in runs of one type, of about so many bytes."""
+    """Yield a model's tiles, by type and then by name, in runs of one type and of about `size` bytes."""
     held: list[Tile] = []
     dtype, there = "", 0
     for name in sorted(model, key=lambda name: (model[name].dtype, name)):

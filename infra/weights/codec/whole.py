@@ -1,4 +1,4 @@
-"""Tiles as they are: zstd of all bytes that hold exponents, of all next ones, and so on."""
+"""Codes whole tiles: zstd of all bytes that hold exponents, then of all next bytes, and so on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from infra.weights.weights_error import WeightsError
 
 
 def pack_whole(tiles: Sequence[Array], kind: Kind) -> list[bytes]:
-    """Tiles as bytes, in pieces."""
+    """Return tiles as bytes, in pieces."""
     compressor = by_frequency()
     parts = [compressor.compress(plane) for data in tiles for plane in _planes(data, kind)]
     return [np.array([len(part) for part in parts], np.uint32).tobytes(), *parts]
 
 
 class Tiles:
-    """Tiles in their bytes."""
+    """Unpacks the tiles that `pack_whole` has packed."""
 
     def __init__(self, data: memoryview, tiles: int, kind: Kind, what: str) -> None:
         self._data, self._kind, self._what = data, kind, what
@@ -31,7 +31,7 @@ class Tiles:
             raise WeightsError(f"{what} ends too soon")
 
     def tile(self, number: int, size: int) -> Array:
-        """One of them, of so many elements."""
+        """Return the tile with a number, of `size` elements."""
         kind, width = self._kind, self._kind.bits // 8
         found = np.empty(size, kind.unsigned)
         rows = found.view(np.uint8).reshape(size, width)
@@ -44,16 +44,17 @@ class Tiles:
 
 
 def _planes(data: Array, kind: Kind) -> Iterator[bytes]:
-    """Numbers byte by byte, the first one first. The sign goes last: then the first byte is the exponent."""
+    """Yield the first byte of all numbers, then the next. The sign goes last, so the exponent is the
+    first."""
     if kind.sign:
         data = data.copy()
         _turn(data, kind, 1)
-    for right in reversed(range(0, kind.bits, 8)):  # shifted: a column of bytes takes ten times as long
+    for right in reversed(range(0, kind.bits, 8)):  # by shifts: taking a column of bytes is ten times slower
         yield (data >> data.dtype.type(right)).astype(np.uint8).tobytes()
 
 
 def _turn(data: Array, kind: Kind, left: int) -> None:
-    """Bits that leave a number at its left come back at its right."""
+    """Rotate the bits of each number to the left, in place."""
     right = data >> data.dtype.type(kind.bits - left)
     data <<= data.dtype.type(left)
     data |= right

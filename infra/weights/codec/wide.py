@@ -1,11 +1,11 @@
-"""Many wide numbers to bytes, fast: high bits by how often each value is there, low bits as they are.
+"""Packs many wide numbers, fast: high bits by how often each value occurs, low bits as they are.
 
     number ──► high bits, at most 254 ──► zstd ─────┐
           │    └─ more: 255, and the bits apart ────┼──► low bits of a number · bytes of zstd's · these
           └──► low bits: any is as likely as others ┘    · low bits · high bits of those that have more
 
-So many bits are low that the high bits of the usual number are 8 to 15: what is left to say of numbers within
-one of them is nearly noise. A coder that finds its own bins saves a few thousandths, and takes five times as
+So many bits are low that the high bits of the median number are 8 to 15: within one value of the high bits,
+low bits are nearly noise. A coder that finds its own bins saves a few thousandths, and takes five times as
 long.
 """
 
@@ -22,14 +22,14 @@ from infra.weights.weights_error import WeightsError
 
 Unsigned = np.dtype[np.unsignedinteger[Any]]
 
-_HEAD = struct.Struct("<BI")  # low bits of a number, bytes of what zstd made
-_MORE = 255
-_KEPT = 4  # bits of the usual number that are high
-_LOOKED_AT = 1024  # numbers that say which one is usual
+_HEAD = struct.Struct("<BI")  # low bits of a number, bytes that zstd made
+_MORE = 255  # stands for high bits that are kept apart
+_KEPT = 4  # high bits of the median number
+_LOOKED_AT = 1024  # numbers that are sampled for the median
 
 
 def pack_wide(numbers: Array) -> bytes:
-    """Numbers of one, two or four bytes as bytes."""
+    """Pack numbers of one, two or four bytes."""
     low = max(0, _usual(numbers).bit_length() - _KEPT)
     high = numbers >> numbers.dtype.type(low)
     told = np.minimum(high, _MORE).astype(np.uint8)
@@ -40,7 +40,7 @@ def pack_wide(numbers: Array) -> bytes:
 
 
 def unpack(data: memoryview, dtype: Unsigned, count: int, what: str) -> Array:
-    """So many numbers of a type."""
+    """Return `count` numbers of a type. Raises WeightsError if the data is damaged."""
     low, size = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (0, -1)
     end = _HEAD.size + size
     behind = end + -(-count // 8) * low
@@ -66,13 +66,13 @@ def _usual(numbers: Array) -> int:
 
 
 def _low(numbers: Array, width: int) -> bytes:
-    """Numbers of so many bits, eight of them in so many bytes."""
+    """Pack numbers of `width` bits: each eight of them take `width` bytes."""
     part = -(-numbers.size // 8)
     padded = np.zeros(8 * part, numbers.dtype)
     padded[: numbers.size] = numbers
     whole, rest = divmod(width, 8)
     found = _planes(padded, whole)
-    if rest:  # bits that are left of eight numbers, which are an eighth of all apart, share a word
+    if rest:  # the rest of eight numbers, which lie an eighth of all apart, shares a word
         top = (padded >> padded.dtype.type(8 * whole)).astype(np.uint64).reshape(8, part)
         found += _planes(sum(top[n] << np.uint64(rest * n) for n in range(8)), rest)
     return b"".join(found)
@@ -92,7 +92,7 @@ def _from_low(data: memoryview, width: int, count: int, dtype: Unsigned) -> Arra
 
 
 def _planes(numbers: Array, count: int) -> list[bytes]:
-    """So many bytes of each number: all lowest ones, all next ones, and so on."""
+    """Return `count` bytes of each number: all lowest bytes, then all next ones, and so on."""
     return [(numbers >> numbers.dtype.type(8 * n)).astype(np.uint8).tobytes() for n in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""zstd for bytes of which some are more frequent than others, and back."""
+"""Packs bytes of which some are more frequent than others with zstd, and unpacks them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import zstandard
 
 from infra.weights.weights_error import WeightsError
 
-# What repeats among exponents does so by chance, and to say where costs more than to say it again. So zstd
-# looks for long repeats only, in a table that is soon overwritten, and codes the rest by how often each byte
-# is there: 2 % less than at its level 1 where weights have one scale, .4 % where they have many, in half the
+# Exponents repeat by chance only, and to say where costs more than to say them again. So zstd looks for
+# long repeats only, in a table that is soon overwritten, and codes the rest by how often each byte occurs.
+# That is 2 % less than at its level 1 where weights have one scale, .4 % where they have many, in half the
 # time. Higher levels find more repeats, and make more bytes of it.
 _OPTIONS = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=17
 )
 
 
-_own = threading.local()  # of each thread: making what decodes takes as long as decoding a small tensor
+_own = threading.local()  # a decompressor per thread: making one takes as long as decoding a small tensor
 
 
 def by_frequency() -> zstandard.ZstdCompressor:
-    """What codes bytes by how often each is there. For one thread."""
+    """Return a compressor that codes bytes by how often each occurs. It is for one thread."""
     return zstandard.ZstdCompressor(compression_params=_OPTIONS)
 
 
 def unzstd(data: bytes | memoryview, size: int, what: str) -> bytes:
-    """So many bytes, which zstd has made small."""
+    """Unpack `size` bytes that zstd has packed. Raises WeightsError if there are more or fewer."""
     try:
-        if zstandard.get_frame_parameters(data).content_size > size:  # it would be made room for
+        if zstandard.get_frame_parameters(data).content_size > size:  # zstd would take memory for it
             raise WeightsError(f"{what} is damaged: it holds more than {size} bytes")
         found: bytes = _decompressor().decompress(data, max_output_size=max(1, size))
     except zstandard.ZstdError as error:

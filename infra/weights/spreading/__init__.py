@@ -1,1 +1,1 @@
-"""Which site gets which chunk of a version from where."""
+"""Plans which site fetches which chunk of a version from where."""

@@ -1,4 +1,4 @@
-"""What is known of the way from the origin to the sites, and between them."""
+"""The links from the origin to the sites, and between sites, with rates that were measured or guessed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from infra.weights.weights_error import WeightsError
 
 Link = tuple[str, str]  # source, site
 
-_UNKNOWN = float(1 << 20)  # bytes a second of a link about which nothing at all is known
+_UNKNOWN = float(1 << 20)  # bytes a second: the guess if no link at all was measured
 
 
 @dataclass(frozen=True)
 class Links:
-    """Who can fetch from whom. One in neither `rates` nor `untried` is not used (it failed lately, say)."""
+    """The links to be used. A link in neither `rates` nor `untried` is left out (it failed lately, say)."""
 
     rates: Mapping[Link, float]  # bytes a second
-    untried: Collection[Link] = ()  # may be used, and nobody has measured it
+    untried: Collection[Link] = ()  # links that may be used, but were never measured
     latency: Mapping[Link, float] = field(default_factory=dict)  # seconds
-    egress: Mapping[str, float] = field(default_factory=dict)  # bytes a second that all links from it share
-    ingress: Mapping[str, float] = field(default_factory=dict)  # that all links to it share
+    egress: Mapping[str, float] = field(default_factory=dict)  # by source: bytes a second of all its links
+    ingress: Mapping[str, float] = field(default_factory=dict)  # by site: bytes a second of all links to it
 
     def guessed(self) -> dict[Link, float]:
-        """All rates. An untried link is taken for half as fast as the slowest known one to its site.
+        """Return all rates. An untried link is taken for half as fast as the slowest known one to its site.
 
-        So it is used, and by that measured, where even that would help; and where it turns out to be far
-        slower there was little on it.
+        So an untried link is used, and thereby measured, where even that rate would help. If the link turns
+        out far slower, little was planned for it.
         """
         known = dict(self.rates)
         slowest: dict[str, float] = {}
@@ -42,17 +42,17 @@ class Links:
 
 
 class Net(NamedTuple):
-    """Links in numbers, the fastest first; node 0 is the origin."""
+    """Links as arrays, the fastest first. Nodes are numbered, and node 0 is the origin."""
 
     source: np.ndarray
     target: np.ndarray
     rate: np.ndarray
     latency: np.ndarray
-    room: np.ndarray  # bytes a second, out of each node and then into each; inf: no limit but the links'
+    room: np.ndarray  # bytes a second: out of each node, then into each; inf: only the links' limits
 
 
 def reached(links: Links, origin: str, sites: Collection[str]) -> list[str]:
-    """The sites that links lead to from the origin, maybe over others; by name."""
+    """Return the sites that links lead to from the origin, maybe over other sites, sorted by name."""
     found, ways = [origin], list(links.guessed())
     for source in found:
         found += {site for start, site in ways if start == source and site in sites} - set(found)
@@ -60,7 +60,7 @@ def reached(links: Links, origin: str, sites: Collection[str]) -> list[str]:
 
 
 def net_of(links: Links, nodes: Sequence[str]) -> Net:
-    """The links between some nodes, of which the first is the origin."""
+    """Return the links between nodes, the first of which is the origin. Raises if a rate is not positive."""
     place = {name: number for number, name in enumerate(nodes)}
     rates = links.guessed()
     for what, said in (("rate", rates), ("egress", links.egress), ("ingress", links.ingress)):

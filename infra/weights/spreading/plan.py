@@ -1,4 +1,4 @@
-"""Who gets which chunk from where, so that the last site has everything as early as can be.
+"""Plans which site fetches which chunk from where, so that the last site has everything as early as can be.
 
     a tree for each chunk ─┬─► only these ways ───────────┐
                            ├─► any way over their links ──┤
@@ -6,9 +6,9 @@
     any way at all ───────────────────────────────────────┤
     all from the origin ──────────────────────────────────┘
 
-Every relay makes the plan by itself of the same records; the same input makes the same plan everywhere.
-A site takes from all its sources at once, and from each one chunk after the other, in the order of the plan;
-where a source has the next chunk not yet, it waits for that one.
+Every relay makes the plan by itself from the same records; the same input makes the same plan everywhere. A
+site fetches from all its sources at once, and from each source one chunk after the other, in the order of the
+plan. If a source does not have the next chunk yet, the site waits for that chunk.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from infra.weights.weights_error import WeightsError
 
 @dataclass(frozen=True)
 class Fetch:
-    """A chunk that a site gets. Seconds count from the plan's start."""
+    """A chunk that a site fetches. Seconds count from the plan's start."""
 
     chunk: str  # its hash
     source: str
-    not_before: float  # to leave a narrow uplink to others; 0 mostly
-    arrives: float  # as expected
+    not_before: float  # seconds, to leave a narrow uplink to others; mostly 0
+    arrives: float  # seconds, as expected
 
 
 @dataclass(frozen=True)
 class SpreadingPlan:
-    """What each site fetches, in this order, and when it has everything."""
+    """The chunks that each site fetches, in order, and when each site has everything."""
 
     fetches: Mapping[str, tuple[Fetch, ...]]
     finish: Mapping[str, float]
@@ -46,14 +46,14 @@ class SpreadingPlan:
 
     @property
     def last(self) -> float:
-        """When the last site has everything."""
+        """Seconds until the last site has everything."""
         return max(self.finish.values(), default=0.0)
 
 
 def spread(
     chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links
 ) -> SpreadingPlan:
-    """The plan. Of each site is told which chunks it has, by hash; the origin has all."""
+    """Return the plan. `sites` has the hashes of the chunks that each site holds; the origin holds all."""
     task = _Task(chunks, sites, origin, links)
     if task.have.all():
         return alone(chunks, sites, origin, links)
@@ -69,7 +69,7 @@ def spread(
 def alone(
     chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links
 ) -> SpreadingPlan:
-    """Everybody fetches everything from the origin: for comparison, and by the same reckoning."""
+    """Return the plan in which all sites fetch everything from the origin, for comparison with `spread`."""
     task = _Task(chunks, sites, origin, links)
     found = task.search.attempt(task.from_origin)
     if found is None:
@@ -82,7 +82,7 @@ def _freely(may: np.ndarray) -> Ways:
 
 
 class _Task:
-    """The same in numbers."""
+    """The arguments of `spread` as arrays."""
 
     def __init__(
         self, chunks: Sequence[Chunk], sites: Mapping[str, Collection[str]], origin: str, links: Links

@@ -1,4 +1,4 @@
-"""From a plan to a better one, by trying: without luck, and for about a second at most."""
+"""Improves plans by trying others, without randomness and in about a second at most."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from infra.weights.spreading.links import Net
 from infra.weights.spreading.transfers import Run, Ways, carried
 
-_WORK = 25_000_000  # about a second
-_TRIES = 12, 300  # at least, at most
-_LEAST = 1 / 256  # of the time: a gain that is worth a try
-_ENOUGH = 1.01  # of what can't be beaten
+_WORK = 25_000_000  # operations, about a second
+_TRIES = 12, 300  # fewest, most
+_LEAST = 1 / 256  # of a plan's time: smaller gains are not worth a try
+_ENOUGH = 1.01  # times `_bound`: a plan so good is not improved any more
 
 
 class Search:
-    """Tries at carrying some chunks."""
+    """Tries different ways to carry some chunks over a net."""
 
     def __init__(self, net: Net, sizes: np.ndarray, have: np.ndarray) -> None:
         self._net, self._sizes, self._have = net, sizes, have
@@ -27,7 +27,7 @@ class Search:
         self._enough = _ENOUGH * _bound(net, sizes, have) if self._missing else 0.0
 
     def best(self, starts: Sequence[Ways]) -> Run:
-        """The best that is found from some starts, one of which at least must lead to the end."""
+        """Return the best plan found from some starts. At least one start must carry everything."""
         found = []
         for ways in starts:
             tried = self.attempt(ways)
@@ -43,7 +43,7 @@ class Search:
         return best
 
     def attempt(self, ways: Ways, deadline: float = math.inf) -> Run | None:
-        """One try."""
+        """Make one plan. Returns None if it does not carry everything by the deadline, in seconds."""
         self._left -= 1
         found = carried(self._net, self._sizes, self._have, ways, deadline)
         return found if len(found.link) == self._missing else None
@@ -52,7 +52,7 @@ class Search:
         return found.finish.max() <= self._enough
 
     def _sooner(self, best: Run, ways: Ways) -> Run:
-        """Better, if that is found: by a deadline, then by other ways for what the last site waits for."""
+        """Look for a sooner plan: by a deadline, then by other links for what the last site waits for."""
         stop = self._left // 3
         hopeless = self._enough
         while best.finish.max() - hopeless > _LEAST * hopeless and self._left > stop:
@@ -75,10 +75,10 @@ class Search:
         return best
 
     def _last(self, found: Run) -> Iterator[tuple[int, int]]:
-        """Links and chunks that the last arrival waited for, one after the other."""
+        """Yield the links and chunks that the last arrival waited for, from the latest to the earliest."""
         arrived: dict[tuple[int, int], int] = {}
         previous: dict[int, int] = {}
-        before: list[int | None] = []  # over the same link
+        before: list[int | None] = []  # the previous transfer over the same link
         for place, (link, chunk) in enumerate(zip(found.link, found.chunk, strict=True)):
             arrived[self._net.target[link], chunk] = place
             before.append(previous.get(link))
@@ -93,12 +93,12 @@ class Search:
 
 
 def rank(found: Run) -> tuple[float, float]:
-    """Less is better: the last site's time, then everybody's."""
+    """Return what plans are compared by, less is better: the last site's time, then the sum of all times."""
     return float(found.finish.max()), math.fsum(found.finish)
 
 
 def _bound(net: Net, sizes: np.ndarray, have: np.ndarray) -> float:
-    """No plan is sooner: what a site lacks comes in, and what only the origin has goes out, at least once."""
+    """Return seconds that no plan beats: sites must get what they lack, the origin send what only it has."""
     nodes = len(have)
     links = [np.bincount(side, net.rate, nodes) for side in (net.source, net.target)]
     room = np.minimum(net.room, np.concatenate(links))

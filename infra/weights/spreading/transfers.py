@@ -1,14 +1,15 @@
-"""All transfers of a version, event by event, and when each site has everything.
+"""Simulates all transfers of a version, event by event: when does each site have everything?
 
-    origin ═ c3 ═► paris   c1 c2     each link carries one chunk after the other; who shares a port that is
-    origin ═ c4 ═► tokyo   c2        too narrow gets a fair share (max-min, as TCP about does)
+    origin ═ c3 ═► paris   c1 c2     each link carries one chunk after the other; links that share a port too
+    origin ═ c4 ═► tokyo   c2        narrow for all get fair shares of it (max-min, as TCP about does)
     paris  ─ c1 ─► tokyo
 
-A link that is free takes what its source has and its site lacks, the chunk with the fewest copies first: so
-sites fetch different chunks from the origin, and swap them. It takes none that would end behind a deadline.
-A patient link leaves a port to others while it is full, and who is behind with its quota comes first.
-Latency holds up what arrives, not the link: requests are sent ahead. Compiled, and all in one file: numba's
-cache does not see what has changed in another.
+A free link takes a chunk that its source has and its site lacks, the one with the fewest copies first: so
+sites fetch different chunks from the origin, and swap them. No link takes a chunk that would end behind a
+deadline. A patient link leaves a port to others while the port is full; of patient links, the one most behind
+its quota comes first. Latency delays arrivals, but does not occupy the link: requests are sent ahead.
+
+Compiled, and all in one file: numba's cache does not notice changes in other files.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import numpy as np
 from infra.compiled import njit
 from infra.weights.spreading.links import Net
 
-_NONE, _ANY = -1, -2  # what a free link is to look at, besides one chunk that has just arrived
-_FITS = 0.25  # of a link's rate: so much must be left of a port for a patient link to begin
+_NONE, _ANY = -1, -2  # chunks that a free link looks at: none, any, or the one with this number
+_FITS = 0.25  # of a link's rate: a patient link begins only if its ports have so much left
 
 
 class Ways(NamedTuple):
-    """What may be carried where."""
+    """Which chunk may go over which link."""
 
     may: np.ndarray  # [link, chunk]
-    quota: np.ndarray  # bytes that a patient link is to carry; 0: it is not patient
+    quota: np.ndarray  # bytes that a patient link is to carry; 0: the link is not patient
 
 
 class Run(NamedTuple):
@@ -38,26 +39,26 @@ class Run(NamedTuple):
     chunk: np.ndarray
     begins: np.ndarray
     arrives: np.ndarray
-    held: np.ndarray  # whether a patient link was free before
+    held: np.ndarray  # whether a patient link could have begun before, and waited
     finish: np.ndarray
 
 
 class _State(NamedTuple):
     has: np.ndarray  # [node, chunk]
-    comes: np.ndarray  # the same, or it is on its way
-    copies: np.ndarray  # of each chunk, with those that come
-    carries: np.ndarray  # of each link: the transfer
-    look: np.ndarray
-    held: np.ndarray
-    largest: np.ndarray  # chunk that would end before the deadline
-    sent: np.ndarray  # bytes
-    users: np.ndarray  # of each port: links
-    wish: np.ndarray  # their rates
+    comes: np.ndarray  # [node, chunk]: the node has the chunk, or will get it
+    copies: np.ndarray  # of each chunk, with those under way
+    carries: np.ndarray  # of each link: the number of its transfer, or _NONE
+    look: np.ndarray  # of each link: _NONE, _ANY, or the chunk to look at
+    held: np.ndarray  # of each link: whether it was patient and waited
+    largest: np.ndarray  # of each link: bytes of a chunk that would end before the deadline
+    sent: np.ndarray  # of each link: bytes
+    users: np.ndarray  # of each port: how many links use it
+    wish: np.ndarray  # of each port: the sum of the rates of these links
 
 
 @njit(cache=True, nogil=True)
 def carried(net: Net, sizes: np.ndarray, have: np.ndarray, ways: Ways, deadline: float) -> Run:
-    """Carry what may be carried. Fewer than all transfers, if it can't be."""
+    """Carry what may be carried. Returns fewer transfers than are needed if not all can be made."""
     links, most, state = len(net.rate), have.size, _begin(net, have)
     made = Run(
         np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most), np.zeros(most),
@@ -126,13 +127,13 @@ def _begin(net: Net, have: np.ndarray) -> _State:
 
 @njit(cache=True, nogil=True)
 def _ports(net: Net, link: int) -> tuple[int, int]:
-    """The way out of its source, and the way into its site, as places in `room`."""
+    """Return a link's ports, as places in `room`: the one out of its source, and the one into its site."""
     return net.source[link], len(net.room) // 2 + net.target[link]
 
 
 @njit(cache=True, nogil=True)
 def _next(net: Net, ways: Ways, state: _State) -> int:
-    """The link whose turn it is to look for a chunk."""
+    """Return the link whose turn it is to look for a chunk; `_NONE` if there is none."""
     best = _NONE
     for link in range(len(net.rate)):
         if state.carries[link] >= 0 or state.look[link] == _NONE:
@@ -152,11 +153,11 @@ def _next(net: Net, ways: Ways, state: _State) -> int:
 
 @njit(cache=True, nogil=True)
 def _rarest(net: Net, sizes: np.ndarray, ways: Ways, state: _State, link: int, left_s: float) -> int:
-    """The chunk that a free link takes, of those that would arrive within so many seconds."""
+    """Return the chunk that a free link takes, of those that would arrive within `left_s`; or `_NONE`."""
     fair = net.rate[link]
     for port in _ports(net, link):
         fair = min(fair, net.room[port] / (state.users[port] + 1))
-    # What is too large once is so for good: who carries the plan out would not wait with it.
+    # A chunk that is too large once stays so: a site that follows the plan would not wait until it fits.
     state.largest[link] = min(state.largest[link], (left_s - net.latency[link]) * fair)
     source, target, look = net.source[link], net.target[link], state.look[link]
     first, last = (0, len(sizes)) if look == _ANY else (look, look + 1)
@@ -197,11 +198,11 @@ def _arrive(net: Net, state: _State, node: int, chunk: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _share(net: Net, busy: np.ndarray, users: np.ndarray, rate: np.ndarray) -> None:
-    """Set the rates. All busy links grow alike, each until it is full or a port of its is (max-min)."""
+    """Set the rates. All busy links grow alike, each until it or one of its ports is full (max-min)."""
     same = True
     for link in range(len(rate)):
         same = same and busy[link] == (rate[link] > 0)
-    if same:  # who was done has gone on with the next chunk
+    if same:  # links that were done have begun their next chunks
         return
     rate[:] = 0.0
     room, growing = net.room.copy(), users.copy()
@@ -213,7 +214,7 @@ def _share(net: Net, busy: np.ndarray, users: np.ndarray, rate: np.ndarray) -> N
         if narrowest < 0:
             return
         found = False
-        for by_port in (False, True):  # those that a fair share fills; else those of the narrowest port
+        for by_port in (False, True):  # links that a fair share fills; else links of the narrowest port
             for link in range(len(rate)):
                 mine = _ports(net, link)
                 full = narrowest in mine if by_port else net.rate[link] <= level

@@ -1,8 +1,9 @@
-"""On which way each chunk reaches all sites, so that the busiest link or port is done as early as can be.
+"""Finds the links by which each chunk reaches all sites, so that the busiest link or port is done early.
 
-A chunk's way is a tree. The first chunks take the fast links; what is on a link makes it dear, and the next
-ones go around it. Together the trees come close to what the links can carry at most (Edmonds: as much as
-passes the narrowest cut between the origin and a site; less where ports are narrower than their links).
+A chunk's links form a tree. The first chunks take the fast links; load makes a link dear, and the next chunks
+go around it. Together the trees come close to what the links can carry at most (Edmonds: as much as passes
+the narrowest cut between the origin and a site; less where ports are narrower than their links).
+
 Compiled, and without any operation whose result depends on the machine.
 """
 
@@ -13,13 +14,13 @@ import numpy as np
 from infra.compiled import njit
 from infra.weights.spreading.links import Net
 
-_ROUNDS = (4, 6)  # how often a load is squared: what is busy is dear, in the second round very much so
-_DEAREST = 1e3  # that is squared; so that all stays finite
+_ROUNDS = (4, 6)  # how often a load is squared in each round: busy links are dear, in the second very dear
+_DEAREST = 1e3  # largest load that is squared: so all stays finite
 
 
 @njit(cache=True, nogil=True)
 def trees(net: Net, sizes: np.ndarray, have: np.ndarray) -> np.ndarray:
-    """The link by which a node gets a chunk: [node, chunk], -1 where it has it."""
+    """Return the link by which each node gets each chunk: [node, chunk], -1 where the node has the chunk."""
     nodes, chunks = have.shape
     by = np.full((nodes, chunks), -1)
     between = np.full((nodes, nodes), -1)
@@ -41,14 +42,14 @@ def trees(net: Net, sizes: np.ndarray, have: np.ndarray) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def _uses(net: Net, link: int) -> tuple[int, int, int]:
-    """The link and its two ports, as places in `room`."""
+    """Return a link and its two ports, as places in `room`."""
     links = len(net.rate)
     return link, links + net.source[link], links + len(net.room) // 2 + net.target[link]
 
 
 @njit(cache=True, nogil=True)
 def _move(net: Net, room: np.ndarray, busy: np.ndarray, by: np.ndarray, size: float) -> None:
-    """Put a chunk onto its links, or take it off."""
+    """Add a chunk's seconds to its links and their ports; with a negative size, take them off."""
     for link in by:
         if link >= 0:
             for place in _uses(net, link):
@@ -59,7 +60,7 @@ def _move(net: Net, room: np.ndarray, busy: np.ndarray, by: np.ndarray, size: fl
 def _costs(
     net: Net, room: np.ndarray, busy: np.ndarray, size: float, have: np.ndarray, squarings: int
 ) -> np.ndarray:
-    """What each link would cost a chunk: [source, target]. Who has it gets it from the origin for nothing."""
+    """Return a chunk's cost over each link: [source, target]. The origin reaches nodes that have it for 0."""
     busiest = size / net.rate[0]
     for seconds in busy:
         busiest = max(busiest, seconds)
@@ -81,10 +82,11 @@ def _costs(
 
 @njit(cache=True, nogil=True)
 def branching(costs: np.ndarray, parent: np.ndarray) -> bool:
-    """The cheapest tree from node 0 to all others, as each node's parent; False if there is none.
+    """Find the cheapest tree from node 0 to all others, as each node's parent. Returns False if there is
+    none.
 
-    By Chu and Liu, and Edmonds: each node takes its cheapest link in. A cycle of these becomes one node, to
-    which a link costs what it costs more than the one of the cycle that it replaces.
+    The algorithm is Chu and Liu's, and Edmonds': each node takes its cheapest link in. A cycle of such links
+    becomes one node. A link into the cycle costs its own cost less that of the cycle's link that it replaces.
     """
     nodes = len(parent)
     cost = np.full((2 * nodes, 2 * nodes), np.inf)
@@ -92,9 +94,9 @@ def branching(costs: np.ndarray, parent: np.ndarray) -> bool:
     for source in range(nodes):
         for node in range(nodes):
             cost[source, node] = costs[source, node]
-            tail[source, node] = source  # the link that it is, for what becomes of a link to a cycle
+            tail[source, node] = source  # the original link, where links lead to or from a cycle
             head[source, node] = node
-    within = np.full(2 * nodes, -1)  # the cycle that a node is in
+    within = np.full(2 * nodes, -1)  # the cycle that a node is in; -1: none
     before = np.full(2 * nodes, -1)
     settled = np.zeros(2 * nodes, np.bool_)
     settled[0] = True
@@ -132,7 +134,7 @@ def branching(costs: np.ndarray, parent: np.ndarray) -> bool:
 
 @njit(cache=True, nogil=True)
 def _outermost(within: np.ndarray, node: int, new: int) -> int:
-    """The node that a node is in; but not the one that is being made."""
+    """Return the outermost cycle that a node is in, leaving out the new one; the node itself if in none."""
     while within[node] >= 0 and within[node] != new:
         node = within[node]
     return node
@@ -143,7 +145,7 @@ def _contract(
     cost: np.ndarray, tail: np.ndarray, head: np.ndarray, within: np.ndarray, before: np.ndarray, node: int,
     new: int,
 ) -> None:  # fmt: skip
-    """Make one node of the cycle that a node is on."""
+    """Make one node, `new`, of the cycle that a node is on."""
     while within[node] < 0:
         within[node] = new
         saved = cost[before[node], node]
