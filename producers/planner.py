@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,24 @@ class _Told:
     predicted: float
     predictor: str
     edges: tuple[float, ...]
+
+
+class _Turn(NamedTuple):
+    """When a group is trained, or evaluated."""
+
+    iteration: int
+    min_version: int  # the oldest weights that may draw its samples
+    mini: int = 0  # the optimizer step within the iteration
+    bundle: int = 0
+    bundle_groups: int = 1
+
+
+class _Prediction(NamedTuple):
+    """The length that is predicted for a group's samples."""
+
+    length: float
+    predictor: str
+    edges: list[float]  # of the length classes
 
 
 class Planner:
@@ -245,10 +264,9 @@ class Planner:
                 for group in bundle:
                     problem, epoch = problems[group]
                     yield self._prompt(
-                        TRAIN, group, problem, epoch, size=algorithm.group_size, window=window,
-                        mini=mini, bundle=bundle[0], bundle_groups=len(bundle), predicted=predicted[group],
-                        predictor=lot.predictor, edges=lot.edges,
-                        min_version=oldest_version(group, algorithm.groups, algorithm.lookahead),
+                        TRAIN, group, problem, epoch, algorithm.group_size,
+                        _Turn(window, self._oldest(group), mini, bundle[0], len(bundle)),
+                        _Prediction(predicted[group], lot.predictor, lot.edges),
                     )  # fmt: skip
 
     def _bundles(self, groups: Sequence[int], predicted: Mapping[int, float]) -> list[list[int]]:
@@ -271,13 +289,16 @@ class Planner:
         number = group + ROUND
         draw = random.Random(derive_seed("instead", self._spec.seed, number))
         problem = self._train[draw.randrange(len(self._train))]
-        algorithm = self._spec.algorithm
         return self._prompt(
-            TRAIN, number, problem, group % ROUND // len(self._train), size=algorithm.group_size,
-            window=window, mini=mini, bundle=number, bundle_groups=1,
-            predicted=self._predict(ranker, [problem])[0], predictor=ranker.name, edges=self.edges,
-            min_version=oldest_version(number, algorithm.groups, algorithm.lookahead),
+            TRAIN, number, problem, group % ROUND // len(self._train), self._spec.algorithm.group_size,
+            _Turn(window, self._oldest(number), mini, number, 1),
+            _Prediction(self._predict(ranker, [problem])[0], ranker.name, self.edges),
         )  # fmt: skip
+
+    def _oldest(self, group: int) -> int:
+        """Return the oldest version that may draw samples of a group."""
+        algorithm = self._spec.algorithm
+        return oldest_version(group, algorithm.groups, algorithm.lookahead)
 
     def evaluate(self, version: int, problems: Sequence[Problem], ranker: Predictor) -> list[Prompt]:
         """Return the prompts that measure a version on held-out problems."""
@@ -285,25 +306,24 @@ class Planner:
         predicted = self._predict(ranker, problems)
         return [
             self._prompt(
-                EVAL, -1 - (first + number), problem, 0, size=self._spec.evaluation.per_problem,
-                window=version, mini=0, bundle=0, bundle_groups=1, predicted=predicted[number],
-                predictor=ranker.name, edges=self.edges, min_version=version,
+                EVAL, -1 - (first + number), problem, 0, self._spec.evaluation.per_problem,
+                _Turn(version, version), _Prediction(predicted[number], ranker.name, self.edges),
             )
             for number, problem in enumerate(problems)
         ]  # fmt: skip
 
     def _prompt(
-        self, purpose: str, group: int, problem: Problem, epoch: int, *, size: int, window: int, mini: int,
-        bundle: int, bundle_groups: int, predicted: float, predictor: str, edges: list[float],
-        min_version: int,
+        self, purpose: str, group: int, problem: Problem, epoch: int, size: int, turn: _Turn,
+        prediction: _Prediction,
     ) -> Prompt:  # fmt: skip
         return Prompt(
             run=self._run, purpose=purpose, group=group, size=size, problem_id=problem["id"],
             problem=json.dumps(problem), epoch=epoch,
-            tokens=np.array(self._tokenize(problem["prompt"]), dtype=np.int32), window=window, mini=mini,
-            bundle=bundle, bundle_groups=bundle_groups, min_version=min_version, predicted=predicted,
-            predictor=predictor, length_class=class_of(predicted, edges),
-            edges=list(edges), admitted_at=time.time(),
+            tokens=np.array(self._tokenize(problem["prompt"]), dtype=np.int32), window=turn.iteration,
+            mini=turn.mini, bundle=turn.bundle, bundle_groups=turn.bundle_groups,
+            min_version=turn.min_version, predicted=prediction.length, predictor=prediction.predictor,
+            length_class=class_of(prediction.length, prediction.edges), edges=list(prediction.edges),
+            admitted_at=time.time(),
         )  # fmt: skip
 
     def _problem(self, group: int) -> tuple[Problem, int]:
