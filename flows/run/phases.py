@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows.run import locations as place
+from flows.run import locations
 from flows.run.checks import check, check_context
 from flows.run.locations import Places, start_local_stack
 from flows.run.report_phase import make_report
@@ -49,7 +49,7 @@ def conduct(
     model: Path = as_phase(prepare_model)(spec, screen.progress)
     check_context(spec, model)
     record: RunRecord = as_phase(create_run)(request, spec, places, model, screen.say)
-    screen.say(f"run {record.id}: its logs are in {place.logs_folder(record)}")
+    screen.say(f"run {record.id}: its logs are in {locations.logs_folder(record)}")
     for site, planned in spec.placement.sites.items():
         if planned.elsewhere and not _called(call_site, record, site, screen):
             screen.say(f"site {site}: it takes part with `streamrl join {record.id} --store {record.store} "

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from flows.run import commands as workers
+from flows.run import commands
 from flows.run.request import RunFailed
 from flows.run.without_prefect import train_plainly
 from flows.view.run_view import RunView
@@ -26,12 +26,12 @@ from tests.stacks import processes_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKES = {role: f"tests.fakes.{role}" for role in workers.MODULES}
+FAKES = {role: f"tests.fakes.{role}" for role in commands.MODULES}
 
 PROGRAM = """
 import sys
-from flows import workers
-workers.MODULES.update({role: f"tests.fakes.{role}" for role in workers.MODULES})
+from flows.run import commands
+commands.MODULES.update({role: f"tests.fakes.{role}" for role in commands.MODULES})
 from flows.cli import main
 main()
 """
@@ -41,7 +41,7 @@ main()
 def folder(tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a run file of five iterations; its home is in the environment of all that is started."""
     monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(workers, "MODULES", FAKES)
+    monkeypatch.setattr(commands, "MODULES", FAKES)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     save_file({"w": np.zeros(1, np.float32)}, tmp_path / "model" / "model.safetensors")
@@ -154,7 +154,7 @@ def test_a_generator_that_can_not_be_kept_alive_is_left_out(folder: Path) -> Non
 def test_a_process_that_can_not_go_on_is_named_with_its_last_words(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "MODULES", {**FAKES, "feeder": "tests.fakes.no_such_module"})
+    monkeypatch.setattr(commands, "MODULES", {**FAKES, "feeder": "tests.fakes.no_such_module"})
     with pytest.raises(RunFailed) as caught:
         train_plainly(str(folder / "run.yaml"))
     message = str(caught.value)

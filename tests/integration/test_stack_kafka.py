@@ -172,7 +172,7 @@ def start_up_elsewhere(paths: StackPaths) -> subprocess.Popen[bytes]:
     """`up` in a process of its own, returned while the broker is starting."""
     code = (
         "import sys, pathlib; from infra.stack import local; from infra.stack.paths import StackPaths;"
-        "local.up(prefect=False, paths=StackPaths.locate(pathlib.Path(sys.argv[1])))"
+        "local.start_stack(prefect=False, paths=StackPaths.locate(pathlib.Path(sys.argv[1])))"
     )
     # Ctrl-C reaches it whatever this process does with that signal.
     child = subprocess.Popen(

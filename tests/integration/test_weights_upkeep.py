@@ -107,7 +107,7 @@ def prefect(prefect_stack: Stack, url: str) -> Iterator[Any]:
 
     def run(flow: str, **given: Any) -> tuple[Any, dict[str, Any]]:
         code = (
-            f"import json\nfrom flows.{flow}_weights import {flow}\n"
+            f"import json\nfrom flows.weights import {flow}\n"
             f"print('result', json.dumps({flow}(**json.loads({json.dumps(given)!r}))))"
         )
         found = subprocess.run(

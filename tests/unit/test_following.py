@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.view import follow
-from flows.view import line_files as kept
+from flows.view import follow, line_files
 from flows.view.follow import Follower, look_once
 from flows.view.line_files import LinesFile, MetricsFile, complete, lines_of
 from flows.view.metric_rows import Thinned
@@ -158,7 +157,7 @@ def test_a_full_disk_costs_no_line_and_is_said(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(target, data, at)
 
-    monkeypatch.setattr(kept.os, "pwrite", pwrite)
+    monkeypatch.setattr(line_files.os, "pwrite", pwrite)
     monkeypatch.setattr(follow, "AGAIN_S", 0.05)
     monkeypatch.setattr(follow, "EVERY_S", 0.02)
     send(context, context.topics.ledger, *map(step, range(3)))
@@ -235,8 +234,8 @@ def test_the_report_reads_the_ledger_from_behind_the_file(
     send(context, context.topics.ledger, *map(step, range(40)))
     complete(MetricsFile(file), context.bus, context.topics, "test-1")
     send(context, context.topics.ledger, step(40), b"garbage", step(41))
-    monkeypatch.setattr(kept, "step_row", lambda one: (read.append(one.step), {"step": one.step})[1])
-    monkeypatch.setattr(kept, "with_rates", lambda rows: rows)
+    monkeypatch.setattr(line_files, "step_row", lambda one: (read.append(one.step), {"step": one.step})[1])
+    monkeypatch.setattr(line_files, "with_rates", lambda rows: rows)
     complete(MetricsFile(file), context.bus, context.topics, "test-1")
     assert read == [40, 41] and steps_in(file) == list(range(42))
 
@@ -281,7 +280,7 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(
     file.append('{"n": 1}')
     write = os.pwrite
     with monkeypatch.context() as patch:
-        patch.setattr(kept.os, "pwrite", lambda target, data, at: write(target, data[:3], at))
+        patch.setattr(line_files.os, "pwrite", lambda target, data, at: write(target, data[:3], at))
         with pytest.raises(OSError, match="the disk took 3 of 9 bytes"):
             file.append('{"n": 2}')
     file.append('{"n": 3}')
