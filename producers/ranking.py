@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from infra.background import Background
 from infra.roles.context import RoleContext
 from infra.stores.store import Missing, StoreError
 from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ranker, RankingScore, score_of
@@ -83,9 +84,8 @@ class Ranking:
         self._changed = threading.Condition()
         self._asked = threading.Event()
         self._closed = False
-        self._failure: BaseException | None = None
         self._samples = feed.subscribe(self._wanted, self._asked)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="ranker")
+        self._thread = Background(self._run, "ranker")
         self._thread.start()
 
     def at(self, version: int) -> Ranker:
@@ -97,8 +97,7 @@ class Ranking:
         with self._changed:
             while version not in self._rankers:
                 self._context.check_stop()
-                if self._failure is not None:
-                    raise self._failure
+                self._thread.check()
                 wait.check()
                 self._asked.set()
                 self._changed.wait(_POLL_S)
@@ -195,18 +194,15 @@ class Ranking:
         return Ranker.fresh(spec.seed, backbone, typical=max(2.0, spec.sampling.max_tokens / 8))
 
     def _run(self) -> None:
-        try:
-            if self._newest == 0:
-                self._keep(self._rankers[0])
-            while not self._closed:
-                self._asked.wait(_POLL_S)
-                self._asked.clear()
-                self._take()
-                while not self._closed and self._learn_next():
-                    self._keep_trained()
+        if self._newest == 0:
+            self._keep(self._rankers[0])
+        while not self._closed:
+            self._asked.wait(_POLL_S)
+            self._asked.clear()
+            self._take()
+            while not self._closed and self._learn_next():
                 self._keep_trained()
-        except Exception as error:  # any error: the feeder's thread raises it
-            self._failure = error
+            self._keep_trained()
 
     def _wanted(self, taken: AdmittedSample) -> tuple[int, int, int, _Told] | None:
         """Pick a fit training sample. Called in the feed's thread."""

@@ -7,7 +7,6 @@ chunks, at a site             its relay, which brings them to the site's cache; 
 
 from __future__ import annotations
 
-import queue
 import threading
 
 from infra.bus import Record
@@ -17,7 +16,7 @@ from infra.runs import unique_name
 from infra.sites.followed import Followed
 from infra.sites.news import News
 from infra.stores.store import Missing, StoreError
-from infra.tail import Tail
+from infra.tail import Inbox, Tail
 from infra.waiting import Wait
 from infra.weights import spent
 from infra.weights.copy import Copy
@@ -52,7 +51,7 @@ class WeightsWatch:
         self._weights = self._opened()
         self._copy: Copy | None = None  # of the newest version; the next one is fetched as a delta
         self._failing: Wait | None = None
-        self._came: queue.SimpleQueue[VerifiedWeights | Exception] = queue.SimpleQueue()
+        self._came = Inbox[VerifiedWeights]()
         self._tail = Tail(context.bus.reader(context.topics.weights, patient=True), self._hear, self._news)
         self._thread = threading.Thread(target=self._work, daemon=True, name="weights")
         self._thread.start()
@@ -60,13 +59,7 @@ class WeightsWatch:
     def take(self) -> list[VerifiedWeights]:
         """Return the versions that came since the last call, without waiting. Raise what ended a thread."""
         self._tail.take()
-        found: list[VerifiedWeights] = []
-        while not self._came.empty():
-            item = self._came.get()
-            if isinstance(item, Exception):
-                raise item
-            found.append(item)
-        return found
+        return self._came.take()
 
     def close(self) -> None:
         """End the threads."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from infra.background import Background
 from infra.bus import Record, ends_of
 from infra.gate import Gate
 from infra.roles.context import RoleContext
@@ -109,9 +110,8 @@ class Dispatching:
         self._ask_everyone()
         # generators with jobs of an earlier dispatcher need time to report them
         self._open_at = now + (_ANSWER_S if resumed else 0.0)
-        self._failure: BaseException | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="dispatch")
+        self._thread = Background(self._run, "dispatch")
         self._thread.start()
 
     def _follow(self, kind: type[MessageT], topic: Topic) -> Tail[tuple[Record, MessageT]]:
@@ -135,8 +135,7 @@ class Dispatching:
 
     def check(self) -> None:
         """Raise the error that ended the thread, if any."""
-        if self._failure is not None:
-            raise self._failure
+        self._thread.check()
 
     def close(self) -> None:
         """End the thread."""
@@ -147,13 +146,10 @@ class Dispatching:
             tail.close()
 
     def _run(self) -> None:
-        try:
-            while not self._closed.is_set():
-                self._bell.wait(_TICK_S)
-                self._bell.clear()
-                self._turn(time.monotonic())
-        except Exception as error:  # any error: the feeder's thread raises it
-            self._failure = error
+        while not self._closed.is_set():
+            self._bell.wait(_TICK_S)
+            self._bell.clear()
+            self._turn(time.monotonic())
 
     def _turn(self, now: float) -> None:
         self._take_prompts(now)

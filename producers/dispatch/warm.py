@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from infra.background import Background
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy, DeadlineRule
@@ -21,24 +22,19 @@ class WarmUp:
     """Tells whether all is compiled. The first call starts compiling."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
         self._done = threading.Event()
-        self._failure: BaseException | None = None
 
     def __call__(self) -> bool:
-        if self._failure is not None:
-            raise self._failure
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="compile")
+            self._thread = Background(self._run, "compile")
             self._thread.start()
+        self._thread.check()
         return self._done.is_set()
 
     def _run(self) -> None:
-        try:
-            choose_once()
-            self._done.set()
-        except Exception as error:  # any error: the dispatcher's thread raises it
-            self._failure = error
+        choose_once()
+        self._done.set()
 
 
 def choose_once() -> None:
