@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infra.safetensors_header import header_in
 from infra.weights.arrays import Array
 from infra.weights.finite import all_finite
 from infra.weights.weights_error import WeightsError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 
-LARGEST_HEADER = 100 << 20  # bytes: the limit of safetensors itself
 LARGEST_SIDE = 1 << 48  # elements along one dimension: no machine holds more
 MOST_SIDES = 16  # dimensions of a tensor
 
@@ -156,11 +156,9 @@ Entry = tuple[str, tuple[int, ...], int, int]  # type, shape, begin and end in t
 
 def file_header(data: bytes | bytearray | mmap | memoryview) -> tuple[dict[str, Entry], int]:
     """Return a safetensors file's entries, and where its tensors begin. Raises ValueError if it is none."""
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(LARGEST_HEADER, len(data) - 8):
-        raise ValueError(f"it is no safetensors file: a header of {size} bytes can't be in {len(data)}")
+    header, at = header_in(data)
     try:
-        return entries(bytes(data[8 : 8 + size])), 8 + size
+        return entries(header), at
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its header is damaged: {error!r}") from error
 

@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 
 from infra.errors import Explained
 from infra.keys import ring_from_env
+from infra.safetensors_header import header_in
 from infra.stores.opening import open_store
 from infra.stores.store import Exists, Missing, Store
 from producers.ranker.ranker import SCHEMA, Backbone, Ranker, StateError
@@ -156,7 +157,7 @@ def _signed(data: bytes, where: str) -> bytes:
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    size = int.from_bytes(data[:8], "little")
-    if len(data) > _LARGEST or size > min(_LARGEST_HEADER, len(data)):
-        raise ValueError(f"it has {len(data)} bytes, and a header of {size}")
-    return json.loads(data[8 : 8 + size]), memoryview(data)[8 + size :]
+    if len(data) > _LARGEST:
+        raise ValueError(f"it has {len(data)} bytes")
+    header, at = header_in(data, _LARGEST_HEADER)
+    return json.loads(header), memoryview(data)[at:]

@@ -9,12 +9,12 @@ from typing import Any, TypeGuard
 
 from flows.run.inspection.architectures import generated, trained
 from flows.run.inspection.finding import Finding
+from infra.safetensors_header import NoHeader, header_of
 from infra.weights.folder import ModelFolder
 from infra.weights.weights_error import WeightsError
 from schemas.shortening import printable, shown
 
 _LARGEST_CONFIG = 8 << 20  # bytes
-_LARGEST_HEADER = 100_000_000  # bytes: safetensors' own limit
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -127,14 +127,11 @@ def wrong_tensors(folder: Path) -> list[str]:
 
 def _wrong_header(file: Path) -> str:
     try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-                return f"{file} is damaged: {size:,} bytes can't hold the header that it says it has"
-            header = json.loads(opened.read(length))
-        held = size - 8 - length
+        raw, at = header_of(file)
+        header, held = json.loads(raw), file.stat().st_size - at
         wrong = [name for name, one in header.items() if name != "__metadata__" and not _is_tensor(one, held)]
+    except NoHeader as error:
+        return f"{file} is damaged: {error}"
     except FileNotFoundError:
         return f"{file} is missing, and the folder's index names it"
     except (OSError, ValueError, AttributeError, RecursionError) as error:
