@@ -22,7 +22,7 @@ from consumers.steps.scoring import Scoring
 from consumers.steps.step_record import recipe_of
 from consumers.stream.recorded_groups import samples_topic
 from infra.bus import ends_of
-from infra.roles.context import RoleContext
+from infra.run_handle import RunHandle
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 
@@ -64,13 +64,11 @@ class Spoilt:
 class Again:
     """Takes steps of one run again."""
 
-    def __init__(
-        self, context: RoleContext, learner_of: Callable[[], Learner], progress: StepProgress
-    ) -> None:
-        self._context, self._learner_of, self._progress = context, learner_of, progress
-        self._samples = samples_topic(context)
+    def __init__(self, handle: RunHandle, learner_of: Callable[[], Learner], progress: StepProgress) -> None:
+        self._handle, self._learner_of, self._progress = handle, learner_of, progress
+        self._samples = samples_topic(handle)
         self._learner = learner_of()
-        self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=context.spec.trainer.ranks)
+        self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=handle.spec.trainer.ranks)
 
     def step(self, number: int | None) -> Replayed:
         """Take a step of the ledger again; None: the newest."""
@@ -78,20 +76,20 @@ class Again:
         number = newest if number is None else number
         if number > newest:
             raise TrainingFailed(
-                f"the ledger of {self._context.run} goes to step {newest}, and has no {number}"
+                f"the ledger of {self._handle.run} goes to step {newest}, and has no {number}"
             )
         start, others, record = self._up_to(number, wanted=True)
         assert record is not None
         self._begin(number)
-        taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
-        return Replayed(record, start, taken, others, record.recipe == recipe_of(self._context.spec))
+        taken = take_again(self._handle, self._samples, self._learner, self._scoring, record)
+        return Replayed(record, start, taken, others, record.recipe == recipe_of(self._handle.spec))
 
     def failed(self, number: int | None) -> Spoilt:
         """Find out why a failed step can't be taken; None: the newest failed step."""
-        record = FailedSteps(self._context.store, self._context.run).find(number)
+        record = FailedSteps(self._handle.store, self._handle.run).find(number)
         start, *_ = self._up_to(record.step, wanted=False)
         self._begin(record.step)
-        rows, plans = plans_again(self._context, self._samples, self._learner, self._scoring, record)
+        rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
         batches = [batch for together in plans for batch in together]
         said = record, start, len(rows), len(batches)
         trial = _Trial(self._learner_of, self._learner)
@@ -99,7 +97,7 @@ class Again:
             for place, batch in enumerate(batches):
                 if reason := trial.of([batch], 1.0):
                     each = [
-                        (row, _alone(row, rows, trial.learner, self._context.spec, record))
+                        (row, _alone(row, rows, trial.learner, self._handle.spec, record))
                         for row in batch.rows
                     ]
                     alone = [(row.sample.id, why) for row, one in each if (why := trial.of([one], 1.0))]
@@ -114,15 +112,15 @@ class Again:
 
     def _newest(self) -> int:
         """Return the number of the ledger's newest step."""
-        end = ends_of(self._context.bus, self._context.topics.ledger)[0]
+        end = ends_of(self._handle.bus, self._handle.topics.ledger)[0]
         back = _TAIL
         while True:
-            found = [step.step for step in steps_in_ledger(self._context, max(0, end - back))]
+            found = [step.step for step in steps_in_ledger(self._handle, max(0, end - back))]
             if found or back >= end:
                 break
             back *= 8
         if not found:
-            raise TrainingFailed(f"run {self._context.run} has no step in its ledger")
+            raise TrainingFailed(f"run {self._handle.run} has no step in its ledger")
         return found[-1]
 
     def _up_to(self, number: int, *, wanted: bool) -> tuple[str, list[int], StepRecord | None]:
@@ -131,7 +129,7 @@ class Again:
         Returns where this began, the earlier steps that came to other bits, and the step's record. With
         `wanted` the ledger must have that record; otherwise it is None.
         """
-        found = Checkpoints(self._context.store, self._context.run).before(number, self._context.log.warning)
+        found = Checkpoints(self._handle.store, self._handle.run).before(number, self._handle.log.warning)
         first, position, start = 0, 0, "the model that the run began with"
         if found is not None:
             manifest, state = found
@@ -140,7 +138,7 @@ class Again:
             start = f"the checkpoint of iteration {manifest.iteration}"
         others: list[int] = []
         place, record = first, None
-        for step in steps_in_ledger(self._context, position) if wanted or first < number else ():
+        for step in steps_in_ledger(self._handle, position) if wanted or first < number else ():
             if step.step < first:
                 continue
             if step.step != place or place == number:
@@ -148,7 +146,7 @@ class Again:
                 break
             self._progress(place - first, number - first)
             self._begin(place)
-            taken = take_again(self._context, self._samples, self._learner, self._scoring, step)
+            taken = take_again(self._handle, self._samples, self._learner, self._scoring, step)
             if taken.root != step.root_out:
                 others.append(place)
             place += 1
@@ -165,7 +163,7 @@ class Again:
 
     def _begin(self, number: int) -> None:
         self._scoring.begin()
-        if number % self._context.spec.algorithm.optimizer_steps == 0:
+        if number % self._handle.spec.algorithm.optimizer_steps == 0:
             self._learner.begin_iteration()
 
 

@@ -68,8 +68,8 @@ def make_context(spec: RunSpec, folder: Path, *, role: str = "trainer", run: str
     topics = Topics(run, spec.lengths.classes)
     bus.create_topics(topics.all())
     return RoleContext(
-        record, role, 0, store, bus, bus.writer(), topics, Heart(run, role, 0), threading.Event(),
-        logging.getLogger("streamrl.test"),
+        record, store, bus, topics, logging.getLogger("streamrl.test"), role, 0, bus.writer(),
+        Heart(run, role, 0), threading.Event(),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from infra.bus import Reader, Record, clamp, read_until
 from infra.errors import Explained
 from infra.gate import Gate, Refuse
 from infra.roles.context import RoleContext
+from infra.run_handle import RunHandle
 from infra.skipped import place_of, skipped
 from infra.waiting import Wait
 from schemas.messages import StepRecord
@@ -168,13 +169,13 @@ class Ledger:
             self._reader.close()
 
 
-def steps_in_ledger(context: RoleContext, start: int = 0) -> Iterator[StepRecord]:
+def steps_in_ledger(handle: RunHandle, start: int = 0) -> Iterator[StepRecord]:
     """Yield the steps that this run's ledger still has from position `start` on, each once, in order."""
-    return (step for _, step in steps_in_log(context, context.run, context.spec, start))
+    return (step for _, step in steps_in_log(handle, handle.run, handle.spec, start))
 
 
 def steps_in_log(
-    context: RoleContext, run: str, spec: RunSpec, start: int
+    handle: RunHandle, run: str, spec: RunSpec, start: int
 ) -> Iterator[tuple[Record, StepRecord]]:
     """Yield steps of any run's ledger with their records, from position `start` on, each once, in order.
 
@@ -182,15 +183,15 @@ def steps_in_log(
     earlier steps, and no record has to be kept in memory. Records that can't be used are passed over: if one
     was a step, the caller misses it.
     """
-    refuse: Refuse = lambda record, reason: context.log.warning(  # noqa: E731
+    refuse: Refuse = lambda record, reason: handle.log.warning(  # noqa: E731
         "%s is passed over: %s", record.place, reason
     )
     gate = Gate(StepRecord, run, refuse, unfit=lambda step: wrong_step(step, spec))
-    topic, places, number = Topics(run, spec.lengths.classes).ledger, skipped(context.store, run), -1
-    reader = context.bus.reader(topic, {0: start})
+    topic, places, number = Topics(run, spec.lengths.classes).ledger, skipped(handle.store, run), -1
+    reader = handle.bus.reader(topic, {0: start})
     try:
         clamp(reader)
-        ends, deadline_s = reader.end_offsets(), context.spec.deadlines.progress_s
+        ends, deadline_s = reader.end_offsets(), handle.spec.deadlines.progress_s
         for record in read_until(reader, ends, topic, deadline_s=deadline_s):
             if place_of(record) in places or (step := gate.take_one(record)) is None:
                 continue

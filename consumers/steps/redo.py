@@ -12,7 +12,7 @@ from consumers.learners.learner import Learner
 from consumers.losses.objective import LossStats
 from consumers.steps.failing import TrainingFailed, named
 from consumers.steps.scoring import Scoring
-from infra.roles.context import RoleContext
+from infra.run_handle import RunHandle
 from schemas.identity import sample_id
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
@@ -30,10 +30,10 @@ class RedoneStep:
 
 
 def take_again(
-    context: RoleContext, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
+    handle: RunHandle, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
 ) -> RedoneStep:
     """Take a step again, exactly as recorded. The caller must have begun it in `scoring` and `learner`."""
-    rows, plans = plans_again(context, samples, learner, scoring, record)
+    rows, plans = plans_again(handle, samples, learner, scoring, record)
     stats = [stat for batches in plans for stat in learner.accumulate(batches)]
     batches = [batch for batches in plans for batch in batches]
     norm = update(learner, rows, record.step, any_gradient=bool(batches))
@@ -41,11 +41,11 @@ def take_again(
 
 
 def plans_again(
-    context: RoleContext, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
+    handle: RunHandle, samples: Topic, learner: Learner, scoring: Scoring, record: StepRecord
 ) -> tuple[list[TrainingRow], list[list[MicroBatch]]]:
     """Return the samples of a step with their scores, and its micro-batches, plan by plan."""
-    rows = scoring.scored(fetch_rows(context, samples, record))
-    version = version_trained(context.spec, record.step)
+    rows = scoring.scored(fetch_rows(handle, samples, record))
+    version = version_trained(handle.spec, record.step)
     return rows, planned_as(rows, record.microbatches.tolist(), learner.loss, version)
 
 
@@ -79,12 +79,12 @@ def update(learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_grad
     return learner.step(total)
 
 
-def fetch_rows(context: RoleContext, samples: Topic, step: StepRecord) -> list[TrainingRow]:
+def fetch_rows(handle: RunHandle, samples: Topic, step: StepRecord) -> list[TrainingRow]:
     """Fetch the samples of a step in the order of its record. Raises Gone if they are not in the log."""
     places = list(zip(step.partitions.tolist(), step.offsets.tolist(), strict=True))
     rows = fetch(
-        context.bus, samples, places, what=f"the samples of step {step.step}",
-        deadline_s=context.spec.deadlines.progress_s,
+        handle.bus, samples, places, what=f"the samples of step {step.step}",
+        deadline_s=handle.spec.deadlines.progress_s,
     )  # fmt: skip
     for row, group, index in zip(rows, step.groups.tolist(), step.indexes.tolist(), strict=True):
         if (row.sample.group, row.sample.index) != (group, index):

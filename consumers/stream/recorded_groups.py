@@ -28,6 +28,7 @@ from infra.bus import begins_of, clamp, ends_of
 from infra.errors import Explained
 from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
+from infra.run_handle import RunHandle
 from infra.runs import RunRecord, find
 from infra.stores.store import Exists
 from schemas.identity import ROUND, derive_seed
@@ -249,29 +250,29 @@ class RecordedStream:
         self._evaluations.close()
 
 
-def samples_topic(context: RoleContext) -> Topic:
+def samples_topic(handle: RunHandle) -> Topic:
     """Return the topic with the samples of a run's steps: its own, or that of the run that it trains."""
-    recorded = context.spec.algorithm.recorded
+    recorded = handle.spec.algorithm.recorded
     if recorded is None:
-        return context.topics.samples
-    return Topics(recorded, find(context.store, recorded).spec.lengths.classes).samples
+        return handle.topics.samples
+    return Topics(recorded, find(handle.store, recorded).spec.lengths.classes).samples
 
 
-def _source(context: RoleContext, run: str) -> RunRecord:
+def _source(handle: RunHandle, run: str) -> RunRecord:
     """Return the recorded run. Raises RecordedError if its samples would mean something else to our model."""
-    source = find(context.store, run)
+    source = find(handle.store, run)
     if source.spec.algorithm.recorded is not None:
         raise RecordedError(
             f"run {run} has made no samples: it is offline itself. Name the run that it trained, "
             f"algorithm.recorded: {source.spec.algorithm.recorded}"
         )
-    theirs_at, ours_at = (Path(one.model) / "tokenizer.json" for one in (source, context.record))
+    theirs_at, ours_at = (Path(one.model) / "tokenizer.json" for one in (source, handle.record))
     if theirs_at.is_file() and ours_at.is_file() and not filecmp.cmp(theirs_at, ours_at, shallow=False):
         raise RecordedError(
             f"run {run} has another tokenizer ({theirs_at}) than the model here ({ours_at}): its tokens "
             "would mean something else"
         )
-    theirs, ours = source.spec.sampling.temperature, context.spec.sampling.temperature
+    theirs, ours = source.spec.sampling.temperature, handle.spec.sampling.temperature
     if theirs != ours:
         raise RecordedError(
             f"run {run} was sampled at temperature {theirs:g}, and sampling.temperature is {ours:g} here: "
@@ -280,39 +281,39 @@ def _source(context: RoleContext, run: str) -> RunRecord:
     return source
 
 
-def _steps(context: RoleContext, source: RunRecord) -> Iterator[StepRecord]:
+def _steps(handle: RunHandle, source: RunRecord) -> Iterator[StepRecord]:
     """Yield the steps that the source's ledger had when this run began: later ones must not be drawn."""
     ledger = Topics(source.id, source.spec.lengths.classes).ledger
-    begins, ends = begins_of(context.bus, ledger), ends_of(context.bus, ledger)
+    begins, ends = begins_of(handle.bus, ledger), ends_of(handle.bus, ledger)
     found: dict[str, Any] = (
         {"run": source.id, "first": begins[0], "end": ends[0]} if ends[0] > begins[0] else {}
     )
-    key = f"runs/{context.run}/recorded.json"
+    key = f"runs/{handle.run}/recorded.json"
     try:
-        context.store.put_new(key, json.dumps(found).encode())
+        handle.store.put_new(key, json.dumps(found).encode())
     except Exists:
-        began = _began(context, key)
+        began = _began(handle, key)
         if found.get("first") != began.get("first"):
             raise RecordedError(
-                f"steps that run {source.id} had when {context.run} began are gone from {ledger.name} "
+                f"steps that run {source.id} had when {handle.run} began are gone from {ledger.name} "
                 "(placement.kafka.retention_hours of that run): other groups would be drawn. Start a new run"
             ) from None
         found = began
     if not found:
         return
-    for record, step in steps_in_log(context, source.id, source.spec, int(found["first"])):
+    for record, step in steps_in_log(handle, source.id, source.spec, int(found["first"])):
         if record.offset >= int(found["end"]):
             return
         yield step
 
 
-def _began(context: RoleContext, key: str) -> dict[str, Any]:
+def _began(handle: RunHandle, key: str) -> dict[str, Any]:
     """Read which part of the source's ledger this run began with; empty if it had no steps."""
     try:
-        began = json.loads(context.store.get(key))
+        began = json.loads(handle.store.get(key))
         return {name: began[name] for name in ("run", "first", "end")} if began else {}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordedError(
-            f"{context.store.url}/{key} does not say which steps the run began with ({error!r}): start a "
+            f"{handle.store.url}/{key} does not say which steps the run began with ({error!r}): start a "
             "new run"
         ) from None

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
 
-from infra.bus import Bus, Record, Writer
+from infra.bus import Record, Writer
 from infra.roles.heart import Heart
-from infra.runs import RunRecord, host_name
+from infra.run_handle import RunHandle
+from infra.runs import host_name
 from infra.sites.place import Site
-from infra.stores.store import Store
 from infra.waiting import NoSigns, Signs, Wait
 from schemas.messages import DeadLetter
-from schemas.runspec import RunSpec
-from schemas.topics import Topics
 from schemas.wire import encode
 
 _LONGEST_REASON = 4_000
@@ -28,32 +25,17 @@ class Stopped(Exception):
 
 
 @dataclass
-class RoleContext:
-    """The run, connections, log and heartbeat that a role works with."""
+class RoleContext(RunHandle):
+    """The run, with the writer, heartbeat and end of a process that works on it."""
 
-    record: RunRecord
     role: str
     instance: int
-    store: Store
-    bus: Bus
     writer: Writer
-    topics: Topics
     heart: Heart
     stop: threading.Event
-    log: logging.Logger
     site: Site | None = None  # None: the process is where the object store is
     signs: Signs = field(default_factory=NoSigns)  # of life anywhere in the run
     feeder_epoch: int = 0  # of a feeder: the number of this start
-
-    @property
-    def spec(self) -> RunSpec:
-        """The run's settings."""
-        return self.record.spec
-
-    @property
-    def run(self) -> str:
-        """The run's id."""
-        return self.record.id
 
     @property
     def name(self) -> str:

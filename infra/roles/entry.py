@@ -68,7 +68,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         heart = Heart(record.id, role, given.instance)
         site = site_of(given.site, given.cache, given.share)
         context = RoleContext(
-            record, role, given.instance, store, bus, bus.writer(_batch(role)), topics, heart, stop, log, site
+            record, store, bus, topics, log, role, given.instance, bus.writer(_batch(role)), heart, stop, site
         )
         gc.disable()  # until all is loaded: among millions of new objects that stay it costs seconds
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()

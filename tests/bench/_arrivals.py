@@ -103,8 +103,8 @@ class Arrivals:
         bus.create_topics(topics.all())
         self._root = root_digest(digests_of(TorchLearner(str(model), spec).weights()))  # of version 0
         self.context = RoleContext(
-            record, "trainer", 0, store, bus, bus.writer(), topics, Heart(record.id, "trainer", 0),
-            threading.Event(), logging.getLogger("streamrl.bench"),
+            record, store, bus, topics, logging.getLogger("streamrl.bench"), "trainer", 0, bus.writer(),
+            Heart(record.id, "trainer", 0), threading.Event(),
         )  # fmt: skip
 
     def send(self, samples: Sequence[Sample], after_s: Sequence[float]) -> float:

@@ -87,8 +87,8 @@ def _contexts(
     topics = Topics(record.id, record.spec.lengths.classes)
     return [
         RoleContext(
-            record, "generator", number, store, bus, bus.writer(), topics,
-            Heart(record.id, "generator", number), stop, log,
+            record, store, bus, topics, log, "generator", number, bus.writer(),
+            Heart(record.id, "generator", number), stop,
         )
         for number in numbers
     ]  # fmt: skip

@@ -94,8 +94,8 @@ class Near:
         topics = Topics(self.record.id, spec.lengths.classes)
         bus.create_topics(topics.all())
         context = RoleContext(
-            self.record, "trainer", 0, store, bus, bus.writer(), topics,
-            Heart(self.record.id, "trainer", 0), threading.Event(), logging.getLogger("wan"),
+            self.record, store, bus, topics, logging.getLogger("wan"), "trainer", 0, bus.writer(),
+            Heart(self.record.id, "trainer", 0), threading.Event(),
         )  # fmt: skip
         self.store, self.seen = store, Seen()
         self._news = News(self.record.id)

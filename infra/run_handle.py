@@ -1,0 +1,50 @@
+"""A run as a reader sees it: its record, store, bus and topics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from infra.bus import Bus
+from infra.run_bus import connect
+from infra.runs import RunRecord, find
+from infra.stores.opening import open_store
+from infra.stores.store import Store
+from schemas.runspec import RunSpec
+from schemas.topics import Topics
+
+
+@dataclass
+class RunHandle:
+    """Everything that reading a run takes. A role's `RoleContext` is one of these, and can write."""
+
+    record: RunRecord
+    store: Store
+    bus: Bus
+    topics: Topics
+    log: logging.Logger
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run's settings."""
+        return self.record.spec
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.record.id
+
+
+@contextmanager
+def opened_run(run: str, store_url: str, name: str) -> Iterator[RunHandle]:
+    """Open a run for reading, and close its bus in the end. `name` is the reader's, for the broker's log."""
+    store = open_store(store_url)
+    record = find(store, run)
+    bus = connect(record, name)
+    try:
+        topics = Topics(run, record.spec.lengths.classes)
+        yield RunHandle(record, store, bus, topics, logging.getLogger("streamrl"))
+    finally:
+        bus.close()
