@@ -161,9 +161,9 @@ class LossSection(Section):
     )
     correct_fresh: bool = Field(
         False,
-        description="Weight also the tokens that the iteration's first weights drew. The two sides compute "
-        "such a token's logprob differently, by up to .13 in bfloat16. false: such tokens weigh "
-        "1.",
+        description="Weight also the samples that the iteration's first weights alone drew. Generator and "
+        "trainer compute their logprobs differently, by up to .13 in bfloat16. false: their "
+        "tokens weigh 1.",
     )
 
     @model_validator(mode="before")
