@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner
 
+from consumers.steps.ledger import steps_in_ledger
 from consumers.stream.sample_stream import CAME_BEFORE
 from flows.cli import app
 from flows.run import skipping
@@ -20,8 +21,9 @@ from infra.gate import Gate, passed_over
 from infra.skipped import add_skipped
 from schemas.messages import DeadLetter, StepRecord
 from schemas.wire import decode, encode
-from tests.factories import make_context, make_spec, make_tiny_model
+from tests.factories import make_context, make_sample, make_spec, make_tiny_model
 from tests.fakes.crashing import AFTER, Crash, World, hurry
+from tests.feeding import make_step
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +146,13 @@ def test_a_step_that_was_given_up_is_what_its_published_weights_say(
     assert not world.live().dead
     assert "weights 4, which are published, are used" in caplog.text
     assert [step.step for step in steps_there(world)] == [0, 1, 2, 4]
+
+
+def test_a_step_behind_the_last_one_hides_no_later_step(tmp_path: Path) -> None:
+    """It is well-formed, and only its number can't be: whoever reads all steps passed over the later ones."""
+    spec = make_spec(algorithm={"iterations": 3})
+    context = make_context(spec, tmp_path)
+    for number in (0, 1, 999, 2):
+        step = make_step(spec, number, [make_sample(spec, number * spec.algorithm.groups, 0)])
+        context.writer.send(context.topics.ledger, encode(step), key=str(number))
+    assert [step.step for step in steps_in_ledger(context)] == [0, 1, 2]
