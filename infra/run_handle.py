@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from infra.bus import Bus
 from infra.run_bus import connect
-from infra.runs import RunRecord, find
-from infra.stores.opening import open_store
+from infra.runs import RunRecord
 from infra.stores.store import Store
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -38,13 +37,11 @@ class RunHandle:
 
 
 @contextmanager
-def opened_run(run: str, store_url: str, name: str) -> Iterator[RunHandle]:
+def opened_run(store: Store, record: RunRecord, name: str) -> Iterator[RunHandle]:
     """Open a run for reading, and close its bus in the end. `name` is the reader's, for the broker's log."""
-    store = open_store(store_url)
-    record = find(store, run)
     bus = connect(record, name)
     try:
-        topics = Topics(run, record.spec.lengths.classes)
+        topics = Topics(record.id, record.spec.lengths.classes)
         yield RunHandle(record, store, bus, topics, logging.getLogger("streamrl"))
     finally:
         bus.close()

@@ -17,12 +17,14 @@ from infra.stores.opening import open_store
 @contextmanager
 def replaying(run: str, store_url: str, progress: StepProgress) -> Iterator[Again]:
     """Yield an object that replays steps of a run."""
-    model = Path(find(open_store(store_url), run).model)
+    store = open_store(store_url)
+    record = find(store, run)
+    model = Path(record.model)
     if not model.is_dir():
         raise RunFailed(
             f"the model that run {run} began with is not on this machine: there is no folder {model}"
         )
-    with opened_run(run, store_url, "streamrl-replay") as handle:
+    with opened_run(store, record, "streamrl-replay") as handle:
         again = Again(handle, lambda: learner_of(str(model), handle.spec, run=run, log=handle.log), progress)
         try:
             yield again
