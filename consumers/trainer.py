@@ -39,8 +39,8 @@ from infra.logs import at_step
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
 from infra.stores.store import StoreError
+from schemas.algorithm import AlgorithmSection
 from schemas.messages import StepRecord
-from schemas.runspec import AlgorithmSection
 
 _POLL_S = 0.1
 _FENCE_S = 5.0  # between looks for a newer trainer, while there is nothing to do
@@ -89,7 +89,7 @@ class Trainer:
     def _open(self, manifest: AnyCheckpointManifest | None) -> Stream:
         if self._offline:
             return RecordedStream(self._context, self._learner.vocabulary)
-        if self._spec.loss.replay:
+        if self._spec.loss.old_groups:
             self._replay = Replay(self._context, self._number)
         return SampleStream(
             self._context, self._learner.vocabulary, manifest.positions if manifest else {},
@@ -267,7 +267,7 @@ class Trainer:
                 self._context.heart.working("training")
                 self._train(step, [row for bundle in together for row in bundle.in_order()])
                 step.taken.update(bundle.number for bundle in together)
-                step.groups += sum(bundle.settled(self._spec.loss.resample or 0) for bundle in together)
+                step.groups += sum(bundle.settled(self._spec.loss.most_draws) for bundle in together)
                 stream.pump(0.0)
                 wait.progress()
                 continue
@@ -352,6 +352,7 @@ class Trainer:
 
 def body(context: RoleContext) -> None:
     """Run the trainer's role: load the learner, and train."""
+    context.record = context.record.with_code("loss", "trainer")
     learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log)
     try:
         context.loaded()

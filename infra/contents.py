@@ -18,7 +18,10 @@ _ENDS = 1 << 20  # bytes that are read at the beginning and at the end of each f
 _PASSED_OVER = {".cache", ".git", "__pycache__"}
 
 # Settings that name files. The model is compared by its folder, whatever setting that came from.
-FILES = {"task.python", "task.jsonl", "task.dataset", "task.reward", "task.held_out_jsonl", "loss.reference"}
+FILES = {
+    "task.python", "task.jsonl", "task.dataset", "task.reward", "task.held_out_jsonl", "loss.reference",
+    "loss.import", "trainer.import", "generator.import",
+}  # fmt: skip
 MODEL = "model"
 
 
@@ -27,7 +30,8 @@ def contents_of(spec: RunSpec, model: str) -> dict[str, str]:
     named: dict[str, str | None] = {
         "task.python": spec.task.python, "task.jsonl": spec.task.jsonl, "task.dataset": spec.task.dataset,
         "task.reward": spec.task.reward, "task.held_out_jsonl": spec.task.held_out_jsonl,
-        "loss.reference": spec.loss.reference,
+        "loss.reference": spec.loss.reference, "loss.import": spec.loss.imported,
+        "trainer.import": spec.trainer.imported, "generator.import": spec.generator.imported,
     }  # fmt: skip
     found = {name: content(value) for name, value in named.items() if value}
     return {name: text for name, text in {**found, MODEL: content(model)}.items() if text}

@@ -1,6 +1,7 @@
 """The settings that a resumed run may change: those that don't change what is learned from a sample.
 
-Each setting of a run file is in exactly one of these tables; a test fails for one that is in none.
+Each setting of a run file is in exactly one of these tables; a test fails for one that is in none. For the
+settings of one loss, learner, engine or policy alone, the seam says it, and `free_on_resume` of its section.
 
 kept      decides what is learned, or what is on the topics already: must not change
 files     names a file or folder: the path may change if the content is the same
@@ -14,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.contents import FILES, MODEL
-from schemas.runspec import RunSpec
+from schemas.runspec import SEAMS, RunSpec
+from schemas.seams import IMPORT
+from schemas.section import keys_of
 
 KEPT_SETTINGS = """
 run seed
@@ -24,30 +27,30 @@ model.lora: rank alpha targets
 sampling: temperature max_tokens max_prompt_tokens
 algorithm: mode recorded staleness groups group_size optimizer_steps learning_rate warmup_steps betas
 algorithm: weight_decay max_grad_norm
-loss: kind advantage average clip_low clip_high overlong_tokens overlong_penalty resample discount gae_lambda
-loss: value_clip value_learning_rate reward_temperature replay kl kl_in kl_estimator correction correction_cap
-loss: correct_fresh whiten
+loss: kind average kl kl_in kl_estimator correction correction_cap correct_fresh
 lengths: classes edges backbone start
 trainer: compose bundle_tokens
-generator: on_update
+generator: engine on_update
 evaluation: problems per_problem
 """
 OF_FILES = """
 task: python jsonl dataset reward held_out_jsonl
 model: path build
-loss: reference
+loss: reference import
+trainer: import
+generator: import
 """
 BITS = """
-trainer: learner ranks zero_stage threads microbatch_tokens least_microbatches exact_sums
+trainer: learner ranks threads microbatch_tokens least_microbatches exact_sums
 trainer: gradient_checkpointing logits_chunk
-generator: threads batch_invariant
+generator: threads
 """
 FREE = """
 task: reward_deadline_s reward_workers
 algorithm: iterations
 trainer: checkpoint_every keep_checkpoints keep_weights
-generator: slots kv_cache_mib
-dispatch: policy prefill_tokens_per_s silence_s
+generator: slots
+dispatch: policy import silence_s
 evaluation: every
 placement: store generators sites restarts
 placement.kafka: bootstrap_servers replication retention_hours
@@ -75,7 +78,7 @@ def refused(before: RunSpec, after: RunSpec, old: Mapping[str, str], new: Mappin
     that recorded none; its paths must not change.
     """
     for name, was, now in _changed(before, after):
-        if not _may(name) and name not in _FILES:
+        if not _may(name) and name not in _FILES and _own_kind(name, after) not in ("free", "bits"):
             return f"was started with {name} = {was!r}; the run file now says {now!r}"
         if name in _FILES and not old:
             return f"was started with {name} = {was!r}; the run file now says {now!r}"
@@ -91,7 +94,8 @@ def refused(before: RunSpec, after: RunSpec, old: Mapping[str, str], new: Mappin
 
 def other_bits(before: RunSpec, after: RunSpec) -> list[str]:
     """Return the changed settings that make sums be rounded otherwise."""
-    return [name for name, *_ in _changed(before, after) if name in _BITS]
+    changed = [name for name, *_ in _changed(before, after)]
+    return [name for name in changed if name in _BITS or _own_kind(name, after) == "bits"]
 
 
 def _otherwise(name: str, spec: RunSpec, new: Mapping[str, str]) -> str:
@@ -104,7 +108,16 @@ def _otherwise(name: str, spec: RunSpec, new: Mapping[str, str]) -> str:
 
 def _of(spec: RunSpec, name: str) -> Any:
     section, _, field = name.partition(".")
-    return getattr(getattr(spec, section), field)
+    return getattr(getattr(spec, section), "imported" if field == IMPORT else field)
+
+
+def _own_kind(name: str, spec: RunSpec) -> str:
+    """Return "kept", "bits" or "free" for a setting of one loss, engine and so on; empty for all others."""
+    section, _, key = name.partition(".")
+    seam = SEAMS.get(section)
+    if seam is None or key in keys_of(seam.base):
+        return ""
+    return "free" if key in getattr(spec, section).free_on_resume else seam.on_resume
 
 
 def _may(name: str) -> bool:

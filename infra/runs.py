@@ -22,6 +22,7 @@ from infra.keys import SIGNING, TRUSTED, ring_from_env
 from infra.resuming import other_bits, refused
 from infra.stores.store import Exists, Missing, Store
 from infra.stores.store_identity import check_identity, identify
+from schemas.importing import BadImport
 from schemas.runspec import RunSpec
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,13 @@ class RunRecord(BaseModel):
         task = self.spec.task.model_copy(update={"reward": reward} if reward else {})
         spec = self.spec.model_copy(update={"task": task})
         return self.model_copy(update={"spec": spec, **({"model": model} if model else {})})
+
+    def with_code(self, *sections: str) -> RunRecord:
+        """Return a copy with the code that these sections of the run file choose. Raises RunError."""
+        try:
+            return self.model_copy(update={"spec": self.spec.with_code(*sections)})
+        except BadImport as error:
+            raise RunError(f"run {self.id}: {error}") from error
 
 
 def _key(run: str) -> str:

@@ -268,16 +268,7 @@ def body(context: RoleContext) -> None:
     spec = context.spec
     began = time.monotonic()
     bell = threading.Event()
-    options = EngineOptions(
-        model=context.record.model,
-        dtype=spec.model.dtype,
-        slots=spec.generator.slots,
-        max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
-        temperature=spec.sampling.temperature,
-        kv_cache_mib=spec.generator.kv_cache_mib,
-        threads=spec.generator.threads,
-        batch_invariant=spec.generator.batch_invariant,
-    )
+    options = EngineOptions(model=context.record.model, spec=spec.model_dump_json())
     engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s)
     to_text = load_to_text(context.record.model)
     generator = Generator(context, engine, RewardPool(spec.task), to_text, bell)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Explained
+from schemas.importing import said
 from schemas.runspec import TaskSection
-from schemas.shortening import printable, shown
+from schemas.shortening import shown
 
 Problem = dict[str, Any]
 
@@ -21,11 +22,6 @@ _DEEPEST = 64  # levels of lists and dicts
 
 class TaskError(Explained):
     """A user's task can't be used; the message names the file and the problem."""
-
-
-def said(error: BaseException) -> str:
-    """Describe an error of the user's code: its type and the start of its message."""
-    return printable(f"{type(error).__name__}: {error}", 1_000)
 
 
 def checked_problem(problem: Any, number: int, task: TaskSection) -> Problem:

@@ -32,7 +32,7 @@ class Resampling:
     def __init__(self, context: RoleContext, feed: SampleFeed, trained: int) -> None:
         """`trained`: how many iterations are trained; their groups are not replaced."""
         self._trained = trained
-        self._most = context.spec.loss.resample or 0
+        self._most = context.spec.loss.most_draws
         self._size = context.spec.algorithm.group_size
         self._samples = feed.subscribe(self._wanted) if self._most else None
         self._rewards: dict[GroupPlace, dict[int, float]] = {}

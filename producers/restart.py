@@ -209,7 +209,7 @@ def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
         return "" if prompt.group < 0 else f"group {prompt.group} is none of an evaluation"
     if prompt.group < 0 or prompt.window != window_of(prompt.group, algorithm.groups):
         return f"group {prompt.group} is not of iteration {prompt.window}"
-    if prompt.size != algorithm.group_size or round_of(prompt.group) > (spec.loss.resample or 0):
+    if prompt.size != algorithm.group_size or round_of(prompt.group) > spec.loss.most_draws:
         return f"group {prompt.group} of {prompt.size} samples is none of this run"
     return ""
 

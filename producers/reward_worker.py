@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Any
 
-from producers.problems import said
 from producers.tasks import Reward, TaskError, load_reward, parts_of
+from schemas.importing import said
 from schemas.runspec import TaskSection
 
 

@@ -135,7 +135,7 @@ class SampleFeed:
         `trained`: how many iterations are trained; their samples are not wanted.
         """
         self._context, self._trained, self._roots = context, trained, roots
-        self._resample = context.spec.loss.resample or 0
+        self._resample = context.spec.loss.most_draws
         self._vocabulary = _vocabulary(context.record.model)
         self._gate = Gate(Sample, context.run, passed_over)  # the trainer reports refused records
         self._reader = context.bus.reader(context.topics.samples, start, patient=True)

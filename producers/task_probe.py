@@ -21,9 +21,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from infra.errors import Explained
-from producers.problems import Problem, TaskError, said
+from producers.problems import Problem, TaskError
 from producers.tasks import Reward, first_problems, load_reward, parts_of
 from producers.tokenizing import load_tokenize
+from schemas.importing import said
 from schemas.runspec import TaskSection
 from schemas.shortening import printable, shown
 

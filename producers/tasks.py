@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import itertools
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from producers.problems import Problem, TaskError, checked_problem, read_jsonl, said
+from producers.problems import Problem, TaskError, checked_problem, read_jsonl
+from schemas.importing import BadImport, imported, said
 from schemas.runspec import RunSpec, TaskSection
 from schemas.shortening import shown
 
@@ -111,40 +108,20 @@ def _number(part: Any) -> float:
         raise TaskError(f"the reward is not a number, but a {type(part).__name__}: {said(error)}") from None
 
 
-def load_function(where: str) -> Callable[..., Any]:
-    """Return the function at FILE.py:name or module:name. Raises TaskError if there is none."""
-    source, _, name = where.rpartition(":")
-    if not source:
-        raise TaskError(f"{where}: write it as FILE.py:function or module:function")
-    function = getattr(load_module(source), name, None)
-    if not callable(function):
-        raise TaskError(f"{source} has no function {name}()")
-    return function
+def load_function(where: str, takes: str = "") -> Callable[..., Any]:
+    """Return the function at FILE.py:name or module:name. Raises TaskError if there is none.
 
-
-def load_module(source: str) -> ModuleType:
-    """Import a module by file or by dotted name. Raises TaskError if that fails."""
-    if not source.endswith(".py"):
-        try:
-            return importlib.import_module(source)
-        except (Exception, SystemExit) as error:
-            raise TaskError(f"module {source} can't be imported: {said(error)}") from error
-    path = Path(source).resolve()
-    if not path.is_file():
-        raise TaskError(f"{path}: no such file")
-    name = f"streamrl_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
+    `takes`: its arguments, for the message.
+    """
     try:
-        found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise TaskError(f"{path} can't be imported: {said(error)}") from error
-    return module
+        function = imported(where)
+    except BadImport as error:
+        raise TaskError(str(error)) from error
+    if not callable(function):
+        source, _, name = where.rpartition(":")
+        raise TaskError(f"{source} has no function {name}({takes})")
+    found: Callable[..., Any] = function
+    return found
 
 
 def _rows(task: TaskSection, split: str) -> Iterator[Problem]:
@@ -157,9 +134,7 @@ def _rows(task: TaskSection, split: str) -> Iterator[Problem]:
 
 
 def _from_python(source: str, split: str) -> Iterator[Any]:
-    problems: Callable[[str], Iterable[Any]] | None = getattr(load_module(source), "problems", None)
-    if not callable(problems):
-        raise TaskError(f"{source} has no function problems(split)")
+    problems = load_function(f"{source}:problems", "split")
     try:
         yield from problems(split)
     except (Exception, SystemExit) as error:

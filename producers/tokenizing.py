@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from infra.errors import Explained
-from producers.problems import said
+from schemas.importing import said
 
 
 class TokenizerError(Explained):

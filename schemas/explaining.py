@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from schemas.runspec import RunSpec
-from schemas.section import is_named, section_of
+from schemas.seams import seam_of
+from schemas.section import is_named, keys_of, section_of
 from schemas.shortening import shown
 from schemas.yaml_text import Location, shown_name
 
@@ -45,39 +47,43 @@ class SettingsOrigin:
         return None
 
 
-def explain(problems: Sequence[Any], origin: SettingsOrigin) -> str:
-    """Return a line for each problem: at most the first 20, and how many more there are."""
-    lines = dict.fromkeys(_explain(problem, origin) for problem in problems[:_MOST])
+def explain(problems: Sequence[Any], origin: SettingsOrigin, data: Any) -> str:
+    """Return a line for each problem: at most the first 20, and how many more there are.
+
+    `data`: all that was given, which tells what a section chooses.
+    """
+    lines = dict.fromkeys(_explain(problem, origin, data) for problem in problems[:_MOST])
     more = len(problems) - _MOST
     return "\n".join([*lines, *([f"{origin.path}: … and {more} more problems"] if more > 0 else [])])
 
 
-def _explain(problem: Any, origin: SettingsOrigin) -> str:
+def _explain(problem: Any, origin: SettingsOrigin, data: Any) -> str:
     location = tuple(
         part for part in problem["loc"] if not str(part).startswith(("literal[", "list[", "constrained"))
     )
     name = shown_name(location)
     where = origin.of(".".join(str(part) for part in location), location)
     kind, given = problem["type"], problem.get("input")
-    section = _section(location[:-1])
+    section = _section(location[:-1], data)
     if kind == "extra_forbidden":
         return f"{where}: {name}: unknown key{_hint(str(location[-1]), section)}"
     if kind == "missing":
-        described = section.model_fields[str(location[-1])].description if section else None
+        described = _field(section, str(location[-1])).description if section else None
         return f"{where}: {name}: missing{f' ({described})' if described else ''}"
     if kind == "literal_error":
         return f"{where}: {name}: {_choice(given, problem['ctx']['expected'])}"
     if kind == "model_type" or kind == "model_attributes_type":
         return f"{where}: {name}: a section with keys is expected, found {shown(given)}"
-    message = problem["msg"].removeprefix("Value error, ")
-    found = "" if kind == "value_error" else f" (found {shown(given)})"
-    return f"{where}: {name or 'run file'}: {message[0].lower()}{message[1:]}{found}"
+    if kind == "value_error":
+        return f"{where}: {name or 'run file'}: {problem['msg'].removeprefix('Value error, ')}"
+    message = problem["msg"]
+    return f"{where}: {name or 'run file'}: {message[0].lower()}{message[1:]} (found {shown(given)})"
 
 
 def _hint(key: str, section: type[BaseModel] | None) -> str:
-    allowed = sorted(section.model_fields) if section else []
+    allowed = sorted(keys_of(section)) if section else []
     close = difflib.get_close_matches(key, allowed, n=1)
-    elsewhere = [] if close else [f"{name}.{key}" for name, other in _sections() if key in other.model_fields]
+    elsewhere = [] if close else [f"{name}.{key}" for name, other in _sections() if key in keys_of(other)]
     hint = f"; did you mean {(close or elsewhere)[0]!r}?" if close or elsewhere else ""
     return f"{hint} (allowed here: {', '.join(allowed)})"
 
@@ -97,7 +103,11 @@ def _sections(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[tup
             yield from _sections(inner, f"{prefix}{name}.")
 
 
-def _section(location: Sequence[Any]) -> type[BaseModel] | None:
+def _field(section: type[BaseModel], key: str) -> FieldInfo:
+    return next(one for name, one in section.model_fields.items() if key in (name, one.alias))
+
+
+def _section(location: Sequence[Any], data: Any) -> type[BaseModel] | None:
     """Return the section that a location is in; None if there is none."""
     here: type[BaseModel] = RunSpec
     parts = iter(location)
@@ -108,7 +118,9 @@ def _section(location: Sequence[Any]) -> type[BaseModel] | None:
         inner = section_of(field)
         if inner is None:
             return None
-        here = inner
+        data = data.get(part) if isinstance(data, dict) else None
+        seam = seam_of(field)
+        here = inner if seam is None else seam.chosen_class(data)
         if is_named(field):
             next(parts, None)
     return here

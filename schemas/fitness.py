@@ -22,7 +22,7 @@ def fault(sample: Sample, spec: RunSpec, vocabulary: float = math.inf) -> str:
 
 
 def _of_place(sample: Sample, spec: RunSpec) -> str:
-    algorithm, resample = spec.algorithm, spec.loss.resample or 0
+    algorithm, resample = spec.algorithm, spec.loss.most_draws
     if sample.size != algorithm.group_size or not 0 <= sample.index < sample.size:
         return f"index {sample.index} of {sample.size} does not fit groups of {algorithm.group_size}"
     if sample.group < 0 or sample.window != window_of(sample.group, algorithm.groups):

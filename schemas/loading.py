@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.explaining import SettingsOrigin, explain
-from schemas.runspec import RunSpec
+from schemas.runspec import SEAMS, RunSpec
+from schemas.seams import IMPORT, LOAD
 from schemas.shortening import bounded, printable
 from schemas.yaml_text import LARGEST_FILE, BadYaml, Document, Location, read_yaml
 
@@ -88,25 +89,38 @@ def validate(
     `path`: the run file, beside which other files are looked for. `lines` and `overrides` are for messages.
     """
     try:
-        return resolve_paths(RunSpec.model_validate(data), path.parent)
+        spec = RunSpec.model_validate(_with_imports(data, path.parent), context=LOAD)
+        return resolve_paths(spec, path.parent)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        raise RunFileError(explain(problems, SettingsOrigin(path, lines or {}, overrides))) from None
+        raise RunFileError(explain(problems, SettingsOrigin(path, lines or {}, overrides), data)) from None
+
+
+def _with_imports(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the data with absolute paths of the code that it imports, which is read to validate it."""
+    found = dict(data)
+    for name in SEAMS:
+        section = data.get(name)
+        if isinstance(section, dict) and isinstance(where := section.get(IMPORT), str):
+            found[name] = {**section, IMPORT: _resolved(where, folder)}
+    return found
+
+
+def _resolved(value: str, folder: Path) -> str:
+    name, colon, function = value.partition(":")
+    try:
+        candidate = (folder / name).resolve()
+        str(candidate).encode()  # a name that is not UTF-8 could not stand in the run's record
+        return f"{candidate}{colon}{function}" if candidate.exists() else value
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a folder that may not be read
+        raise RunFileError(f"{value}: can't be looked for beside the run file: {error}") from None
 
 
 def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
     """Return the spec with absolute paths of files that exist beside the run file, for use from anywhere."""
 
     def resolve(value: str | None) -> str | None:
-        if not value:
-            return value
-        name, colon, function = value.partition(":")
-        try:
-            candidate = (folder / name).resolve()
-            str(candidate).encode()  # a name that is not UTF-8 could not stand in the run's record
-            return f"{candidate}{colon}{function}" if candidate.exists() else value
-        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a folder that may not be read
-            raise RunFileError(f"{value}: can't be looked for beside the run file: {error}") from None
+        return _resolved(value, folder) if value else value
 
     task = {
         name: resolve(getattr(spec.task, name)) for name in ("python", "jsonl", "reward", "held_out_jsonl")

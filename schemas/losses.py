@@ -1,6 +1,6 @@
-"""The run file's section about the loss: which one, and its settings.
+"""The run file's section about the loss: the keys that all losses have, and those that several have.
 
-Each loss takes only settings of its own. Clips and averages are by default those of its paper; settings that
+Each loss takes only keys of its own besides. Clips and averages are by default those of its paper; keys that
 cost samples or time (dapo's resample and overlong_tokens, a reference) are off by default.
 """
 
@@ -10,116 +10,50 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.addresses import FilePath
-from schemas.section import Section
+from schemas.addresses import FilePath, Word
+from schemas.algorithm import AlgorithmSection, SamplingSection
+from schemas.seams import Seam, SeamSection
 
-# By loss: its own settings, and their defaults.
-OWN: dict[str, dict[str, Any]] = {
-    "grpo": {"advantage": "std", "average": "sequence", "clip_low": 0.2, "clip_high": 0.2},
-    "dr_grpo": {"average": "longest", "clip_low": 0.2, "clip_high": 0.2},
-    "dapo": {
-        "average": "token", "clip_low": 0.2, "clip_high": 0.28, "overlong_tokens": 0, "overlong_penalty": 1.0,
-        "resample": 0,
-    },
-    "rloo": {"average": "sample"},
-    "reinforce_pp": {"advantage": "plain", "average": "token", "clip_low": 0.2, "clip_high": 0.2},
-    "ppo": {
-        "average": "token", "clip_low": 0.2, "clip_high": 0.2, "discount": 1.0, "gae_lambda": 0.95,
-        "value_clip": 0.2, "value_learning_rate": 1e-5, "whiten": True,
-    },
-    "cispo": {"advantage": "std", "average": "token", "clip_high": 4.0},
-    "gspo": {"advantage": "std", "average": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    "tb": {"average": "sample", "reward_temperature": 0.05, "replay": 0.0},
-}  # fmt: skip
 SAMPLES = "samples"  # as reference: the weights that drew each token
-_OF_ALL = {
-    "kind", "kl", "kl_in", "kl_estimator", "reference", "correction", "correction_cap", "correct_fresh",
-}  # fmt: skip
+Average = Literal["token", "sqrt", "sequence", "longest", "sample"]
 
 
-class LossSection(Section):
-    """The loss that is minimised. Settings that a loss does not have are errors."""
-
-    kind: Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo", "tb"] = Field(
-        "grpo",
-        description="The loss: grpo, dr_grpo, dapo, rloo, reinforce_pp (REINFORCE++), ppo (with a critic "
-        "and GAE), cispo, gspo or tb (trajectory balance).",
-    )
-    advantage: Literal["mean", "std", "plain"] | None = Field(
-        None,
-        description="grpo, cispo, gspo: mean is the reward minus the group's mean; std divides that by the "
-        "group's deviation. reinforce_pp: plain or mean, divided by the deviation in the whole "
-        "step.",
-    )
-    average: Literal["token", "sqrt", "sequence", "longest", "sample"] | None = Field(
-        None,
+def average(default: Average) -> Any:
+    """Return the field of the weight of a token."""
+    return Field(
+        default,
         description="The weight of a token. token: all count alike. sequence: 1/length of its sample, so "
         "that samples count alike. sqrt: 1/sqrt(length). longest: all count alike, and a step "
         "divides by samples times sampling.max_tokens. sample: all count alike, and a step "
         "divides by samples.",
     )
-    clip_low: float | None = Field(
-        None, gt=0, lt=1, description="The ratio of new to old probability is clipped below 1 - clip_low."
-    )
-    clip_high: float | None = Field(
-        None,
+
+
+def clip_low(default: float) -> Any:
+    """Return the field of the lower clip of ratios."""
+    return Field(
+        default,
         gt=0,
-        le=1000,
-        description="The ratio of new to old probability is clipped above 1 + clip_high. cispo: its weight "
-        "is.",
+        lt=1,
+        description="The ratio of new to old probability is clipped below 1 - clip_low.",
     )
-    overlong_tokens: int | None = Field(
-        None,
-        ge=0,
-        le=10_000_000,
-        description="dapo: number of tokens before sampling.max_tokens over which an answer loses reward. "
-        "0: none.",
+
+
+def clip_high(default: float, description: str = "") -> Any:
+    """Return the field of the upper clip of ratios."""
+    ratio = "The ratio of new to old probability is clipped above 1 + clip_high."
+    return Field(default, gt=0, le=1000, description=description or ratio)
+
+
+class LossSection(SeamSection):
+    """The loss that is minimised. Settings that a loss does not have are errors."""
+
+    kind: Word = Field(
+        "grpo",
+        description="The loss: grpo, dr_grpo, dapo, rloo, reinforce_pp (REINFORCE++), ppo (with a critic "
+        "and GAE), cispo, gspo or tb (trajectory balance), or one of an installed package.",
     )
-    overlong_penalty: float | None = Field(
-        None, gt=0, le=1e6, description="dapo: the reward that an answer of sampling.max_tokens loses."
-    )
-    resample: int | None = Field(
-        None,
-        ge=0,
-        le=64,
-        description="dapo: number of times that another problem may be drawn in the place of a group whose "
-        "rewards are all alike. Groups that told nothing then do not count in the average. 0: "
-        "none is drawn, and they count.",
-    )
-    discount: float | None = Field(None, gt=0, le=1, description="ppo: the discount of rewards, a token.")
-    gae_lambda: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="ppo: the lambda of GAE. 1: returns are the rewards that came; 0: the critic's word for "
-        "the next token.",
-    )
-    value_clip: float | None = Field(
-        None, gt=0, le=1e6, description="ppo: maximum change of the critic's value in a step."
-    )
-    value_learning_rate: float | None = Field(
-        None, gt=0, le=10, description="ppo: the critic's learning rate."
-    )
-    whiten: bool | None = Field(
-        None,
-        description="ppo: give advantages mean 0 and deviation 1 over all tokens of a step, so that a "
-        "step's size does not follow the rewards' scale. A step is then computed when its last "
-        "sample is there. false: advantages stay as the critic leaves them, and samples are "
-        "trained as they come.",
-    )
-    reward_temperature: float | None = Field(
-        None,
-        gt=0,
-        le=1e6,
-        description="tb: the policy that is sought is reference * exp(reward / reward_temperature). A "
-        "higher value stays nearer to the reference.",
-    )
-    replay: float | None = Field(
-        None,
-        ge=0,
-        le=64,
-        description="tb: number of groups of earlier steps that are trained again for each new group.",
-    )
+    average: Average = average("token")
     kl: float = Field(
         0.0,
         ge=0,
@@ -168,48 +102,66 @@ class LossSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _own(cls, data: Any) -> Any:
-        """Refuse settings that the loss does not have, and fill in the defaults of its own."""
-        if isinstance(data, str):
-            data = {"kind": data}
+    def _said(cls, data: Any) -> Any:
+        """Take null as not said: records of old runs say it of the settings that a loss does not have."""
         if not isinstance(data, dict):
             return data
-        kind = data.get("kind", "grpo")
-        own = OWN.get(kind) if isinstance(kind, str) else None
-        if own is None:
-            return data  # the kind's own error says more
-        foreign = [key for key in data if key in cls.model_fields and key not in own and key not in _OF_ALL]
-        foreign = [key for key in foreign if data[key] is not None]
-        if foreign:
-            raise ValueError(f"{kind} has no {' and no '.join(foreign)}; it has {', '.join(own)}")
-        return {**own, **{key: value for key, value in data.items() if value is not None}}
+        return {key: value for key, value in data.items() if value is not None}
 
     @model_validator(mode="after")
     def _fits(self) -> LossSection:
-        if self.kind == "tb" and self.correction != "none":
-            raise ValueError("tb holds for samples of any weights: its correction is none")
-        if self.advantage == ("std" if self.kind == "reinforce_pp" else "plain"):
-            raise ValueError(f"{self.kind} has no advantage {self.advantage}")
+        if not self.is_read:
+            return self
         if self.correct_fresh and self.correction == "none":
             raise ValueError("correct_fresh needs a correction: truncated or decoupled")
         if self.kl_estimator is not None and not self.kl:
             raise ValueError("a kl_estimator is of no use while kl is 0")
-        if self.reference is not None and not (self.kl or self.kind == "tb"):
+        if self.reference is not None and not (self.kl or self.always_needs_reference):
             raise ValueError("a reference is of no use while kl is 0")
-        if self.kind == "tb" and self.kl and self.kl_in == "reward":
-            raise ValueError("tb counts the divergence by reward_temperature already: set kl to 0")
-        if self.kind == "rloo" and self.correction == "decoupled":
-            raise ValueError("rloo has no ratio to an iteration's first weights: its correction is truncated")
-        if self.reference == SAMPLES and (self.kind == "tb" or self.kl_in == "reward"):
+        if self.reference == SAMPLES and (self.always_needs_reference or self.kl_in == "reward"):
             raise ValueError("the reference `samples` is for divergence in the loss (kl_in: loss)")
         return self
+
+    def check_run(self, algorithm: AlgorithmSection, sampling: SamplingSection) -> None:
+        """Raise ValueError if the loss does not fit the run's other settings."""
+
+    @property
+    def has_ratios(self) -> bool:
+        """Whether the loss compares the probability of a token now and before."""
+        return True
+
+    @property
+    def always_needs_reference(self) -> bool:
+        """Whether the loss needs a reference also while kl is 0."""
+        return False
+
+    @property
+    def holds_for_any_weights(self) -> bool:
+        """Whether the loss is right whichever weights drew the samples."""
+        return False
+
+    @property
+    def most_draws(self) -> int:
+        """How many times another problem may be drawn in the place of a group that told nothing."""
+        return int(getattr(self, "resample", 0))
+
+    @property
+    def old_groups(self) -> float:
+        """How many groups of earlier steps are trained again for each new group."""
+        return float(getattr(self, "replay", 0.0))
 
     @property
     def anchors_at_start(self) -> bool:
         """Whether ratios are taken to the weights that an iteration begins with."""
-        return self.correction == "decoupled" or (self.correction == "truncated" and self.kind != "rloo")
+        return self.correction == "decoupled" or (self.correction == "truncated" and self.has_ratios)
 
     @property
     def needs_reference(self) -> bool:
         """Whether a reference must be computed: one is used, and not the weights that drew the samples."""
-        return (self.kl > 0 or self.kind == "tb") and self.reference != SAMPLES
+        return (self.kl > 0 or self.always_needs_reference) and self.reference != SAMPLES
+
+
+LOSSES = Seam(
+    LossSection, word="loss", key="kind", default="grpo", folder="consumers.losses", ending="loss",
+    first=("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo"),
+)  # fmt: skip

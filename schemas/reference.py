@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from schemas.losses import OWN, LossSection
 from schemas.runspec import RunSpec
+from schemas.seams import Seam, seam_of
 from schemas.section import is_named, section_of
 from schemas.yaml_text import DEEPEST, MOST_NODES
 
@@ -40,15 +40,27 @@ def reference_page() -> str:
         kind = section_of(field)
         if kind is not None:
             sections += [f"## {name}\n", f"{(kind.__doc__ or '').strip()}\n", _table(kind)]
-        if kind is LossSection:
-            sections += [_by_loss()]
+        if (seam := seam_of(field)) is not None:
+            sections += [_by_choice(seam)]
     return "\n".join(sections)
 
 
-def _by_loss() -> str:
-    rows = ["| loss | if nothing else is said |", "|---|---|"]
-    for kind, own in OWN.items():
-        rows.append(f"| `{kind}` | {', '.join(f'`{key}: {value}`' for key, value in own.items())} |")
+def _by_choice(seam: Seam[Any]) -> str:
+    """Return the table of the keys that only some choices have, or that they have another default for."""
+    found: dict[str, dict[str, list[str]]] = {}  # by key and meaning: the choices, with their defaults
+    for name in seam.built_in():
+        for key, field in seam.own_fields(seam.class_of(name)).items():
+            default = f"`{name}` {_default(field)}".rstrip()
+            found.setdefault(key, {}).setdefault(_meaning(field), []).append(default)
+    if not found:
+        return ""
+    rows = [
+        f"Of one {seam.word}, or of some:\n",
+        f"| key | {seam.word}, default | meaning |",
+        "|---|---|---|",
+    ]
+    for key, meanings in found.items():
+        rows += [f"| `{key}` | {', '.join(defaults)} | {meaning} |" for meaning, defaults in meanings.items()]
     return "\n".join(rows) + "\n"
 
 
@@ -64,9 +76,12 @@ def _table(kind: type[BaseModel], *, skip_sections: bool = False, prefix: str = 
             name = f"{name}.NAME" if is_named(field) else name
             rows.append(_table(inner, prefix=f"{prefix}{name}.").rstrip("\n"))
             continue
-        meaning = " ".join(filter(None, [field.description, _choices(field.annotation), _range(field)]))
-        rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning} |")
+        rows.append(f"| `{prefix}{field.alias or name}` | {_default(field)} | {_meaning(field)} |")
     return "\n".join(rows) + "\n"
+
+
+def _meaning(field: FieldInfo) -> str:
+    return " ".join(filter(None, [field.description, _choices(field.annotation), _range(field)]))
 
 
 def _default(field: FieldInfo) -> str:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from schemas.addresses import FilePath, Servers, StoreUrl, Word
+from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
+from schemas.dispatching import POLICIES, DispatchSection
+from schemas.generation import ENGINES, GeneratorSection
 from schemas.identity import ROUND
-from schemas.losses import LossSection
+from schemas.losses import LOSSES, LossSection
+from schemas.seams import Seam
 from schemas.section import Section
 from schemas.shortening import shown
+from schemas.training import LEARNERS, TrainerSection
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,48}")
-_MOST_TOKENS = 10_000_000  # of one sample
-_LEAST_TEMPERATURE = 0.01
 _MONTH_S = 30 * 86_400
 
 
@@ -159,121 +161,6 @@ class ModelSection(Section):
         return self
 
 
-class SamplingSection(Section):
-    """Settings for drawing samples. No top-p or top-k: the trainer could not reproduce the logprobs."""
-
-    temperature: float = Field(
-        1.0, gt=0, le=100, description="Logits are divided by it before a token is drawn. At least 0.01."
-    )
-    max_tokens: int = Field(
-        256, gt=0, le=_MOST_TOKENS, description="Maximum tokens of an answer. A longer one ends there."
-    )
-    max_prompt_tokens: int = Field(
-        256,
-        gt=0,
-        le=_MOST_TOKENS,
-        description="Maximum tokens of a prompt. Problems with a longer one are left out, with a warning.",
-    )
-
-    @field_validator("temperature")
-    @classmethod
-    def _as_engines_take_it(cls, temperature: float) -> float:
-        if temperature < _LEAST_TEMPERATURE:
-            raise ValueError(
-                f"{temperature:g} is too low: vLLM raises it to {_LEAST_TEMPERATURE} by itself, and the "
-                "logprobs would not be those of the trainer. Take at least so much"
-            )
-        return temperature
-
-
-class AlgorithmSection(Section):
-    """The computation of a run. Nothing here depends on where or how fast things run."""
-
-    mode: Literal["sync", "async", "offline"] = Field(
-        "sync",
-        description="sync: weights i draw the samples of iteration i. async: weights up to `staleness` "
-        "iterations older may draw them, so that generation and training overlap. offline: "
-        "nothing is generated; the samples of a recorded run are trained again.",
-    )
-    recorded: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
-        description="offline: the id of the recorded run, such as count-3. It must lie in the same store "
-        "and broker.",
-    )
-    staleness: float = Field(
-        0.0,
-        ge=0,
-        le=64,
-        description="async: how many iterations old the weights may be that draw a sample. 1.5: half of the "
-        "samples 2, the others 1. More hides longer tails and makes samples older.",
-    )
-    iterations: int = Field(
-        100, gt=0, le=100_000_000, description="Iterations of the whole run. A resumed run may have more."
-    )
-    groups: int = Field(
-        32, gt=0, le=1_000_000, description="Groups of an iteration. Each group has one prompt."
-    )
-    group_size: int = Field(
-        8, ge=2, le=65_536, description="Samples of a group. Their mean reward is the baseline of each."
-    )
-    optimizer_steps: int = Field(
-        1,
-        gt=0,
-        le=1_000_000,
-        description="Optimizer steps of an iteration. Its groups are dealt to them across all lengths.",
-    )
-    learning_rate: float = Field(1e-6, gt=0, le=10, description="AdamW's learning rate once it is warm.")
-    warmup_steps: int = Field(
-        0,
-        ge=0,
-        le=1_000_000_000,
-        description="Optimizer steps over which the learning rate grows from 0. 0: it is full at once.",
-    )
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95),
-        description="AdamW's betas: the shares of the mean gradient and of its mean square that each step "
-        "keeps.",
-    )
-    weight_decay: float = Field(
-        0.0,
-        ge=0,
-        le=10,
-        description="AdamW's weight decay: each step shrinks a weight by this share times the learning "
-        "rate. 0: none.",
-    )
-    max_grad_norm: float = Field(
-        1.0,
-        gt=0,
-        le=1e12,
-        description="Maximum norm of a gradient. A longer gradient is scaled down to it; 1e12 never scales.",
-    )
-
-    @model_validator(mode="after")
-    def _modes(self) -> AlgorithmSection:
-        if self.mode != "async" and self.staleness:
-            why = "sync is on-policy, its staleness is 0" if self.mode == "sync" else "nothing is generated"
-            raise ValueError(f"staleness {self.staleness:g} needs mode async; {why}")
-        if (self.mode == "offline") != (self.recorded is not None):
-            raise ValueError(
-                "offline needs `recorded`: the id of the run whose samples are trained"
-                if self.recorded is None
-                else f"recorded is for mode offline; the mode is {self.mode}"
-            )
-        if self.iterations * self.groups >= ROUND:
-            raise ValueError(f"iterations times groups must be less than {ROUND}: they number the groups")
-        if self.groups % self.optimizer_steps:
-            raise ValueError(
-                f"groups ({self.groups}) must be a multiple of optimizer_steps ({self.optimizer_steps})"
-            )
-        return self
-
-    @property
-    def lookahead(self) -> float:
-        """How many iterations generation may run ahead of training."""
-        return {"sync": 0.0, "async": self.staleness, "offline": math.inf}[self.mode]
-
-
 class LengthsSection(Section):
     """Predicted length classes: the partitions of prompts and samples."""
 
@@ -284,7 +171,7 @@ class LengthsSection(Section):
         description="Length classes. Each is a partition of the topics of prompts and samples. More classes "
         "tell lengths apart more finely, and cost the broker a little each.",
     )
-    edges: Literal["learned"] | list[Annotated[float, Field(gt=0, le=_MOST_TOKENS)]] = Field(
+    edges: Literal["learned"] | list[Annotated[float, Field(gt=0, le=MOST_TOKENS)]] = Field(
         "learned",
         max_length=63,
         description="The lengths, in tokens, at which one class ends and the next begins (classes - 1 of "
@@ -313,170 +200,6 @@ class LengthsSection(Section):
             if sorted(set(self.edges)) != self.edges:
                 raise ValueError(f"edges must grow: {shown(self.edges)}")
         return self
-
-
-class TrainerSection(Section):
-    """Settings of the trainer."""
-
-    learner: Literal["torch", "deepspeed"] = Field(
-        "torch",
-        description="torch: each rank holds the model and the optimizer's state. deepspeed: the ranks share "
-        "them out, see zero_stage.",
-    )
-    ranks: int = Field(
-        1,
-        gt=0,
-        le=1024,
-        description="Processes that train together. Each has a GPU, or `threads` CPU threads.",
-    )
-    zero_stage: Literal[0, 1, 2, 3] = Field(
-        1,
-        description="deepspeed: the things that the ranks share out. 0: nothing. 1: the optimizer's state. "
-        "2: gradients as well. 3: weights as well. A higher stage takes less memory and sends "
-        "more.",
-    )
-    threads: int = Field(1, gt=0, le=1024, description="CPU threads of a rank.")
-    microbatch_tokens: int = Field(
-        8192,
-        gt=0,
-        le=100_000_000,
-        description="Maximum tokens in a micro-batch. Set it to what fits in memory; it must hold the "
-        "longest sample.",
-    )
-    compose: Literal["auto", "admission", "arrival"] = Field(
-        "auto",
-        description="admission: the groups that are trained together are fixed before they are generated, "
-        "so that a step has the same bits whatever finished first. arrival: the trainer takes "
-        "the groups that have come, which is faster. auto: admission in sync mode, arrival in "
-        "async mode.",
-    )
-    bundle_tokens: int = Field(
-        512,
-        gt=0,
-        le=100_000_000,
-        description="Tokens of a bundle, about (arrival: at least). Small bundles are trained sooner, large "
-        "ones cost less.",
-    )
-    least_microbatches: int | None = Field(
-        None,
-        gt=0,
-        le=65_536,
-        description="Minimum number of micro-batches of a bundle that has enough samples, so that each rank "
-        "has work. By default the number of ranks. A step's bits depend on this number and, "
-        "with exact_sums, not on the ranks.",
-    )
-    exact_sums: bool | None = Field(
-        None,
-        description="Add gradients in fixed point, so that a step has the same bits whatever finished first "
-        "and whichever rank computed it. By default true with learner torch, for 3 % of a step "
-        "on a CPU; learner deepspeed can't.",
-    )
-    gradient_checkpointing: bool = Field(
-        False,
-        description="Compute activations again on the backward pass. That is a third more work and takes "
-        "much less memory.",
-    )
-    logits_chunk: int = Field(
-        4096,
-        gt=0,
-        le=100_000_000,
-        description="Tokens whose logits are in memory at a time. Fewer take less memory and more time.",
-    )
-    checkpoint_every: int = Field(
-        10,
-        gt=0,
-        le=100_000_000,
-        description="Iterations between two checkpoints. A trainer that is killed takes its steps since the "
-        "last one again.",
-    )
-    keep_checkpoints: int = Field(
-        2,
-        gt=0,
-        le=10_000,
-        description="Number of checkpoints that are kept in the store: the newest ones, each with weights "
-        "and optimizer state.",
-    )
-    keep_weights: int = Field(
-        16,
-        ge=4,
-        le=1_000_000,
-        description="Minimum number of weights versions that are kept: the newest ones.",
-    )
-
-    @model_validator(mode="after")
-    def _sums_fit(self) -> TrainerSection:
-        if self.exact_sums and self.learner == "deepspeed":
-            raise ValueError(
-                "exact_sums is of learner torch: DeepSpeed adds gradients as floats, among ranks too. "
-                "Leave exact_sums out, or take learner: torch"
-            )
-        return self
-
-    @property
-    def sums_exactly(self) -> bool:
-        """Whether gradients are added in fixed point."""
-        return self.learner == "torch" if self.exact_sums is None else self.exact_sums
-
-    @property
-    def parts(self) -> int:
-        """Minimum number of micro-batches of a bundle."""
-        return self.least_microbatches or self.ranks
-
-
-class GeneratorSection(Section):
-    """Settings of each generator."""
-
-    slots: int = Field(
-        64,
-        gt=0,
-        le=65_536,
-        description="Samples that one generator draws at once. More give more tokens a second, each later.",
-    )
-    threads: int = Field(
-        1, gt=0, le=1024, description="CPU threads of a generator. More than one rarely pays."
-    )
-    kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
-    batch_invariant: bool = Field(
-        True,
-        description="Make a sample's bits independent of the samples that are drawn beside it (float32 on "
-        "CPUs).",
-    )
-    on_update: Literal["continue", "recompute", "wait"] = Field(
-        "continue",
-        description="The way in which new weights reach samples that are being drawn. continue: a sample "
-        "goes on with the new weights, on the KV cache of the old ones. recompute: it goes on "
-        "with them, and its KV cache is computed anew, so that each token is drawn as the new "
-        "weights alone would. wait: the new weights are installed when all samples of the old "
-        "ones are done, so each sample has one version. A sample says which weights drew it "
-        "from which token on.",
-    )
-
-
-class DispatchSection(Section):
-    """The choice of the generator that makes each sample."""
-
-    policy: Literal["deadline", "longest_first", "round_robin", "algorithm2", "random"] = Field(
-        "deadline",
-        description="The rule that gives samples to generators. deadline: by expected makespan under the "
-        "predictions' measured errors. The others are to compare with: longest_first is one "
-        "queue, round_robin deals in turn, algorithm2 is the paper's two pools, random "
-        "shuffles.",
-    )
-    prefill_tokens_per_s: float | None = Field(
-        None,
-        gt=0,
-        le=1e9,
-        description="deadline: tokens a second that a generator prefills. With it, a running sample may "
-        "move to a generator where it ends sooner, if that pays for computing its tokens there "
-        "again. Without it no sample moves.",
-    )
-    silence_s: float = Field(
-        10.0,
-        gt=0,
-        le=86_400,
-        description="Seconds without a report after which a generator counts as gone, and others make its "
-        "samples.",
-    )
 
 
 class EvaluationSection(Section):
@@ -586,6 +309,11 @@ class DeadlinesSection(Section):
     )
 
 
+SEAMS: dict[str, Seam[Any]] = {
+    "loss": LOSSES, "trainer": LEARNERS, "generator": ENGINES, "dispatch": POLICIES,
+}  # fmt: skip
+
+
 class RunSpec(Section):
     """A run, as its run file describes it."""
 
@@ -602,15 +330,26 @@ class RunSpec(Section):
     model: ModelSection
     sampling: SamplingSection = SamplingSection()
     algorithm: AlgorithmSection = AlgorithmSection()
-    loss: LossSection = LossSection()
+    loss: Annotated[SerializeAsAny[LossSection], LOSSES] = Field(default_factory=LOSSES.default_section)
     lengths: LengthsSection = LengthsSection()
-    trainer: TrainerSection = TrainerSection()
-    generator: GeneratorSection = GeneratorSection()
-    dispatch: DispatchSection = DispatchSection()
+    trainer: Annotated[SerializeAsAny[TrainerSection], LEARNERS] = Field(
+        default_factory=LEARNERS.default_section
+    )
+    generator: Annotated[SerializeAsAny[GeneratorSection], ENGINES] = Field(
+        default_factory=ENGINES.default_section
+    )
+    dispatch: Annotated[SerializeAsAny[DispatchSection], POLICIES] = Field(
+        default_factory=POLICIES.default_section
+    )
     evaluation: EvaluationSection = EvaluationSection()
     placement: PlacementSection = PlacementSection()
     deadlines: DeadlinesSection = DeadlinesSection()
     report: FilePath = Field("runs", description="The folder in which each run gets its report folder.")
+
+    def with_code(self, *sections: str) -> RunSpec:
+        """Return the spec with the code that these sections choose, also if it is not ours."""
+        update = {name: SEAMS[name].loaded(getattr(self, name)) for name in sections}
+        return self.model_copy(update=update)
 
     @property
     def composes_on_arrival(self) -> bool:
@@ -618,6 +357,11 @@ class RunSpec(Section):
         if self.trainer.compose == "auto":
             return self.algorithm.mode != "sync"
         return self.trainer.compose == "arrival"
+
+    @property
+    def longest_sample(self) -> int:
+        """Maximum tokens of a prompt and its answer."""
+        return self.sampling.max_prompt_tokens + self.sampling.max_tokens
 
     def evaluates(self, version: int) -> bool:
         """Whether a version is evaluated on held-out problems."""
@@ -627,42 +371,32 @@ class RunSpec(Section):
         return version in (0, self.algorithm.iterations) or (every > 0 and version % every == 0)
 
     def _check_loss(self) -> None:
-        loss, algorithm = self.loss, self.algorithm
-        of_others = algorithm.mode != "sync" or algorithm.optimizer_steps > 1
-        if loss.kind == "rloo" and of_others and loss.correction == "none":
-            raise ValueError(
-                "rloo takes each sample for one of the trained weights: set loss.correction to truncated "
-                "with algorithm.mode async or offline, and with several optimizer_steps"
-            )
-        if algorithm.mode == "offline" and loss.kind != "tb" and not loss.kl and loss.correction != "none":
+        loss, offline = self.loss, self.algorithm.mode == "offline"
+        loss.check_run(self.algorithm, self.sampling)
+        if offline and not loss.holds_for_any_weights and not loss.kl and loss.correction != "none":
             raise ValueError(
                 "offline, nothing keeps the policy near what the data did: set loss.kl (reference: samples), "
                 "or leave loss.correction at none, so that ratios to the data are clipped"
             )
-        if (loss.overlong_tokens or 0) >= self.sampling.max_tokens:
-            raise ValueError(
-                f"loss.overlong_tokens ({loss.overlong_tokens}) must be less than sampling.max_tokens "
-                f"({self.sampling.max_tokens}), or every answer would lose reward"
-            )
+        if offline and loss.most_draws:
+            raise ValueError("loss.resample draws new groups, and offline nothing is generated")
 
     @model_validator(mode="after")
     def _fits(self) -> RunSpec:
-        longest = self.sampling.max_tokens + self.sampling.max_prompt_tokens
-        if longest > self.trainer.microbatch_tokens:
+        if self.longest_sample > self.trainer.microbatch_tokens:
             raise ValueError(
                 f"trainer.microbatch_tokens ({self.trainer.microbatch_tokens}) must hold the longest sample: "
-                f"sampling.max_prompt_tokens + sampling.max_tokens = {longest}"
+                f"sampling.max_prompt_tokens + sampling.max_tokens = {self.longest_sample}"
             )
-        if self.model.lora and self.trainer.learner == "deepspeed":
+        if self.model.lora and self.trainer.is_read and not self.trainer.trains_adapters:
             raise ValueError("model.lora is for trainer.learner torch: an adapter is too small to divide")
-        self._check_loss()
+        if self.loss.is_read:
+            self._check_loss()
         if self.algorithm.mode == "async" and self.trainer.keep_weights <= self.algorithm.lookahead:
             raise ValueError(
                 f"trainer.keep_weights ({self.trainer.keep_weights}) must be more than algorithm.staleness "
                 f"({self.algorithm.staleness:g}): samples are checked against the weights that made them"
             )
-        if self.algorithm.mode == "offline" and self.loss.resample:
-            raise ValueError("loss.resample draws new groups, and offline nothing is generated")
         if self.evaluation.problems * (self.algorithm.iterations + 1) >= ROUND:
             raise ValueError(
                 f"evaluation.problems times algorithm.iterations must be less than {ROUND}: they number "

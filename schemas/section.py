@@ -17,7 +17,9 @@ PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]
 class Section(BaseModel):
     """A section of the run file: unknown keys are errors, numbers finite, nothing changes after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, serialize_by_alias=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -53,3 +55,8 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 def is_named(field: FieldInfo) -> bool:
     """Whether a field holds several sections, each by its name."""
     return get_origin(field.annotation) is dict
+
+
+def keys_of(kind: type[BaseModel]) -> list[str]:
+    """Return the keys of a section as a run file writes them."""
+    return [field.alias or name for name, field in kind.model_fields.items()]

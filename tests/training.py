@@ -7,7 +7,7 @@ import itertools
 from consumers.batches.micro_batches import MicroBatch, plan
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import Learner
-from consumers.losses import loss_of
+from consumers.losses.loss import loss_of
 from schemas.runspec import RunSpec
 from tests.factories import make_sample
 

@@ -24,8 +24,11 @@ _START_COST = 180  # starting another micro-batch takes about as long as so many
 class LossOfRows(Protocol):
     """The half of a loss that works on rows, before any gradient is computed: see `consumers.losses.loss`."""
 
-    settings: LossSection
     critic: bool
+
+    @property
+    def settings(self) -> LossSection:
+        """The loss's section of the run file."""
 
     @property
     def trains_all(self) -> bool:

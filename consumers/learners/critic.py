@@ -8,7 +8,7 @@ from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import forward
 from consumers.learners.lora_adapter import Adapter
 from consumers.learners.optimizing import NotFinite, Optimized
-from consumers.losses.ppo import value_loss
+from consumers.losses.loss import CriticSettings, LossSettings
 from schemas.runspec import RunSpec
 
 
@@ -18,8 +18,11 @@ class Critic:
     With LoRA an adapter like the policy's is trained, and the head.
     """
 
-    def __init__(self, folder: str, spec: RunSpec, device: torch.device, run: forward.Forward) -> None:
-        self._forward, self._clip = run, float(spec.loss.value_clip or 0.0)
+    def __init__(
+        self, folder: str, spec: RunSpec, settings: LossSettings, device: torch.device, run: forward.Forward
+    ) -> None:
+        assert isinstance(settings, CriticSettings), "a loss with a critic has CriticSettings"
+        self._forward, self._clip = run, settings.value_clip
         self._model = forward.load_policy(folder, spec, device)
         self._model.lm_head = torch.nn.Identity()
         self._head = torch.nn.Linear(self._model.config.hidden_size, 1).to(device)
@@ -29,7 +32,7 @@ class Critic:
         if spec.model.lora:
             named = dict(Adapter(self._model, folder, spec).named)
         named |= {f"value_head.{name}": parameter for name, parameter in self._head.named_parameters()}
-        self.trained = Optimized(named, spec, float(spec.loss.value_learning_rate or 0.0))
+        self.trained = Optimized(named, spec, settings.value_learning_rate)
 
     def values(self, batch: MicroBatch) -> torch.Tensor:
         """Return for each drawn token the return that the critic expects before it."""
@@ -48,3 +51,11 @@ class Critic:
         self.trained.accumulate()
         error = float(((values.detach() - batch.returns) ** 2).sum())
         return error, float((batch.returns**2).sum())
+
+
+def value_loss(
+    values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float
+) -> torch.Tensor:
+    """Return for each token half the squared error, with or without the critic's clip: the larger one."""
+    bounded = before + (values - before).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)

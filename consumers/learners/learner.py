@@ -3,7 +3,7 @@
 Learner           the interface that the trainer works with
 ├── LocalLearner  the work of one rank
 │   ├── TorchLearner       each rank holds all weights and all optimizer state
-│   └── DeepSpeedLearner   see deepspeed_learner.py
+│   └── DeepSpeedLearner   see zero.py
 └── RankedLearner          deals work out to several LocalLearners, see ranks/ranked_learner.py
 """
 
@@ -27,8 +27,7 @@ from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
 from consumers.learners.optimizing import NotFinite, Optimized, Parts
 from consumers.learners.snapshot import StateSnapshot
-from consumers.losses import loss_of
-from consumers.losses.loss import Loss, Needs
+from consumers.losses.loss import Loss, Needs, loss_of
 from consumers.losses.objective import LossStats, objective
 from schemas.runspec import RunSpec
 
@@ -113,7 +112,9 @@ class LocalLearner(ABC):
         self._named: dict[str, torch.nn.Parameter] = (
             self._adapter.named if self._adapter else dict(self._model.named_parameters())
         )
-        self._critic = Critic(model, spec, self._device, self._forward) if loss.critic else None
+        self._critic: Critic | None = None
+        if loss.critic:
+            self._critic = Critic(model, spec, loss.settings, self._device, self._forward)
         self._reference: Any = None
         if loss.needs.reference and self._adapter and spec.loss.reference in (None, model):
             self._reference = self._adapter.off()

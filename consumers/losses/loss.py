@@ -12,15 +12,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
+from pydantic import Field
 
 from consumers.batches.training_rows import TrainingRow, groups_of
+from schemas.losses import LOSSES, LossSection, clip_high, clip_low
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
+
+if TYPE_CHECKING:  # a run file's loss is read in processes that never need torch
+    import torch
 
 # Added to the deviation that rewards are divided by, as in TRL, so that tiny differences stay small. With
 # 1e-6, rewards of 1 and 1.0001 gave an advantage of 2.2, as large as right against wrong; now it is 0.66.
@@ -62,13 +66,46 @@ class Needs:
         return self.reference or self.before != "no" or self.values
 
 
+class LossSettings(LossSection, ABC):
+    """The settings of a loss, which make the loss. A file that adds a loss extends this class."""
+
+    @abstractmethod
+    def make(self, spec: RunSpec) -> Loss:
+        """Return the loss of a run."""
+
+
+class GroupSettings(LossSettings):
+    """Settings of a loss that compares a sample with its group."""
+
+    advantage: Literal["mean", "std"] = Field(
+        "std",
+        description="mean: the reward minus the group's mean. std: that divided by the group's deviation.",
+    )
+
+
+class ClippedSettings(LossSettings):
+    """Settings of a loss whose ratios are clipped."""
+
+    clip_low: float = clip_low(0.2)
+    clip_high: float = clip_high(0.2)
+
+
+class CriticSettings(LossSettings):
+    """Settings of a loss that trains a critic."""
+
+    value_clip: float = Field(
+        0.2, gt=0, le=1e6, description="Maximum change of the critic's value in a step."
+    )
+    value_learning_rate: float = Field(1e-5, gt=0, le=10, description="The critic's learning rate.")
+
+
 class Loss(ABC):
     """One kind of loss, with a run's settings."""
 
     critic = False
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.settings, self._longest = spec.loss, spec.sampling.max_tokens
+    def __init__(self, settings: LossSettings, spec: RunSpec) -> None:
+        self.settings, self._longest = settings, spec.sampling.max_tokens
         self._several_steps = spec.algorithm.optimizer_steps > 1
 
     @property
@@ -101,21 +138,18 @@ class Loss(ABC):
 
     def clips(self, tokens: Tokens) -> torch.Tensor:
         """Return for each token whether the clip holds it back."""
-        low, high = self.settings.clip_low, self.settings.clip_high
-        with torch.no_grad():
-            ratio = self.ratio(tokens)
-            found = torch.zeros_like(ratio, dtype=torch.bool)
-            if high is not None:
-                found |= (ratio > 1 + high) & (tokens.advantage > 0)
-            if low is not None:
-                found |= (ratio < 1 - low) & (tokens.advantage < 0)
-        return found
+        ratio = self.ratio(replace(tokens, logprobs=tokens.logprobs.detach()))
+        if not isinstance(self.settings, ClippedSettings):
+            return ratio.new_zeros(ratio.shape).bool()
+        above = (ratio > 1 + self.settings.clip_high) & (tokens.advantage > 0)
+        return above | ((ratio < 1 - self.settings.clip_low) & (tokens.advantage < 0))
 
     def clipped(self, tokens: Tokens) -> torch.Tensor:
         """Return PPO's loss of each token: going further than the clip allows brings no more gain."""
+        assert isinstance(self.settings, ClippedSettings), "the loss has no clip_low and clip_high"
         ratio = self.ratio(tokens)
-        bounded = ratio.clamp(1 - (self.settings.clip_low or 0.0), 1 + (self.settings.clip_high or 0.0))
-        return -torch.minimum(ratio * tokens.advantage, bounded * tokens.advantage)
+        bounded = ratio.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)
+        return -(ratio * tokens.advantage).minimum(bounded * tokens.advantage)
 
     def returns(self, row: TrainingRow, advantage: np.ndarray) -> np.ndarray:
         """Return the value that the critic should have predicted for each token."""
@@ -171,8 +205,23 @@ class GroupLoss(Loss):
 
     def advantages(self, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
         rewards = np.array([self.reward(row) for row in rows])
-        over = self.centred(rows, rewards, scaled=self.settings.advantage == "std")
+        scaled = isinstance(self.settings, GroupSettings) and self.settings.advantage == "std"
+        over = self.centred(rows, rewards, scaled=scaled)
         return [np.array([value]) for value in over]
+
+
+class ClippedLoss(GroupLoss):
+    """A loss of groups whose ratios are clipped, as PPO does it."""
+
+    def of_tokens(self, tokens: Tokens) -> torch.Tensor:
+        return self.clipped(tokens)
+
+
+def loss_of(spec: RunSpec) -> Loss:
+    """Return the run's loss."""
+    settings = LOSSES.loaded(spec.loss)
+    assert isinstance(settings, LossSettings)
+    return settings.make(spec)
 
 
 def divergence(row: TrainingRow, estimator: str = "k1") -> np.ndarray:

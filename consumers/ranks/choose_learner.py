@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 
-from consumers.learners.learner import Learner, LocalLearner, TorchLearner
+from consumers.learners.learner import Learner, LocalLearner
+from consumers.learners.settings import LearnerSettings
 from consumers.ranks.ranked_learner import RankedLearner
 from schemas.runspec import RunSpec
+from schemas.training import LEARNERS
 
 
 def local_learner(model: str, spec: RunSpec) -> LocalLearner:
     """Return the learner of one rank."""
-    if spec.trainer.learner == "torch":
-        return TorchLearner(model, spec)
-    from consumers.learners.deepspeed_learner import DeepSpeedLearner
-
-    return DeepSpeedLearner(model, spec)
+    settings = LEARNERS.loaded(spec.trainer)
+    assert isinstance(settings, LearnerSettings)
+    return settings.make(model, spec)
 
 
 def learner_of(model: str, spec: RunSpec, *, run: str, log: logging.Logger) -> Learner:
     """Return the trainer's learner, over as many ranks as the run file says."""
-    if spec.trainer.ranks == 1 and spec.trainer.learner == "torch":
-        return TorchLearner(model, spec)
+    if spec.trainer.ranks == 1 and not spec.trainer.needs_ranks:
+        return local_learner(model, spec)
     return RankedLearner(model, spec, local_learner, run=run, log=log)

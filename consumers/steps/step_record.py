@@ -7,13 +7,22 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+from pydantic_core import to_json
 
 from consumers.batches.micro_batches import MicroBatchPlan
 from consumers.batches.training_rows import TrainingRow
 from consumers.losses.objective import LossStats
 from consumers.steps.step_metrics import step_metrics
+from schemas.losses import LossSection
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
+
+# The settings of all losses at the time when ledgers began, in their order. A new one stands behind them.
+_SETTINGS_OF_LOSSES = (
+    "kind", "advantage", "average", "clip_low", "clip_high", "overlong_tokens", "overlong_penalty",
+    "resample", "discount", "gae_lambda", "value_clip", "value_learning_rate", "whiten", "reward_temperature",
+    "replay", "kl", "kl_in", "kl_estimator", "reference", "correction", "correction_cap", "correct_fresh",
+)  # fmt: skip
 
 
 @dataclass
@@ -48,14 +57,20 @@ class StepParts:
 def recipe_of(spec: RunSpec) -> str:
     """Hash the settings that a step's bits depend on, but the micro-batch sizes, which its record has."""
     trainer = spec.trainer
-    sums = "exact" if trainer.sums_exactly else [trainer.learner, trainer.ranks, trainer.zero_stage]
+    sums = "exact" if trainer.sums_exactly else trainer.rank_sums
     settings = [
-        spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(), spec.loss.model_dump_json(),
+        spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(), _loss_settings(spec.loss),
         spec.sampling.model_dump_json(), spec.model.dtype, trainer.logits_chunk, trainer.threads, sums,
     ]  # fmt: skip
     if spec.model.lora is not None:
         settings.append(spec.model.lora.model_dump_json())
     return hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
+
+
+def _loss_settings(loss: LossSection) -> str:
+    """Write a loss's settings as ledgers have always had them: with null for those of other losses."""
+    said = loss.model_dump(mode="json", exclude_none=True)
+    return to_json(dict.fromkeys(_SETTINGS_OF_LOSSES) | said).decode()  # pydantic's own: 1e-5 is 0.00001
 
 
 def step_record(

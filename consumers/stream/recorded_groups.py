@@ -123,7 +123,7 @@ class Replay:
         """`step`: number of the next step."""
         self._context = context
         algorithm = context.spec.algorithm
-        self._count = round((context.spec.loss.replay or 0.0) * algorithm.groups / algorithm.optimizer_steps)
+        self._count = round(context.spec.loss.old_groups * algorithm.groups / algorithm.optimizer_steps)
         start = max(0, step - _REPLAYED * algorithm.optimizer_steps)  # each step has at least one record
         earlier = (one for one in steps_in_ledger(context, start) if one.step < step)
         self._recorded = Recorded(algorithm.groups, earlier, kept=_REPLAYED)

@@ -125,7 +125,7 @@ class SampleStream:
         self._rows: dict[int, dict[int, TrainingRow]] = {}  # the rows of all bundles, by group
         self._finished: set[int] = set()  # groups of the iteration in work that are trained
         self._early: dict[LogPlace, tuple[Record, Sample]] = {}  # of weights that only another trainer has
-        self._resample = context.spec.loss.resample or 0
+        self._resample = context.spec.loss.most_draws
         self.duplicates = 0
         self.received = 0
 

@@ -18,7 +18,7 @@ from infra.stores.opening import open_store
 def replaying(run: str, store_url: str, progress: StepProgress) -> Iterator[Again]:
     """Yield an object that replays steps of a run."""
     store = open_store(store_url)
-    record = find(store, run)
+    record = find(store, run).with_code("loss", "trainer")
     model = Path(record.model)
     if not model.is_dir():
         raise RunFailed(

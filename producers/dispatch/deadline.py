@@ -15,7 +15,7 @@ import enum
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,6 +158,15 @@ class DeadlinePolicy:
     def by_deadline(self) -> bool:
         """Whether a deadline is in force; otherwise it is longest first."""
         return self.plan is not None and self.plan.deadline < NO_DEADLINE
+
+    def counters(self) -> Mapping[str, float]:
+        return {
+            "by_deadline": float(self.by_deadline), "why_policy": float(self.why),
+            "choices": self.costs.count, "choice_s": self.costs.last_s,
+        }  # fmt: skip
+
+    def words(self) -> tuple[str, str]:
+        return "towards a deadline" if self.by_deadline else "the longest first", self.why.words
 
     def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None:
         self._told.pop(job.key, None)

@@ -15,7 +15,7 @@ import numpy as np
 
 from producers.dispatch.board import Board, Instance
 from producers.dispatch.jobs import SampleJob
-from producers.dispatch.policies import Policy
+from producers.dispatch.policies.policy import Policy
 from schemas.identity import SampleKey
 
 # The only generator gets so many jobs beyond its slots: then it never waits for us, and one that joins still

@@ -24,21 +24,15 @@ from infra.bus import Record, ends_of
 from infra.gate import Gate
 from infra.roles.context import RoleContext
 from infra.tail import Tail
-from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.assigning import assignments, question
-from producers.dispatch.beliefs import Beliefs
-from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.fleet import Fleet
-from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import Placed, SampleJob
 from producers.dispatch.on_the_way import Moves
-from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.dispatch.policies.policy import policy_of
 from producers.dispatch.recovery import Past, SampleDeadLetters
-from producers.dispatch.warm import WarmUp
 from schemas.identity import SampleKey, sample_key
 from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt
-from schemas.runspec import RunSpec
 from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
 from schemas.wire import MessageT, encode
 
@@ -47,21 +41,6 @@ FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # key, length, and plac
 _TICK_S = 0.1
 _ANSWER_S = 1.5  # time for generators to report what they have
 _LATENCY_S = 0.15  # from a finished sample to the start of the next one: so much work is given ahead
-
-
-def policy_of(spec: RunSpec) -> Policy:
-    """Return the dispatch policy that the run file names."""
-    name = spec.dispatch.policy
-    if name == "deadline":
-        ranks = GroupBeliefs(Beliefs(spec.sampling.max_tokens))
-        speed = spec.dispatch.prefill_tokens_per_s
-        move_s = None if speed is None else 1 / speed
-        return DeadlinePolicy(ranks, seed=spec.seed, replans=8, thrift=0.02, move_s=move_s, warm=WarmUp())
-    if name == "longest_first":
-        return LongestFirst()
-    if name == "round_robin":
-        return RoundRobin()
-    return Algorithm2() if name == "algorithm2" else RandomFifo(spec.seed)
 
 
 class FinishedSource(Protocol):
@@ -96,7 +75,7 @@ class Dispatching:
         self._prompts: queue.SimpleQueue[Sequence[Placed]] = queue.SimpleQueue()
         self._open: dict[int, Placed] = {}  # by group, until trained: any of its samples may turn out unfit
         self._unfit = past.unfit
-        self._by_deadline = False
+        self._rule = self._policy.words()[0]
         bus, topics = context.bus, context.topics
         self.admit(known)
         samples.bell = self._bell
@@ -277,14 +256,11 @@ class Dispatching:
         counters = self._context.heart.counters
         counters["undispatched"], counters["dispatched"] = self._dispatcher.waiting, self._dispatcher.given
         counters["instances"] = len(self._fleet)
-        policy = self._policy
-        if isinstance(policy, DeadlinePolicy):
-            counters["by_deadline"], counters["why_policy"] = float(policy.by_deadline), float(policy.why)
-            counters["choices"], counters["choice_s"] = policy.costs.count, policy.costs.last_s
-            if policy.by_deadline is not self._by_deadline:
-                self._by_deadline = policy.by_deadline
-                rule = "towards a deadline" if policy.by_deadline else "the longest first"
-                self._context.log.info("samples are dispatched %s: %s", rule, policy.why.words)
+        counters.update(self._policy.counters())
+        rule, why = self._policy.words()
+        if rule != self._rule:
+            self._rule = rule
+            self._context.log.info("samples are dispatched %s: %s", rule, why)
 
 
 def _job(placed: Placed, index: int) -> SampleJob:

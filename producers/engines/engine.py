@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from infra.errors import Explained
-from infra.weights.patch import PatchFile
+from infra.weights.patch import Patch, PatchFile
+from schemas.generation import ENGINES, GeneratorSection
+from schemas.runspec import RunSpec
 
 
 class EngineError(Explained):
@@ -112,3 +115,34 @@ class Engine(Decoder, Protocol):
 
         After each install the hashes are computed while decoding goes on.
         """
+
+
+class LocalEngine(Decoder, Protocol):
+    """An engine in this process.
+
+    `prepare` and `digests` take long, and are called in a thread beside its steps.
+    """
+
+    def prepare(self, patch: Patch) -> None:
+        """Prepare new weights. Called in the thread beside steps."""
+
+    def install(self, *, recompute: bool) -> dict[str, int]:
+        """Install the prepared weights between two steps. Return the tokens of each unfinished sample."""
+
+    def digests(self) -> dict[str, str]:
+        """Return the hash of each tensor in the engine. Called in the thread beside steps."""
+
+
+class EngineSettings(GeneratorSection, ABC):
+    """The settings of an engine. A file that adds an engine extends this class."""
+
+    @abstractmethod
+    def make(self, model: str, spec: RunSpec) -> LocalEngine:
+        """Return the engine with the model in a folder. Called in the engine process."""
+
+
+def engine_of(model: str, spec: RunSpec) -> LocalEngine:
+    """Return the engine that the run file names."""
+    settings = ENGINES.loaded(spec.generator)
+    assert isinstance(settings, EngineSettings)
+    return settings.make(model, spec)

@@ -8,16 +8,10 @@ from producers.engines.engine import Installed, Pace, SampleRequest
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of `VllmEngine`."""
+    """The arguments of an engine."""
 
-    model: str
-    dtype: str
-    slots: int
-    max_model_len: int
-    temperature: float
-    kv_cache_mib: int
-    threads: int
-    batch_invariant: bool
+    model: str  # folder
+    spec: str  # the run spec, as JSON
 
 
 class Submit(msgspec.Struct, tag="submit"):

@@ -1,4 +1,4 @@
-"""The engine process: runs vLLM, which decodes one step after the other, and does little else.
+"""The engine process: runs the engine, which decodes one step after the other, and does little else.
 
 generator ── submit, abort, hand over, prepare, install ──► this process: reads what has come, then one step
           ◄── finished, handed over, prepared, took, holds ─
@@ -17,13 +17,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from infra.errors import Explained
-from infra.weights.patch import Patch, read_patch
-from producers.engines.engine import Decoder, FinishedRequest, Installed, Unfinished
+from infra.weights.patch import read_patch
+from producers.engines.engine import FinishedRequest, Installed, LocalEngine, Unfinished, engine_of
 from producers.engines.engine_messages import (
     Abort,
     EngineOptions,
@@ -41,28 +41,13 @@ from producers.engines.engine_messages import (
     Submit,
     Took,
 )
+from schemas.runspec import RunSpec
 
 PACE_S = 0.5
 
 _Result = TypeVar("_Result")
 _orders = msgspec.msgpack.Decoder(list[Order])
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class LocalEngine(Decoder, Protocol):
-    """An engine in this process.
-
-    `prepare` and `digests` take long, and are called in a thread beside its steps.
-    """
-
-    def prepare(self, patch: Patch) -> None:
-        """Prepare new weights. Called in the thread beside steps."""
-
-    def install(self, *, recompute: bool) -> dict[str, int]:
-        """Install the prepared weights between two steps. Return the tokens of each unfinished sample."""
-
-    def digests(self) -> dict[str, str]:
-        """Return the hash of each tensor in the engine. Called in the thread beside steps."""
 
 
 class Beside:
@@ -88,15 +73,8 @@ class Beside:
 def main() -> None:
     """Serve the generator until it closes the connection."""
     options = msgspec.json.decode(sys.argv[1], type=EngineOptions)
-    answer(Connection(int(sys.argv[2])), lambda: _make(options))
-
-
-def _make(options: EngineOptions) -> LocalEngine:
-    from producers.engines.vllm_engine import VllmEngine
-
-    engine = VllmEngine(**msgspec.structs.asdict(options))
-    engine.profile()
-    return engine
+    spec = RunSpec.model_validate_json(options.spec)
+    answer(Connection(int(sys.argv[2])), lambda: engine_of(options.model, spec))
 
 
 def answer(link: Connection, make: Callable[[], LocalEngine]) -> None:

@@ -1,242 +1,37 @@
-"""Runs vLLM in this process: continuous batching, longest first, weights replaced between two steps.
-
-vLLM's CPU build packs the weights of linear layers and drops the originals. After that `load_weights` raises,
-and `reload_weights` silently leaves a tied `lm_head` stale. Here the originals are kept (`packed_linear.py`),
-new weights are written into vLLM's parameters (`scatter.py`), and the weights that the engine then holds are
-hashed.
-"""
+"""The engine `vllm`: its settings. The engine itself is in `vllm_in_process.py`."""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import torch
+from pydantic import Field
 
-from infra import choices
-from infra.weights.folder import ModelFolder
-from infra.weights.patch import Patch
-from producers.engines.engine import EngineError, FinishedRequest, Pace, SampleRequest, Unfinished
-from producers.engines.pace import StepTimes
-from producers.engines.packed_linear import PackedLinear
-from producers.engines.sampler import StreamSampler, own_id
-from producers.engines.scatter import HeldWeights
+from producers.engines.engine import EngineSettings
+from schemas.runspec import RunSpec
 
-_PROFILE_S = 1.5
-_WARM, _MEASURED = 2, 10  # steps of a profile at each size
+if TYPE_CHECKING:
+    from producers.engines.vllm_in_process import VllmEngine
 
 
-def profiled_sizes(slots: int) -> list[int]:
-    """Return batch sizes to profile, the most useful first, since a long profile is cut short."""
-    between = [size for size in (64, 8, 16, 256, 1024) if size < slots]
-    return list(dict.fromkeys([1, slots, *between]))
+class VllmSettings(EngineSettings):
+    """Settings of the engine vllm."""
 
+    free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib"})
 
-def prepare_environment(threads: int) -> None:
-    """Set the environment that vLLM reads at import: one process, no compiling, few threads."""
-    os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_USE_V2_MODEL_RUNNER="0",
-        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        VLLM_NO_USAGE_STATS="1",
-        TORCHDYNAMO_DISABLE="1",
-        OMP_NUM_THREADS=str(threads),
-        HF_HUB_OFFLINE="1",
-        TOKENIZERS_PARALLELISM="false",
+    kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
+    batch_invariant: bool = Field(
+        True,
+        description="Make a sample's bits independent of the samples that are drawn beside it (float32 on "
+        "CPUs).",
     )
-    if choices.cuda():
-        os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-    elif choices.DEVICE.forced():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM detects GPUs by itself
 
+    def make(self, model: str, spec: RunSpec) -> VllmEngine:
+        from producers.engines.vllm_in_process import VllmEngine
 
-def _packed_linears(invariant: bool) -> list[PackedLinear]:
-    """Make the next engine use our linear layers. Return a list that is filled while it is built."""
-    import vllm.model_executor.layers.utils as utils
-
-    layers: list[PackedLinear] = []
-    known: dict[tuple[object, ...], bool] = {}
-
-    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layers.append(PackedLinear(layer, invariant=invariant, known=known))
-        layer.cpu_linear = layers[-1]
-
-    utils.dispatch_cpu_unquantized_gemm = dispatch
-    return layers
-
-
-@contextmanager
-def _llvmlite_unseen() -> Iterator[None]:
-    """Hide llvmlite from vLLM while vLLM starts.
-
-    vLLM looks for kernels in the attributes of all modules, and llvmlite's library claims to have every
-    attribute. So vLLM could not start in a process that has numba.
-    """
-    name = "llvmlite.binding.ffi"
-    module = sys.modules.pop(name, None)
-    try:
-        yield
-    finally:
-        if module is not None:
-            sys.modules[name] = module
-
-
-class VllmEngine:
-    """The engine on vLLM's CPU and GPU builds."""
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        dtype: str = "float32",
-        slots: int = 64,
-        max_model_len: int = 512,
-        temperature: float = 1.0,
-        kv_cache_mib: int = 64,
-        threads: int = 1,
-        batch_invariant: bool = True,
-    ) -> None:
-        prepare_environment(threads)
-        from vllm import EngineArgs, LLMEngine, SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        torch.set_num_threads(threads)
-        on_cpu = not choices.cuda()
-        packed = _packed_linears(batch_invariant) if on_cpu else []
-        with _llvmlite_unseen():
-            self._engine = LLMEngine.from_engine_args(
-                EngineArgs(
-                    model,
-                    dtype=dtype,
-                    seed=0,
-                    enforce_eager=on_cpu,
-                    max_model_len=max_model_len,
-                    max_num_seqs=slots,
-                    max_num_batched_tokens=max(max_model_len, 64 * slots, 2048),
-                    enable_prefix_caching=False,
-                    async_scheduling=False,
-                    scheduling_policy="priority",
-                    disable_log_stats=True,
-                    **({"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else {}),
-                )
-            )
-        self._params = lambda tokens: SamplingParams(
-            temperature=temperature,
-            max_tokens=tokens,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,  # nobody else uses it; a deep copy of each took a tenth of a millisecond
-        )
-        renderer = self._engine.input_processor.renderer
-        end = renderer.get_eos_token_id()
-        renderer.get_eos_token_id = lambda: end  # vLLM would ask a pool of tokenizers at each request
-        core = self._engine.engine_core.engine_core
-        runner = core.model_executor.driver_worker.worker.model_runner
-        self._scheduler, self._runner = core.scheduler, runner
-        self._sampler = StreamSampler()
-        runner.sampler.topk_topp_sampler = self._sampler
-        self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
-        self._slots, self._times = slots, StepTimes()
-
-    def submit(self, request: SampleRequest) -> None:
-        self._add(request, self._params(request.max_tokens - len(request.made)))
-
-    def _add(self, request: SampleRequest, params: object) -> None:
-        self._sampler.open(request.id, request.seed, len(request.made))
-        self._engine.add_request(
-            request.id,
-            {"type": "token", "prompt_token_ids": [*request.prompt, *request.made]},
-            params,
-            priority=-round(request.priority),
-        )
-
-    def profile(self) -> None:
-        """Measure some decode steps before there is work. So the dispatcher knows this engine's speed."""
-        found, sizes = StepTimes(), profiled_sizes(self._slots)
-        end = time.perf_counter() + _PROFILE_S
-        for size in sizes:
-            params = self._params(_WARM + _MEASURED + 1)
-            params.ignore_eos = True
-            names = [f"profile-{number}" for number in range(size)]
-            for name in names:
-                self._add(SampleRequest(name, [0], params.max_tokens, 0, 0.0), params)
-            for _ in range(_WARM):  # these include the prefill and the first use of each kernel
-                self.step()
-            moments = [time.perf_counter()]
-            until = moments[0] + _PROFILE_S / len(sizes)
-            while len(moments) == 1 or (len(moments) <= _MEASURED and moments[-1] < until):
-                self.step()
-                moments.append(time.perf_counter())
-            if len(self._scheduler.running) == size:  # else the KV cache holds fewer samples
-                found.expect(size, float(np.median(np.diff(moments))))
-            self.abort(names)
-            if moments[-1] > end:
-                break
-        self._times = found
-
-    def step(self, wait_s: float = 0.0) -> list[FinishedRequest]:
-        self._sampler.batch = self._runner.input_batch
-        finished = []
-        samples, began = min(len(self._scheduler.requests), self._slots), time.perf_counter()
-        outputs = self._engine.step()
-        if samples:
-            self._times.add(samples, time.perf_counter() - began)
-        for output in outputs:
-            if not output.finished:
-                continue
-            completion = output.outputs[0]
-            logprobs = np.array(self._sampler.close(output.request_id), dtype=np.float32)
-            tokens = np.array(completion.token_ids, dtype=np.int32)
-            if len(tokens) != len(logprobs):
-                raise EngineError(
-                    f"sample {output.request_id} has {len(tokens)} tokens and {len(logprobs)} logprobs"
-                )
-            finished.append(FinishedRequest(output.request_id, tokens, logprobs, completion.finish_reason))
-        return finished
-
-    def unfinished(self) -> dict[str, int]:
-        requests = self._scheduler.requests
-        return {own_id(name): request.num_output_tokens for name, request in requests.items()}
-
-    def abort(self, ids: Sequence[str]) -> None:
-        self._engine.abort_request(list(ids))
-        for request in ids:
-            self._sampler.close(request)
-
-    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
-        wanted = set(ids)
-        found = [
-            (own_id(name), request)
-            for name, request in self._scheduler.requests.items()
-            if own_id(name) in wanted
-        ]
-        tokens = {name: np.array(request.output_token_ids, dtype=np.int32) for name, request in found}
-        self._engine.abort_request(list(tokens))
-        return [
-            Unfinished(name, made, np.array(self._sampler.close(name)[: len(made)], dtype=np.float32))
-            for name, made in tokens.items()
-        ]
-
-    def prepare(self, patch: Patch) -> None:
-        self.weights.prepare(patch)
-
-    def install(self, *, recompute: bool) -> dict[str, int]:
-        self.weights.take()
-        if recompute:
-            # All running samples are preempted: they wait without a KV cache, and the next step prefills
-            # their prompts and tokens.
-            self._engine.reset_prefix_cache(reset_running_requests=True)
-        return self.unfinished()
-
-    def digests(self) -> dict[str, str]:
-        return self.weights.digests()
-
-    def pace(self) -> Pace:
-        return self._times.pace()
-
-    def close(self) -> None:
-        pass  # it ends with its process
+        engine = VllmEngine(
+            model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
+            temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
+            batch_invariant=self.batch_invariant,
+        )  # fmt: skip
+        engine.profile()
+        return engine

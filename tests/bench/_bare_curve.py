@@ -9,7 +9,7 @@ import json
 import sys
 import time
 
-from producers.engines.vllm_engine import VllmEngine
+from producers.engines.vllm_engine import VllmSettings
 from producers.tasks import load_problems
 from schemas.loading import load_run_file
 from tests.bench._bare_loop import BareLoop
@@ -20,11 +20,8 @@ from tests.bench.learning import point
 def main(runfile: str, model: str, every: str, *changes: str) -> None:
     """Learn, and print one line."""
     spec = load_run_file(runfile, changes)
-    engine = VllmEngine(
-        model, slots=spec.generator.slots, temperature=spec.sampling.temperature, threads=1,
-        max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
-        kv_cache_mib=spec.generator.kv_cache_mib, batch_invariant=spec.generator.batch_invariant,
-    )  # fmt: skip
+    assert isinstance(spec.generator, VllmSettings)
+    engine = spec.generator.make(model, spec)
     loop = BareLoop(spec, model, engine, threads=BARE_THREADS)
     problems = load_problems(spec, spec.task.held_out_split)[: spec.evaluation.problems]
     points = []

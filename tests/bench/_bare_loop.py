@@ -15,7 +15,7 @@ import torch
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner
 from producers.engines.engine import SampleRequest
-from producers.engines.vllm_engine import VllmEngine
+from producers.engines.vllm_in_process import VllmEngine
 from producers.planner import Planner
 from producers.ranker.ranker import Answered, NoBackbone, Ranker
 from producers.tasks import Problem, load_problems, load_reward

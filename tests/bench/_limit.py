@@ -13,7 +13,7 @@ from consumers.batches.micro_batches import plan
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner
 from producers.engines.engine import SampleRequest
-from producers.engines.vllm_engine import VllmEngine
+from producers.engines.vllm_in_process import VllmEngine
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
 

@@ -26,7 +26,7 @@ from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
 from producers.engines.engine import SampleRequest
 from producers.engines.packed_linear import packed
-from producers.engines.vllm_engine import VllmEngine
+from producers.engines.vllm_in_process import VllmEngine
 
 _SLOTS, _TOKENS = 8, 240
 _FEW = 5  # steps that are measured at least

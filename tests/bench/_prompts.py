@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from producers.ranker.ranker import Answered, question_of
-from producers.tasks import load_module
+from schemas.importing import load_module
 
 SAMPLES = 8  # of a group
 _TASK = Path(__file__).parents[2] / "examples" / "count_task.py"

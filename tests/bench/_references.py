@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from producers.engines.vllm_engine import VllmEngine
+from producers.engines.vllm_engine import VllmSettings
+from producers.engines.vllm_in_process import VllmEngine
 from schemas.loading import load_run_file
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
@@ -31,11 +32,8 @@ def main(runfile: str, model: str, folder: str, warm: str, *changes: str) -> Non
         [decode(file.read_bytes(), Sample) for file in sorted(iteration.iterdir())]
         for iteration in sorted(Path(folder).iterdir())
     ]
-    engine = VllmEngine(
-        model, slots=spec.generator.slots, temperature=spec.sampling.temperature, threads=1,
-        max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
-        kv_cache_mib=spec.generator.kv_cache_mib, batch_invariant=spec.generator.batch_invariant,
-    )  # fmt: skip
+    assert isinstance(spec.generator, VllmSettings)
+    engine = spec.generator.make(model, spec)
     bare = _bare(
         load_run_file(runfile, [*changes, "algorithm.mode=sync", "algorithm.staleness=0"]),
         model,

@@ -11,7 +11,7 @@ import torch
 from infra.weights.digest import digests_of
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
-from producers.dispatch.policies import Policy
+from producers.dispatch.policies.policy import Policy
 from producers.engines.engine import SampleRequest
 from producers.engines.replay import ReplayEngine, VirtualClock
 from producers.generator_core import Decoding

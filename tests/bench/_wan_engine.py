@@ -23,12 +23,7 @@ from schemas.messages import EVAL, Prompt
 def body(context: RoleContext) -> None:
     """Decode all the time, until told to stop."""
     spec, bell = context.spec, threading.Event()
-    options = EngineOptions(
-        model=context.record.model, dtype=spec.model.dtype, slots=spec.generator.slots,
-        max_model_len=spec.sampling.max_prompt_tokens + spec.sampling.max_tokens,
-        temperature=spec.sampling.temperature, kv_cache_mib=spec.generator.kv_cache_mib, threads=1,
-        batch_invariant=True,
-    )  # fmt: skip
+    options = EngineOptions(model=context.record.model, spec=spec.model_dump_json())
     engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s)
     tail = WeightsWatch(context, bell)
     try:

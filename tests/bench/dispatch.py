@@ -24,12 +24,15 @@ from rich.progress import track
 from rich.table import Table
 
 from infra.choices import cores
-from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
-from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.dispatch.policies.algorithm2_policy import Algorithm2
+from producers.dispatch.policies.longest_first_policy import LongestFirst
+from producers.dispatch.policies.policy import Policy
+from producers.dispatch.policies.random_policy import RandomFifo
+from producers.dispatch.policies.round_robin_policy import RoundRobin
 from producers.planner import Planner
 from producers.ranker.ranker import Question, question_of
 from tests.bench._gantt import draw as draw_gantt

@@ -56,7 +56,7 @@ def _measured(model: str, samples: int, invariant: bool) -> dict[str, float]:
 def measure(model: str, samples: int, invariant: bool) -> None:
     """In a process of its own: print seconds, tokens, and how many samples are the same alone."""
     from producers.engines.engine import FinishedRequest, SampleRequest
-    from producers.engines.vllm_engine import VllmEngine
+    from producers.engines.vllm_in_process import VllmEngine
 
     engine = VllmEngine(
         model, slots=256, max_model_len=248, kv_cache_mib=256, threads=1, batch_invariant=invariant

@@ -181,7 +181,7 @@ class World:
             self.edit(make_sample(spec, group, index, **made_by))
             for index in range(spec.algorithm.group_size)
         ]
-        if round_of(group) < (spec.loss.resample or 0) and says_nothing(made):
+        if round_of(group) < spec.loss.most_draws and says_nothing(made):
             return made + self._group(group + ROUND, made_by)
         return made
 

@@ -10,7 +10,7 @@ from infra.roles.entry import run_role
 from producers import feeder
 from producers.dispatch import service
 from producers.dispatch.board import Board
-from producers.dispatch.policies import LongestFirst
+from producers.dispatch.policies.longest_first_policy import LongestFirst
 from schemas.identity import SampleKey
 from schemas.runspec import RunSpec
 

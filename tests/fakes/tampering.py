@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 
-from producers.engines import engine_process, vllm_engine
+from producers.engines import engine_process, vllm_in_process
 from producers.engines.engine import FinishedRequest
 
 
-class Tampering(vllm_engine.VllmEngine):
+class Tampering(vllm_in_process.VllmEngine):
     _installs = 0
     _ended = threading.Event()
 
@@ -35,5 +35,5 @@ class Tampering(vllm_engine.VllmEngine):
 
 
 if __name__ == "__main__":
-    vllm_engine.VllmEngine = Tampering  # type: ignore[misc]
+    vllm_in_process.VllmEngine = Tampering  # type: ignore[misc]
     engine_process.main()

@@ -36,10 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(model: Path) -> EngineOptions:
-    return EngineOptions(
-        model=str(model), dtype="float32", slots=8, max_model_len=256, temperature=1.0, kv_cache_mib=4,
-        threads=1, batch_invariant=True,
-    )  # fmt: skip
+    generator = {"slots": 8, "kv_cache_mib": 4}
+    sampling = {"max_tokens": 200, "max_prompt_tokens": 56}
+    spec = make_spec(generator=generator, sampling=sampling, trainer={"microbatch_tokens": 256})
+    return EngineOptions(model=str(model), spec=spec.model_dump_json())
 
 
 @pytest.fixture(scope="module")

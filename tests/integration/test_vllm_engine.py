@@ -24,7 +24,7 @@ from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
 from producers.engines import sampler
 from producers.engines.engine import FinishedRequest, SampleRequest
-from producers.engines.vllm_engine import VllmEngine
+from producers.engines.vllm_in_process import VllmEngine
 from producers.installing import Newest
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
 

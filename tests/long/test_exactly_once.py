@@ -31,7 +31,7 @@ def spec_of(**sections: Any) -> RunSpec:
 
 def world_of(folder: Path, spec: RunSpec, model: str, seed: int = 0) -> World:
     world = World(make_context(spec, folder), model, seed)
-    if spec.loss.resample:
+    if spec.loss.most_draws:
         world.edit = lambda sample: structs.replace(sample, reward=0.5) if sample.group % 3 == 1 else sample
     return world
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from consumers.batches.micro_batches import plan
 from consumers.learners import forward
 from consumers.learners.learner import TorchLearner
-from consumers.losses import loss_of
+from consumers.losses.loss import loss_of
 from infra import cpu_linear
 from infra.stores.opening import open_store
 from infra.weights.adapter_tensors import Merging, layers_of, names_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from consumers.batches.micro_batches import cut, deal, plan, planned_as
 from consumers.batches.training_rows import TrainingRow
-from consumers.losses import loss_of
+from consumers.losses.loss import loss_of
 from tests.factories import make_sample, make_spec
 
 

@@ -17,7 +17,7 @@ from producers.dispatch.deadline import Costs, DeadlinePolicy, DeadlineRule, Why
 from producers.dispatch.dispatcher import ALONE, Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
-from producers.dispatch.policies import LongestFirst
+from producers.dispatch.policies.longest_first_policy import LongestFirst
 from producers.dispatch.warm import WarmUp
 from schemas.messages import EVAL
 from tests.bench._lengths import CURVE

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import CurveError, LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy
@@ -17,7 +16,11 @@ from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.makespan import declared, makespan
-from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.dispatch.policies.algorithm2_policy import Algorithm2
+from producers.dispatch.policies.longest_first_policy import LongestFirst
+from producers.dispatch.policies.policy import Policy
+from producers.dispatch.policies.random_policy import RandomFifo
+from producers.dispatch.policies.round_robin_policy import RoundRobin
 from producers.engines.engine import SampleRequest
 from producers.engines.replay import ReplayEngine, VirtualClock
 from schemas.messages import TRAIN, Prompt

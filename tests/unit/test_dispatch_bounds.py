@@ -14,7 +14,6 @@ import pytest
 from msgspec import structs
 
 from infra.roles.context import RoleContext
-from producers.dispatch.algorithm2 import Algorithm2
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy
@@ -22,7 +21,11 @@ from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.fleet import Fleet
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
-from producers.dispatch.policies import LongestFirst, Policy, RandomFifo, RoundRobin
+from producers.dispatch.policies.algorithm2_policy import Algorithm2
+from producers.dispatch.policies.longest_first_policy import LongestFirst
+from producers.dispatch.policies.policy import Policy
+from producers.dispatch.policies.random_policy import RandomFifo
+from producers.dispatch.policies.round_robin_policy import RoundRobin
 from schemas.messages import EVAL, DeadLetter, InstanceReport
 from schemas.wire import decode, encode
 from tests.bench._lengths import CURVE

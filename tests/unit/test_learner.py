@@ -15,8 +15,7 @@ from consumers.batches.micro_batches import filler
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner
 from consumers.learners.optimizing import NotFinite, closest
-from consumers.losses import loss_of
-from consumers.losses.loss import Needs
+from consumers.losses.loss import Needs, loss_of
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model

@@ -10,9 +10,9 @@ import torch
 
 from consumers.batches.micro_batches import plan
 from consumers.batches.training_rows import Scores, TrainingRow
-from consumers.losses import loss_of
+from consumers.learners.critic import value_loss
+from consumers.losses.loss import loss_of
 from consumers.losses.objective import objective
-from consumers.losses.ppo import value_loss
 from tests.factories import make_sample, make_spec
 
 REWARDS = np.array([0.0, 0.1, 0.2, 0.6, 0.8, 1.0])

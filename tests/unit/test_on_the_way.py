@@ -7,7 +7,7 @@ import numpy as np
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.on_the_way import InstanceStart, Moves
-from producers.dispatch.policies import LongestFirst
+from producers.dispatch.policies.longest_first_policy import LongestFirst
 from schemas.identity import SampleKey
 from schemas.messages import Part
 from tests.unit.test_backlog import prompt

@@ -16,7 +16,7 @@ from consumers.batches.micro_batches import MicroBatch, deal, micro_batch
 from consumers.batches.training_rows import Scores, TrainingRow
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.learners.optimizing import NotFinite
-from consumers.losses import loss_of
+from consumers.losses.loss import loss_of
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.rank_wire import CommandDone, batch_from_bytes, batch_to_bytes, read_frame, write_frame
 from consumers.ranks.ranked_learner import RankedLearner

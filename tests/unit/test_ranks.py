@@ -16,7 +16,7 @@ from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs, common_part
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
-from producers.dispatch.policies import LongestFirst
+from producers.dispatch.policies.longest_first_policy import LongestFirst
 from producers.dispatch.state import LONGEST_FIRST, state_of
 from schemas.messages import TRAIN, Prompt
 from tests.bench._lengths import CURVE, paper_lengths

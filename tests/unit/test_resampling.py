@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.losses import loss_of
+from consumers.losses.loss import loss_of
 from consumers.stream.sample_stream import SampleStream
 from infra.bus import read_all
 from infra.roles.context import RoleContext, Stopped

@@ -28,7 +28,7 @@ def leaves(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[str]:
     for name, field in kind.model_fields.items():
         inner = section_of(field)
         if inner is None or is_named(field):
-            yield prefix + name
+            yield prefix + (field.alias or name)
         else:
             yield from leaves(inner, f"{prefix}{name}.")
 

@@ -9,16 +9,46 @@ the policy is trained with A_t; `whiten` brings A_t over all tokens of a step to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+from pydantic import Field
 
 from consumers.batches.training_rows import TrainingRow, groups_of
-from consumers.losses.loss import Loss, Tokens, divergence, whitened
+from consumers.losses.loss import ClippedSettings, CriticSettings, Loss, Tokens, divergence, whitened
+from schemas.runspec import RunSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PpoSettings(ClippedSettings, CriticSettings):
+    """Settings of ppo."""
+
+    discount: float = Field(1.0, gt=0, le=1, description="The discount of rewards, a token.")
+    gae_lambda: float = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="The lambda of GAE. 1: returns are the rewards that came; 0: the critic's word for "
+        "the next token.",
+    )
+    whiten: bool = Field(
+        True,
+        description="Give advantages mean 0 and deviation 1 over all tokens of a step, so that a "
+        "step's size does not follow the rewards' scale. A step is then computed when its last "
+        "sample is there. false: advantages stay as the critic leaves them, and samples are "
+        "trained as they come.",
+    )
+
+    def make(self, spec: RunSpec) -> Ppo:
+        return Ppo(self, spec)
 
 
 class Ppo(Loss):
     """The loss of Schulman et al., 2017, as it is used on language models."""
+
+    settings: PpoSettings
 
     critic = True
 
@@ -46,7 +76,7 @@ class Ppo(Loss):
         if self.settings.kl and self.settings.kl_in == "reward":
             rewards -= self.settings.kl * divergence(row, self.settings.kl_estimator or "k1")
         rewards[-1] += row.sample.reward
-        discount, keep = float(self.settings.discount or 1.0), float(self.settings.gae_lambda or 0.0)
+        discount, keep = self.settings.discount, self.settings.gae_lambda
         found = np.zeros(rewards.size)
         after, next_value = 0.0, 0.0
         for place in range(rewards.size - 1, -1, -1):
@@ -63,11 +93,3 @@ class Ppo(Loss):
 
     def of_tokens(self, tokens: Tokens) -> torch.Tensor:
         return self.clipped(tokens)
-
-
-def value_loss(
-    values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float
-) -> torch.Tensor:
-    """Return for each token half the squared error, with or without the critic's clip: the larger one."""
-    bounded = before + (values - before).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)

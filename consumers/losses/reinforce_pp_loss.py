@@ -6,16 +6,36 @@ With `kl_in: reward` a token's advantage is the reward less the divergence of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
+from pydantic import Field
 
 from consumers.batches.training_rows import TrainingRow, groups_of
-from consumers.losses.loss import Loss, Tokens, divergence, whitened
+from consumers.losses.loss import ClippedSettings, Loss, Tokens, divergence, whitened
+from schemas.runspec import RunSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ReinforcePlusPlusSettings(ClippedSettings):
+    """Settings of reinforce_pp."""
+
+    advantage: Literal["plain", "mean"] = Field(
+        "plain",
+        description="plain: the reward. mean: the reward minus the group's mean. Either is then divided by "
+        "the deviation in the whole step.",
+    )
+
+    def make(self, spec: RunSpec) -> ReinforcePlusPlus:
+        return ReinforcePlusPlus(self, spec)
 
 
 class ReinforcePlusPlus(Loss):
     """The loss of REINFORCE++, 2025; `advantage: mean` is its variant with the group's mean as baseline."""
+
+    settings: ReinforcePlusPlusSettings
 
     @property
     def whole_step(self) -> bool:

@@ -15,12 +15,20 @@ import numpy as np
 
 from producers.dispatch.board import Board, Instance
 from producers.dispatch.jobs import SampleJob
-from producers.dispatch.policies import _Dealt
+from producers.dispatch.policies.policy import DealtPolicy, PolicySettings
+from schemas.runspec import RunSpec
 
 LONG_SHARE = 0.2
 
 
-class Algorithm2(_Dealt):
+class Algorithm2Settings(PolicySettings):
+    """Settings of algorithm2."""
+
+    def make(self, spec: RunSpec) -> Algorithm2:
+        return Algorithm2()
+
+
+class Algorithm2(DealtPolicy):
     """Two pools of generators; longest first on each generator."""
 
     longest_first = True

@@ -1,16 +1,18 @@
-"""Simple dispatch policies, for comparison. Ours is in `deadline.py`, the paper's in `algorithm2.py`."""
+"""The interface of a dispatch policy, its settings, and what simple policies have in common."""
 
 from __future__ import annotations
 
 import heapq
-import random
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from producers.dispatch.board import Board, Instance
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
+from schemas.dispatching import POLICIES, DispatchSection
 from schemas.identity import SampleKey
+from schemas.runspec import RunSpec
 
 
 class Policy(Protocol):
@@ -49,6 +51,12 @@ class Policy(Protocol):
     def moved(self, board: Board) -> None:
         """Called after these moves were made."""
 
+    def counters(self) -> Mapping[str, float]:
+        """Return figures of the policy for the feeder's heartbeats."""
+
+    def words(self) -> tuple[str, str]:
+        """Return the rule in force and the reason for it, for the log."""
+
     def fill(
         self, board: Board, asked: Sequence[Instance], now: float
     ) -> Iterator[tuple[Instance, SampleKey]]:
@@ -58,7 +66,22 @@ class Policy(Protocol):
         """
 
 
-class _Steady:
+class PolicySettings(DispatchSection, ABC):
+    """The settings of a dispatch policy. A file that adds a policy extends this class."""
+
+    @abstractmethod
+    def make(self, spec: RunSpec) -> Policy:
+        """Return the policy of a run."""
+
+
+def policy_of(spec: RunSpec) -> Policy:
+    """Return the dispatch policy that the run file names."""
+    settings = POLICIES.loaded(spec.dispatch)
+    assert isinstance(settings, PolicySettings)
+    return settings.make(spec)
+
+
+class SteadyPolicy:
     """Defaults for a dispatch policy that never changes its decisions."""
 
     wakes_at = float("inf")
@@ -76,6 +99,12 @@ class _Steady:
         return []
 
     def moved(self, board: Board) -> None: ...
+
+    def counters(self) -> Mapping[str, float]:
+        return {}
+
+    def words(self) -> tuple[str, str]:
+        return "by one rule", "it never changes"
 
     def fill(
         self, board: Board, asked: Sequence[Instance], now: float
@@ -103,21 +132,7 @@ class _Steady:
         raise NotImplementedError
 
 
-class LongestFirst(_Steady):
-    """One queue for all generators, the longest job first: the best of the simple policies."""
-
-    def __init__(self, ranks: GroupBeliefs | None = None) -> None:
-        self.ranks = ranks
-
-    def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None: ...
-
-    def regrouped(self, board: Board, now: float) -> None: ...
-
-    def next(self, board: Board, instance: Instance) -> SampleKey | None:
-        return board.waiting.longest()
-
-
-class _Dealt(_Steady):
+class DealtPolicy(SteadyPolicy):
     """Deals jobs to generators when they are admitted; they stay there."""
 
     longest_first = False
@@ -158,30 +173,3 @@ class _Dealt(_Steady):
             if key in board.waiting:
                 return key
         return None
-
-
-class RandomFifo(_Dealt):
-    """Shuffled, dealt evenly; first come, first served."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._random = random.Random(seed)
-
-    def deal(
-        self, board: Board, jobs: Sequence[SampleJob], names: Sequence[str]
-    ) -> dict[str, list[SampleJob]]:
-        shuffled = list(jobs)
-        self._random.shuffle(shuffled)
-        return {name: shuffled[place :: len(names)] for place, name in enumerate(names)}
-
-
-class RoundRobin(_Dealt):
-    """Dealt in order of admission; the longest first on each generator."""
-
-    longest_first = True
-
-    def deal(
-        self, board: Board, jobs: Sequence[SampleJob], names: Sequence[str]
-    ) -> dict[str, list[SampleJob]]:
-        ordered = sorted(jobs, key=lambda job: job.key)
-        return {name: ordered[place :: len(names)] for place, name in enumerate(names)}

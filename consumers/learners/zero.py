@@ -1,0 +1,261 @@
+"""The learner on DeepSpeed: ZeRO 0 to 3 over any number of ranks, weights in fp32 as in TorchLearner.
+
+The divisor of a step's gradient is known only when all samples are there, so gradients are added up
+undivided. ZeRO divides them by its loss scale right before it clips them and steps. So the loss scale is
+set to the divisor during the step, and is 1 otherwise.
+
+A checkpoint holds whole tensors by the names of parameters, so it fits any stage, any number of ranks, and
+TorchLearner.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from consumers.batches.micro_batches import MicroBatch, filler
+from consumers.learners import collective
+from consumers.learners.collective import RanksError
+from consumers.learners.forward import Forward
+from consumers.learners.learner import LocalLearner
+from consumers.learners.optimizing import NotFinite, Parts, closest, rate_share
+from infra import choices
+from schemas.runspec import RunSpec
+
+_BUCKET = 1 << 26  # elements that are reduced or gathered together
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class _Policy(torch.nn.Module):
+    """Computes logprobs of a micro-batch: DeepSpeed has to see where a forward pass begins and ends."""
+
+    def __init__(self, model: Any, run: Forward) -> None:
+        super().__init__()
+        self.model, self._run = model, run
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        return self._run.logprobs(self.model, batch)
+
+
+class DeepSpeedLearner(LocalLearner):
+    """One rank's learner. bf16 runs compute forward in bf16 by autocast; gradients and weights are fp32."""
+
+    def __init__(self, model: str, spec: RunSpec, stage: int) -> None:
+        super().__init__(model, spec)
+        self._stage = stage  # of ZeRO
+        self.lockstep = self._stage >= 2  # each backward pass sends gradients to the ranks that own them
+        self._adam = torch.optim.AdamW(
+            self._named.values(), lr=spec.algorithm.learning_rate, betas=spec.algorithm.betas,
+            weight_decay=spec.algorithm.weight_decay, fused=True,
+        )  # fmt: skip
+        self._deepspeed = _import_deepspeed()
+        if self._stage == 3:
+            _count_anew(self._deepspeed)
+        self._engine, self._optimizer, _, _ = self._deepspeed.initialize(
+            model=_Policy(self._model, self._forward), model_parameters=list(self._named.values()),
+            optimizer=self._adam, dist_init_required=False, config=self._config(),
+        )  # fmt: skip
+        if not self._stage:
+            self._adam.register_step_pre_hook(self._before_plain_step)
+        self._total, self._norm = 1.0, 0.0
+        self._steps = 0
+        self._computed = False  # whether this rank has a gradient for the next step
+
+    def _config(self) -> dict[str, Any]:
+        bucket = min(_BUCKET, sum(parameter.numel() for parameter in self._named.values()))
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,  # `step` decides when a step is taken
+            "gradient_clipping": self._spec.algorithm.max_grad_norm if self._stage else 0.0,
+            "zero_optimization": {
+                "stage": self._stage,
+                "reduce_bucket_size": bucket,
+                "allgather_bucket_size": bucket,
+            },
+        }
+
+    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        found: torch.Tensor = self._engine(batch)
+        return found
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss)
+        self._computed = True
+
+    def _here(self) -> bool:
+        return super()._here() and self._stage < 3
+
+    def _shapes(self) -> dict[str, Sequence[int]]:
+        return {
+            name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in self._named.items()
+        }
+
+    def step(self, total: float) -> float:
+        self._lent.settle()
+        if not self._computed:  # DeepSpeed wants a gradient from each rank
+            self._accumulate(filler().to(self._device))
+        self._steps += 1
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._spec.algorithm.learning_rate * rate_share(self._steps, self._spec)
+        self._total = total / collective.ranks()  # DeepSpeed averages gradients over ranks
+        if self._stage:
+            self._optimizer.loss_scale = self._total
+        self._engine.step()
+        if self._stage:
+            self._optimizer.loss_scale = 1.0
+            self._norm = float(self._engine.get_global_grad_norm())
+        self._computed = False
+        if not math.isfinite(self._norm) or self._norm < 0:
+            raise NotFinite(f"the gradient's norm is {self._norm}")
+        if self._critic is not None:
+            self._critic.trained.step(total)
+        return self._norm
+
+    def close(self) -> None:
+        super().close()
+        if collective.joined():
+            self._engine.destroy()
+            self._deepspeed.comm.destroy_process_group()  # DeepSpeed has groups of its own
+
+    def _before_plain_step(self, *_: object) -> None:
+        """Divide and clip the gradient before AdamW steps: without ZeRO there is no loss scale."""
+        for parameter in self._named.values():
+            assert parameter.grad is not None
+            parameter.grad.div_(self._total)
+        most = self._spec.algorithm.max_grad_norm
+        self._norm = float(torch.nn.utils.clip_grad_norm_(self._named.values(), most))
+        if not math.isfinite(self._norm):
+            raise NotFinite(f"the gradient's norm is {self._norm}")
+
+    def _whole(self, parameter: torch.nn.Parameter) -> AbstractContextManager[object]:
+        if self._stage < 3:
+            return nullcontext()
+        gathered: AbstractContextManager[object] = self._deepspeed.zero.GatheredParameters([parameter])
+        return gathered
+
+    def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._lent.settle()
+        self._set_weights(weights.__getitem__)
+
+    @torch.no_grad()
+    def _set_weights(self, of: Callable[[str], torch.Tensor]) -> None:
+        for name, parameter in self._named.items():
+            value = of(name)
+            if self._stage < 3:
+                parameter.copy_(closest(parameter, value))
+                continue
+            with self._deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                if collective.rank_number() == 0:
+                    parameter.copy_(closest(parameter, value))
+        if self._stage:
+            self._optimizer.refresh_fp32_params()
+
+    def _policy_parts(self) -> Parts:
+        """Return whole tensors on rank 0. Tensors that are whole on each rank are lent, others gathered."""
+        first = collective.rank_number() == 0
+        live: dict[str, torch.Tensor] = {}
+        state = {"steps": torch.tensor(self._steps)}
+
+        def put(name: str, value: torch.Tensor, *, is_whole: bool) -> None:
+            if first and is_whole:
+                live[name] = value.detach()
+            elif first:
+                state[name] = value.detach().to("cpu", copy=True)
+
+        for name, parameter in self._named.items():
+            with self._whole(parameter):
+                put(f"weights.{name}", parameter, is_whole=self._stage < 3)
+            if not self._steps:
+                continue
+            put(f"optimizer.step.{name}", torch.tensor(float(self._steps)), is_whole=False)
+            for key in _MOMENTS:
+                put(f"optimizer.{key}.{name}", self._moment(parameter, key), is_whole=not self._stage)
+        return live, state
+
+    def _moment(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor:
+        if not self._stage:
+            plain: torch.Tensor = self._adam.state[parameter][key]
+            return plain
+        found: torch.Tensor = self._deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
+        return found
+
+    def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._steps = int(state["steps"])
+        self._set_weights(lambda name: state[f"weights.{name}"])
+        self._clear_moments()
+        for name, parameter in self._named.items():
+            for key in _MOMENTS:
+                value = state.get(f"optimizer.{key}.{name}")
+                if value is not None:
+                    self._set_moment(parameter, key, value)
+
+    def _clear_moments(self) -> None:
+        """Create moments of zeros to be filled in: before its first step DeepSpeed has none."""
+        for flat in self._flat():
+            self._adam.state[flat] = {
+                "step": torch.tensor(float(self._steps), device=flat.device),
+                **{key: torch.zeros_like(flat) for key in _MOMENTS},
+            }
+        if 1 <= self._stage <= 2:  # link each parameter to its part of the moments anew
+            self._optimizer._hp_optimizer_states_linked = False
+            self._optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _flat(self) -> Sequence[torch.Tensor]:
+        """Return the tensors that AdamW updates: with ZeRO this rank's part of all parameters, end to end."""
+        if not self._stage:
+            return list(self._named.values())
+        of_stage = "single_partition_of_fp32_groups" if self._stage < 3 else "fp32_partitioned_groups_flat"
+        flat: Sequence[torch.Tensor] = getattr(self._optimizer, of_stage)
+        return flat
+
+    def _set_moment(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
+        value = value.to(self._device)
+        if not self._stage:
+            self._adam.state[parameter][key].copy_(value)
+        elif self._stage < 3:
+            self._deepspeed.utils.safe_set_full_optimizer_state(parameter, value, key)
+        else:
+            size = parameter.ds_tensor.numel()  # of this rank's part
+            whole = value.new_zeros(size * collective.ranks())  # the last rank's part may be filled up
+            whole[: value.numel()] = value.flatten()
+            part = whole[size * collective.rank_number() :][:size]
+            self._deepspeed.utils.safe_set_local_optimizer_state(parameter, part, key)
+
+
+def _count_anew(deepspeed: ModuleType) -> None:
+    """Reset ZeRO-3's counters of modules and parameters.
+
+    ZeRO-3 compares these numbers among ranks. Rank 0 may have had a learner before; the other ranks are new
+    processes.
+    """
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    deepspeed.zero.Init.param_id = 0
+
+
+def _import_deepspeed() -> ModuleType:
+    if not choices.cuda():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise RanksError(
+            f"trainer.learner is deepspeed, and that can't be imported: {error}. Install it: "
+            "DS_BUILD_OPS=0 pip install --no-build-isolation 'streamrl[deepspeed]'"
+        ) from error
+    # DeepSpeed's own kernels are not needed. It would test each with a compiler. On CPUs it would compile
+    # one for two minutes, for sums in shared memory, which leaves buffers in /dev/shm.
+    deepspeed.ops.__compatible_ops__ = {}
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # by DeepSpeed
+    return deepspeed

@@ -1,0 +1,35 @@
+"""The dispatch policy `deadline`: its settings. The policy itself is in `producers.dispatch.deadline`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.deadline import DeadlinePolicy
+from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.policies.policy import PolicySettings
+from producers.dispatch.warm import WarmUp
+from schemas.runspec import RunSpec
+
+_REPLANS = 8  # choices during one makespan
+_THRIFT = 0.02  # of its jobs' expected time that a choice may take
+
+
+class DeadlineSettings(PolicySettings):
+    """Settings of deadline."""
+
+    prefill_tokens_per_s: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="Tokens a second that a generator prefills. With it, a running sample may "
+        "move to a generator where it ends sooner, if that pays for computing its tokens there "
+        "again. Without it no sample moves.",
+    )
+
+    def make(self, spec: RunSpec) -> DeadlinePolicy:
+        speed = self.prefill_tokens_per_s
+        return DeadlinePolicy(
+            GroupBeliefs(Beliefs(spec.sampling.max_tokens)), seed=spec.seed, replans=_REPLANS,
+            thrift=_THRIFT, move_s=None if speed is None else 1 / speed, warm=WarmUp(),
+        )  # fmt: skip

@@ -1,0 +1,42 @@
+"""The run file's section about generators: the keys that all engines have."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.addresses import Word
+from schemas.seams import Seam, SeamSection
+
+
+class GeneratorSection(SeamSection):
+    """Settings of each generator."""
+
+    engine: Word = Field(
+        "vllm", description="The program that draws samples: vllm, or one of an installed package."
+    )
+    slots: int = Field(
+        64,
+        gt=0,
+        le=65_536,
+        description="Samples that one generator draws at once. More give more tokens a second, each later.",
+    )
+    threads: int = Field(
+        1, gt=0, le=1024, description="CPU threads of a generator. More than one rarely pays."
+    )
+    on_update: Literal["continue", "recompute", "wait"] = Field(
+        "continue",
+        description="The way in which new weights reach samples that are being drawn. continue: a sample "
+        "goes on with the new weights, on the KV cache of the old ones. recompute: it goes on "
+        "with them, and its KV cache is computed anew, so that each token is drawn as the new "
+        "weights alone would. wait: the new weights are installed when all samples of the old "
+        "ones are done, so each sample has one version. A sample says which weights drew it "
+        "from which token on.",
+    )
+
+
+ENGINES = Seam(
+    GeneratorSection, word="engine", key="engine", default="vllm", folder="producers.engines",
+    ending="engine", on_resume="bits",
+)  # fmt: skip

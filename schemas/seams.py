@@ -1,0 +1,242 @@
+"""Seams: places where one file adds a thing to StreamRL, such as a loss.
+
+A run file chooses the thing by one key of a section, and sets it up with the other keys. The file of a thing
+has a class of settings, which extends the section's own class and can make the thing. It is found
+
+- by name among our own files: `loss: {kind: grpo}` is the class in `consumers/losses/grpo_loss.py`,
+- by name among installed packages: entry points of the group `streamrl.losses`,
+- by file: `loss: {import: FILE.py:MyLoss}`.
+
+Code that is not ours runs only where it is asked for: when a run file is read to be started (context LOAD),
+and in the process that makes the thing. Whoever only reads a run's record gets the section with the keys that
+all things have; the others are kept as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core_schema
+
+from schemas.addresses import FilePath
+from schemas.importing import BadImport, imported
+from schemas.section import Section, keys_of
+from schemas.shortening import shown
+
+LOAD: Mapping[str, Any] = {"load": True}  # validation context: also code that is not ours may be imported
+IMPORT = "import"
+_PREFIX = __name__.removesuffix("schemas.seams")  # "" in a checkout, "streamrl." in the wheel
+
+
+class SeamSection(Section):
+    """A section whose keys depend on the thing that it chooses."""
+
+    is_read: ClassVar[bool] = True  # False: the code is not loaded, and its own keys are not checked
+    free_on_resume: ClassVar[frozenset[str]] = frozenset()  # own keys that a resumed run may change
+
+    imported: FilePath | None = Field(
+        None,
+        alias=IMPORT,
+        description="FILE.py:CLASS or module:CLASS of your own, in the place of a name.",
+    )
+
+
+SectionT = TypeVar("SectionT", bound=SeamSection)
+
+
+@dataclass(frozen=True)
+class Seam(Generic[SectionT]):
+    """One seam. It stands in the annotation of the run file's field.
+
+    `key`: chooses the thing by name. `folder` and `ending`: our own things are in files `NAME_ENDING.py` of
+    this folder.
+    """
+
+    base: type[SectionT]
+    word: str
+    key: str
+    default: str
+    folder: str
+    ending: str
+    first: tuple[str, ...] = ()  # names that are listed first
+    on_resume: Literal["kept", "bits", "free"] = "kept"  # own keys of a resumed run, see infra.resuming
+    _unread: list[type[SectionT]] = dataclass_field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def group(self) -> str:
+        """The group of entry points."""
+        return f"streamrl.{self.folder.rpartition('.')[2]}"
+
+    def built_in(self) -> list[str]:
+        """Return the names of our own things."""
+        folder, ending = importlib.import_module(_PREFIX + self.folder), f"_{self.ending}"
+        modules = [one.name for one in pkgutil.iter_modules(folder.__path__)]
+        names = {name.removesuffix(ending) for name in modules if name.endswith(ending)}
+        return [name for name in self.first if name in names] + sorted(names - set(self.first))
+
+    def installed(self) -> dict[str, str]:
+        """Return the things of installed packages by name, as `module:CLASS`."""
+        return {point.name: point.value for point in entry_points(group=self.group)}
+
+    def class_of(self, name: str) -> type[SectionT]:
+        """Return the settings of our own thing of this name."""
+        module = importlib.import_module(f"{_PREFIX}{self.folder}.{name}_{self.ending}")
+        mine = [
+            one for one in vars(module).values()
+            if isinstance(one, type) and issubclass(one, self.base) and one.__module__ == module.__name__
+            and not one.__name__.startswith("_")
+        ]  # fmt: skip
+        if len(mine) != 1:
+            raise TypeError(f"{module.__file__}: one class that extends {self.base.__name__} is expected")
+        return mine[0]
+
+    def class_at(self, where: str) -> type[SectionT]:
+        """Return the settings that `FILE.py:CLASS` or `module:CLASS` names. Raises BadImport."""
+        found = imported(where, "CLASS")
+        if not isinstance(found, type) or not issubclass(found, self.base):
+            raise BadImport(
+                f"{where} is no {self.word}: a class is expected that extends {self.base.__name__} "
+                f"(docs/extending/{self.ending}.md)"
+            )
+        return found
+
+    def read(self, data: Mapping[str, Any]) -> SectionT:
+        """Return the section as these keys set it up, with all code that it needs."""
+        return self._class_for(data, load=True).model_validate(data, context=LOAD)
+
+    def own_fields(self, kind: type[SectionT]) -> dict[str, FieldInfo]:
+        """Return the fields that not all things have, or that this one has another default for."""
+        base = self.base.model_fields
+        return {
+            name: field for name, field in kind.model_fields.items()
+            if name not in base or base[name].default != field.default
+        }  # fmt: skip
+
+    def default_section(self) -> SectionT:
+        """Return the section of a run file that does not mention it."""
+        return self.class_of(self.default).model_validate({})
+
+    def loaded(self, section: SectionT) -> SectionT:
+        """Return the section with its own keys checked; it may import code that is not ours."""
+        if not isinstance(section, self._unread_class()):
+            return section
+        data = section.model_dump()
+        try:
+            return self.read(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise BadImport(f"{self.word} {data[self.key]}: {where}: {first['msg']}") from error
+
+    def _class_for(self, data: Mapping[str, Any], *, load: bool) -> type[SectionT]:
+        where, name = data.get(IMPORT), data.get(self.key, self.default)
+        if where is not None:
+            return self._at(where) if load and isinstance(where, str) else self._unread_class()
+        own = self.built_in()
+        if name in own:
+            return self.class_of(name)
+        if not load:
+            return self._unread_class()
+        installed = self.installed()
+        if isinstance(name, str) and name in installed:
+            return self._at(installed[name], key=self.key)
+        raise _refusal(self.key, name, _not_one_of(name, [*own, *sorted(installed)]))
+
+    def _at(self, where: str, key: str = IMPORT) -> type[SectionT]:
+        try:
+            return self.class_at(where)
+        except BadImport as error:
+            raise _refusal(key, where, str(error)) from None
+
+    def _unread_class(self) -> type[SectionT]:
+        """Return the section's class that keeps the keys of a thing that is not loaded."""
+        if not self._unread:
+            body = {
+                "model_config": ConfigDict(extra="allow"),
+                "__module__": self.base.__module__,
+                "is_read": False,
+                "__annotations__": {"is_read": "ClassVar[bool]"},
+            }
+            made = type(f"Unread{self.base.__name__}", (self.base,), body)
+            self._unread.append(cast("type[SectionT]", made))
+        return self._unread[0]
+
+    def chosen_class(self, data: Any) -> type[SectionT]:
+        """Return the class of a section's keys, for messages; the base if it can't be told."""
+        if isinstance(data, str):
+            data = {self.key: data}
+        try:
+            return self._class_for(data if isinstance(data, dict) else {}, load=True)
+        except (ValidationError, TypeError):
+            return self.base
+
+    def _choose(self, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str):
+            value = {self.key: value}
+        if not isinstance(value, dict):
+            return value  # the section's own error says more
+        kind = self._class_for(value, load=bool(info.context and info.context.get("load")))
+        given = {
+            key: one for key, one in value.items()
+            if one is not None or not self._is_foreign(key, kind)
+        }  # fmt: skip
+        if isinstance(where := given.get(IMPORT), str):
+            name = where.rpartition(":")[2]
+            if given.setdefault(self.key, name) != name:
+                raise _refusal(self.key, given[self.key], f"{IMPORT} chooses the {self.word}: leave this out")
+        if foreign := [key for key in given if self._is_foreign(key, kind)]:
+            own = self.own_fields(kind)
+            has = f"; it has {', '.join(own)}" if own else ""
+            raise ValueError(f"{given.get(self.key, self.default)} has no {' and no '.join(foreign)}{has}")
+        return kind.model_validate(given, context=info.context)
+
+    def _is_foreign(self, key: Any, kind: type[SectionT]) -> bool:
+        """Whether another thing of ours has this key, and this one has not."""
+        if key in keys_of(kind) or kind.model_config.get("extra") == "allow":
+            return False
+        return any(key in keys_of(self.class_of(name)) for name in self.built_in())
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_before_validator_function(self._choose, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Any:
+        """Return the schema of the section by name; a string alone is the name, too."""
+        from pydantic import TypeAdapter
+
+        own = {name: self.class_of(name) for name in self.built_in()}
+        found = []
+        for name, kind in own.items():
+            one = handler(TypeAdapter(kind).core_schema)
+            one = handler.resolve_ref_schema(one)
+            one["properties"][self.key] = {"const": name}
+            if name != self.default:
+                one["required"] = [self.key]
+            found.append(one)
+        where = {IMPORT: {"type": "string", "description": SeamSection.model_fields["imported"].description}}
+        foreign = {"type": "object", "properties": where, "required": [IMPORT]}
+        return {"anyOf": [*found, foreign, {"type": "string"}]}
+
+
+def seam_of(field: FieldInfo) -> Seam[Any] | None:
+    """Return the seam that a run file's field has; None if it has none."""
+    return next((one for one in field.metadata if isinstance(one, Seam)), None)
+
+
+def _not_one_of(name: object, names: list[str]) -> str:
+    close = difflib.get_close_matches(name[:80], names, n=1) if isinstance(name, str) else []
+    expected = " or ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
+    return f"{shown(name)} is not one of {expected}{f'; did you mean {close[0]!r}?' if close else ''}"
+
+
+def _refusal(key: str, given: object, message: str) -> ValidationError:
+    error = PydanticCustomError("value_error", "{message}", {"message": message})
+    return ValidationError.from_exception_data("section", [{"type": error, "loc": (key,), "input": given}])
