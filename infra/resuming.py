@@ -55,7 +55,7 @@ evaluation: every
 placement: store generators sites restarts
 placement.kafka: bootstrap_servers replication retention_hours
 deadlines: start_s progress_s
-report
+report trackers
 """
 
 

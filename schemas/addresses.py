@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from schemas.shortening import shown
+from schemas.stores import OWN_STORES, has_scheme
 
 LOCAL = "local"
 _LONGEST_NAME = 255  # maximum bytes of a file's name
@@ -88,7 +89,10 @@ def _wrong_store(scheme: str, rest: str) -> str:
     if scheme == "file":
         return "" if rest.startswith("/") else "file:// needs an absolute path, as in file:///data/store"
     if not _SCHEME.fullmatch(scheme) or not _is_known(scheme):
-        return f"{shown(scheme)} is no kind of store that fsspec knows: s3, gs, abfs, file and others are"
+        return (
+            f"{shown(scheme)} is no kind of store that fsspec knows: s3, gs, abfs, file and others are. "
+            f"{OWN_STORES} names one of your own"
+        )
     if scheme in _NO_STORES:
         return f"{scheme}:// is no store for a run: {_NO_STORES[scheme]}"
     place = rest.partition("/")[0]
@@ -100,7 +104,7 @@ def _wrong_store(scheme: str, rest: str) -> str:
 
 
 def _is_known(scheme: str) -> bool:
-    if scheme == "s3":
+    if has_scheme(scheme):
         return True
     from fsspec import available_protocols
 

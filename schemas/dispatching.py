@@ -28,7 +28,7 @@ class DispatchSection(SeamSection):
 
 
 POLICIES = Seam(
-    DispatchSection, word="dispatch policy", key="policy", default="deadline",
+    base=DispatchSection, word="dispatch policy", key="policy", default="deadline",
     folder="producers.dispatch.policies", ending="policy",
     first=("deadline", "longest_first", "round_robin", "algorithm2"), on_resume="free",
 )  # fmt: skip

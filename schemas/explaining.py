@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from schemas.runspec import RunSpec
 from schemas.seams import seam_of
-from schemas.section import is_named, keys_of, section_of
+from schemas.section import is_listed, is_named, keys_of, section_of
 from schemas.shortening import shown
 from schemas.yaml_text import Location, shown_name
 
@@ -120,6 +120,9 @@ def _section(location: Sequence[Any], data: Any) -> type[BaseModel] | None:
             return None
         data = data.get(part) if isinstance(data, dict) else None
         seam = seam_of(field)
+        if is_listed(field):
+            at = next(parts, None)
+            data = data[at] if isinstance(data, list) and isinstance(at, int) and at < len(data) else None
         here = inner if seam is None else seam.chosen_class(data)
         if is_named(field):
             next(parts, None)

@@ -37,6 +37,6 @@ class GeneratorSection(SeamSection):
 
 
 ENGINES = Seam(
-    GeneratorSection, word="engine", key="engine", default="vllm", folder="producers.engines",
+    base=GeneratorSection, word="engine", key="engine", default="vllm", folder="producers.engines",
     ending="engine", on_resume="bits",
 )  # fmt: skip

@@ -101,9 +101,17 @@ def _with_imports(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     found = dict(data)
     for name in SEAMS:
         section = data.get(name)
-        if isinstance(section, dict) and isinstance(where := section.get(IMPORT), str):
-            found[name] = {**section, IMPORT: _resolved(where, folder)}
+        if isinstance(section, list):
+            found[name] = [_with_import(one, folder) for one in section]
+        elif section is not None:
+            found[name] = _with_import(section, folder)
     return found
+
+
+def _with_import(section: Any, folder: Path) -> Any:
+    if isinstance(section, dict) and isinstance(where := section.get(IMPORT), str):
+        return {**section, IMPORT: _resolved(where, folder)}
+    return section
 
 
 def _resolved(value: str, folder: Path) -> str:

@@ -162,6 +162,6 @@ class LossSection(SeamSection):
 
 
 LOSSES = Seam(
-    LossSection, word="loss", key="kind", default="grpo", folder="consumers.losses", ending="loss",
+    base=LossSection, word="loss", key="kind", default="grpo", folder="consumers.losses", ending="loss",
     first=("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo"),
 )  # fmt: skip

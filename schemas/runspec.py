@@ -16,6 +16,7 @@ from schemas.losses import LOSSES, LossSection
 from schemas.seams import Seam
 from schemas.section import Section
 from schemas.shortening import shown
+from schemas.tracking import TRACKERS, TrackerSection
 from schemas.training import LEARNERS, TrainerSection
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,48}")
@@ -311,6 +312,7 @@ class DeadlinesSection(Section):
 
 SEAMS: dict[str, Seam[Any]] = {
     "loss": LOSSES, "trainer": LEARNERS, "generator": ENGINES, "dispatch": POLICIES,
+    "trackers": TRACKERS,
 }  # fmt: skip
 
 
@@ -344,6 +346,9 @@ class RunSpec(Section):
     evaluation: EvaluationSection = EvaluationSection()
     placement: PlacementSection = PlacementSection()
     deadlines: DeadlinesSection = DeadlinesSection()
+    trackers: list[Annotated[SerializeAsAny[TrackerSection], TRACKERS]] = Field(
+        [], max_length=16, description="Where the metrics of each step go besides the run's folder."
+    )
     report: FilePath = Field("runs", description="The folder in which each run gets its report folder.")
 
     def with_code(self, *sections: str) -> RunSpec:

@@ -1,11 +1,8 @@
 """Seams: places where one file adds a thing to StreamRL, such as a loss.
 
 A run file chooses the thing by one key of a section, and sets it up with the other keys. The file of a thing
-has a class of settings, which extends the section's own class and can make the thing. It is found
-
-- by name among our own files: `loss: {kind: grpo}` is the class in `consumers/losses/grpo_loss.py`,
-- by name among installed packages: entry points of the group `streamrl.losses`,
-- by file: `loss: {import: FILE.py:MyLoss}`.
+has a class of settings, which extends the section's own class and can make the thing. `schemas.registry`
+finds it by its name, or by `import: FILE.py:CLASS` in the place of a name.
 
 Code that is not ours runs only where it is asked for: when a run file is read to be started (context LOAD),
 and in the process that makes the thing. Whoever only reads a run's record gets the section with the keys that
@@ -15,26 +12,23 @@ all things have; the others are kept as they are.
 from __future__ import annotations
 
 import difflib
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from importlib.metadata import entry_points
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core_schema
 
 from schemas.addresses import FilePath
-from schemas.importing import BadImport, imported
+from schemas.importing import BadImport
+from schemas.registry import Registry
 from schemas.section import Section, keys_of
 from schemas.shortening import shown
 
 LOAD: Mapping[str, Any] = {"load": True}  # validation context: also code that is not ours may be imported
 IMPORT = "import"
-_PREFIX = __name__.removesuffix("schemas.seams")  # "" in a checkout, "streamrl." in the wheel
 
 
 class SeamSection(Section):
@@ -53,65 +47,27 @@ class SeamSection(Section):
 SectionT = TypeVar("SectionT", bound=SeamSection)
 
 
-@dataclass(frozen=True)
-class Seam(Generic[SectionT]):
-    """One seam. It stands in the annotation of the run file's field.
-
-    `key`: chooses the thing by name. `folder` and `ending`: our own things are in files `NAME_ENDING.py` of
-    this folder.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Seam(Registry, Generic[SectionT]):
+    """One seam. It stands in the annotation of the run file's field. `key` chooses the thing by name."""
 
     base: type[SectionT]
-    word: str
     key: str
     default: str
-    folder: str
-    ending: str
-    first: tuple[str, ...] = ()  # names that are listed first
     on_resume: Literal["kept", "bits", "free"] = "kept"  # own keys of a resumed run, see infra.resuming
     _unread: list[type[SectionT]] = dataclass_field(default_factory=list, compare=False, repr=False)
 
+    def accepts(self, found: type) -> bool:
+        return issubclass(found, self.base)
+
     @property
-    def group(self) -> str:
-        """The group of entry points."""
-        return f"streamrl.{self.folder.rpartition('.')[2]}"
-
-    def built_in(self) -> list[str]:
-        """Return the names of our own things."""
-        folder, ending = importlib.import_module(_PREFIX + self.folder), f"_{self.ending}"
-        modules = [one.name for one in pkgutil.iter_modules(folder.__path__)]
-        names = {name.removesuffix(ending) for name in modules if name.endswith(ending)}
-        return [name for name in self.first if name in names] + sorted(names - set(self.first))
-
-    def installed(self) -> dict[str, str]:
-        """Return the things of installed packages by name, as `module:CLASS`."""
-        return {point.name: point.value for point in entry_points(group=self.group)}
+    def expected(self) -> str:
+        return f"a class is expected that extends {self.base.__name__}"
 
     def class_of(self, name: str) -> type[SectionT]:
         """Return the settings of our own thing of this name."""
-        module = importlib.import_module(f"{_PREFIX}{self.folder}.{name}_{self.ending}")
-        mine = [
-            one for one in vars(module).values()
-            if isinstance(one, type) and issubclass(one, self.base) and one.__module__ == module.__name__
-            and not one.__name__.startswith("_")
-        ]  # fmt: skip
-        if len(mine) != 1:
-            raise TypeError(f"{module.__file__}: one class that extends {self.base.__name__} is expected")
-        return mine[0]
-
-    def class_at(self, where: str) -> type[SectionT]:
-        """Return the settings that `FILE.py:CLASS` or `module:CLASS` names. Raises BadImport."""
-        found = imported(where, "CLASS")
-        if not isinstance(found, type) or not issubclass(found, self.base):
-            raise BadImport(
-                f"{where} is no {self.word}: a class is expected that extends {self.base.__name__} "
-                f"(docs/extending/{self.ending}.md)"
-            )
+        found: type[SectionT] = self.own_class(name)
         return found
-
-    def read(self, data: Mapping[str, Any]) -> SectionT:
-        """Return the section as these keys set it up, with all code that it needs."""
-        return self._class_for(data, load=True).model_validate(data, context=LOAD)
 
     def own_fields(self, kind: type[SectionT]) -> dict[str, FieldInfo]:
         """Return the fields that not all things have, or that this one has another default for."""
@@ -124,6 +80,10 @@ class Seam(Generic[SectionT]):
     def default_section(self) -> SectionT:
         """Return the section of a run file that does not mention it."""
         return self.class_of(self.default).model_validate({})
+
+    def read(self, data: Mapping[str, Any]) -> SectionT:
+        """Return the section as these keys set it up, with all code that it needs."""
+        return self._class_for(data, load=True).model_validate(data, context=LOAD)
 
     def loaded(self, section: SectionT) -> SectionT:
         """Return the section with its own keys checked; it may import code that is not ours."""
@@ -228,7 +188,8 @@ class Seam(Generic[SectionT]):
 
 def seam_of(field: FieldInfo) -> Seam[Any] | None:
     """Return the seam that a run file's field has; None if it has none."""
-    return next((one for one in field.metadata if isinstance(one, Seam)), None)
+    inner = [one for kind in get_args(field.annotation) for one in getattr(kind, "__metadata__", ())]
+    return next((one for one in (*field.metadata, *inner) if isinstance(one, Seam)), None)
 
 
 def _not_one_of(name: object, names: list[str]) -> str:

@@ -46,7 +46,8 @@ def _kinds(annotation: Any) -> Iterator[type]:
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """Return the class of the section that a field is or may be; None if it can't be one."""
-    for kind in (field.annotation, *get_args(field.annotation)):
+    found = [field.annotation, *get_args(field.annotation)]
+    for kind in [*found, *(inner for one in found for inner in get_args(one))]:  # list[Annotated[…]]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
@@ -55,6 +56,11 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 def is_named(field: FieldInfo) -> bool:
     """Whether a field holds several sections, each by its name."""
     return get_origin(field.annotation) is dict
+
+
+def is_listed(field: FieldInfo) -> bool:
+    """Whether a field holds a list of sections."""
+    return get_origin(field.annotation) is list and section_of(field) is not None
 
 
 def keys_of(kind: type[BaseModel]) -> list[str]:

@@ -119,6 +119,6 @@ class TrainerSection(SeamSection):
 
 
 LEARNERS = Seam(
-    TrainerSection, word="learner", key="learner", default="torch", folder="consumers.learners",
+    base=TrainerSection, word="learner", key="learner", default="torch", folder="consumers.learners",
     ending="learner", first=("torch",), on_resume="bits",
 )  # fmt: skip

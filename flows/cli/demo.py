@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from flows.cli.talk import fail, out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk import fail, out, plain_errors, sigterm_interrupts
 from infra.code import ROOT
 
 

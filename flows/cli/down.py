@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flows.cli.talk import out, plain_errors
+from flows.cli.shared.talk import out, plain_errors
 
 
 def add_to(app: typer.Typer) -> None:

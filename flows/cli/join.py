@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import out, plain_errors, sigterm_interrupts
-from flows.cli.talk_weights import bar
+from flows.cli.shared.talk import out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk_weights import bar
 
 
 def add_to(app: typer.Typer) -> None:

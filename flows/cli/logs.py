@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import fail, out, plain_errors
+from flows.cli.shared.talk import fail, out, plain_errors
 
 
 def add_to(app: typer.Typer) -> None:

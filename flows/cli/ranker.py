@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import out, plain_errors, shares
+from flows.cli.shared.talk import out, plain_errors, shares
 
 
 def add_to(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.talk import FAILED, out, plain_errors
+from flows.cli.shared.talk import FAILED, out, plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console

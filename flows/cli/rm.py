@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import INTERRUPTED, fail, out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk import INTERRUPTED, fail, out, plain_errors, sigterm_interrupts
 
 
 def add_to(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import FAILED, INTERRUPTED, USER_ERROR, fail, out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk import FAILED, INTERRUPTED, USER_ERROR, fail, out, plain_errors, sigterm_interrupts
 
 NEWEST = ""
 
@@ -94,8 +94,8 @@ def check_only(request: object) -> None:
 
 def carry_out(request: object, *, prefect: bool) -> None:
     """Run a request with the terminal as its screen, and show the result."""
-    from flows.cli.result import show_result
-    from flows.cli.running import run_here
+    from flows.cli.shared.result import show_result
+    from flows.cli.shared.running import run_here
     from flows.run.request import RunCancelled, RunRequest
 
     assert isinstance(request, RunRequest)

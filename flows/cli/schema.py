@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import plain_errors
+from flows.cli.shared.talk import plain_errors
 
 
 def add_to(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.talk import out, plain_errors
+from flows.cli.shared.talk import out, plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk import out, plain_errors, sigterm_interrupts
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def up(
 
     Example: [bold]streamrl up --s3[/bold]
     """
-    from flows.cli.pool import ensure_pool
+    from flows.cli.shared.pool import ensure_pool
     from infra.stack import local
 
     console = out()

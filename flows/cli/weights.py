@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli import upkeep
-from flows.cli.talk import fail, out, plain_errors
-from flows.cli.talk_weights import (
+from flows.cli.shared import upkeep
+from flows.cli.shared.talk import fail, out, plain_errors
+from flows.cli.shared.talk_weights import (
     AllowOlder,
     UrlArgument,
     VersionOption,

@@ -13,6 +13,7 @@ from flows.run.report_phase import make_report
 from flows.run.request import RunCancelled, RunFailed, RunRequest, RunResult
 from flows.run.start_model import prepare_model
 from flows.run.training_phase import run_training
+from flows.trackers.tracking import tracking
 from flows.view.screen import Screen, Screens
 from infra import runs
 from infra.errors import Explained
@@ -54,15 +55,16 @@ def conduct(
         if planned.elsewhere and not _called(call_site, record, site, screen):
             screen.say(f"site {site}: it takes part with `streamrl join {record.id} --store {record.store} "
                        f"--site {site}` there")  # fmt: skip
-    try:
-        as_phase(run_training)(record, places, screen, told_to_stop=told_to_stop)
-    except Explained as error:
-        kind = RunCancelled if isinstance(error, RunCancelled) else RunFailed
-        raise kind(f"{error}\n{resume_hint(request, record.id)}") from error
-    except BaseException:
-        screen.say(resume_hint(request, record.id))
-        raise
-    result: RunResult = as_phase(make_report)(record, places)
+    with tracking(record, locations.report_folder(record), screen.say):
+        try:
+            as_phase(run_training)(record, places, screen, told_to_stop=told_to_stop)
+        except Explained as error:
+            kind = RunCancelled if isinstance(error, RunCancelled) else RunFailed
+            raise kind(f"{error}\n{resume_hint(request, record.id)}") from error
+        except BaseException:
+            screen.say(resume_hint(request, record.id))
+            raise
+        result: RunResult = as_phase(make_report)(record, places)
     return result
 
 

@@ -13,7 +13,7 @@ import torch
 from infra.stack.s3 import S3Access
 from infra.stores.opening import open_store
 from infra.stores.orphans import sweep
-from infra.stores.remote_store import FsspecStore
+from infra.stores.s3_store import FsspecStore
 from infra.stores.store import IDENTITY, Exists, Missing, Store, StoreError
 from infra.stores.store_identity import check_identity, identify
 from infra.weights.versions import WeightStore
@@ -193,7 +193,7 @@ def test_a_store_has_an_id_and_an_emptied_one_is_not_committed_to(
     assert identify(open_store(store.url)) == mine
     store.put_new("a", b"1")
     store.delete(IDENTITY)  # with all else
-    monkeypatch.setattr("infra.stores.remote_store._LOOK_S", 0.0)
+    monkeypatch.setattr("infra.stores.s3_store._LOOK_S", 0.0)
     with pytest.raises(StoreError, match=r"is not the one that this run began in .*is it mounted"):
         store.put_new("b", b"1")
     with pytest.raises(StoreError, match=r"is not the one that this run began in"):

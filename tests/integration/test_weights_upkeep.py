@@ -17,7 +17,7 @@ import pytest
 from infra.stack.local import Stack
 from infra.stack.s3 import S3Access
 from infra.stores.opening import open_store
-from infra.stores.remote_store import FsspecStore
+from infra.stores.s3_store import FsspecStore
 from infra.weights.bits import model_of
 from infra.weights.folder import ModelFolder
 from infra.weights.places import weights_at

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app, running
+from flows.cli import app
+from flows.cli.shared import running
 from flows.run.request import RunCancelled, RunFailed, RunRequest, RunResult
 from tests.factories import make_model_files
 

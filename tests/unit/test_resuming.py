@@ -19,7 +19,7 @@ from infra.runs import RunRecord
 from infra.stores.opening import open_store
 from infra.stores.store import Store
 from schemas.runspec import RunSpec
-from schemas.section import is_named, section_of
+from schemas.section import is_listed, is_named, section_of
 from tests.factories import make_spec
 
 
@@ -27,7 +27,7 @@ def leaves(kind: type[BaseModel] = RunSpec, prefix: str = "") -> Iterator[str]:
     """Every setting that a run file may have."""
     for name, field in kind.model_fields.items():
         inner = section_of(field)
-        if inner is None or is_named(field):
+        if inner is None or is_named(field) or is_listed(field):
             yield prefix + (field.alias or name)
         else:
             yield from leaves(inner, f"{prefix}{name}.")

@@ -21,6 +21,7 @@ from schemas.loading import RunFileError, load_run_file
 from schemas.losses import LOSSES
 from schemas.runspec import SEAMS, RunSpec
 from schemas.seams import LOAD
+from schemas.stores import STORES
 from tests.factories import make_spec
 
 RECORDED = json.loads((Path(__file__).parents[1] / "recorded" / "specs.json").read_text())
@@ -86,9 +87,12 @@ def test_every_built_in_thing_can_be_chosen_by_its_name() -> None:
     assert names["loss"] == ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo", "tb"]
     assert names["trainer"] == ["torch", "deepspeed"] and names["generator"] == ["vllm"]
     assert names["dispatch"] == ["deadline", "longest_first", "round_robin", "algorithm2", "random"]
+    assert names["trackers"] == ["csv"] and STORES.built_in() == ["file", "s3"]
     for section, seam in SEAMS.items():
         for name in names[section]:
-            chosen = getattr(make_spec(**{section: {seam.key: name}}), section)
+            given = {seam.key: name}
+            chosen = getattr(make_spec(**{section: [given] if section == "trackers" else given}), section)
+            chosen = chosen[0] if section == "trackers" else chosen
             assert type(chosen) is seam.class_of(name) and getattr(chosen, seam.key) == name
             assert chosen.__doc__ and all(field.description for field in type(chosen).model_fields.values())
 

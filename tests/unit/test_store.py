@@ -19,7 +19,7 @@ from botocore.exceptions import (
 )
 from fsspec.exceptions import FSTimeoutError
 
-import infra.stores.remote_store
+import infra.stores.s3_store
 from infra.stores.opening import open_store
 from infra.stores.s3_refusals import explained
 from infra.stores.store import Exists, Missing, Store, StoreError
@@ -38,7 +38,7 @@ BUSY = Answer(409, "ConditionalRequestConflict")
 def running() -> Iterator[tuple[Scripted, Store]]:
     """botocore takes a second to read what S3 is: once is enough."""
     with scripted() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(infra.stores.remote_store, "_PAUSES_S", (0.0, 0.0))
+        patch.setattr(infra.stores.s3_store, "_PAUSES_S", (0.0, 0.0))
         for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
             patch.delenv(name, raising=False)
         for name, value in {

@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.talk import FAILED, INTERRUPTED, fail, out, shares, sigterm_interrupts
-from flows.cli.talk_weights import AllowOlder, UrlArgument, VersionOption, bar, in_bytes, opened_weights, say
+from flows.cli.shared.talk import FAILED, INTERRUPTED, fail, out, shares, sigterm_interrupts
+from flows.cli.shared.talk_weights import (
+    AllowOlder,
+    UrlArgument,
+    VersionOption,
+    bar,
+    in_bytes,
+    opened_weights,
+    say,
+)
 
 
 def verify(url: UrlArgument) -> None:

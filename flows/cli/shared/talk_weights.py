@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.talk import out, sigterm_interrupts
+from flows.cli.shared.talk import out, sigterm_interrupts
 
 if TYPE_CHECKING:
     from infra.weights.garbage import ByteProgress
