@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from schemas.shortening import shown
-from schemas.stores import OWN_STORES, has_scheme
+from schemas.stores import OWN_STORES, has_scheme, own_stores
 
 LOCAL = "local"
 _LONGEST_NAME = 255  # maximum bytes of a file's name
@@ -96,7 +96,7 @@ def _wrong_store(scheme: str, rest: str) -> str:
     if scheme in _NO_STORES:
         return f"{scheme}:// is no store for a run: {_NO_STORES[scheme]}"
     place = rest.partition("/")[0]
-    if not place:
+    if not place and scheme not in own_stores():
         return f"{scheme}:// needs the name of a bucket, as in {scheme}://bucket/prefix"
     if ":" in place.rpartition("@")[0]:
         return "credentials come from the environment, never from the run file"

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from consumers.batches.training_rows import TrainingRow
 from infra.bus import Bus, BusError, Record
+from infra.run_handle import RunHandle
 from infra.waiting import Wait
-from schemas.messages import Sample
+from schemas.identity import sample_id
+from schemas.messages import Sample, StepRecord
 from schemas.topics import Topic
 from schemas.wire import Unreadable, decode
 
@@ -58,6 +60,22 @@ def fetch(
     finally:
         reader.close()
     return [TrainingRow(_sample(topic, found.get(place), place, what), *place) for place in places]
+
+
+def fetch_rows(handle: RunHandle, samples: Topic, step: StepRecord) -> list[TrainingRow]:
+    """Fetch the samples of a step in the order of its record. Raises Gone if they are not in the log."""
+    places = list(zip(step.partitions.tolist(), step.offsets.tolist(), strict=True))
+    rows = fetch(
+        handle.bus, samples, places, what=f"the samples of step {step.step}",
+        deadline_s=handle.spec.deadlines.progress_s,
+    )  # fmt: skip
+    for row, group, index in zip(rows, step.groups.tolist(), step.indexes.tolist(), strict=True):
+        if (row.sample.group, row.sample.index) != (group, index):
+            raise Gone(
+                f"{samples.name}[{row.partition}]@{row.offset} is sample {row.sample.id}; step {step.step} "
+                f"was made of sample {sample_id(group, index)} there: the topic is another one than it was"
+            )
+    return rows
 
 
 def _sample(topic: Topic, record: Record | None, place: LogPlace, what: str) -> Sample:

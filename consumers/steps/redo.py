@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from consumers.batches.log_places import Gone, fetch
+from consumers.batches.log_places import fetch_rows
 from consumers.batches.micro_batches import MicroBatch, planned_as
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import Learner
@@ -13,7 +13,6 @@ from consumers.losses.objective import LossStats
 from consumers.steps.failing import TrainingFailed, named
 from consumers.steps.scoring import Scoring
 from infra.run_handle import RunHandle
-from schemas.identity import sample_id
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topic
@@ -77,19 +76,3 @@ def update(learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_grad
             f"Mend the task's reward; samples {named(rows)}"
         )
     return learner.step(total)
-
-
-def fetch_rows(handle: RunHandle, samples: Topic, step: StepRecord) -> list[TrainingRow]:
-    """Fetch the samples of a step in the order of its record. Raises Gone if they are not in the log."""
-    places = list(zip(step.partitions.tolist(), step.offsets.tolist(), strict=True))
-    rows = fetch(
-        handle.bus, samples, places, what=f"the samples of step {step.step}",
-        deadline_s=handle.spec.deadlines.progress_s,
-    )  # fmt: skip
-    for row, group, index in zip(rows, step.groups.tolist(), step.indexes.tolist(), strict=True):
-        if (row.sample.group, row.sample.index) != (group, index):
-            raise Gone(
-                f"{samples.name}[{row.partition}]@{row.offset} is sample {row.sample.id}; step {step.step} "
-                f"was made of sample {sample_id(group, index)} there: the topic is another one than it was"
-            )
-    return rows

@@ -17,6 +17,8 @@ from infra.stores.s3_store import FsspecStore
 from infra.stores.store import IDENTITY, Exists, Missing, Store, StoreError
 from infra.stores.store_identity import check_identity, identify
 from infra.weights.versions import WeightStore
+from schemas.stores import OWN_STORES
+from tests.examples import write_examples
 from tests.fakes import another_s3
 
 
@@ -26,10 +28,14 @@ def moto() -> Iterator[S3Access]:
         yield access
 
 
-@pytest.fixture(params=["file", "s3", "moto"])
+@pytest.fixture(params=["file", "s3", "moto", "sqlite"])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
     if request.param == "file":
         return open_store(f"file://{request.getfixturevalue('tmp_path')}/store")
+    if request.param == "sqlite":  # the store of docs/extending/store.md
+        folder = request.getfixturevalue("tmp_path")
+        monkeypatch.setenv(OWN_STORES, f"sqlite={write_examples('extending/store', folder)}:SqliteStore")
+        return open_store(f"sqlite://{folder}/objects.db")
     access = request.getfixturevalue(request.param)
     for name, value in access.env().items():
         monkeypatch.setenv(name, value)

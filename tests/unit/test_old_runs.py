@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from consumers.batches.log_places import Gone
+from consumers.batches.log_places import Gone, fetch_rows
 from consumers.steps.ledger import Ledger, steps_in_ledger
-from consumers.steps.redo import fetch_rows
 from consumers.stream.admitted import Admitted
 from consumers.stream.recorded_groups import Recorded, Replay
 from consumers.stream.unfit import Unfit

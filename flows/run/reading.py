@@ -1,0 +1,77 @@
+"""Reads a run from Python: its steps, samples and metrics, while it goes on or long after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import numpy as np
+
+from consumers.batches.log_places import fetch_rows
+from consumers.steps.ledger import steps_in_ledger
+from consumers.stream.recorded_groups import samples_topic
+from flows.run.locations import store_url
+from flows.view.metric_rows import MetricRow, step_row, with_rates
+from infra.run_handle import RunHandle, opened_run
+from infra.runs import find
+from infra.stores.opening import open_store
+from producers.tokenizing import load_to_text
+from schemas.messages import Sample, StepRecord
+from schemas.runspec import RunSpec
+
+
+class OpenRun:
+    """A run that is open for reading. Nothing of the run is changed."""
+
+    def __init__(self, handle: RunHandle) -> None:
+        self._handle, self._samples = handle, samples_topic(handle)
+        self.id: str = handle.run
+        self.spec: RunSpec = handle.spec
+
+    def ledger(self, start: int = 0) -> Iterator[StepRecord]:
+        """Yield the records of the optimizer steps from step `start` on, in order, up to the newest now."""
+        # each step has a record at least, so that of step n is not before offset n
+        return (record for record in steps_in_ledger(self._handle, start) if record.step >= start)
+
+    def samples(self, step: int | None = None) -> Iterator[Sample]:
+        """Yield the samples of a step in the order in which they were trained; None: of all steps.
+
+        Raises Gone if the broker keeps them no longer (placement.kafka.retention_hours).
+        """
+        for record in self.ledger(step or 0):
+            if step is not None and record.step != step:
+                return
+            yield from (row.sample for row in fetch_rows(self._handle, self._samples, record))
+
+    def metrics(self, start: int = 0) -> Iterator[MetricRow]:
+        """Yield the metrics of the steps from step `start` on, as the file metrics.jsonl has them."""
+        before: MetricRow | None = None
+        for record in self.ledger(start):
+            row = step_row(record)
+            with_rates([row] if before is None else [dict(before), row])
+            yield row
+            before = row
+
+    def text(self, tokens: np.ndarray) -> str:
+        """Return the text of tokens, such as `sample.prompt_tokens` or `sample.tokens`.
+
+        The folder of the model that the run began with has to be on this machine.
+        """
+        return self._to_text(tokens)
+
+    @cached_property
+    def _to_text(self) -> Callable[[np.ndarray], str]:
+        return load_to_text(self._handle.record.model)
+
+
+@contextmanager
+def open_run(run: str, store: str = "local") -> Iterator[OpenRun]:
+    """Open a run for reading: `with open_run("count-1") as run: …`.
+
+    `store`: the URL of the run's object store; `local`: the store of this machine. Raises RunError if there
+    is no such run, BusError if the broker does not answer.
+    """
+    opened = open_store(store_url(store))
+    with opened_run(opened, find(opened, run), "streamrl-python") as handle:
+        yield OpenRun(handle)
