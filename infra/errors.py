@@ -15,8 +15,9 @@ Explained
 ├── BadStep           a record of the ledger   infra.bad_step
 ├── Replaced          a newer start            infra.epochs
 ├── SkipError         a record to go past      infra.skipped
-├── NeverFit          a sample               consumers.stream.unfit
+├── NeverFit          a sample                 consumers.stream.unfit
 ├── RanksError        a trainer's ranks        consumers.learners.collective
+├── LockError         a lock between processes infra.files.locks
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
 ├── RunFailed         a run                    flows

@@ -29,8 +29,8 @@ def logs(
     Example: [bold]streamrl logs count-3 trainer -n 100[/bold]
     """
     from flows.run.locations import logs_folder, store_url
+    from infra.files.ends import tail
     from infra.runs import find
-    from infra.stack.files import tail
     from infra.stores.opening import open_store
 
     folder = logs_folder(find(open_store(store_url(store)), run))

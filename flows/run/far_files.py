@@ -11,8 +11,8 @@ from pathlib import Path
 from flows.checkpoints.push_and_pull import newest_version, pull_version
 from flows.run.locations import models_folder
 from flows.run.request import RunFailed
+from infra.files.locks import locked
 from infra.runs import RunRecord, unique_name
-from infra.stack.files import locked
 from infra.stores.store import Store
 from infra.waiting import wait_until
 from infra.weights.folder import VERSION_FILE

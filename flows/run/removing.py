@@ -17,11 +17,10 @@ from pathlib import Path
 from flows.run.locations import report_folder
 from flows.run.request import RunFailed
 from infra.bus import Bus, Reader
+from infra.files.locks import LockHeld, locked
 from infra.gate import Gate, passed_over
 from infra.ownership import topics_owner
 from infra.runs import RunError, RunRecord, find
-from infra.stack.files import locked
-from infra.stack.stack_errors import StackBusy
 from infra.stores.orphans import sweep
 from infra.stores.store import Prunable, Store
 from infra.stores.store_identity import check_identity
@@ -125,7 +124,7 @@ def _held(found: Remains) -> Iterator[None]:
     try:
         with locked(found.report / ".lock", what=f"run {found.run}", deadline_s=0.0):
             yield
-    except StackBusy as error:
+    except LockHeld as error:
         raise RunFailed(f"run {found.run} is going on: stop it first (Ctrl-C). {error}") from error
 
 

@@ -29,9 +29,9 @@ from flows.view.metric_rows import MetricRow, Thinned, evaluation_row
 from flows.view.process_notes import LEFT_OUT_FILE, PROCESSES_FILE
 from flows.view.totals import Totals
 from infra.bus import Bus, BusError, clamp, ends_of, near_ends, read_all, read_until
+from infra.files.private import make_private
 from infra.gate import Gate, passed_over
 from infra.logs import set_up
-from infra.private import make_private
 from infra.run_bus import connect
 from infra.runs import RunError, RunRecord, find
 from infra.stores.opening import open_store

@@ -20,8 +20,8 @@ from flows.run.locations import models_folder
 from flows.run.request import RunFailed
 from infra.code import module
 from infra.credentials import unset_credentials
-from infra.private import make_private
-from infra.stack.files import locked
+from infra.files.locks import locked
+from infra.files.private import make_private
 from infra.supervise.team import Team
 from infra.waiting import Wait
 from schemas.runspec import RunSpec

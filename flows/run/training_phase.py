@@ -19,9 +19,9 @@ from flows.view.line_files import METRICS_FILE, MetricsFile
 from flows.view.process_notes import ProcessNotes
 from flows.view.run_view import RunView
 from flows.view.screen import Screen
+from infra.files.locks import locked
 from infra.runs import RunRecord
 from infra.stack import local as stack
-from infra.stack.files import locked
 from infra.supervise.team import Team
 from infra.waiting import WaitedTooLong
 from schemas.addresses import LOCAL

@@ -18,8 +18,8 @@ from typing import Any
 
 from flows.trackers.tracker import TrackedRun, Tracker, TrackerSettings
 from flows.view.line_files import METRICS_FILE, lines_of
+from infra.files.whole import write_whole
 from infra.runs import RunRecord
-from infra.stack.files import write_whole
 from schemas.importing import BadImport, said
 from schemas.tracking import TRACKERS, TrackerSection
 

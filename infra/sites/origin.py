@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from infra.private import make_private
+from infra.files.private import make_private
 from infra.stores.store import Missing, Store, StoreError
 from infra.waiting import WaitedTooLong
 

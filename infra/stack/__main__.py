@@ -4,11 +4,11 @@ import logging
 import sys
 import threading
 
+from infra.errors import Explained
 from infra.stack.kafka_install import ensure_jars
 from infra.stack.local import stop_stack
 from infra.stack.paths import StackPaths
 from infra.stack.s3_binary import ensure_binary
-from infra.stack.stack_errors import StackError
 
 log = logging.getLogger("infra.stack")
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
             case _:
                 log.error("usage: python -m infra.stack kafka|s3|down")
                 return 2
-    except StackError as error:
+    except Explained as error:
         log.error("%s", error)
         return 1
     return 0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.private import open_to_others
+from infra.files.private import open_to_others
 from infra.stack.kafka import KafkaService
 from infra.stack.kafka_install import NEEDED_JAVA, jars_present, java_command, java_version
 from infra.stack.local import stack_state

@@ -8,7 +8,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-from infra.stack.files import locked, write_whole
+from infra.files.locks import locked
+from infra.files.whole import write_whole
 from infra.stack.paths import StackPaths
 from infra.stack.processes import run_tool
 from infra.stack.stack_errors import ToolFailed, ToolMissing

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from infra.files.locks import locked
 from infra.stack import s3 as s3_module
-from infra.stack.files import locked
 from infra.stack.kafka import KafkaService
 from infra.stack.paths import StackPaths
 from infra.stack.prefect_server import PrefectService, client_env

@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.private import make_private
+from infra.files.private import make_private
 
 
 @dataclass(frozen=True, slots=True)

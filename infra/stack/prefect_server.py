@@ -5,7 +5,7 @@ import urllib.error
 import urllib.request
 from typing import ClassVar
 
-from infra.private import make_private
+from infra.files.private import make_private
 from infra.stack.paths import StackPaths
 from infra.stack.ports import address
 from infra.stack.services import Launch, Service, ServiceContext, ServicesFile, base_env

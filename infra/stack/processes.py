@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from infra.private import make_private
-from infra.stack.files import tail
+from infra.files.ends import tail
+from infra.files.private import make_private
 from infra.stack.stack_errors import Cancelled, ToolFailed, ToolMissing, WouldNotStop
 
 # Every process of a service carries this variable, and its children inherit it. By it we find a child that

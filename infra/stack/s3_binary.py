@@ -5,7 +5,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from infra.stack.files import locked
+from infra.files.locks import locked
 from infra.stack.paths import StackPaths
 from infra.stack.processes import run_tool
 from infra.stack.stack_errors import ToolFailed, ToolMissing

@@ -26,8 +26,9 @@ from typing import ClassVar, Literal
 
 import psutil
 
+from infra.files.ends import tail
+from infra.files.whole import write_whole
 from infra.stack import processes
-from infra.stack.files import tail, write_whole
 from infra.stack.paths import StackPaths
 from infra.stack.ports import choose_port
 from infra.stack.processes import Identity

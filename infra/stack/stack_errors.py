@@ -6,7 +6,6 @@ StackError
 ├── PortTaken        the port that was asked for is in use
 ├── ServiceDied      a service ended while it was starting
 ├── NotReady         a service runs but did not answer in time
-├── StackBusy        another command is changing the stack
 ├── WouldNotStop     a process outlived SIGKILL
 ├── WrongCredentials the S3 server runs with other keys, or the local Kafka can't take the login
 └── Cancelled        the user asked to stop
@@ -41,10 +40,6 @@ class ServiceDied(StackError):
 
 
 class NotReady(StackError):
-    pass
-
-
-class StackBusy(StackError):
     pass
 
 

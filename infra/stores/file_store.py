@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from infra.private import make_private
+from infra.files.private import make_private
 from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, id_in, whole
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)

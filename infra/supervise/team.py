@@ -26,7 +26,7 @@ from typing import Any
 
 from infra.code import ROOT, module
 from infra.errors import Explained
-from infra.private import make_private
+from infra.files.private import make_private
 from infra.supervise.lifeline import carrying
 
 TEAM_VARIABLE = "STREAMRL_TEAM"

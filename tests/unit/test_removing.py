@@ -15,10 +15,10 @@ from flows.run import removing
 from flows.run.removing import remains, remove
 from flows.run.request import RunFailed
 from infra import runs
+from infra.files.locks import locked
 from infra.memory_bus import MemoryBus
 from infra.ownership import claim
 from infra.runs import RunError, RunRecord
-from infra.stack.files import locked
 from infra.stores.opening import open_store
 from infra.stores.store import IDENTITY, Store, StoreError
 from schemas.messages import Heartbeat

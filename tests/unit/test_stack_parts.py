@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from infra.private import make_private
-from infra.stack import doctor, files, kafka_install, ports
-from infra.stack.files import locked, tail, write_whole
+from infra.files import locks
+from infra.files.ends import tail
+from infra.files.locks import LockError, LockHeld, locked
+from infra.files.private import make_private
+from infra.files.whole import write_whole
+from infra.stack import doctor, kafka_install, ports
 from infra.stack.kafka_config import LARGEST_BATCH, server_properties
 from infra.stack.paths import StackPaths
 from infra.stack.processes import run_tool
 from infra.stack.s3 import Credentials, S3Access, ensure_credentials
-from infra.stack.stack_errors import PortTaken, StackBusy, StackError, ToolFailed, ToolMissing
+from infra.stack.stack_errors import PortTaken, ToolFailed, ToolMissing
 
 
 class Listener:
@@ -76,7 +79,7 @@ def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
     second = locked(lock, what="the stack", deadline_s=0.1)
     with (
         locked(lock, what="the stack", deadline_s=1.0),
-        pytest.raises(StackBusy, match=r"the stack is locked by process \d+"),
+        pytest.raises(LockHeld, match=r"the stack is locked by process \d+"),
         second,
     ):
         raise AssertionError("two hold the lock")
@@ -89,11 +92,9 @@ def test_a_lock_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files.os, call, full)
+    monkeypatch.setattr(locks.os, call, full)
     with (
-        pytest.raises(
-            StackError, match=r"the stack can't be locked: .*lock: No space left.*\n.*make room in"
-        ),
+        pytest.raises(LockError, match=r"the stack can't be locked: .*lock: No space left.*\n.*make room in"),
         locked(tmp_path / "lock", what="the stack", deadline_s=0.1),
     ):
         raise AssertionError("nobody holds it")

@@ -1,0 +1,1 @@
+"""Files: written whole, locked, private, and read from their ends."""
