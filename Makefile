@@ -28,7 +28,7 @@ bytecode  := --compile-bytecode
 # The build of torch for CPUs imports none of the CUDA libraries that the plain one needs.
 unneeded  := $(if $(cpu_torch),^(nvidia-|cuda-),^$$)
 
-.PHONY: help setup kafka s3 demo test lint clean requirements
+.PHONY: help setup kafka s3 demo test lint docs clean requirements
 
 help:  ## print the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/\1|\2/' \
@@ -71,6 +71,9 @@ lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup  ## the documentation as a site in build/site, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 requirements:  ## compile requirements/cpu.txt again (after a change to cpu.in)
 	$(UV) pip compile requirements/cpu.in --override requirements/overrides.txt -c requirements/constraints.txt \

@@ -133,7 +133,7 @@ class Evaluations:
         sample = taken.sample
         if taken.prompt.purpose != EVAL:
             return None
-        version = taken.prompt.window
+        version = taken.prompt.iteration
         if taken.fault:
             failed = _Answer(taken.prompt.problem_id, math.nan, 0, taken.prompt.predicted, -1)
             return _Came(version, taken.key, failed, taken.record, taken.fault)

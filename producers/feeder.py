@@ -70,7 +70,7 @@ class Feeder:
             fence=self._epoch.check,
         )  # fmt: skip
         self._outbox = Outbox(
-            context, sent=[one.prompt for one in found.prompts.values()], windows=found.windows
+            context, sent=[one.prompt for one in found.prompts.values()], iterations=found.iterations
         )
         finished = self._feed.subscribe(finished_of)
         self._feed.read_back()
@@ -154,7 +154,7 @@ class Feeder:
         """Reopen evaluations that were open and, in async mode, open those due since version `first`."""
         found, current = self._found, self._planner.version
         known = {one.version: one for one in found.snapshot.evaluations} if found.snapshot else {}
-        asked = {one.prompt.window for one in found.prompts.values() if one.prompt.purpose == EVAL}
+        asked = {one.prompt.iteration for one in found.prompts.values() if one.prompt.purpose == EVAL}
         passed = set(range(first, current)) if self._is_async and found.snapshot else set()
         for version in sorted({*known, *asked, *passed}):
             if self._evaluations.wants(version) and (
@@ -202,7 +202,7 @@ class Feeder:
         version = self._planner.version
         for place in self._resampling.found(version):
             ranker = self._ranking.at(version)
-            self._send([self._planner.instead(place.group, place.window, place.mini, ranker)])
+            self._send([self._planner.instead(place.group, place.iteration, place.mini, ranker)])
 
     def _send(self, prompts: Sequence[Prompt]) -> None:
         if not (fresh := self._outbox.fresh(prompts)):
@@ -237,13 +237,13 @@ class Feeder:
         settled = self._behind.at(version)
         if self._spec.algorithm.mode == "offline":  # all samples of the run are of evaluations
             settled = ends_of(self._context.bus, self._context.topics.samples)
-        windows = self._outbox.windows
-        ends = Opened() if windows or self._evaluations.open else self._outbox.ends()
+        iterations = self._outbox.iterations
+        ends = Opened() if iterations or self._evaluations.open else self._outbox.ends()
         self._keeper.offer(
             FeederSnapshot(
                 run=self._context.run, epoch=self._epoch.number, planner=self._planner.state(),
                 ledger=self._steps.position, began=self._beginnings.known, samples=settled,
-                samples_of=self._behind.pending, windows=windows, ends=ends,
+                samples_of=self._behind.pending, iterations=iterations, ends=ends,
                 evals=self._evaluations.position, evaluated=sorted(self._evaluations.done),
                 evaluations=self._evaluations.state(), announced=self._announced,
             )

@@ -39,7 +39,7 @@ from producers.rewards import RewardOutcome, RewardPool
 from producers.tokenizing import load_to_text
 from producers.weights_watch import WeightsWatch
 from schemas.identity import sample_id
-from schemas.messages import Sample
+from schemas.messages import Sample, shared_fields
 from schemas.topics import assignment_partition
 from schemas.wire import encode
 
@@ -225,16 +225,13 @@ class Generator:
         begun, finished = made.begun, made.finished
         prompt = begun.job.prompt
         return Sample(
-            run=prompt.run, purpose=prompt.purpose, group=prompt.group, index=begun.job.index, attempt=0,
-            size=prompt.size, problem_id=prompt.problem_id, epoch=prompt.epoch, window=prompt.window,
-            mini=prompt.mini, bundle=prompt.bundle, bundle_groups=prompt.bundle_groups,
-            prompt_tokens=prompt.tokens, tokens=finished.tokens, logprobs=finished.logprobs,
+            **shared_fields(prompt), index=begun.job.index, attempt=0, prompt_tokens=prompt.tokens,
+            tokens=finished.tokens, logprobs=finished.logprobs,
             version_starts=np.array(begun.version_starts, dtype=np.int32),
             versions=np.array(begun.versions, dtype=np.int32), roots=begun.roots, seed=begun.seed,
             finish=finished.finish, reward=score.total, reward_parts=score.parts, reward_error=score.error,
-            predicted=prompt.predicted, length_class=prompt.length_class, min_version=prompt.min_version,
-            generator=self._context.name, admitted_at=prompt.admitted_at, started_at=begun.started_at,
-            finished_at=made.finished_at, scored_at=time.time(),
+            generator=self._context.name, started_at=begun.started_at, finished_at=made.finished_at,
+            scored_at=time.time(),
         )  # fmt: skip
 
     def _report(self, *, leaving: bool = False) -> None:

@@ -174,7 +174,7 @@ class Decoding:
         self._next = fresh
 
         def useless(job: SampleJob) -> bool:
-            return job.prompt.purpose == TRAIN and job.prompt.window < fresh.version
+            return job.prompt.purpose == TRAIN and job.prompt.iteration < fresh.version
 
         self._backlog.take_out(useless)
         names = [name for name, run in self._running.items() if useless(run.job)]

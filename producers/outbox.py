@@ -15,15 +15,15 @@ class Outbox:
     """Sends prompts, and knows which open ones were sent."""
 
     def __init__(
-        self, context: RoleContext, *, sent: Iterable[Prompt], windows: Mapping[int, Opened]
+        self, context: RoleContext, *, sent: Iterable[Prompt], iterations: Mapping[int, Opened]
     ) -> None:
         """`sent`: open prompts that are on the topic already.
 
-        `windows`: where topics ended before their iterations.
+        `iterations`: where topics ended before their iterations.
         """
         self._context = context
-        self._sent = {prompt.group: prompt.window for prompt in sent}
-        self.windows = dict(windows)
+        self._sent = {prompt.group: prompt.iteration for prompt in sent}
+        self.iterations = dict(iterations)
         bus, topics = context.bus, context.topics
         self._prompts, self._dead = bus.reader(topics.prompts), bus.reader(topics.dead)
 
@@ -33,22 +33,22 @@ class Outbox:
 
     def send(self, prompts: Sequence[Prompt]) -> list[Placed]:
         """Send prompts and wait until the broker has them. Return their places."""
-        self._open({prompt.window for prompt in prompts if prompt.purpose == TRAIN} - set(self.windows))
+        self._open({prompt.iteration for prompt in prompts if prompt.purpose == TRAIN} - set(self.iterations))
         writer, topic = self._context.writer, self._context.topics.prompts
         sent = [
             (prompt, writer.send(topic, encode(prompt), key=str(prompt.group), partition=prompt.length_class))
             for prompt in prompts
         ]
         writer.flush(self._context.spec.deadlines.progress_s)
-        self._sent |= {prompt.group: prompt.window for prompt in prompts}
+        self._sent |= {prompt.group: prompt.iteration for prompt in prompts}
         counters = self._context.heart.counters
         counters["admitted"] = counters.get("admitted", 0) + sum(prompt.size for prompt in prompts)
         return [Placed(prompt, RecordPlace(prompt.length_class, record.offset())) for prompt, record in sent]
 
-    def _open(self, windows: set[int]) -> None:
-        if windows:
+    def _open(self, iterations: set[int]) -> None:
+        if iterations:
             ends = self.ends()
-            self.windows |= dict.fromkeys(windows, ends)
+            self.iterations |= dict.fromkeys(iterations, ends)
 
     def ends(self) -> Opened:
         """Return where prompts and dead letters end now."""
@@ -56,11 +56,13 @@ class Outbox:
 
     def forget(self, trained: int, evaluated: Collection[int]) -> None:
         """Forget the prompts of iterations before `trained`, but not those of versions in `evaluated`."""
-        self.windows = {window: opened for window, opened in self.windows.items() if window >= trained}
+        self.iterations = {
+            iteration: opened for iteration, opened in self.iterations.items() if iteration >= trained
+        }
         self._sent = {
-            group: window
-            for group, window in self._sent.items()
-            if window >= trained or (group < 0 and window in evaluated)
+            group: iteration
+            for group, iteration in self._sent.items()
+            if iteration >= trained or (group < 0 and iteration in evaluated)
         }
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from producers.lengths import class_edges, class_of, have_moved
 from producers.ranker.ranker import Predictor, Question, question_of
 from producers.snapshots import Lot, PlannerState
 from producers.tasks import Problem, TaskError
-from schemas.admission import admissible, oldest_version, window_of
+from schemas.admission import admissible, iteration_of, oldest_version
 from schemas.identity import ROUND, derive_seed
 from schemas.messages import EVAL, TRAIN, Prompt, StepRecord
 from schemas.runspec import RunSpec
@@ -147,7 +147,7 @@ class Planner:
 
     def _is_missing(self, group: int) -> bool:
         """Whether a group has to be planned: it was neither sent nor trained."""
-        return group not in self._known and window_of(group, self._spec.algorithm.groups) >= self._trained
+        return group not in self._known and iteration_of(group, self._spec.algorithm.groups) >= self._trained
 
     def first_incomplete(self, trained: int) -> int:
         """Return the oldest version at which something is to be planned, if `trained` is the newest."""
@@ -189,7 +189,7 @@ class Planner:
         return [
             prompt
             for prompt in self._prompts(lot)
-            if prompt.window >= self._trained and prompt.group not in known
+            if prompt.iteration >= self._trained and prompt.group not in known
         ]
 
     def _pass_over(self, version: int, fresh: Sequence[int]) -> None:
@@ -209,7 +209,7 @@ class Planner:
 
     def _is_open(self, lot: Lot) -> bool:
         last = lot.first + len(lot.predicted) - 1
-        return window_of(last, self._spec.algorithm.groups) >= self._trained
+        return iteration_of(last, self._spec.algorithm.groups) >= self._trained
 
     def again(self, lost: Collection[int]) -> list[Prompt]:
         """Return again the prompts of `lost` groups: they were sent, and are gone from the log."""
@@ -219,8 +219,10 @@ class Planner:
         """Yield the prompts of a lot: the same ones whenever this is called."""
         groups = self._spec.algorithm.groups
         members = range(lot.first, lot.first + len(lot.predicted))
-        for window in sorted({window_of(group, groups) for group in members}):
-            yield from self._of_window(window, [g for g in members if window_of(g, groups) == window], lot)
+        for iteration in sorted({iteration_of(group, groups) for group in members}):
+            yield from self._of_iteration(
+                iteration, [g for g in members if iteration_of(g, groups) == iteration], lot
+            )
 
     def _predict(self, ranker: Predictor, problems: Iterable[Problem]) -> list[float]:
         longest = float(self._spec.sampling.max_tokens)
@@ -250,7 +252,7 @@ class Planner:
     def _question(self, problem: Problem) -> Question:
         return question_of(problem["id"], problem.get("kind"), self._tokenize(problem["prompt"]))
 
-    def _of_window(self, window: int, groups: Sequence[int], lot: Lot) -> Iterator[Prompt]:
+    def _of_iteration(self, iteration: int, groups: Sequence[int], lot: Lot) -> Iterator[Prompt]:
         """Yield an iteration's prompts. Each step gets groups of all lengths, in bundles of like length."""
         algorithm = self._spec.algorithm
         predicted = {group: lot.predicted[group - lot.first] for group in groups}
@@ -265,7 +267,7 @@ class Planner:
                     problem, epoch = problems[group]
                     yield self._prompt(
                         TRAIN, group, problem, epoch, algorithm.group_size,
-                        _Turn(window, self._oldest(group), mini, bundle[0], len(bundle)),
+                        _Turn(iteration, self._oldest(group), mini, bundle[0], len(bundle)),
                         _Prediction(predicted[group], lot.predictor, lot.edges),
                     )  # fmt: skip
 
@@ -284,14 +286,14 @@ class Planner:
             held += tokens
         return bundles
 
-    def instead(self, group: int, window: int, mini: int, ranker: Predictor) -> Prompt:
+    def instead(self, group: int, iteration: int, mini: int, ranker: Predictor) -> Prompt:
         """Return a prompt that replaces a group which taught nothing. Its number determines its problem."""
         number = group + ROUND
         draw = random.Random(derive_seed("instead", self._spec.seed, number))
         problem = self._train[draw.randrange(len(self._train))]
         return self._prompt(
             TRAIN, number, problem, group % ROUND // len(self._train), self._spec.algorithm.group_size,
-            _Turn(window, self._oldest(number), mini, number, 1),
+            _Turn(iteration, self._oldest(number), mini, number, 1),
             _Prediction(self._predict(ranker, [problem])[0], ranker.name, self.edges),
         )  # fmt: skip
 
@@ -319,7 +321,7 @@ class Planner:
         return Prompt(
             run=self._run, purpose=purpose, group=group, size=size, problem_id=problem["id"],
             problem=json.dumps(problem), epoch=epoch,
-            tokens=np.array(self._tokenize(problem["prompt"]), dtype=np.int32), window=turn.iteration,
+            tokens=np.array(self._tokenize(problem["prompt"]), dtype=np.int32), iteration=turn.iteration,
             mini=turn.mini, bundle=turn.bundle, bundle_groups=turn.bundle_groups,
             min_version=turn.min_version, predicted=prediction.length, predictor=prediction.predictor,
             length_class=class_of(prediction.length, prediction.edges), edges=list(prediction.edges),

@@ -26,7 +26,7 @@ from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ra
 from producers.ranker.states import RankerError, States, start_from
 from producers.sample_feed import AdmittedSample, SampleFeed
 from producers.tasks import TaskError
-from schemas.admission import window_of
+from schemas.admission import iteration_of
 from schemas.identity import round_of
 from schemas.messages import TRAIN, StepRecord
 
@@ -40,7 +40,7 @@ class _Told(NamedTuple):
     problem_id: str
 
 
-_Window = dict[int, dict[int, _Told]]  # an iteration, by group and index
+_IterationLengths = dict[int, dict[int, _Told]]  # an iteration, by group and index
 
 
 def kept_versions(context: RoleContext) -> int:
@@ -78,9 +78,9 @@ class Ranking:
         self.scores: dict[
             int, RankingScore
         ] = {}  # by iteration: how well its groups were ranked before they were generated
-        self._ahead: dict[int, _Window] = {}  # lengths from fit samples
-        self._ledger: dict[int, _Window] = {}  # lengths from the ledger; complete before `_trained`
-        self._learned: dict[int, _Window] = {}  # iterations that were learned ahead of the ledger
+        self._ahead: dict[int, _IterationLengths] = {}  # lengths from fit samples
+        self._ledger: dict[int, _IterationLengths] = {}  # lengths from the ledger; complete before `_trained`
+        self._learned: dict[int, _IterationLengths] = {}  # iterations that were learned ahead of the ledger
         self._changed = threading.Condition()
         self._asked = threading.Event()
         self._closed = False
@@ -110,9 +110,9 @@ class Ranking:
         with self._changed:
             if step.iteration < self._trained:
                 return  # the ranker that was loaded has learned from it
-            window = self._ledger.setdefault(step.iteration, {})
+            iteration = self._ledger.setdefault(step.iteration, {})
             for group, index, told in self._rows(step):
-                window.setdefault(group, {}).setdefault(index, told)
+                iteration.setdefault(group, {}).setdefault(index, told)
             if step.last_of_iteration:
                 self._close(step.iteration)
         self._asked.set()
@@ -144,7 +144,7 @@ class Ranking:
         return [
             (group, index, _Told(length, predicted, problem))
             for group, index, length, predicted, problem in rows
-            if self._is_first(group) and window_of(group, self._groups) == step.iteration
+            if self._is_first(group) and iteration_of(group, self._groups) == step.iteration
         ]
 
     def _is_first(self, group: int) -> bool:
@@ -152,19 +152,19 @@ class Ranking:
             group
         )  # resampled groups are left out: each version learns from equally many groups
 
-    def _close(self, window: int) -> None:
+    def _close(self, iteration: int) -> None:
         """Note that an iteration is trained. If it was learned ahead with other samples, learn it again."""
-        lost = [number for number in range(self._trained, window + 1) if not self._ledger.get(number)]
+        lost = [number for number in range(self._trained, iteration + 1) if not self._ledger.get(number)]
         if lost:
             self._context.log.warning(
                 "the ledger says nothing any more of iterations %d to %d: the ranker learns nothing of them",
                 lost[0], lost[-1],
             )  # fmt: skip
-        for number in range(self._trained, window + 1):
+        for number in range(self._trained, iteration + 1):
             found = self._ledger.setdefault(number, {})
             if number < self._newest and self._learned.get(number) != found:
                 self._forget_from(number)
-        self._trained = window + 1
+        self._trained = iteration + 1
         needed = min(self._trained, self._newest)
         for known in (self._ahead, self._learned):
             for old in [number for number in known if number < needed]:
@@ -174,11 +174,11 @@ class Ranking:
         for old in [number for number in self._rankers if number < needed - kept_versions(self._context)]:
             del self._rankers[old]  # who asks for a version has seen its iterations in the ledger
 
-    def _forget_from(self, window: int) -> None:
+    def _forget_from(self, iteration: int) -> None:
         """Drop the versions that have learned from an iteration: it was trained with other samples."""
-        self._rankers = {number: one for number, one in self._rankers.items() if number <= window}
-        self._learned = {number: one for number, one in self._learned.items() if number < window}
-        self._newest = window
+        self._rankers = {number: one for number, one in self._rankers.items() if number <= iteration}
+        self._learned = {number: one for number, one in self._learned.items() if number < iteration}
+        self._newest = iteration
 
     def _begin(self, wanted: int) -> Ranker:
         """Load the newest stored version up to `wanted`; without one, the ranker that the run starts with."""
@@ -211,30 +211,30 @@ class Ranking:
             return None
         predicted = float(np.float32(sample.predicted))  # as the ledger has it
         told = _Told(sample.true_length, predicted, sample.problem_id)
-        return sample.window, sample.group, sample.index, told
+        return sample.iteration, sample.group, sample.index, told
 
     def _take(self) -> None:
         found = self._samples.take()
         with self._changed:
-            for window, group, index, told in found:
-                if window >= max(self._newest, self._trained):
-                    self._ahead.setdefault(window, {}).setdefault(group, {}).setdefault(index, told)
+            for iteration, group, index, told in found:
+                if iteration >= max(self._newest, self._trained):
+                    self._ahead.setdefault(iteration, {}).setdefault(group, {}).setdefault(index, told)
 
     def _learn_next(self) -> bool:
         """Learn from the next iteration, if all of it is known. Return whether to go on."""
         with self._changed:
             number, ranker = self._newest, self._rankers[self._newest]
-            window = self._ledger.get(number) if number < self._trained else self._whole(number)
-        if window is None:
+            iteration = self._ledger.get(number) if number < self._trained else self._whole(number)
+        if iteration is None:
             return False
-        learned, score = self._learned_from(ranker, window)
+        learned, score = self._learned_from(ranker, iteration)
         with self._changed:
-            if number < self._trained and self._ledger.get(number) != window:
+            if number < self._trained and self._ledger.get(number) != iteration:
                 return True  # meanwhile the ledger said that it was trained otherwise
             self._rankers[learned.version] = learned
             self._newest = learned.version
             if number >= self._trained:
-                self._learned[number] = window
+                self._learned[number] = iteration
             else:
                 self._ledger.pop(number, None)
             if score is not None:
@@ -244,18 +244,20 @@ class Ranking:
             self._changed.notify_all()
         return True
 
-    def _whole(self, number: int) -> _Window | None:
+    def _whole(self, number: int) -> _IterationLengths | None:
         """Return an iteration if all of its samples are there; else None."""
-        window = self._ahead.get(number, {})
-        if len(window) < self._groups or any(len(group) < self._size for group in window.values()):
+        iteration = self._ahead.get(number, {})
+        if len(iteration) < self._groups or any(len(group) < self._size for group in iteration.values()):
             return None
-        return {group: dict(members) for group, members in window.items()}
+        return {group: dict(members) for group, members in iteration.items()}
 
-    def _learned_from(self, ranker: Ranker, window: _Window) -> tuple[Ranker, RankingScore | None]:
+    def _learned_from(
+        self, ranker: Ranker, iteration: _IterationLengths
+    ) -> tuple[Ranker, RankingScore | None]:
         began = time.thread_time()
         answered: list[Answered] = []
         predicted: list[float] = []
-        for _, members in sorted(window.items()):
+        for _, members in sorted(iteration.items()):
             told = [one for _, one in sorted(members.items())]
             try:
                 question = self._question(told[0].problem_id)

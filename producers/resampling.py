@@ -19,10 +19,10 @@ from schemas.messages import TRAIN
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """A group, and the iteration (`window`) and step (`mini`) that it belongs to."""
+    """A group, and the iteration and its step (`mini`) that it belongs to."""
 
     group: int
-    window: int
+    iteration: int
     mini: int
 
 
@@ -47,7 +47,7 @@ class Resampling:
         if trained > self._trained:
             self._trained = trained
             self._rewards = {
-                place: known for place, known in self._rewards.items() if place.window >= trained
+                place: known for place, known in self._rewards.items() if place.iteration >= trained
             }
         return [place for place, index, reward in self._samples.take() if self._take(place, index, reward)]
 
@@ -57,11 +57,11 @@ class Resampling:
         if taken.fault or sample.purpose != TRAIN or round_of(sample.group) >= self._most:
             return None
         reward = math.nan if sample.reward_error else sample.reward
-        return GroupPlace(sample.group, sample.window, sample.mini), sample.index, reward
+        return GroupPlace(sample.group, sample.iteration, sample.mini), sample.index, reward
 
     def _take(self, place: GroupPlace, index: int, reward: float) -> bool:
         """Count a sample. Return whether it completes a group that teaches nothing."""
-        if place.window < self._trained:
+        if place.iteration < self._trained:
             return False
         known = self._rewards.setdefault(place, {})
         if index in known:

@@ -20,7 +20,7 @@ from producers.planner import Planner, Tokenize
 from producers.sample_feed import FeederRoots
 from producers.snapshots import FeederSnapshot, Opened, Positions
 from producers.tasks import Problem
-from schemas.admission import window_of
+from schemas.admission import iteration_of
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, DeadLetter, Evaluation, Prompt, StepRecord
 from schemas.runspec import RunSpec
@@ -45,14 +45,14 @@ class FeederState:
     start: Positions  # positions to read `<run>.samples` from
 
     @property
-    def windows(self) -> dict[int, Opened]:
+    def iterations(self) -> dict[int, Opened]:
         """Where topics ended before each open iteration was admitted.
 
         Iterations that the snapshot does not have were admitted after it.
         """
-        known = self.snapshot.windows if self.snapshot else {}
-        windows = {one.prompt.window for one in self.prompts.values() if one.prompt.purpose == TRAIN}
-        return {w: known.get(w, self.opened) for w in {*windows, *known} if w >= self.trained}
+        known = self.snapshot.iterations if self.snapshot else {}
+        iterations = {one.prompt.iteration for one in self.prompts.values() if one.prompt.purpose == TRAIN}
+        return {w: known.get(w, self.opened) for w in {*iterations, *known} if w >= self.trained}
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ def _prompts(
         Prompt, context.run, _reports(context, letters), unfit=lambda prompt: _wrong_prompt(prompt, spec)
     )
     for record, prompt in _read(context, context.topics.prompts, opened.prompts, gate):
-        is_open = prompt.window >= trained
+        is_open = prompt.iteration >= trained
         if prompt.purpose == EVAL:
-            is_open = is_being_evaluated(prompt.window)
+            is_open = is_being_evaluated(prompt.iteration)
         if is_open:
             still_open.setdefault(prompt.group, Placed(prompt, RecordPlace(record.partition, record.offset)))
         yield prompt
@@ -207,8 +207,8 @@ def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
         return f"it is of class {prompt.length_class}, with {edges} edges: there are {classes} classes"
     if prompt.purpose == EVAL:
         return "" if prompt.group < 0 else f"group {prompt.group} is none of an evaluation"
-    if prompt.group < 0 or prompt.window != window_of(prompt.group, algorithm.groups):
-        return f"group {prompt.group} is not of iteration {prompt.window}"
+    if prompt.group < 0 or prompt.iteration != iteration_of(prompt.group, algorithm.groups):
+        return f"group {prompt.group} is not of iteration {prompt.iteration}"
     if prompt.size != algorithm.group_size or round_of(prompt.group) > spec.loss.most_draws:
         return f"group {prompt.group} of {prompt.size} samples is none of this run"
     return ""

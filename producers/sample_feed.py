@@ -27,7 +27,7 @@ from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
 from infra.tail import Inbox
 from infra.weights.versions import WeightStore
-from schemas.admission import window_of
+from schemas.admission import iteration_of
 from schemas.fitness import contradiction, fault, weights_fault
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, Prompt, Sample, StepRecord
@@ -162,7 +162,7 @@ class SampleFeed:
         """Pass on samples of these groups from now on, those included that have come already."""
         with self._lock:
             for prompt in prompts:
-                if prompt.purpose == EVAL or prompt.window >= self._trained:
+                if prompt.purpose == EVAL or prompt.iteration >= self._trained:
                     self._prompts.setdefault(prompt.group, prompt)
         self._fresh.set()
 
@@ -173,7 +173,7 @@ class SampleFeed:
             self._prompts = {
                 group: prompt
                 for group, prompt in self._prompts.items()
-                if prompt.purpose == EVAL or prompt.window >= iterations
+                if prompt.purpose == EVAL or prompt.iteration >= iterations
             }
 
     def evaluated(self, groups: Iterable[int]) -> None:
@@ -244,9 +244,9 @@ class SampleFeed:
         """Whether the group may still be admitted: a feeder that this one replaces may have been ahead."""
         spec = self._context.spec
         if sample.purpose == EVAL:
-            return sample.group < 0 and trained < sample.window <= spec.algorithm.iterations
-        window = window_of(sample.group, spec.algorithm.groups)
-        return trained <= window < spec.algorithm.iterations and round_of(sample.group) <= self._resample
+            return sample.group < 0 and trained < sample.iteration <= spec.algorithm.iterations
+        iteration = iteration_of(sample.group, spec.algorithm.groups)
+        return trained <= iteration < spec.algorithm.iterations and round_of(sample.group) <= self._resample
 
     def _hold(self, record: Record, sample: Sample) -> None:
         self._held.append((record, sample))

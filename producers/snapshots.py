@@ -88,6 +88,8 @@ class Announced(_Part):
 class FeederSnapshot(_Part):
     """The whole state of a feeder."""
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
     format: Literal[1] = 1
     run: str
     epoch: int = Field(ge=0)
@@ -96,7 +98,7 @@ class FeederSnapshot(_Part):
     began: dict[int, Began]  # by iteration
     samples: Positions  # all samples of open iterations come after these positions
     samples_of: dict[int, Positions]  # by iteration: what raises `samples` once it is long trained
-    windows: dict[int, Opened]  # open iterations
+    iterations: dict[int, Opened] = Field(alias="windows")  # open iterations; files have their old name
     ends: Opened  # if nothing is open: where to read on
     evals: int = Field(ge=0)
     evaluated: list[int]
@@ -105,7 +107,7 @@ class FeederSnapshot(_Part):
 
     def opened(self) -> Opened:
         """Return where to read from to find all that is open."""
-        parts = [*self.windows.values(), *(one.opened for one in self.evaluations)] or [self.ends]
+        parts = [*self.iterations.values(), *(one.opened for one in self.evaluations)] or [self.ends]
         return Opened(prompts=lowest([part.prompts for part in parts]), dead=min(part.dead for part in parts))
 
 

@@ -26,7 +26,7 @@ def admissible(version: int, groups: int, lookahead: float) -> int:
     return math.floor((version + lookahead + 1) * groups + _EPSILON)
 
 
-def window_of(group: int, groups: int) -> int:
+def iteration_of(group: int, groups: int) -> int:
     """Return the iteration that trains a group. `groups`: groups of an iteration."""
     return group % ROUND // groups
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from schemas.admission import oldest_version, window_of
+from schemas.admission import iteration_of, oldest_version
 from schemas.identity import round_of
 from schemas.messages import Prompt, Sample
 from schemas.runspec import RunSpec
@@ -25,10 +25,10 @@ def _of_place(sample: Sample, spec: RunSpec) -> str:
     algorithm, resample = spec.algorithm, spec.loss.most_draws
     if sample.size != algorithm.group_size or not 0 <= sample.index < sample.size:
         return f"index {sample.index} of {sample.size} does not fit groups of {algorithm.group_size}"
-    if sample.group < 0 or sample.window != window_of(sample.group, algorithm.groups):
-        return f"group {sample.group} is not of iteration {sample.window}"
-    if sample.window >= algorithm.iterations:
-        return f"the run has {algorithm.iterations} iterations, and no iteration {sample.window}"
+    if sample.group < 0 or sample.iteration != iteration_of(sample.group, algorithm.groups):
+        return f"group {sample.group} is not of iteration {sample.iteration}"
+    if sample.iteration >= algorithm.iterations:
+        return f"the run has {algorithm.iterations} iterations, and no iteration {sample.iteration}"
     if round_of(sample.group) > resample:
         return f"it is drawn in place of another more often than loss.resample allows ({resample})"
     if not 0 <= sample.mini < algorithm.optimizer_steps:
@@ -68,8 +68,8 @@ def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable
     first, last = int(sample.versions[0]), int(sample.versions[-1])
     if first < oldest:
         return f"weights {first} made it; its iteration allows {oldest} and newer"
-    if algorithm.mode == "sync" and last != sample.window:
-        return f"weights {last} made it; on-policy needs {sample.window}"
+    if algorithm.mode == "sync" and last != sample.iteration:
+        return f"weights {last} made it; on-policy needs {sample.iteration}"
     if last > trained:
         return f"weights {last} made it; the run's newest are {trained}"
     for version, root in zip(sample.versions.tolist(), sample.roots, strict=True):
@@ -84,7 +84,7 @@ def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable
 def contradiction(sample: Sample, other: Sample | Prompt) -> str:
     """Return how a sample differs from another of its group, or from its prompt; empty if it does not."""
     of = f"of {other.id}, of the same group," if isinstance(other, Sample) else "that was admitted"
-    for name in ("problem_id", "epoch", "window", "mini", "bundle", "bundle_groups"):
+    for name in ("problem_id", "epoch", "iteration", "mini", "bundle", "bundle_groups"):
         mine, its = getattr(sample, name), getattr(other, name)
         if mine != its:
             return f"its {name} is {mine}; the one {of} is {its}"

@@ -7,8 +7,8 @@ contradiction between fields. Readers check whether the message fits the run. Ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Annotated, ClassVar, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from msgspec import Meta
@@ -59,28 +59,39 @@ def are_finite(name: str, numbers: Iterable[float]) -> str:
     return "" if all(map(math.isfinite, numbers)) else f"{name} has a value that is no number"
 
 
-class Prompt(Message, frozen=True, kw_only=True):
-    """`<run>.prompts`: a group that is admitted to be generated. Partition = predicted length class."""
+class OfGroup(Message, frozen=True, kw_only=True):
+    """Fields that a prompt and its samples share: which group they are of, and where it belongs."""
 
-    KIND: ClassVar[str] = "prompt"
+    ON_WIRE: ClassVar[Mapping[str, str]] = {"iteration": "window"}
     run: WireName
     purpose: str  # TRAIN or EVAL: evaluation shares the generators but never reaches the trainer
     group: GroupNumber  # number in order of admission: the group's identity; below 0 for EVAL
     size: Count  # how many samples are wanted
     problem_id: Line  # the same in every epoch; the ranker keeps past lengths by it
-    problem: str  # the task's problem as JSON: the reward needs it
     epoch: Count  # pass over the problems
-    tokens: Int32s
-    window: Count  # the iteration that trains it (for EVAL: the version that is evaluated)
+    iteration: Count  # that trains the group (for EVAL: the version that is evaluated)
     mini: Count  # which optimizer step of the iteration, from 0 on
     bundle: GroupNumber  # micro-batches are formed inside a bundle: no sum depends on which sample came first
     bundle_groups: Count  # how many groups the bundle has, so that the trainer knows when it is whole
     min_version: Count  # the oldest weights that the staleness bound allows
     predicted: float  # predicted length in tokens
-    predictor: Line  # name of the ranker, with the number of iterations from which it had learned
     length_class: Count
-    edges: list[float]  # between the length classes when the group was admitted: they change over time
     admitted_at: float
+
+
+def shared_fields(prompt: Prompt) -> dict[str, Any]:
+    """Return the fields that each sample of a prompt has from it."""
+    return {name: getattr(prompt, name) for name in OfGroup.__struct_fields__}
+
+
+class Prompt(OfGroup, frozen=True, kw_only=True):
+    """`<run>.prompts`: a group that is admitted to be generated. Partition = predicted length class."""
+
+    KIND: ClassVar[str] = "prompt"
+    problem: str  # the task's problem as JSON: the reward needs it
+    tokens: Int32s
+    predictor: Line  # name of the ranker, with the number of iterations from which it had learned
+    edges: list[float]  # between the length classes when the group was admitted: they change over time
 
     def wrong(self) -> str:
         if self.purpose not in (TRAIN, EVAL):
@@ -94,22 +105,12 @@ class Prompt(Message, frozen=True, kw_only=True):
         return finite(admitted_at=self.admitted_at)
 
 
-class Sample(Message, frozen=True, kw_only=True):
+class Sample(OfGroup, frozen=True, kw_only=True):
     """`<run>.samples`: one finished sample, published at once. Partition = predicted length class."""
 
     KIND: ClassVar[str] = "sample"
-    run: WireName
-    purpose: str
-    group: GroupNumber
     index: int
     attempt: int
-    size: int
-    problem_id: Line
-    epoch: int
-    window: int
-    mini: int
-    bundle: int
-    bundle_groups: int
     prompt_tokens: Int32s
     tokens: Int32s  # with the end-of-text token, if it was drawn
     logprobs: Float32s  # of each token, under the weights that drew it
@@ -121,11 +122,7 @@ class Sample(Message, frozen=True, kw_only=True):
     reward: float
     reward_parts: dict[str, float]
     reward_error: str  # why there is no reward; the sample is then not trained. Empty: there is one
-    predicted: float
-    length_class: int
-    min_version: int
     generator: Line
-    admitted_at: float
     started_at: float
     finished_at: float
     scored_at: float

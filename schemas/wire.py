@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
@@ -66,6 +67,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     KIND: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
+    ON_WIRE: ClassVar[Mapping[str, str]] = {}  # fields that have another name in records, as they always had
 
     def wrong(self) -> str:
         """Return why the fields contradict each other; empty if they do not. `decode` calls this."""
@@ -116,7 +118,11 @@ def encode(message: Message) -> bytes:
         padded = -len(raw) % _ALIGN
         parts += [raw, b"\0" * padded]
         offset += len(raw) + padded
-    fields = {name: getattr(message, name) for name in message.__struct_fields__ if name not in arrays}
+    fields = {
+        message.ON_WIRE.get(name, name): getattr(message, name)
+        for name in message.__struct_fields__
+        if name not in arrays
+    }
     header = msgspec.msgpack.encode(
         {"kind": message.KIND, "version": message.VERSION, "fields": fields, "arrays": table}
     )
@@ -140,7 +146,11 @@ def _field_decoder(kind: type[Message]) -> msgspec.msgpack.Decoder[Any]:
     """Return a decoder for a message's fields that are no arrays, each to its own type."""
     arrays, hints = _array_fields(kind), get_type_hints(kind, include_extras=True)
     fields: list[Any] = [
-        (field.name, hints[field.name], *(() if field.required else (msgspec.field(default=field.default),)))
+        (
+            field.name,
+            hints[field.name],
+            msgspec.field(default=field.default, name=kind.ON_WIRE.get(field.name)),
+        )
         for field in msgspec.structs.fields(kind)
         if field.name not in arrays
     ]
@@ -162,7 +172,10 @@ def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
         plain = _field_decoder(expected).decode(header.fields)
         message = expected(**fields, **msgspec.structs.asdict(plain))
     except (msgspec.DecodeError, TypeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"{header.kind} schema {header.version}: {str(error)[:500]}") from None
+        said = str(error)[:500]
+        for name, on_wire in expected.ON_WIRE.items():
+            said = said.replace(f"$.{on_wire}`", f"$.{name}`")
+        raise Unreadable(f"{header.kind} schema {header.version}: {said}") from None
     if wrong := message.wrong():
         raise Contradictory(wrong)
     return message

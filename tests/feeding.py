@@ -17,7 +17,7 @@ from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext, Stopped
 from infra.roles.heart import Heart
 from producers.feeder import Feeder
-from schemas.admission import oldest_version, window_of
+from schemas.admission import iteration_of, oldest_version
 from schemas.messages import TRAIN, DeadLetter, Evaluation, Prompt, Sample, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topic
@@ -36,7 +36,7 @@ def make_prompt(spec: RunSpec, group: int, **fields: Any) -> Prompt:
     values: dict[str, Any] = {
         "run": "test-1", "purpose": TRAIN, "group": group, "size": algorithm.group_size,
         "problem_id": str(group), "problem": "{}", "epoch": 0, "tokens": np.array([4, 5], np.int32),
-        "window": window_of(group, algorithm.groups), "mini": group % algorithm.optimizer_steps,
+        "iteration": iteration_of(group, algorithm.groups), "mini": group % algorithm.optimizer_steps,
         "bundle": group, "bundle_groups": 1, "min_version": version, "predicted": 4.0, "predictor": "x",
         "length_class": group % spec.lengths.classes, "edges": [5.0] * (spec.lengths.classes - 1),
         "admitted_at": 0.0,
@@ -71,9 +71,9 @@ def make_step(
 
 def answer(spec: RunSpec, prompt: Prompt, index: int, **fields: Any) -> Sample:
     """A generator's answer to a prompt: always the same."""
-    names = ("purpose", "window", "mini", "bundle", "bundle_groups", "epoch", "problem_id", "min_version")
+    names = ("purpose", "iteration", "mini", "bundle", "bundle_groups", "epoch", "problem_id", "min_version")
     values: dict[str, Any] = {name: getattr(prompt, name) for name in names}
-    weights = prompt.window if spec.algorithm.mode == "sync" else prompt.min_version
+    weights = prompt.iteration if spec.algorithm.mode == "sync" else prompt.min_version
     group = prompt.group if prompt.group >= 0 else 100_000 - prompt.group
     values |= {
         "group": prompt.group, "size": prompt.size, "prompt_tokens": prompt.tokens,
@@ -119,10 +119,10 @@ class Others:
         records = read_all(self.context.bus, topic, deadline_s=5)
         return Gate(kind, self.context.run, passed_over).messages(records)
 
-    def generate(self, purpose: str = TRAIN, window: int | None = None) -> None:
+    def generate(self, purpose: str = TRAIN, iteration: int | None = None) -> None:
         """Answer what was not answered yet."""
         for prompt in self.prompts().values():
-            if prompt.purpose == purpose and window in (None, prompt.window):
+            if prompt.purpose == purpose and iteration in (None, prompt.iteration):
                 for index in range(prompt.size):
                     if (prompt.group, index) not in self.answered:
                         self.answered.add((prompt.group, index))
@@ -138,7 +138,7 @@ class Others:
         rows: dict[int, list[tuple[Sample, tuple[int, int]]]] = {mini: [] for mini in range(steps)}
         records = read_all(self.context.bus, self.context.topics.samples, deadline_s=5)
         for record, sample in Gate(Sample, self.context.run, passed_over).take(records):
-            if sample.purpose == TRAIN and sample.window == iteration:
+            if sample.purpose == TRAIN and sample.iteration == iteration:
                 rows[sample.mini].append((sample, (record.partition, record.offset)))
         for mini, mine in rows.items():
             step = make_step(

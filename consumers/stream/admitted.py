@@ -39,10 +39,10 @@ class Admitted:
             self._reader = reader = self._context.bus.reader(topic)
             clamp(reader)
             reader.seek(self._starts(reader, trained))
-        self._found = {group: one for group, one in self._found.items() if one.window >= trained}
+        self._found = {group: one for group, one in self._found.items() if one.iteration >= trained}
         for record in read_until(self._reader, self._reader.end_offsets(), topic, deadline_s=self._deadline):
             prompt = self._gate.take_one(record)
-            if prompt is not None and prompt.purpose == TRAIN and prompt.window >= trained:
+            if prompt is not None and prompt.purpose == TRAIN and prompt.iteration >= trained:
                 self._found[prompt.group] = _lean(prompt)
         return {group: self._found[group] for group in wanted if group in self._found}
 
@@ -55,12 +55,12 @@ class Admitted:
             low, high = begin, ends[partition]  # all before `low` is older; what is at `high` is not
             while low < high:
                 middle = (low + high) // 2
-                at, window = self._window_at(reader, ends, partition, middle, high)
-                low, high = (at + 1, high) if window < oldest else (low, middle)
+                at, iteration = self._iteration_at(reader, ends, partition, middle, high)
+                low, high = (at + 1, high) if iteration < oldest else (low, middle)
             found[partition] = low
         return found
 
-    def _window_at(
+    def _iteration_at(
         self, reader: Reader, ends: dict[int, int], partition: int, start: int, stop: int
     ) -> tuple[int, float]:
         """Return (position, iteration) of the next prompt for training; iteration `inf` if there is none."""
@@ -70,13 +70,13 @@ class Admitted:
                                  deadline_s=self._deadline):  # fmt: skip
             if record.partition != partition or not start <= record.offset < until:
                 continue
-            if (window := self._window(record)) is not None:
-                return record.offset, window
+            if (iteration := self._iteration_of(record)) is not None:
+                return record.offset, iteration
         return until - 1, math.inf
 
-    def _window(self, record: Record) -> int | None:
+    def _iteration_of(self, record: Record) -> int | None:
         prompt = self._gate.take_one(record)
-        return prompt.window if prompt is not None and prompt.purpose == TRAIN else None
+        return prompt.iteration if prompt is not None and prompt.purpose == TRAIN else None
 
     def close(self) -> None:
         """Close the reader, if there is one."""

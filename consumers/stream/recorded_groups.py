@@ -65,8 +65,8 @@ class Recorded:
         if step.step <= self._newest:
             return  # of a trainer thought dead, or read again: the first record of a step counts
         self._newest = step.step
-        windows = step.groups % ROUND // self._groups
-        order = np.flatnonzero(windows == step.iteration)
+        iterations = step.groups % ROUND // self._groups
+        order = np.flatnonzero(iterations == step.iteration)
         order = order[np.lexsort((step.indexes[order], step.groups[order]))]
         _, starts = np.unique(step.groups[order], return_index=True)
         self._append(

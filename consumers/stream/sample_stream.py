@@ -148,9 +148,9 @@ class SampleStream:
         return "" if sample.purpose == EVAL else f"its purpose is {sample.purpose[:64]!r}"
 
     def _take(self, sample: Sample, record: Record) -> None:
-        key = sample.window, sample.mini
+        key = sample.iteration, sample.mini
         if key < self._trained:
-            if sample.window == self._trained[0]:
+            if sample.iteration == self._trained[0]:
                 self._finished.add(sample.group)
             self.duplicates += 1
             return
@@ -201,7 +201,7 @@ class SampleStream:
         reason = contradiction(sample, next(iter(rows.values())).sample) if rows else ""
         suspects = {sample.group}
         if not reason and (reason := self._of_bundle(sample)):
-            suspects |= set(self._bundles[sample.window, sample.mini][sample.bundle].rows)
+            suspects |= set(self._bundles[sample.iteration, sample.mini][sample.bundle].rows)
         if not reason:
             return ""
         prompts = self._admitted.groups(suspects, self._trained[0])
@@ -216,7 +216,7 @@ class SampleStream:
 
     def _of_bundle(self, sample: Sample) -> str:
         """Return why a sample does not go with the others of its bundle; empty if it does."""
-        bundle = self._bundles.get((sample.window, sample.mini), {}).get(sample.bundle)
+        bundle = self._bundles.get((sample.iteration, sample.mini), {}).get(sample.bundle)
         if bundle is None:
             return ""
         if bundle.groups != sample.bundle_groups:
@@ -232,7 +232,7 @@ class SampleStream:
         reason = contradiction(some, prompt)  # they all say the same, or they would not be here
         if not reason or len(rows) == some.size:
             return
-        key, topic = (some.window, some.mini), self._context.topics.samples.name
+        key, topic = (some.iteration, some.mini), self._context.topics.samples.name
         del self._rows[group]
         bundle = self._bundles[key][some.bundle]
         del bundle.rows[group]
@@ -242,10 +242,10 @@ class SampleStream:
             name = row.sample.id.encode()
             self._unfit.put(Record(topic, row.partition, row.offset, name, encode(row.sample)), reason)
 
-    def _is_missing(self, group: int, index: int, window: int) -> bool:
+    def _is_missing(self, group: int, index: int, iteration: int) -> bool:
         """Return whether a sample is not here and still needed."""
         there = group in self._finished or index in self._rows.get(group, {})
-        return self._trained[0] <= window <= self._trained[0] + self._open and not there
+        return self._trained[0] <= iteration <= self._trained[0] + self._open and not there
 
     @property
     def positions(self) -> dict[int, int]:
@@ -281,9 +281,9 @@ class SampleStream:
                 for group in bundle.rows:
                     del self._rows[group]
                     self._finished.add(group)
-        window, mini = key
+        iteration, mini = key
         last = mini + 1 == self._context.spec.algorithm.optimizer_steps
-        self._trained = (window + 1, 0) if last else (window, mini + 1)
+        self._trained = (iteration + 1, 0) if last else (iteration, mini + 1)
         if last:
             self._finished.clear()
             self._unfit.trained()

@@ -18,7 +18,7 @@ from infra.bus import Record, clamp, read_until
 from infra.errors import Explained
 from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
-from schemas.admission import window_of
+from schemas.admission import iteration_of
 from schemas.identity import sample_id, sample_key
 from schemas.messages import DeadLetter, Sample
 from schemas.wire import Contradictory, decode
@@ -128,8 +128,8 @@ class Unfit:
             return ""
         if group < 0:
             return name  # of an evaluation: the feeder knows whether it is there, and twice does no harm
-        window = window_of(group, algorithm.groups)
-        if window >= algorithm.iterations or not self._is_missing(group, index, window):
+        iteration = iteration_of(group, algorithm.groups)
+        if iteration >= algorithm.iterations or not self._is_missing(group, index, iteration):
             return ""
         return name
 

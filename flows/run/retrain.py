@@ -9,7 +9,7 @@ from flows.run.locations import store_url
 from infra.run_bus import connect
 from infra.runs import find
 from infra.stores.opening import open_store
-from producers.ranker.offline import Quality, Windows, judged, recorded, split, train_ranker
+from producers.ranker.offline import Quality, RecordedIterations, judged, recorded, split, train_ranker
 from producers.ranker.states import RankerError, States
 from producers.ranking import backbone_of
 from schemas.topics import Topics
@@ -37,28 +37,28 @@ def retrain(
 ) -> Retrained:
     """Train a trial ranker and judge it by a fifth of the problems; then train one on all, and store it."""
     opened = open_store(store_url(store))
-    windows: Windows = []
+    iterations: RecordedIterations = []
     for number, run in enumerate(runs):
         progress(0.1 * number / len(runs), f"reading what {run} recorded")
         record = find(opened, run)
         bus = connect(record, "streamrl-ranker")
         try:
-            windows += recorded(bus, Topics(run, record.spec.lengths.classes), deadline_s=_READ_S)
+            iterations += recorded(bus, Topics(run, record.spec.lengths.classes), deadline_s=_READ_S)
         finally:
             bus.close()
-    groups = sum(len(window) for window in windows)
+    groups = sum(len(iteration) for iteration in iterations)
     if groups < _LEAST:
         raise RankerError(
             f"{', '.join(runs)}: {groups} finished groups are on the log; {_LEAST} are needed to train from"
         )
     spec = record.spec  # of the newest run, which comes last
     backbone = backbone_of(spec.lengths.backbone)
-    some, held_out = split(windows)
+    some, held_out = split(iterations)
     judge = train_ranker(
         some, backbone, seed=spec.seed, progress=lambda share: progress(0.1 + 0.4 * share, "trial")
     )
     ranker = train_ranker(
-        windows, backbone, seed=spec.seed, progress=lambda share: progress(0.5 + 0.5 * share, "training")
+        iterations, backbone, seed=spec.seed, progress=lambda share: progress(0.5 + 0.5 * share, "training")
     )
     states = States.to_start_from(opened, name or spec.run)
     number = max(states.numbers(), default=0) + 1

@@ -23,7 +23,7 @@ from schemas.messages import (
 from schemas.runspec import RunSpec
 from schemas.wire import Message
 
-RATE_WINDOW_S = 15.0
+RATE_SPAN_S = 15.0
 QUIET_S = 10.0  # a process whose heartbeat is older is not shown as alive
 ROWS = 400  # newest steps, and evaluations, that a view holds
 _MOST, _MOST_POINTS = 2000, 400  # maximum processes or relays of a view, and points of a rate
@@ -32,8 +32,8 @@ _MOST, _MOST_POINTS = 2000, 400  # maximum processes or relays of a view, and po
 class Rate:
     """The speed at which a number has grown over the last seconds."""
 
-    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
-        self._window_s = window_s
+    def __init__(self, span_s: float = RATE_SPAN_S) -> None:
+        self._span_s = span_s
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, at: float, total: float) -> None:
@@ -41,7 +41,7 @@ class Rate:
         if self._points and (total < self._points[-1][1] or at < self._points[-1][0]):
             self._points.clear()  # a process started again and counts from zero
         self._points.append((at, total))
-        while len(self._points) > 2 and self._points[1][0] < at - self._window_s:
+        while len(self._points) > 2 and self._points[1][0] < at - self._span_s:
             self._points.popleft()
         if len(self._points) > _MOST_POINTS:
             self._points.popleft()

@@ -69,7 +69,7 @@ class Waiting:
     """Jobs that no generator has, by turn and predicted length."""
 
     def __init__(self) -> None:
-        self._windows: dict[Turn, list[tuple[float, SampleKey]]] = {}  # by turn: ascending predicted lengths
+        self._by_turn: dict[Turn, list[tuple[float, SampleKey]]] = {}  # by turn: ascending predicted lengths
         self._jobs: dict[SampleKey, tuple[SampleJob, float]] = {}
 
     def __len__(self) -> int:
@@ -84,28 +84,28 @@ class Waiting:
     def add(self, job: SampleJob, predicted: float) -> None:
         """Add a job with its predicted length."""
         self._jobs[job.key] = job, predicted
-        bisect.insort(self._windows.setdefault(job.turn, []), (predicted, job.key))
+        bisect.insort(self._by_turn.setdefault(job.turn, []), (predicted, job.key))
 
     def remove(self, key: SampleKey) -> SampleJob:
         """Remove a job and return it."""
         job, predicted = self._jobs.pop(key)
-        window = self._windows[job.turn]
-        del window[bisect.bisect_left(window, (predicted, key))]
-        if not window:
-            del self._windows[job.turn]
+        jobs = self._by_turn[job.turn]
+        del jobs[bisect.bisect_left(jobs, (predicted, key))]
+        if not jobs:
+            del self._by_turn[job.turn]
         return job
 
     def rerank(self, key: SampleKey, predicted: float) -> None:
         """Change a job's predicted length."""
         self.add(self.remove(key), predicted)
 
-    def windows(self) -> list[list[tuple[float, SampleKey]]]:
+    def by_turn(self) -> list[list[tuple[float, SampleKey]]]:
         """Return the jobs by turn, the first turn first; within a turn the shortest job comes first."""
-        return [self._windows[number] for number in sorted(self._windows)]
+        return [self._by_turn[number] for number in sorted(self._by_turn)]
 
     def longest(self) -> SampleKey | None:
         """Return the longest job of the first turn; None if no job waits."""
-        return self._windows[min(self._windows)][-1][1] if self._windows else None
+        return self._by_turn[min(self._by_turn)][-1][1] if self._by_turn else None
 
 
 @dataclass(eq=False)

@@ -102,7 +102,7 @@ class Costs:
         self._faded = max(_FADED, self._faded * _FADES)
 
 
-_Window = tuple[np.ndarray, list[SampleKey]]  # declared lengths, ascending, and the keys of their jobs
+_TurnJobs = tuple[np.ndarray, list[SampleKey]]  # declared lengths, ascending, and the keys of their jobs
 
 
 class DeadlinePolicy:
@@ -139,7 +139,7 @@ class DeadlinePolicy:
             SampleKey, float
         ] = {}  # by running job: its generator's step at which it is expected to end
         self._last: dict[str, float] = {}  # by generator: the largest of these
-        self._kept: list[_Window] | None = None
+        self._kept: list[_TurnJobs] | None = None
         self._told: dict[SampleKey, float] = {}  # declared lengths of waiting jobs
         self._all_alive = np.ones(0, np.bool_)
         self._doubted = 0.0  # the doubt at the last choice
@@ -255,30 +255,30 @@ class DeadlinePolicy:
         instances, plan = board.fastest_first, self.plan
         assert plan is not None
         fastest = min((i for i in instances if i.free > 0), key=_next_step, default=None)
-        windows = self._windows(board)
-        if fastest is None or not windows:
+        turns = self._turns(board)
+        if fastest is None or not turns:
             return None
-        keys = windows[0][0]
+        keys = turns[0][0]
         idle = not any(i.running for i in instances)
         soon = now + keys[-1] * _next_step(fastest)[0]
         if soon >= plan.deadline or idle:
-            return self._start(fastest, windows[0], len(keys) - 1)
+            return self._start(fastest, turns[0], len(keys) - 1)
         limit = max(plan.deadline, *(now + self._longest(i) * float(i.seconds[1]) for i in instances))
         for instance in asked:
             if instance.free <= 0:
                 continue
             batch = min(len(instance.running), instance.slots - 1)
-            for window in windows:
-                keys = window[0]
+            for turn in turns:
+                keys = turn[0]
                 place = compiled().pick(
                     keys, self._all_alive[: len(keys)], len(keys) - 1, batch, self._longest(instance),
                     instance.seconds, limit - now,
                 )  # fmt: skip
                 if place >= 0:
-                    return self._start(instance, window, place)
+                    return self._start(instance, turn, place)
         return None
 
-    def _windows(self, board: Board) -> list[_Window]:
+    def _turns(self, board: Board) -> list[_TurnJobs]:
         """Return the waiting jobs with declared lengths, by turn.
 
         Cached until the next choice or correction.
@@ -287,8 +287,8 @@ class DeadlinePolicy:
             assert self.plan is not None
             quantile = self.plan.quantile
             self._kept = []
-            for window in board.waiting.windows():
-                names = [key for _, key in window]
+            for turn in board.waiting.by_turn():
+                names = [key for _, key in turn]
                 for key in names:
                     if key not in self._told:
                         self._told[key] = compiled().declared(self.ranks.row[key], 0.0, quantile)
@@ -298,8 +298,8 @@ class DeadlinePolicy:
             self._all_alive = np.ones(most, np.bool_)
         return self._kept
 
-    def _start(self, instance: Instance, window: _Window, place: int) -> tuple[Instance, SampleKey]:
-        keys, names = window
+    def _start(self, instance: Instance, turn: _TurnJobs, place: int) -> tuple[Instance, SampleKey]:
+        keys, names = turn
         key = names.pop(place)
         said = self._said[key] = instance.steps + float(keys[place])
         self._last[instance.name] = max(self._last.get(instance.name, 0.0), said)

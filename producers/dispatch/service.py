@@ -158,7 +158,7 @@ class Dispatching:
         self._past.done.clear()  # the remaining ones are of groups that are not admitted
 
     def _is_wanted(self, prompt: Prompt) -> bool:
-        return prompt.purpose != TRAIN or prompt.window >= self._forgotten
+        return prompt.purpose != TRAIN or prompt.iteration >= self._forgotten
 
     def _take_samples(self, now: float) -> None:
         letters = self._letters.take()  # before the samples: letters may be about those that come now
@@ -193,7 +193,7 @@ class Dispatching:
         gone = {
             group
             for group, (prompt, _) in self._open.items()
-            if prompt.window < trained
+            if prompt.iteration < trained
             and (prompt.purpose == TRAIN or self._is_evaluated(prompt, trained, evaluating))
         }
         self._open = {group: one for group, one in self._open.items() if group not in gone}
@@ -201,10 +201,10 @@ class Dispatching:
 
     def _is_evaluated(self, prompt: Prompt, trained: int, evaluating: Collection[int] | None) -> bool:
         if evaluating is not None:
-            return prompt.window not in evaluating
+            return prompt.iteration not in evaluating
         lookahead = self._context.spec.algorithm.lookahead
         soon = math.ceil(lookahead) if math.isfinite(lookahead) else 0  # until then one may be found unfit
-        return prompt.window < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
+        return prompt.iteration < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
 
     def _move(self, given: dict[str, list[SampleJob]], now: float) -> dict[str, list[SampleKey]]:
         """Begin moves.

@@ -54,6 +54,6 @@ def choose_once() -> None:
 def _prompt(group: int) -> Prompt:
     return Prompt(
         run="warm", purpose=TRAIN, group=group, size=1, problem_id="", problem="", epoch=0,
-        tokens=np.zeros(0, np.int32), window=0, mini=0, bundle=group, bundle_groups=1, min_version=0,
+        tokens=np.zeros(0, np.int32), iteration=0, mini=0, bundle=group, bundle_groups=1, min_version=0,
         predicted=float(100 + 100 * group), predictor="", length_class=0, edges=[], admitted_at=0.0,
     )  # fmt: skip

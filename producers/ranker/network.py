@@ -75,7 +75,7 @@ def _slope(values: np.ndarray) -> np.ndarray:
 class _Pass:
     """Results of the forward pass that the backward pass needs."""
 
-    windows: np.ndarray
+    triples: np.ndarray
     hidden_in: np.ndarray
     hidden: np.ndarray
     shares: np.ndarray  # share of each token in its prompt's sum
@@ -160,8 +160,8 @@ class Network:
         at, ids, places = self._at, text.ids, text.places
         rows, starts = text.rows, text.starts
         token = at["token"]
-        windows = np.concatenate([token[ids[places + shift]] for shift in (-1, 0, 1)], axis=1)
-        hidden_in = windows @ at["hidden"] + at["hidden_bias"]
+        triples = np.concatenate([token[ids[places + shift]] for shift in (-1, 0, 1)], axis=1)
+        hidden_in = triples @ at["hidden"] + at["hidden_bias"]
         hidden = _bent(hidden_in)
         adds = (hidden @ at["adds"] + at["token_adds"][ids[places]])[:, 0]
         most = np.maximum.reduceat(adds, starts)
@@ -174,7 +174,7 @@ class Network:
         scale_in = summary @ at["scale"] + at["scale_bias"]
         scale = _bent(scale_in)
         said = most + np.log(total) + (scale @ at["scales"] + at["scales_bias"])[:, 0]
-        return said, _Pass(windows, hidden_in, hidden, parts / total[rows], largest, summary, scale_in, scale)
+        return said, _Pass(triples, hidden_in, hidden, parts / total[rows], largest, summary, scale_in, scale)
 
     def _backward(
         self, text: Text, done: _Pass, pull: np.ndarray
@@ -189,15 +189,15 @@ class Network:
         to_hidden += (to_mean / text.counts[:, None].astype(np.float32))[rows]
         to_hidden += np.where(done.hidden == done.largest[rows], to_largest[rows], np.float32(0))
         to_hidden *= _slope(done.hidden_in)
-        to_windows = to_hidden @ at["hidden"].T
+        to_triples = to_hidden @ at["hidden"].T
         dense = {
             "scales": done.scale.T @ pull[:, None], "scales_bias": pull.sum(keepdims=True)[None],
             "scale": done.summary.T @ to_scale, "scale_bias": to_scale.sum(0, keepdims=True),
             "adds": done.hidden.T @ to_adds[:, None],
-            "hidden": done.windows.T @ to_hidden, "hidden_bias": to_hidden.sum(0, keepdims=True),
+            "hidden": done.triples.T @ to_hidden, "hidden_bias": to_hidden.sum(0, keepdims=True),
         }  # fmt: skip
         ids = np.concatenate([text.ids[text.places + shift] for shift in (-1, 0, 1)])
-        parts = np.concatenate(np.split(to_windows, 3, axis=1))
+        parts = np.concatenate(np.split(to_triples, 3, axis=1))
         real = ids > 0
         return dense, {
             "token": _sum_by(ids[real], parts[real]), "token_adds": _sum_by(centre, to_adds[:, None])

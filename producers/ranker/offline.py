@@ -21,7 +21,7 @@ _PASSES = 25
 _MOST_GROUPS = 1 << 16  # a prompt takes up to 3 KB; the newest are most like the run now
 _HELD_OUT = 5  # every fifth problem is kept for judging the ranker
 
-Windows = list[list[Answered]]  # iterations, in the order in which they were generated
+RecordedIterations = list[list[Answered]]  # iterations, in the order in which they were generated
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Quality:
     error: float  # root mean square, in log units
 
 
-def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
+def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> RecordedIterations:
     """Return the complete groups on a run's log, by iteration.
 
     Only lengths of samples are kept; of very many prompts only the newest.
@@ -47,13 +47,13 @@ def recorded(bus: Bus, topics: Topics, *, deadline_s: float) -> Windows:
             continue
         if 0 <= sample.index < found.size and sample.problem_id == found.problem_id:
             lengths.setdefault(sample.group, {}).setdefault(sample.index, sample.true_length)
-    windows: dict[int, list[Answered]] = {}
+    iterations: dict[int, list[Answered]] = {}
     for group, mine in sorted(lengths.items()):
         found = asked[group]
         if len(mine) == found.size:
             answered = Answered(found.question, [length for _, length in sorted(mine.items())])
-            windows.setdefault(found.window, []).append(answered)
-    return [windows[number] for number in sorted(windows)]
+            iterations.setdefault(found.iteration, []).append(answered)
+    return [iterations[number] for number in sorted(iterations)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Asked:
 
     question: Question
     problem_id: str
-    window: int
+    iteration: int
     size: int
 
 
@@ -75,9 +75,9 @@ def _asked(bus: Bus, topics: Topics, deadline_s: float) -> dict[int, _Asked]:
             continue
         question = question_of(prompt.problem_id, _kind_of(prompt), prompt.tokens.tolist())
         question = questions.setdefault((prompt.problem_id, question.tokens.tobytes()), question)
-        asked[prompt.group] = _Asked(question, prompt.problem_id, prompt.window, prompt.size)
+        asked[prompt.group] = _Asked(question, prompt.problem_id, prompt.iteration, prompt.size)
         if len(asked) >= 2 * _MOST_GROUPS:
-            for group in sorted(asked, key=lambda one: (asked[one].window, one))[:_MOST_GROUPS]:
+            for group in sorted(asked, key=lambda one: (asked[one].iteration, one))[:_MOST_GROUPS]:
                 del asked[group]
     return asked
 
@@ -105,27 +105,31 @@ def _messages(
 
 
 def train_ranker(
-    windows: Windows, backbone: Backbone, *, seed: int, progress: Callable[[float], None] = lambda _: None
+    iterations: RecordedIterations,
+    backbone: Backbone,
+    *,
+    seed: int,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> Ranker:
     """Train a ranker: first iteration by iteration, as in a run, then over all groups many times."""
-    typical = float(np.exp(np.mean([np.log(max(1, n)) for w in windows for g in w for n in g.lengths])))
+    typical = float(np.exp(np.mean([np.log(max(1, n)) for w in iterations for g in w for n in g.lengths])))
     ranker = Ranker.fresh(seed, backbone, typical=typical)
-    for done, window in enumerate(windows):
-        ranker = ranker.learned(window)
-        progress(0.3 * done / len(windows))
+    for done, iteration in enumerate(iterations):
+        ranker = ranker.learned(iteration)
+        progress(0.3 * done / len(iterations))
     return ranker.drilled(
-        [group for window in windows for group in window],
+        [group for iteration in iterations for group in iteration],
         _PASSES,
         progress=lambda share: progress(0.3 + 0.7 * share),
     )
 
 
-def split(windows: Windows) -> tuple[Windows, list[Answered]]:
+def split(iterations: RecordedIterations) -> tuple[RecordedIterations, list[Answered]]:
     """Split into groups to learn from, and groups of other problems to judge by."""
-    keep = [[g for g in window if g.question.key % _HELD_OUT] for window in windows]
+    keep = [[g for g in iteration if g.question.key % _HELD_OUT] for iteration in iterations]
     return (
-        [window for window in keep if window],
-        [g for window in windows for g in window if g.question.key % _HELD_OUT == 0],
+        [iteration for iteration in keep if iteration],
+        [g for iteration in iterations for g in iteration if g.question.key % _HELD_OUT == 0],
     )
 
 

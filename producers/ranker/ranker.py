@@ -158,14 +158,14 @@ class Ranker:
     def _text(self, questions: Sequence[Question]) -> Text:
         return text_of([question.tokens for question in questions], self.backbone.of(questions))
 
-    def learned(self, window: Sequence[Answered]) -> Ranker:
+    def learned(self, iteration: Sequence[Answered]) -> Ranker:
         """Return a ranker that also learned from these groups. It depends only on them and their order."""
-        if not window:
+        if not iteration:
             return Ranker(
                 self._network, self.backbone, version=self.version + 1, centre=self._centre,
                 history=self._history, kept=self._kept,
             )  # fmt: skip
-        fresh = {group.question.key: _kept(group) for group in window}
+        fresh = {group.question.key: _kept(group) for group in iteration}
         found = np.array([group.target for group in fresh.values()])
         read = self._read([group.question for group in fresh.values()])
         centre = self._centre

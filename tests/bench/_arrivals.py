@@ -56,7 +56,7 @@ def samples_of(spec: RunSpec, model: Path) -> list[list[Sample]]:
     for prompt in prompts:
         answer = np.array(tokenize(str(by_id[prompt.problem_id]["answer"])), dtype=np.int32)
         for index in range(prompt.size):
-            found[prompt.window].append(_sample(prompt, index, answer, draw))
+            found[prompt.iteration].append(_sample(prompt, index, answer, draw))
     return found
 
 
@@ -76,7 +76,7 @@ def _sample(prompt: Prompt, index: int, answer: np.ndarray, draw: np.random.Gene
     length = max(1, round(len(answer) * min(1.0, draw.uniform(0.7, 1.3))))
     return Sample(
         run="", purpose=prompt.purpose, group=prompt.group, index=index, attempt=0, size=prompt.size,
-        problem_id=prompt.problem_id, epoch=prompt.epoch, window=prompt.window, mini=prompt.mini,
+        problem_id=prompt.problem_id, epoch=prompt.epoch, iteration=prompt.iteration, mini=prompt.mini,
         bundle=prompt.bundle, bundle_groups=prompt.bundle_groups, prompt_tokens=prompt.tokens,
         tokens=answer[:length], logprobs=np.full(length, -0.1, np.float32),
         version_starts=np.zeros(1, np.int32), versions=np.zeros(1, np.int32), roots=[""],

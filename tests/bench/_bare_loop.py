@@ -115,7 +115,7 @@ def _sample(
 ) -> Sample:
     return Sample(
         run=prompt.run, purpose=prompt.purpose, group=prompt.group, index=index, attempt=0, size=prompt.size,
-        problem_id=prompt.problem_id, epoch=prompt.epoch, window=prompt.window, mini=prompt.mini,
+        problem_id=prompt.problem_id, epoch=prompt.epoch, iteration=prompt.iteration, mini=prompt.mini,
         bundle=prompt.bundle, bundle_groups=prompt.bundle_groups, prompt_tokens=prompt.tokens,
         tokens=made.tokens, logprobs=made.logprobs, version_starts=np.zeros(1, np.int32),  # type: ignore[attr-defined]
         versions=np.array([version], np.int32), roots=[""], seed=seed, finish=made.finish,  # type: ignore[attr-defined]

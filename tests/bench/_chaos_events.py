@@ -115,7 +115,7 @@ def false_message(kind: str, run: str, draw: random.Random, arrays: dict[str, in
         "reason": "none",
         "raw": b"", "found_by": "nobody", "found_at": 0.0, "wanted": "xyz", "role": "feeder", "pid": 1,
         "host": "h", "state": "ended", "waits_for": "", "unblocked_by": "", "since": 0.0, "counters": {},
-        "length_class": -9, "purpose": "train", "window": 2**40, "group": 0, "index": 0,
+        "length_class": -9, "purpose": "train", "iteration": 2**40, "group": 0, "index": 0,
     }  # fmt: skip
     header = {"kind": kind, "version": 1, "fields": fields, "arrays": []}
     body = b""

@@ -53,7 +53,7 @@ def _jobs() -> Iterator[SampleJob]:
     for group in itertools.count(1):
         prompt = Prompt(
             run="wan", purpose=EVAL, group=-group, size=1, problem_id="0", problem="{}", epoch=0,
-            tokens=np.array([4, 5, 6], np.int32), window=0, mini=0, bundle=0, bundle_groups=1,
+            tokens=np.array([4, 5, 6], np.int32), iteration=0, mini=0, bundle=0, bundle_groups=1,
             min_version=0, predicted=0.0, predictor="", length_class=0, edges=[], admitted_at=0.0,
         )  # fmt: skip
         yield SampleJob(prompt, 0)

@@ -62,13 +62,13 @@ def _generation(runfile: str, overrides: Sequence[str], stack: local.Stack) -> t
     bus = bus_of(stack)
     samples = samples_of(bus, Topics(run.id, run.spec.lengths.classes))
     bus.close()
-    windows: dict[int, list[Sample]] = {}
+    iterations: dict[int, list[Sample]] = {}
     for sample in samples.values():
-        if sample.purpose == TRAIN and sample.window >= WARM:
-            windows.setdefault(sample.window, []).append(sample)
+        if sample.purpose == TRAIN and sample.iteration >= WARM:
+            iterations.setdefault(sample.iteration, []).append(sample)
     took = {
-        window: max(s.finished_at for s in mine) - min(s.admitted_at for s in mine)
-        for window, mine in windows.items()
+        iteration: max(s.finished_at for s in mine) - min(s.admitted_at for s in mine)
+        for iteration, mine in iterations.items()
         if len({sample.generator for sample in mine}) == 2
     }
     return took, b"".join(samples[key].tokens.tobytes() for key in sorted(samples))

@@ -64,20 +64,20 @@ def _unseen(
 
 
 def _again(rng: np.random.Generator) -> dict[str, Any]:
-    """Learning on, epoch after epoch: each window is ranked before it is generated. The last four epochs."""
+    """Learning on, epoch after epoch: an iteration is ranked before it is generated. The last four epochs."""
     ranker = Ranker.fresh(1, NoBackbone(), typical=100.0)
     found, best, before = [], [], []
     last: dict[int, float] = {}
-    cpu, windows, asking = 0.0, 0, 0.0
+    cpu, iterations, asking = 0.0, 0, 0.0
     for epoch, asked in enumerate(drift(8, rng)):
         groups, said = [one.group for one in asked], []
-        for window in _cut(groups):
+        for iteration in _cut(groups):
             began = time.process_time()
-            said += ranker.predict([group.question for group in window]).tolist()
+            said += ranker.predict([group.question for group in iteration]).tolist()
             asking += time.process_time() - began
             began = time.process_time()
-            ranker = ranker.learned(window)
-            cpu, windows = cpu + time.process_time() - began, windows + 1
+            ranker = ranker.learned(iteration)
+            cpu, iterations = cpu + time.process_time() - began, iterations + 1
         if epoch >= 4:
             found.append(_of(np.array(said), groups))
             best.append(_of(np.array([one.mean for one in asked]), groups))
@@ -87,8 +87,8 @@ def _again(rng: np.random.Generator) -> dict[str, Any]:
     row |= {"last_epoch_recall": _mean(before).recall, "last_epoch_tau": _mean(before).tau}
     return row | {
         "train_s": cpu,
-        "window_ms": 1e3 * cpu / windows,
-        "prompt_us": 1e6 * asking / windows / _WINDOW,
+        "window_ms": 1e3 * cpu / iterations,
+        "prompt_us": 1e6 * asking / iterations / _WINDOW,
     }
 
 
@@ -102,10 +102,10 @@ def _recorded(run: str) -> dict[str, Any]:
     record = find(open_store(store_url("local")), run)
     bus = connect(record, "bench")
     try:
-        windows = recorded(bus, Topics(run, record.spec.lengths.classes), deadline_s=60)
+        iterations = recorded(bus, Topics(run, record.spec.lengths.classes), deadline_s=60)
     finally:
         bus.close()
-    learn, rest = split(windows)
+    learn, rest = split(iterations)
     began = time.process_time()
     ranker = train_ranker(learn, NoBackbone(), seed=1)
     quality = judged(ranker, rest)

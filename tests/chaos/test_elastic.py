@@ -43,7 +43,7 @@ def wait_for_samples_of(run: Run, generator: str) -> None:
     after = len(run.steps())
     wait_until(
         lambda: run.check()
-        or any(s.generator.startswith(f"{generator}@") and s.window >= after for s in run.samples()),
+        or any(s.generator.startswith(f"{generator}@") and s.iteration >= after for s in run.samples()),
         what=f"samples of {generator} after iteration {after}", deadline_s=120,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from infra.roles.context import RoleContext, Stopped
 from infra.roles.heart import Heart
 from infra.stores.file_store import FileStore
 from infra.weights.versions import WeightStore
-from schemas.admission import admissible, window_of
+from schemas.admission import admissible, iteration_of
 from schemas.identity import ROUND, round_of
 from schemas.messages import Sample, StepRecord, WeightsAnnouncement
 from schemas.runspec import RunSpec
@@ -235,7 +235,7 @@ class World:
             ids = {(sample.group, sample.index) for sample in samples}
             fresh = [
                 (group, index) for step, pairs, _ in found for group, index in pairs
-                if window_of(group, algorithm.groups) == step // algorithm.optimizer_steps  # not replayed
+                if iteration_of(group, algorithm.groups) == step // algorithm.optimizer_steps  # not replayed
             ]  # fmt: skip
             assert sorted(fresh) == sorted(ids)
             assert len(ids) >= algorithm.iterations * algorithm.groups * algorithm.group_size

@@ -48,7 +48,7 @@ def make_prompt(run: str, group: int, iteration: int, size: int, place: int) -> 
         problem="{}",
         epoch=0,
         tokens=np.arange(4),
-        window=iteration,
+        iteration=iteration,
         bundle=0,
         bundle_groups=GROUPS,
         min_version=iteration,

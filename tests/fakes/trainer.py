@@ -31,7 +31,7 @@ def body(context: RoleContext) -> None:
             context.heart.waiting(f"samples of iteration {iteration}", unblocked_by="the generators")
             for record in reader.poll(0.1):
                 sample = decode(record.value, Sample)
-                waiting.setdefault(sample.window, []).append((record, sample))
+                waiting.setdefault(sample.iteration, []).append((record, sample))
         context.heart.working("training")
         if context.stop.wait(float(os.environ.get("FAKE_STEP_S", "0.05"))):
             context.check_stop()

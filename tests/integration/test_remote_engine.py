@@ -148,7 +148,7 @@ def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
         running.announce(0, weights(model))
         running.assign(prompt(0, tokens=np.array([4, 5], np.int32)))
         wait_until(lambda: len(running.read("samples", Sample)) == 2, what="the samples of version 0")
-        running.assign(prompt(1, tokens=np.array([4, 6], np.int32), min_version=1, window=1))
+        running.assign(prompt(1, tokens=np.array([4, 6], np.int32), min_version=1, iteration=1))
         running.announce(1, weights(model, 1.01))
         wait_until(lambda: running.ended, what="its end")
     finally:

@@ -192,6 +192,7 @@ def test_bad_urls_are_said(url: str) -> None:
         open_store(url)
 
 
+@pytest.mark.parametrize("store", ["file", "s3", "moto"], indirect=True)  # those that can be pinned
 def test_a_store_has_an_id_and_an_emptied_one_is_not_committed_to(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.admission import admissible, oldest_version, window_of
+from schemas.admission import admissible, iteration_of, oldest_version
 
 groups_in = st.integers(1, 64)
 lookaheads = st.one_of(
@@ -16,10 +16,10 @@ lookaheads = st.one_of(
 
 
 @given(st.integers(0, 200), groups_in, lookaheads)
-def test_staleness_is_bounded_and_so_is_its_mean(window: int, groups: int, lookahead: float) -> None:
-    members = range(window * groups, (window + 1) * groups)
-    assert all(window_of(group, groups) == window for group in members)
-    staleness = [window - oldest_version(group, groups, lookahead) for group in members]
+def test_staleness_is_bounded_and_so_is_its_mean(iteration: int, groups: int, lookahead: float) -> None:
+    members = range(iteration * groups, (iteration + 1) * groups)
+    assert all(iteration_of(group, groups) == iteration for group in members)
+    staleness = [iteration - oldest_version(group, groups, lookahead) for group in members]
     assert min(staleness) >= 0
     assert max(staleness) <= math.ceil(lookahead)
     assert sum(staleness) / groups <= lookahead + 1e-6

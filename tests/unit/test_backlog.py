@@ -15,8 +15,8 @@ from schemas.messages import TRAIN, Prompt
 def prompt(group: int, **fields: Any) -> Prompt:
     values: dict[str, Any] = {
         "run": "test-1", "purpose": TRAIN, "group": group, "size": 2, "problem_id": "p",
-        "problem": json.dumps({}), "epoch": 0, "tokens": np.array([1], dtype=np.int32), "window": group // 4,
-        "mini": 0, "bundle": group, "bundle_groups": 1, "min_version": group // 4,
+        "problem": json.dumps({}), "epoch": 0, "tokens": np.array([1], dtype=np.int32),
+        "iteration": group // 4, "mini": 0, "bundle": group, "bundle_groups": 1, "min_version": group // 4,
         "predicted": float(group % 4), "predictor": "x", "length_class": 0, "edges": [], "admitted_at": 0.0,
     }  # fmt: skip
     return Prompt(**{**values, **fields})

@@ -169,12 +169,12 @@ def test_the_first_generator_does_not_get_everything() -> None:
 
 def evaluation(version: int, index: int = 0) -> SampleJob:
     return SampleJob(
-        prompt(-1 - version, purpose=EVAL, min_version=version, window=version, predicted=1e6), index
+        prompt(-1 - version, purpose=EVAL, min_version=version, iteration=version, predicted=1e6), index
     )
 
 
 def training(version: int, group: int) -> SampleJob:
-    return SampleJob(prompt(group, min_version=version, window=version, predicted=9.0 - group), 0)
+    return SampleJob(prompt(group, min_version=version, iteration=version, predicted=9.0 - group), 0)
 
 
 def test_an_evaluation_has_its_turn_behind_what_needs_the_same_weights() -> None:

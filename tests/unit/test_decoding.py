@@ -19,7 +19,7 @@ from producers.dispatch.jobs import SampleJob
 from producers.engines.replay import ReplayEngine, VirtualClock
 from producers.generator_core import Decoding, MadeSample
 from producers.installing import VerifiedWeights
-from schemas.admission import admissible, oldest_version, window_of
+from schemas.admission import admissible, iteration_of, oldest_version
 from schemas.identity import SampleKey, sample_key
 from schemas.messages import EVAL
 from tests.factories import make_patch, make_spec
@@ -74,7 +74,7 @@ class Bench:
 
 def job(group: int, **fields: object) -> SampleJob:
     return SampleJob(
-        prompt(group, **{"min_version": 0, "window": 9, "predicted": float(LENGTHS[group]), **fields}), 0
+        prompt(group, **{"min_version": 0, "iteration": 9, "predicted": float(LENGTHS[group]), **fields}), 0
     )
 
 
@@ -139,8 +139,8 @@ def test_waiting_weights_come_when_the_old_ones_have_made_all_that_they_may() ->
 def test_what_is_trained_is_dropped_and_holds_nothing_up(on_update: str) -> None:
     bench = Bench(on_update, LENGTHS)
     for group in range(3):
-        bench.core.take(job(group, window=0))
-    bench.core.take(job(3, purpose=EVAL, window=0))
+        bench.core.take(job(group, iteration=0))
+    bench.core.take(job(3, purpose=EVAL, iteration=0))
     bench.core.update(version(0))
     bench.go(1.0)
     bench.core.update(version(1))
@@ -316,7 +316,7 @@ def test_a_whole_run_ends_and_waiting_means_one_version(
     while trained < iterations:
         for group in range(admitted, min(24, admissible(trained, groups, lookahead))):
             admitted = group + 1
-            fields = {"window": window_of(group, groups), "predicted": float(lengths[group])}
+            fields = {"iteration": iteration_of(group, groups), "predicted": float(lengths[group])}
             needs = oldest_version(group, groups, lookahead)
             bench.core.take(SampleJob(prompt(group, min_version=needs, **fields), 0))
         bench.go()
@@ -329,7 +329,7 @@ def test_a_whole_run_ends_and_waiting_means_one_version(
         versions = one.begun.versions
         assert versions == sorted(set(versions))
         assert oldest_version(group, groups, lookahead) <= versions[0]
-        assert versions[-1] <= window_of(group, groups)
+        assert versions[-1] <= iteration_of(group, groups)
         assert len(versions) == 1 or on_update == "continue"
     bench.core.fill()
     assert bench.core.version == iterations

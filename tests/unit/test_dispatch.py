@@ -30,11 +30,11 @@ from tests.bench._virtual import PREFILL_S, Span, generate
 LONGEST = 20_000
 
 
-def job(group: int, predicted: float, index: int = 0, window: int = 0) -> SampleJob:
+def job(group: int, predicted: float, index: int = 0, iteration: int = 0) -> SampleJob:
     prompt = Prompt(
         run="r", purpose=TRAIN, group=group, size=1, problem_id=str(group), problem="{}", epoch=0,
-        tokens=np.zeros(0, np.int32), window=window, mini=0, bundle=group, bundle_groups=1,
-        min_version=window, predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
+        tokens=np.zeros(0, np.int32), iteration=iteration, mini=0, bundle=group, bundle_groups=1,
+        min_version=iteration, predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
     )  # fmt: skip
     return SampleJob(prompt, index)
 

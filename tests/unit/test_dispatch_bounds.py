@@ -70,10 +70,10 @@ class Run:
         self._names = iter(range(10**9))
         self.now = 0.0
 
-    def iterate(self, window: int) -> None:
+    def iterate(self, iteration: int) -> None:
         draw, dispatcher = self._random, self.dispatcher
         self._come_and_go()
-        groups = range(window * GROUPS, (window + 1) * GROUPS)
+        groups = range(iteration * GROUPS, (iteration + 1) * GROUPS)
         prompts = [prompt(group, predicted=float(draw.randint(10, 900))) for group in groups]
         dispatcher.admit([SampleJob(one, index) for one in prompts for index in range(SIZE)], self.now)
         given: list[SampleJob] = []
@@ -84,12 +84,12 @@ class Run:
             for job in given:
                 if job not in lost:
                     dispatcher.finished(job.key, draw.randint(1, 1000), self.now)
-            dispatcher.finished((10**6 + window, 0), 5, self.now)  # of a group that nobody admitted
+            dispatcher.finished((10**6 + iteration, 0), 5, self.now)  # of a group that nobody admitted
             given = []
             if lost and draw.random() < 0.5:
                 dispatcher.again(lost[0], self.now)
-        if window % 2:  # several are trained at once
-            dispatcher.forget(range((window - 1) * GROUPS, (window + 1) * GROUPS))
+        if iteration % 2:  # several are trained at once
+            dispatcher.forget(range((iteration - 1) * GROUPS, (iteration + 1) * GROUPS))
 
     def _come_and_go(self) -> None:
         there = list(self.dispatcher.instances)
@@ -111,9 +111,9 @@ class Run:
 def test_what_is_held_is_flat(policy: Policy, iterations: int) -> None:
     run = Run(policy)
     sizes = []
-    for window in range(iterations):
-        run.iterate(window)
-        if window % (iterations // 8) == iterations // 8 - 1:
+    for iteration in range(iterations):
+        run.iterate(iteration)
+        if iteration % (iterations // 8) == iterations // 8 - 1:
             sizes.append(held(run.dispatcher))
     settled = max(sizes[:4])  # beliefs fill what they may keep
     assert max(sizes[4:]) <= 1.3 * settled + 50, sizes
@@ -184,17 +184,17 @@ def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None
     service.report()
     service.wait("an instance", instances=1)
     sizes, said = [], service.service
-    for window in range(300):
-        groups = range(window * GROUPS, (window + 1) * GROUPS)
+    for iteration in range(300):
+        groups = range(iteration * GROUPS, (iteration + 1) * GROUPS)
         service.admit(*groups)
         for group in groups:
             for index in range(SIZE):
                 service.sample(group, index)
-        service.sample(9_000 + window, 0)  # of no group that was admitted
-        if window % 50 == 49:
-            service.service.trained(window + 1)
+        service.sample(9_000 + iteration, 0)  # of no group that was admitted
+        if iteration % 50 == 49:
+            service.service.trained(iteration + 1)
             wait_until(
-                lambda done=window + 1: said._forgotten == done and said._prompts.empty(),
+                lambda done=iteration + 1: said._forgotten == done and said._prompts.empty(),
                 what="that it has heard of it", deadline_s=20,
             )  # fmt: skip
             service.wait("all of it", dispatched=0, undispatched=0)
@@ -209,23 +209,23 @@ def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None
 def test_an_evaluation_is_open_until_it_is_done(service: Service) -> None:
     """Also when training goes on meanwhile; what is done is let go of in the end."""
     service.report()
-    service.admit(-1, purpose=EVAL, window=0, min_version=0)
+    service.admit(-1, purpose=EVAL, iteration=0, min_version=0)
     service.wait("given", dispatched=2)
     service.service.trained(5)
-    service.admit(20, min_version=0, window=5)
+    service.admit(20, min_version=0, iteration=5)
     service.wait("both", dispatched=4)
     assert -1 in service.service._open
     for index in range(2):
         service.sample(
-            0, index, group=-1, problem_id="-1", bundle=-1, purpose=EVAL, window=0, length_class=0, mini=0
+            0, index, group=-1, problem_id="-1", bundle=-1, purpose=EVAL, iteration=0, length_class=0, mini=0
         )
     service.wait("its samples", dispatched=2)
     service.service.trained(6)
     wait_until(lambda: not service.service._open, what="nothing open", deadline_s=20)
-    service.admit(-3, purpose=EVAL, window=6, min_version=0)
+    service.admit(-3, purpose=EVAL, iteration=6, min_version=0)
     service.wait("given", dispatched=2)
     service.service.trained(7, evaluating=[6])
-    service.admit(-4, purpose=EVAL, window=7, min_version=0)
+    service.admit(-4, purpose=EVAL, iteration=7, min_version=0)
     service.wait("another", dispatched=4)
     service.service.trained(9, evaluating=[7])
     service.wait("only that one", dispatched=2)
@@ -234,7 +234,7 @@ def test_an_evaluation_is_open_until_it_is_done(service: Service) -> None:
 UNFIT: list[dict[str, Any]] = [
     {"run": "another"}, {"prompt_tokens": np.array([9], np.int32)}, {"problem_id": "x"}, {"bundle": 77},
     {"tokens": np.zeros(0, np.int32), "logprobs": np.zeros(0, np.float32)}, {"length": 17}, {"size": 5},
-    {"versions": np.array([3], np.int32)}, {"purpose": EVAL}, {"index": 9}, {"index": -1}, {"window": 9},
+    {"versions": np.array([3], np.int32)}, {"purpose": EVAL}, {"index": 9}, {"index": -1}, {"iteration": 9},
 ]  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def test_whatever_a_report_claims_dispatch_goes_on(service: Service) -> None:
         for start in ("1", "1", "2"):
             service.report(f"liar-{number}", **{"start": start, **fields})
     service.report("good")
-    service.admit(*range(100), window=0, min_version=0)
+    service.admit(*range(100), iteration=0, min_version=0)
 
     def works() -> bool:
         service.service.check()

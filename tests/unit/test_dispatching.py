@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 SPEC = make_spec(dispatch={"silence_s": 1.0}, algorithm={"groups": 4, "group_size": 2})
 PROMPTS = [  # those that `make_sample` makes samples of
     prompt(
-        group, min_version=0, window=0, problem_id=str(group), tokens=np.array([4, 5], dtype=np.int32),
+        group, min_version=0, iteration=0, problem_id=str(group), tokens=np.array([4, 5], dtype=np.int32),
     )
     for group in range(4)
 ]  # fmt: skip

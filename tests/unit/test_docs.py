@@ -4,19 +4,69 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
+
+from consumers.losses.objective import LossStats
+from consumers.steps.step_metrics import step_metrics
+from docs.generate.__main__ import DOCS, generated
+from docs.generate.topics import messages_of
+from flows.view.line_files import BEHIND
+from flows.view.metric_rows import step_row, with_rates
 from schemas.loading import load_run_file
-from schemas.reference import reference_page
+from schemas.messages import StepRecord
+from schemas.metrics import METRICS
+from schemas.topics import Topics
+from tests.factories import make_spec
+from tests.fakes.fill import fill
+from tests.training import rows_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
-def test_the_page_about_run_files_is_current() -> None:
-    written = (ROOT / "docs" / "run-file.md").read_text()
-    assert written.strip() == reference_page().strip(), "run: streamrl schema --markdown > docs/run-file.md"
+def test_generated_pages_are_current() -> None:
+    for name, text in generated().items():
+        assert (DOCS / name).read_text() == text, f"docs/{name} is old: run python -m docs.generate"
+
+
+def test_every_topic_has_its_messages() -> None:
+    topics = [topic.name.partition(".")[2] for topic in Topics("run", 3).all()]
+    kinds = [kind for topic in topics for kind in messages_of(topic)]
+    assert all(messages_of(topic) for topic in topics) and len(kinds) == len(set(kinds)) == 14
+
+
+def test_every_metric_is_explained() -> None:
+    spec = make_spec(loss="ppo")
+    rows = rows_of(spec)
+    samples = [row.sample for row in rows]
+    stats = [LossStats(0.0, 1, 0, 0.0, 0.0, 1, 0.0, 0, 0.0, returns=1.0)]
+    found = step_metrics(samples, [], stats, iteration=0, norm=1.0, compute_s=1.0, waited_s=1.0)
+    record = fill(
+        StepRecord, run="test-1", metrics=found, groups=np.zeros(2), lengths=np.full(2, 7),
+        rewards=np.full(2, 0.5), versions=np.zeros(2), predicted=np.full(2, 5.0),
+    )  # fmt: skip
+    row = with_rates([step_row(record)])[0]
+    names = {"tokens_class_N" if name.startswith("tokens_class") else name for name in (*row, *found)}
+    assert names | {BEHIND} == set(METRICS)
+
+
+def test_the_site_is_built_and_its_links_and_anchors_lead_somewhere(tmp_path: Path) -> None:
+    """mkdocs is strict: it fails for links and anchors that lead nowhere, and for a page in no menu."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore", "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "reference" / "metrics" / "index.html").exists()
+    outside = re.findall(r'(?:src|href)="(https?://[^"]+)"', (tmp_path / "index.html").read_text())
+    assert all("squidfunk" in one for one in outside), "the page fetches something from elsewhere"
 
 
 def test_examples_are_valid() -> None:
@@ -32,7 +82,9 @@ def test_links_lead_somewhere() -> None:
 
 def test_snippets_import_what_is_there() -> None:
     snippets = [
-        one for file in PAGES for one in re.findall(r"^```python\n(.*?)^```", file.read_text(), re.M | re.S)
+        one
+        for file in PAGES
+        for one in re.findall(r"^```python[^\n]*\n(.*?)^```", file.read_text(), re.M | re.S)
     ]
     assert len(snippets) > 1
     for node in (node for snippet in snippets for node in ast.walk(ast.parse(snippet))):

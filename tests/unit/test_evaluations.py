@@ -46,7 +46,7 @@ def test_training_goes_on_while_versions_are_evaluated(tmp_path: Path) -> None:
     life = Life(others.life(), HELD_OUT)
     for version in range(5):
         others.await_groups(groups_of(version) | set(others.admissible(version)))
-        others.generate(window=version)
+        others.generate(iteration=version)
         others.train(version)
     others.await_groups(groups_of(5))
     assert not others.evaluations(), "nobody has answered yet"
@@ -70,7 +70,7 @@ def test_in_sync_mode_a_version_is_evaluated_before_it_is_trained_on(tmp_path: P
         others.generate("eval")
         if version < 5:
             others.await_groups(range(version * 4, version * 4 + 4))
-            others.generate(window=version)
+            others.generate(iteration=version)
             others.train(version)
     life.ended()
     assert life.error is None
@@ -84,7 +84,7 @@ def test_a_restart_in_an_evaluation_asks_for_nothing_twice(tmp_path: Path, mode:
         others.await_groups(groups_of(0))
         others.generate("eval")
         others.await_groups(range(4))
-        others.generate(window=0)
+        others.generate(iteration=0)
         others.train(0)
         others.await_groups(groups_of(1))
         prompts = [prompt for prompt in others.prompts().values() if prompt.group in groups_of(1)]
@@ -93,7 +93,7 @@ def test_a_restart_in_an_evaluation_asks_for_nothing_twice(tmp_path: Path, mode:
             others.answered.add((prompt.group, 0))
         if mode == "async":
             others.await_groups(range(8))
-            others.generate(window=1)
+            others.generate(iteration=1)
             others.train(1)
             others.await_groups(groups_of(2))
     assert [one.version for one in others.evaluations()] == [0]
@@ -140,7 +140,7 @@ def test_evaluations_that_nobody_gets_to_are_waited_for_in_the_end(
     with fed(others, HELD_OUT):
         for version in range(2):
             others.await_groups(groups_of(version) | set(others.admissible(version)))
-            others.generate(window=version)
+            others.generate(iteration=version)
             others.train(version)
         others.await_groups(groups_of(2))
         assert not set(others.prompts()) & set(range(12, 99))

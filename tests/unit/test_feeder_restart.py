@@ -68,7 +68,7 @@ def on(others: Others, first: int = 0) -> None:
     """The rest of the run plays its part from a version to the end."""
     for version in range(first, others.spec.algorithm.iterations):
         others.await_groups(set(others.admissible(version)[version * others.spec.algorithm.groups :]))
-        others.generate(window=version)
+        others.generate(iteration=version)
         others.train(version)
 
 
@@ -115,7 +115,7 @@ def killed_again_and_again(spec: RunSpec, folder: Path, seed: int) -> Others:
                 wait_until(lambda: groups <= others.prompts().keys() or life.error, what="groups")  # noqa: B023
                 if life.error:
                     break
-                others.generate(window=version)
+                others.generate(iteration=version)
                 if draw.random() < 0.8:
                     others.train(version)
                     version += 1
@@ -155,7 +155,7 @@ def test_what_retention_took_is_not_sent_again_but_for_what_is_open(
     with fed(others):
         for number in range(version):
             others.await_groups(others.admissible(number))
-            others.generate(window=number)
+            others.generate(iteration=number)
             others.train(number)
         others.await_groups(others.admissible(version))
     bus, topics = others.context.bus, others.context.topics
@@ -190,7 +190,7 @@ def test_a_lost_head_sends_nothing_again(tmp_path: Path, without: str) -> None:
     with fed(others):
         for number in range(3):
             others.await_groups(others.admissible(number))
-            others.generate(window=number)
+            others.generate(iteration=number)
             others.train(number)
         others.await_groups(others.admissible(3))
     for key in snapshots_of(others):
@@ -202,11 +202,11 @@ def test_a_lost_head_sends_nothing_again(tmp_path: Path, without: str) -> None:
         bus.truncate(topics.ledger, 0, 1)
     else:
         for partition, log in enumerate(bus.log(topics.prompts)):
-            head = [record for record in log if decode(record.value, Prompt).window == 0]
+            head = [record for record in log if decode(record.value, Prompt).iteration == 0]
             bus.truncate(topics.prompts, partition, len(head))
             kept -= len(head)
     with fed(others):
-        others.generate(window=3)
+        others.generate(iteration=3)
         others.train(3)
         others.await_groups(range(16, 20))
         assert len(others.sent()) == kept + 4
@@ -278,7 +278,7 @@ def test_a_snapshot_that_does_not_go_with_the_log_is_passed_over(
     with fed(others):
         for number in range(2):
             others.await_groups(others.admissible(number))
-            others.generate(window=number)
+            others.generate(iteration=number)
             others.train(number)
         others.await_groups(others.admissible(2))
     assert len(snapshots_of(others)) == 3
@@ -297,7 +297,7 @@ def test_a_start_reads_no_topic_from_its_beginning(tmp_path: Path, monkeypatch: 
     with fed(others):
         for number in range(10):
             others.await_groups(others.admissible(number))
-            others.generate(window=number)
+            others.generate(iteration=number)
             others.train(number)
         others.await_groups(others.admissible(10))
     read: dict[str, int] = {}

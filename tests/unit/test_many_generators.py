@@ -31,7 +31,7 @@ def put(context: RoleContext, groups: int, size: int) -> list[Placed]:
     found = []
     for group in range(groups):
         one = prompt(
-            group, size=size, tokens=tokens, window=0, min_version=0, predicted=float(100 + group % 997),
+            group, size=size, tokens=tokens, iteration=0, min_version=0, predicted=float(100 + group % 997),
             length_class=group % 2, problem="x" * 2 * PROMPT_TOKENS,
         )  # fmt: skip
         sent = context.writer.send(

@@ -34,9 +34,12 @@ def test_whole_groups_are_found_in_the_order_of_their_iterations(tmp_path: Path)
     other = make_sample(SPEC, 1, 1, purpose=EVAL)
     context.writer.send(context.topics.samples, encode(other), key=other.id)
     context.writer.send(context.topics.samples, b"junk", key="junk")
-    windows = recorded(context.bus, context.topics, deadline_s=5)
-    assert [[list(group.lengths) for group in window] for window in windows] == [[[1, 2]], [[51, 52]]]
-    assert windows[1][0].question.text.tolist() == [5, 7] and windows[1][0].question.kind
+    iterations = recorded(context.bus, context.topics, deadline_s=5)
+    assert [[list(group.lengths) for group in iteration] for iteration in iterations] == [
+        [[1, 2]],
+        [[51, 52]],
+    ]
+    assert iterations[1][0].question.text.tolist() == [5, 7] and iterations[1][0].question.kind
 
 
 def test_training_at_leisure_ranks_what_it_has_not_seen() -> None:
@@ -45,8 +48,8 @@ def test_training_at_leisure_ranks_what_it_has_not_seen() -> None:
         Answered(question_of(str(n), None, words.tolist()), [round(float(np.sum(3.0 * 1.6**words)))] * 2)
         for n, words in enumerate(rng.integers(0, 14, (600, 4)))
     ]
-    windows = [groups[start : start + 50] for start in range(0, 600, 50)]
-    learn, held_out = split(windows)
+    iterations = [groups[start : start + 50] for start in range(0, 600, 50)]
+    learn, held_out = split(iterations)
     assert sum(map(len, learn)) + len(held_out) == 600 and 60 < len(held_out) < 180
     shares: list[float] = []
     ranker = train_ranker(learn, NoBackbone(), seed=1, progress=shares.append)
@@ -96,6 +99,6 @@ def test_of_many_groups_the_newest_are_kept_and_a_problem_once(
         for index in range(2):
             sample = make_sample(SPEC, group, index, problem_id=str(group % 2))
             context.writer.send(context.topics.samples, encode(sample), key=sample.id)
-    windows = recorded(context.bus, context.topics, deadline_s=5)
-    groups = [group for window in windows for group in window]
+    iterations = recorded(context.bus, context.topics, deadline_s=5)
+    groups = [group for iteration in iterations for group in iteration]
     assert 8 <= len(groups) < 16 and len({id(group.question) for group in groups}) == 2

@@ -129,10 +129,11 @@ def test_a_start_reads_the_newest_dead_letters(tmp_path: Path, read: dict[str, i
     unfit.close()
 
 
-def prompt(context: RoleContext, group: int, window: int, purpose: str = TRAIN) -> bytes:
+def prompt(context: RoleContext, group: int, iteration: int, purpose: str = TRAIN) -> bytes:
     return encode(
         fill(
-            Prompt, run=context.run, purpose=purpose, group=group, window=window, size=2, problem="x" * 500,
+            Prompt, run=context.run, purpose=purpose, group=group, iteration=iteration, size=2,
+            problem="x" * 500,
             bundle_groups=1, tokens=np.arange(3),
         )
     )  # fmt: skip
@@ -168,12 +169,12 @@ def test_what_was_admitted_is_found_by_bisection(
     admitted = Admitted(context)
     open_now = {one for one, window in there.items() if window >= trained}
     found = admitted.groups(open_now, trained)
-    assert {one: found[one].window for one in found} == {one: there[one] for one in open_now}
+    assert {one: found[one].iteration for one in found} == {one: there[one] for one in open_now}
     assert all(one.problem == "" and one.tokens.tolist() == [0, 1, 2] for one in found.values())
     later = prompt(context, group, group // groups)
     context.writer.send(topic, later, key="")
     assert set(admitted.groups([group], trained + 1)) == {group}
-    assert all(one.window > trained for one in admitted._found.values())
+    assert all(one.iteration > trained for one in admitted._found.values())
     admitted.close()
 
 

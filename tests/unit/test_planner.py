@@ -101,13 +101,13 @@ def test_every_group_is_admitted_once_in_time(spec: RunSpec) -> None:
     assert sorted(p.group for p in prompts) == list(range(algorithm.iterations * algorithm.groups))
     assert len(ledger) == algorithm.iterations * algorithm.optimizer_steps
     for prompt in prompts:
-        assert prompt.window - prompt.min_version <= algorithm.lookahead + 1e-9 or algorithm.lookahead % 1
+        assert prompt.iteration - prompt.min_version <= algorithm.lookahead + 1e-9 or algorithm.lookahead % 1
         assert 0 <= prompt.length_class < spec.lengths.classes
     by_bundle: dict[tuple[int, int, int], list[Prompt]] = {}
     for prompt in prompts:
-        by_bundle.setdefault((prompt.window, prompt.mini, prompt.bundle), []).append(prompt)
+        by_bundle.setdefault((prompt.iteration, prompt.mini, prompt.bundle), []).append(prompt)
     assert all(len(members) == members[0].bundle_groups for members in by_bundle.values())
-    in_step = Counter((prompt.window, prompt.mini) for prompt in prompts)
+    in_step = Counter((prompt.iteration, prompt.mini) for prompt in prompts)
     assert set(in_step.values()) == {algorithm.groups // algorithm.optimizer_steps}
     assert len(in_step) == len(ledger)
     if algorithm.mode == "async":
@@ -158,11 +158,11 @@ def test_every_epoch_has_each_problem_once_in_an_order_of_its_own() -> None:
 
 def test_edges_are_learned_and_drift() -> None:
     prompts, _ = whole_run(make_spec(algorithm={"groups": 10, "iterations": 9}, lengths={"classes": 3}))
-    assert {p.length_class for p in prompts if p.window == 0} == {0}
-    assert {p.length_class for p in prompts if p.window == 8} == {0, 1, 2}
-    edges = {tuple(p.edges) for p in prompts if p.window}
+    assert {p.length_class for p in prompts if p.iteration == 0} == {0}
+    assert {p.length_class for p in prompts if p.iteration == 8} == {0, 1, 2}
+    edges = {tuple(p.edges) for p in prompts if p.iteration}
     assert len(edges) > 1, "predictions change with every version"
-    assert len({tuple(p.edges) for p in prompts if p.window == 8}) == 1
+    assert len({tuple(p.edges) for p in prompts if p.iteration == 8}) == 1
 
 
 def test_given_edges_stay() -> None:
@@ -197,7 +197,8 @@ def test_evaluation_prompts_never_reach_the_trainer() -> None:
 def test_optimizer_steps_share_all_lengths(steps: int) -> None:
     prompts, _ = whole_run(make_spec(algorithm={"groups": 10, "optimizer_steps": steps, "iterations": 3}))
     means = [
-        np.mean([p.predicted for p in prompts if p.window == 2 and p.mini == mini]) for mini in range(steps)
+        np.mean([p.predicted for p in prompts if p.iteration == 2 and p.mini == mini])
+        for mini in range(steps)
     ]
     assert max(means) < 1.5 * min(means)  # where the lengths themselves differ by a factor of 10
 
@@ -236,15 +237,15 @@ def test_a_planner_that_goes_on_from_a_state_plans_the_same(spec: RunSpec, data:
         if again.observe(record):
             planned += again.admit(ranker_at)
     # Edges are made from what was predicted lately. Of prompts that are trained and gone nobody knows that.
-    gone = {p.group for p in prompts if p.group >= state.admitted and p.window < version}
+    gone = {p.group for p in prompts if p.group >= state.admitted and p.iteration < version}
     but = ROUTE if gone - {prompt.group for prompt in sent} else ()
     expected = {prompt.group: essence(prompt, but=but) for prompt in prompts}
     for prompt in [*resent, *planned]:
         assert essence(prompt, but=but) == expected[prompt.group]
-        assert prompt.window >= version
+        assert prompt.iteration >= version
     had = {prompt.group for prompt in sent} | set(range(state.admitted))
     assert {p.group for p in planned} == {
-        p.group for p in prompts if p.group not in had and p.window >= version
+        p.group for p in prompts if p.group not in had and p.iteration >= version
     }
 
 

@@ -38,7 +38,7 @@ def fresh(seed: int = 1) -> Ranker:
     return Ranker.fresh(seed, NoBackbone(), typical=20.0)
 
 
-def window(rng: np.random.Generator, count: int = 32, first: int = 0) -> list[Answered]:
+def iteration(rng: np.random.Generator, count: int = 32, first: int = 0) -> list[Answered]:
     """Prompts of three words; the answer has what each word costs."""
     found = []
     for number in range(first, first + count):
@@ -93,10 +93,10 @@ def test_gradients_are_those_of_the_error(seed: int, sizes: list[int]) -> None:
 
 def test_it_learns_what_words_cost() -> None:
     rng = np.random.default_rng(1)
-    ranker, unseen = fresh(), window(np.random.default_rng(2), 200, first=10_000)
+    ranker, unseen = fresh(), iteration(np.random.default_rng(2), 200, first=10_000)
     before = error(ranker, unseen)
     for number in range(12):
-        ranker = ranker.learned(window(rng, first=number * 32))
+        ranker = ranker.learned(iteration(rng, first=number * 32))
     said = ranker.predict([group.question for group in unseen])
     assert error(ranker, unseen) < 0.4 * before
     assert recall_of_longest(said, [np.mean(group.lengths) for group in unseen], 0.2) > 0.8
@@ -130,14 +130,14 @@ def test_the_kind_of_a_problem_is_read() -> None:
 
 
 def test_the_same_windows_give_the_same_bits_and_a_ranker_never_changes() -> None:
-    windows = [window(np.random.default_rng(number), first=number * 32) for number in range(3)]
+    iterations = [iteration(np.random.default_rng(number), first=number * 32) for number in range(3)]
     first, second = fresh(), fresh()
-    questions = [group.question for group in windows[0]]
-    for groups in windows:
+    questions = [group.question for group in iterations[0]]
+    for groups in iterations:
         first = first.learned(groups)
     said = first.predict(questions)
-    first.learned(windows[0])
-    for number, groups in enumerate(windows):
+    first.learned(iterations[0])
+    for number, groups in enumerate(iterations):
         if number == 1:  # as after a restart
             second = unpacked_ranker(packed_ranker(second), NoBackbone(), "here")
         second = second.learned(groups)
@@ -150,7 +150,7 @@ def test_the_same_windows_give_the_same_bits_and_a_ranker_never_changes() -> Non
 
 def test_it_keeps_the_newest_groups_only() -> None:
     ranker = fresh()
-    few = window(np.random.default_rng(0), 8)
+    few = iteration(np.random.default_rng(0), 8)
     many = [Answered(Question(number, few[0].question.text), [5]) for number in range(100, 100 + KEPT_GROUPS)]
     ranker = ranker.learned(few).learned(many)
     assert len(ranker._kept) == KEPT_GROUPS and few[0].question.key not in ranker._kept
@@ -176,7 +176,7 @@ def test_states_are_put_once_and_found_by_number(tmp_path: Path) -> None:
     ranker = fresh()
     for number in range(4):
         states.put(number, ranker)
-        ranker = ranker.learned(window(np.random.default_rng(number)))
+        ranker = ranker.learned(iteration(np.random.default_rng(number)))
     states.put(3, fresh(seed=9))  # of another feeder that was thought dead
     assert states.get(3, NoBackbone()).version == 3
     states.collect(2)
@@ -185,7 +185,7 @@ def test_states_are_put_once_and_found_by_number(tmp_path: Path) -> None:
 
 def test_a_run_may_start_with_what_another_learned(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
-    groups = window(np.random.default_rng(0))
+    groups = iteration(np.random.default_rng(0))
     states = States.to_start_from(store, "count")
     states.put(1, fresh().learned(groups))
     for where in (states.key(1), f"file://{tmp_path}/{states.key(1)}"):

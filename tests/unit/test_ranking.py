@@ -54,19 +54,21 @@ def ranking(context: RoleContext, wanted: int = 0) -> Iterator[Ranking]:
         feed.close()
 
 
-def samples_of(window: int) -> list[Sample]:
+def samples_of(iteration: int) -> list[Sample]:
     return [
-        make_sample(SPEC, group, index) for group in range(window * 4, window * 4 + 4) for index in range(2)
+        make_sample(SPEC, group, index)
+        for group in range(iteration * 4, iteration * 4 + 4)
+        for index in range(2)
     ]
 
 
-def step(window: int) -> StepRecord:
-    return make_step(SPEC, window, samples_of(window))
+def step(iteration: int) -> StepRecord:
+    return make_step(SPEC, iteration, samples_of(iteration))
 
 
-def publish(context: RoleContext, window: int, *, seed: int = 0) -> None:
+def publish(context: RoleContext, iteration: int, *, seed: int = 0) -> None:
     """All samples of an iteration, in some order."""
-    samples = samples_of(window)
+    samples = samples_of(iteration)
     random.Random(seed).shuffle(samples)
     for sample in samples:
         context.writer.send(
@@ -87,8 +89,8 @@ def test_the_order_of_samples_and_restarts_change_nothing(tmp_path: Path) -> Non
                 if version:
                     publish(context, version - 1, seed=seed + version)
                 with ranking(context, wanted=version) as service:
-                    for window in range(service.begins, version):
-                        service.trained(step(window))
+                    for iteration in range(service.begins, version):
+                        service.trained(step(iteration))
                     found.append(bits(service.at(version)))
             return found
         with ranking(context) as service:
@@ -108,9 +110,9 @@ def test_what_the_store_lacks_is_learned_from_the_ledger(tmp_path: Path) -> None
     context = make_context(SPEC, tmp_path)
     states = States.of_run(context.store, context.run)
     with ranking(context) as service:
-        for window in range(3):
-            publish(context, window)
-            service.trained(step(window))
+        for iteration in range(3):
+            publish(context, iteration)
+            service.trained(step(iteration))
         last = bits(service.at(3))
         wait_until(lambda: states.numbers() == [0, 1, 2, 3], what="the states")
     context.store.put(states.key(3), b"damaged")
@@ -119,8 +121,8 @@ def test_what_the_store_lacks_is_learned_from_the_ledger(tmp_path: Path) -> None
         topic.clear()  # nothing of it has to be on the samples' log any more
     with ranking(context, wanted=3) as service:
         assert service.begins == 1
-        for window in range(3):
-            service.trained(step(window))
+        for iteration in range(3):
+            service.trained(step(iteration))
         assert bits(service.at(3)) == last
 
 
@@ -142,7 +144,7 @@ def test_only_whole_iterations_of_this_run_count(tmp_path: Path) -> None:
     context = make_context(make_spec(**{**SPEC.model_dump(), "deadlines": {"progress_s": 0.6}}), tmp_path)
     strange = [
         make_sample(SPEC, 0, 0, run="other-1"),
-        make_sample(SPEC, 77, 0, window=0),
+        make_sample(SPEC, 77, 0, iteration=0),
         make_sample(SPEC, 0, 9),
         make_sample(SPEC, 1, 0, purpose=EVAL),
     ]
@@ -244,9 +246,9 @@ def test_its_memory_does_not_grow(tmp_path: Path) -> None:
     feed = SampleFeed(context, {}, 0, FeederRoots(context))
     service = Ranking(context, lambda problem: QUESTIONS[int(problem) % 36], feed, wanted=0)
     try:
-        for window in range(60):
-            service.trained(step(window))
-            service.at(window + 1)
+        for iteration in range(60):
+            service.trained(step(iteration))
+            service.at(iteration + 1)
         kept = ranking_module.kept_versions(context)
         sizes = [
             len(one)

@@ -28,7 +28,7 @@ LONGEST = 20_000
 def group_of(number: int, predicted: float, size: int) -> list[SampleJob]:
     prompt = Prompt(
         run="r", purpose=TRAIN, group=number, size=size, problem_id=str(number), problem="{}", epoch=0,
-        tokens=np.zeros(0, np.int32), window=0, mini=0, bundle=number, bundle_groups=1, min_version=0,
+        tokens=np.zeros(0, np.int32), iteration=0, mini=0, bundle=number, bundle_groups=1, min_version=0,
         predicted=predicted, predictor="", length_class=0, edges=[], admitted_at=0.0,
     )  # fmt: skip
     return [SampleJob(prompt, index) for index in range(size)]

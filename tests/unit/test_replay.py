@@ -201,7 +201,7 @@ def test_a_step_without_any_reward_stops_the_run(tmp_path: Path, model: str) -> 
     world = world_of(tmp_path, model)
 
     def fail(sample: Sample) -> Sample:
-        return structs.replace(sample, reward_error="it took 11 s") if sample.window == 1 else sample
+        return structs.replace(sample, reward_error="it took 11 s") if sample.iteration == 1 else sample
 
     world.edit = fail
     with pytest.raises(TrainingFailed, match=r"step 1: no sample has a reward: it took 11 s.*0000002-00, "):
@@ -213,7 +213,7 @@ def test_a_step_without_a_gradient_leaves_weights_and_optimizer_alone(tmp_path: 
     world = world_of(tmp_path, model)
 
     def alike(sample: Sample) -> Sample:
-        return structs.replace(sample, reward=0.5) if sample.window in (1, 3) else sample
+        return structs.replace(sample, reward=0.5) if sample.iteration in (1, 3) else sample
 
     world.edit = alike
     life = world.live(Crash("send test-1.ledger 4 1"))

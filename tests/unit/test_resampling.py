@@ -16,7 +16,7 @@ from consumers.stream.sample_stream import SampleStream
 from infra.bus import read_all
 from infra.roles.context import RoleContext, Stopped
 from producers.feeder import Feeder
-from schemas.admission import oldest_version, window_of
+from schemas.admission import iteration_of, oldest_version
 from schemas.identity import ROUND, sample_id, sample_key
 from schemas.messages import Prompt
 from schemas.wire import decode, encode
@@ -42,7 +42,7 @@ def publish(context: RoleContext, group: int, *rewards: float) -> None:
     """Rewards of a group's samples; an infinite one makes it unfit."""
     for index, reward in enumerate(rewards):
         prompt = prompts_of(context)[group]
-        names = ("window", "mini", "bundle", "bundle_groups", "epoch", "problem_id", "min_version")
+        names = ("iteration", "mini", "bundle", "bundle_groups", "epoch", "problem_id", "min_version")
         fields = {name: getattr(prompt, name) for name in names}
         sample = make_sample(SPEC, group, index, reward=reward, seed=group % 1000 + index, **fields)
         context.writer.send(context.topics.samples, encode(sample), key=sample.id)
@@ -74,7 +74,7 @@ def test_another_problem_comes_in_the_place_of_one_that_told_nothing(tmp_path: P
     publish(context, 1, 0.5, 0.5)
     wait_until(lambda: 1 + ROUND in prompts_of(context), what="another group", deadline_s=20)
     again = prompts_of(context)[1 + ROUND]
-    assert (again.window, again.bundle, again.bundle_groups, again.min_version) == (0, 1 + ROUND, 1, 0)
+    assert (again.iteration, again.bundle, again.bundle_groups, again.min_version) == (0, 1 + ROUND, 1, 0)
     publish(context, 1 + ROUND, 0.0, 0.0)
     wait_until(lambda: 1 + 2 * ROUND in prompts_of(context), what="the last one", deadline_s=20)
     publish(context, 1 + 2 * ROUND, 0.0, 0.0)
@@ -144,6 +144,6 @@ def test_a_group_that_is_drawn_instead_has_the_place_of_the_first(
     group: int, times: int, groups: int, lookahead: float
 ) -> None:
     again = group + times * ROUND
-    assert window_of(again, groups) == window_of(group, groups)
+    assert iteration_of(again, groups) == iteration_of(group, groups)
     assert oldest_version(again, groups, lookahead) == oldest_version(group, groups, lookahead)
     assert np.int64(again) == again

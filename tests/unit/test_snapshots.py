@@ -43,7 +43,7 @@ def snapshot(version: int = 3, **fields: Any) -> FeederSnapshot:
         "run": "test-1", "epoch": 2, "planner": PlannerState(version=version, edges=[5.0], lots=[lot]),
         "ledger": version, "began": {1: Began(step=1, position=4)}, "samples": {0: 7},
         "samples_of": {2: {1: 9}},
-        "windows": {3: Opened(prompts={0: 3, 1: 4}, dead=5)}, "ends": Opened(prompts={0: 9, 1: 9}, dead=9),
+        "iterations": {3: Opened(prompts={0: 3, 1: 4}, dead=5)}, "ends": Opened(prompts={0: 9, 1: 9}, dead=9),
         "evals": 1, "evaluated": [3], "announced": Announced(predictor="none/3", edges=[5.0]),
         "evaluations": [
             OpenEvaluation(version=2, opened=Opened(prompts={0: 1, 1: 8}, dead=2), samples={0: 4})
@@ -72,7 +72,7 @@ def test_one_changed_byte_is_found(place: int, change: int) -> None:
 def test_it_is_read_from_where_the_oldest_open_thing_begins() -> None:
     one = snapshot()
     assert one.opened() == Opened(prompts={0: 1, 1: 4}, dead=2)
-    assert snapshot(windows={}, evaluations=[]).opened() == one.ends
+    assert snapshot(iterations={}, evaluations=[]).opened() == one.ends
     assert lowest([{0: 3, 1: 2}, {0: 1}]) == {0: 1}, "a partition that one does not name begins at its start"
 
 

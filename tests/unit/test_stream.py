@@ -104,7 +104,7 @@ def test_low_watermarks_are_where_the_untrained_begin(tmp_path: Path) -> None:
         ({"logprobs": np.full(3, np.nan, np.float32)}, "not logprobs"),
         ({"logprobs": np.full(3, 0.5, np.float32)}, "not logprobs"),
         ({"size": 3}, "does not fit groups of 2"),
-        ({"window": 2}, "not of iteration 2"),
+        ({"iteration": 2}, "not of iteration 2"),
         ({"versions": np.array([1], dtype=np.int32)}, "on-policy needs 0"),
         ({"reward": float("inf")}, "reward is not a number"),
     ],

@@ -208,7 +208,7 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
 
 
 def admit(context: RoleContext, sample: Sample) -> None:
-    names = ("run", "group", "size", "problem_id", "epoch", "window", "mini", "bundle", "bundle_groups")
+    names = ("run", "group", "size", "problem_id", "epoch", "iteration", "mini", "bundle", "bundle_groups")
     fields = {name: getattr(sample, name) for name in names}
     prompt = fill(Prompt, purpose=TRAIN, tokens=sample.prompt_tokens, **fields)
     context.writer.send(context.topics.prompts, encode(prompt), key=str(sample.group))

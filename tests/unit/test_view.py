@@ -122,7 +122,7 @@ def test_a_new_process_under_an_old_name_starts_anew(view: RunView) -> None:
 
 
 def test_a_rate_forgets_what_is_old() -> None:
-    rate = Rate(window_s=10)
+    rate = Rate(span_s=10)
     assert rate.per_s is None
     for second in range(30):
         rate.add(second, 100.0 * min(second, 20))
