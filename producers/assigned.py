@@ -52,10 +52,10 @@ class Assigned:
         """Return the work in the records, in their order."""
         work = []
         for record, assignment in self._gate.take(record for record in records if record.name in self._mine):
-            if assignment.instance != record.name or assignment.epoch < self._epoch:
+            if assignment.generator != record.name or assignment.epoch < self._epoch:
                 continue
             self._epoch = assignment.epoch
-            if assignment.instance == EVERYONE:
+            if assignment.generator == EVERYONE:
                 work.append(Work(tell=assignment.tell))
             elif assignment.start == self._start:
                 jobs = self._jobs(record, assignment)

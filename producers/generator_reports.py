@@ -17,7 +17,7 @@ from infra.roles.context import RoleContext
 from producers.dispatch import REPORT_BYTES_PER_S, beat_s
 from producers.engines.engine import Pace
 from schemas.identity import SampleKey
-from schemas.messages import InstanceReport
+from schemas.messages import GeneratorReport
 from schemas.wire import encode
 
 _CHANGED = 0.05  # a latency curve that differs by a smaller share counts as unchanged
@@ -67,8 +67,8 @@ class GeneratorReports:
         pace = self._fresh(found.pace, now)
         held = found.held if whole else []
         message = encode(
-            InstanceReport(
-                run=self._context.run, instance=self._context.name, start=self._start,
+            GeneratorReport(
+                run=self._context.run, generator=self._context.name, start=self._start,
                 slots=self._context.spec.generator.slots, batches=pace.batches, seconds=pace.seconds,
                 version=found.version, groups=np.array([key[0] for key, _ in held], np.int64),
                 indexes=np.array([key[1] for key, _ in held], np.int16),
@@ -80,7 +80,7 @@ class GeneratorReports:
         self._beat_at = now + self._beat_s
         if whole:
             self._whole_at = now + max(self._beat_s, len(message) / REPORT_BYTES_PER_S)
-        self._context.writer.send(self._context.topics.instances, message, key=self._context.name)
+        self._context.writer.send(self._context.topics.generators, message, key=self._context.name)
 
     def _fresh(self, pace: Pace, now: float) -> Pace:
         """Return the latency curve if it is due and has changed; else an empty one."""

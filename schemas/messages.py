@@ -16,7 +16,7 @@ from msgspec import Meta
 from schemas.identity import ROUND, is_sample_id, sample_id
 from schemas.wire import Float32s, Float64s, Int16s, Int32s, Int64s, Message, UInt64s
 
-EVERYONE = "*"  # in place of an instance's name
+EVERYONE = "*"  # in place of a generator's name
 
 TRAIN = "train"
 EVAL = "eval"
@@ -173,15 +173,16 @@ class Sample(OfGroup, frozen=True, kw_only=True):
 
 
 class Assignment(Message, frozen=True, kw_only=True):
-    """`<run>.assignments`: the samples that a generator shall make next. Keyed by instance.
+    """`<run>.assignments`: the samples that a generator shall make next. Keyed by generator.
 
     The arrays have one row for each sample. Prompts and parts are named by their offsets.
     """
 
     KIND: ClassVar[str] = "assignment"
     VERSION: ClassVar[int] = 2
+    ON_WIRE: ClassVar[Mapping[str, str]] = {"generator": "instance"}
     run: WireName
-    instance: WireName  # name of the generator, or EVERYONE
+    generator: WireName  # name of the generator, or EVERYONE
     start: WireName  # of the generator's process that is meant; one that was started since ignores this
     partitions: Int16s  # of the sample's prompt on `<run>.prompts`
     offsets: Int64s  # of the prompt in that partition
@@ -237,12 +238,13 @@ class Part(Message, frozen=True, kw_only=True):
         )
 
 
-class InstanceReport(Message, frozen=True, kw_only=True):
+class GeneratorReport(Message, frozen=True, kw_only=True):
     """`<run>.instances`: a generator is alive, and how far its samples are. Most hold only changes."""
 
     KIND: ClassVar[str] = "report"
+    ON_WIRE: ClassVar[Mapping[str, str]] = {"generator": "instance"}
     run: WireName
-    instance: WireName
+    generator: WireName
     start: WireName  # drawn when the process started: another than that of an earlier process of the name
     slots: Slots
     batches: Points[int]  # numbers of samples in a decode step; empty: the curve has not changed

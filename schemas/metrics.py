@@ -29,7 +29,7 @@ METRICS: dict[str, Metric] = {
     "reward_deviation": Metric("reward", "Standard deviation of the rewards.", "above 0",
                                "0: all answers earn the same, and nothing can be learned."),
     "rewards_failed": Metric("samples", "Samples whose reward raised an error or took too long.", "0",
-                             "The dead letters and the generators' logs say why."),
+                             "The generators' logs and `reward_error` of the samples say why."),
     "failed_rewards": Metric("samples", "The same, as the trainer counted it.", "0"),
     "length": Metric("tokens", "Mean length of an answer."),
     "length_p50": Metric("tokens", "Median length of an answer."),

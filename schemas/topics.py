@@ -20,9 +20,9 @@ class Topic:
     retention_hours: int | None = None  # None: as long as the run file says
 
 
-def assignment_partition(instance: str) -> int:
+def assignment_partition(generator: str) -> int:
     """Return the partition of `<run>.assignments` that a generator reads."""
-    return zlib.crc32(instance.encode()) % ASSIGNMENT_PARTITIONS
+    return zlib.crc32(generator.encode()) % ASSIGNMENT_PARTITIONS
 
 
 class Topics:
@@ -33,7 +33,7 @@ class Topics:
         self.samples = Topic(f"{run}.samples", classes)
         self.assignments = Topic(f"{run}.assignments", ASSIGNMENT_PARTITIONS, retention_hours=SHORT_HOURS)
         self.parts = Topic(f"{run}.parts", 1, retention_hours=SHORT_HOURS)
-        self.instances = Topic(f"{run}.instances", 1, retention_hours=SHORT_HOURS)
+        self.generators = Topic(f"{run}.instances", 1, retention_hours=SHORT_HOURS)
         self.ledger = Topic(f"{run}.ledger", 1, retention_hours=FOR_EVER)
         self.weights = Topic(f"{run}.weights", 1, compacted=True)
         self.ranker = Topic(f"{run}.ranker", 1)
@@ -46,6 +46,6 @@ class Topics:
     def all(self) -> list[Topic]:
         """Return every topic, in the order in which they are created."""
         return [
-            self.prompts, self.assignments, self.parts, self.instances, self.samples, self.ledger,
+            self.prompts, self.assignments, self.parts, self.generators, self.samples, self.ledger,
             self.weights, self.ranker, self.evals, self.dead, self.status, self.owner, self.pulse,
         ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from producers.dispatch.board import Board, Instance
+from producers.dispatch.board import Board, BoardGenerator
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import DealtPolicy, Policy, PolicySettings, SteadyPolicy
 from schemas.identity import SampleKey
@@ -10,8 +10,8 @@ from schemas.runspec import RunSpec
 
 __all__ = [
     "Board",
+    "BoardGenerator",
     "DealtPolicy",
-    "Instance",
     "Policy",
     "PolicySettings",
     "RunSpec",

@@ -18,7 +18,7 @@ from producers.engines.engine import Engine
 from producers.generator import Generator
 from producers.rewards import RewardOutcome
 from schemas.identity import sample_key
-from schemas.messages import Assignment, InstanceReport, Prompt, WeightsAnnouncement
+from schemas.messages import Assignment, GeneratorReport, Prompt, WeightsAnnouncement
 from schemas.topics import assignment_partition
 from schemas.wire import decode, encode
 from tests.waiting import wait_until
@@ -100,19 +100,19 @@ class Running:
         """As the dispatcher does."""
         topic, name = self.context.topics.assignments, self.context.name
         self.context.writer.send(
-            topic, encode(assignment), key=assignment.instance, partition=assignment_partition(name)
+            topic, encode(assignment), key=assignment.generator, partition=assignment_partition(name)
         )
 
     @property
     def start(self) -> str:
         """Of its process, as it says itself."""
-        wait_until(lambda: self.read("instances", InstanceReport), what="its first report")
-        return str(self.read("instances", InstanceReport)[0].start)
+        wait_until(lambda: self.read("generators", GeneratorReport), what="its first report")
+        return str(self.read("generators", GeneratorReport)[0].start)
 
     @property
-    def last_whole(self) -> InstanceReport:
+    def last_whole(self) -> GeneratorReport:
         """What it said when it last said all."""
-        reports: list[InstanceReport] = self.read("instances", InstanceReport)
+        reports: list[GeneratorReport] = self.read("generators", GeneratorReport)
         return [report for report in reports if report.whole][-1]
 
     def ask(self) -> None:

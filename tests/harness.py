@@ -19,7 +19,7 @@ from infra.ownership import claim
 from infra.runs import RunRecord
 from infra.stores.opening import open_store
 from infra.supervise.children import kill, start_child
-from schemas.messages import DeadLetter, Evaluation, InstanceReport, Sample, StepRecord
+from schemas.messages import DeadLetter, Evaluation, GeneratorReport, Sample, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
 from schemas.wire import Message, decode
@@ -114,10 +114,10 @@ class Run:
             lambda: self.check() or len(self.steps()) >= count, what=f"{count} steps", deadline_s=deadline_s
         )
 
-    def wait_for_instances(self, count: int, deadline_s: float = 150) -> None:
+    def wait_for_generators(self, count: int, deadline_s: float = 150) -> None:
         """Until so many generators have reported; one that was started anew counts again."""
         wait_until(
-            lambda: self.check() or len({r.start for r in self.read("instances", InstanceReport)}) >= count,
+            lambda: self.check() or len({r.start for r in self.read("generators", GeneratorReport)}) >= count,
             what=f"{count} generators", deadline_s=deadline_s,
         )  # fmt: skip
 

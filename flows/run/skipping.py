@@ -17,8 +17,8 @@ from schemas.messages import (
     Assignment,
     DeadLetter,
     Evaluation,
+    GeneratorReport,
     Heartbeat,
-    InstanceReport,
     Part,
     Prompt,
     RankerAnnouncement,
@@ -33,7 +33,7 @@ from schemas.wire import Message
 
 _READ_S = 30.0
 _KINDS: dict[str, tuple[type[Message], ...]] = {
-    "prompts": (Prompt,), "assignments": (Assignment,), "parts": (Part,), "instances": (InstanceReport,),
+    "prompts": (Prompt,), "assignments": (Assignment,), "parts": (Part,), "instances": (GeneratorReport,),
     "samples": (Sample,), "ledger": (StepRecord,), "weights": (WeightsAnnouncement, SiteReport),
     "ranker": (RankerAnnouncement,), "evals": (Evaluation,), "dead": (DeadLetter,), "status": (Heartbeat,),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decides which generator makes which sample, and when. In code and on topics a generator is an instance."""
+"""Decides which generator makes which sample, and when."""
 
 from __future__ import annotations
 

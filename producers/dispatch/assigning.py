@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from producers.dispatch.jobs import SampleJob
-from producers.dispatch.on_the_way import InstanceStart
+from producers.dispatch.on_the_way import GeneratorStart
 from schemas.identity import SampleKey, sample_id
 from schemas.messages import EVERYONE, Assignment
 
@@ -21,7 +21,7 @@ MOST_SAMPLES = 1000  # samples of each kind that a record names at most: some 60
 
 
 def assignments(
-    run: str, process: InstanceStart, jobs: Sequence[SampleJob], withdrawn: Sequence[SampleKey],
+    run: str, process: GeneratorStart, jobs: Sequence[SampleJob], withdrawn: Sequence[SampleKey],
     moving: Sequence[SampleKey], *, epoch: int = 0,
 ) -> Iterator[Assignment]:  # fmt: skip
     """Yield the assignments that give one generator jobs, and tell it what to give back and hand over."""
@@ -32,13 +32,13 @@ def assignments(
         yield _assignment(run, process, jobs[part], withdrawn[part], moving[part], epoch)
 
 
-def question(run: str, process: InstanceStart = (EVERYONE, EVERYONE), *, epoch: int = 0) -> Assignment:
+def question(run: str, process: GeneratorStart = (EVERYONE, EVERYONE), *, epoch: int = 0) -> Assignment:
     """Return an assignment that asks one generator, or all of them, for a full report."""
     return _assignment(run, process, [], [], [], epoch, tell=True)
 
 
 def _assignment(
-    run: str, process: InstanceStart, jobs: Sequence[SampleJob], withdrawn: Sequence[SampleKey],
+    run: str, process: GeneratorStart, jobs: Sequence[SampleJob], withdrawn: Sequence[SampleKey],
     moving: Sequence[SampleKey], epoch: int, *, tell: bool = False,
 ) -> Assignment:  # fmt: skip
     places = []
@@ -46,7 +46,7 @@ def _assignment(
         assert job.place is not None, "what is given to others stands on the log"
         places.append(job.place)
     return Assignment(
-        run=run, instance=process[0], start=process[1],
+        run=run, generator=process[0], start=process[1],
         partitions=np.array([place.partition for place in places], np.int16),
         offsets=np.array([place.offset for place in places], np.int64),
         groups=np.array([job.prompt.group for job in jobs], np.int64),

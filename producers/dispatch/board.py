@@ -16,7 +16,7 @@ NO_DEADLINE = 1e300  # as a plan's deadline: no deadline, so longest first
 
 
 @dataclass(eq=False)
-class Instance:
+class BoardGenerator:
     """A generator. Between two reports its decode steps are estimated by its latency curve."""
 
     name: str
@@ -113,24 +113,24 @@ class Board:
     """The dispatcher's state: waiting jobs, generators, and which generator has which job."""
 
     waiting: Waiting = field(default_factory=Waiting)
-    instances: dict[str, Instance] = field(default_factory=dict)
+    generators: dict[str, BoardGenerator] = field(default_factory=dict)
     home: dict[SampleKey, str] = field(default_factory=dict)  # the generator that has a job
-    _fastest_first: list[Instance] = field(default_factory=list)
+    _fastest_first: list[BoardGenerator] = field(default_factory=list)
 
     def tokens(self, key: SampleKey) -> float:
         """Return how many tokens a job has, as estimated; 0 if it does not run."""
         if key in self.waiting:
             return 0.0
-        known = self.instances.get(self.home.get(key, ""))
+        known = self.generators.get(self.home.get(key, ""))
         if known is not None and key in known.running:
             return known.tokens(key)
-        return next((i.tokens(key) for i in self.instances.values() if key in i.running), 0.0)
+        return next((i.tokens(key) for i in self.generators.values() if key in i.running), 0.0)
 
     @property
-    def fastest_first(self) -> Sequence[Instance]:
+    def fastest_first(self) -> Sequence[BoardGenerator]:
         """The generators, by the duration of their shortest step."""
         if not self._fastest_first:
-            self._fastest_first = sorted(self.instances.values(), key=lambda i: (i.seconds[1], i.name))
+            self._fastest_first = sorted(self.generators.values(), key=lambda i: (i.seconds[1], i.name))
         return self._fastest_first
 
     def regrouped(self) -> None:

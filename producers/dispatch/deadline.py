@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from producers.dispatch.board import NO_DEADLINE, Board, Instance
+from producers.dispatch.board import NO_DEADLINE, Board, BoardGenerator
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
@@ -54,9 +54,9 @@ class DeadlineRule:
     ends: float  # expected end, on the same clock
 
 
-def _next_step(instance: Instance) -> tuple[float, str]:
+def _next_step(generator: BoardGenerator) -> tuple[float, str]:
     """Return the seconds of the generator's step with one more job, and its name, which breaks ties."""
-    return float(instance.seconds[min(len(instance.running) + 1, instance.slots)]), instance.name
+    return float(generator.seconds[min(len(generator.running) + 1, generator.slots)]), generator.name
 
 
 class Why(enum.IntEnum):
@@ -152,7 +152,7 @@ class DeadlinePolicy:
 
     def regrouped(self, board: Board, now: float) -> None:
         self._regrouped_at = now
-        self._last = {name: last for name, last in self._last.items() if name in board.instances}
+        self._last = {name: last for name, last in self._last.items() if name in board.generators}
 
     @property
     def by_deadline(self) -> bool:
@@ -168,13 +168,15 @@ class DeadlinePolicy:
     def words(self) -> tuple[str, str]:
         return "towards a deadline" if self.by_deadline else "the longest first", self.why.words
 
-    def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None:
+    def finished(
+        self, board: Board, generator: BoardGenerator, job: SampleJob, length: int, now: float
+    ) -> None:
         self._told.pop(job.key, None)
         if not self.by_deadline:
             return
-        last = self._last.get(instance.name, 0.0)
-        if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= instance.steps:
-            self._look_again(instance)
+        last = self._last.get(generator.name, 0.0)
+        if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= generator.steps:
+            self._look_again(generator)
 
     def corrected(self, board: Board, keys: Sequence[SampleKey]) -> None:
         if not self.by_deadline:
@@ -183,9 +185,9 @@ class DeadlinePolicy:
         for key in keys:
             self._told.pop(key, None)
             self._said.pop(key, None)
-        for instance in board.instances.values():
-            if any(key in instance.running for key in keys):
-                self._look_again(instance)
+        for generator in board.generators.values():
+            if any(key in generator.running for key in keys):
+                self._look_again(generator)
 
     def tick(self, board: Board, now: float) -> bool:
         """Choose again if it is time. Return whether that was done."""
@@ -222,60 +224,62 @@ class DeadlinePolicy:
 
     def moved(self, board: Board) -> None:
         if self.by_deadline:
-            for instance in board.instances.values():
-                self._look_again(instance)
+            for generator in board.generators.values():
+                self._look_again(generator)
 
     def fill(
-        self, board: Board, asked: Sequence[Instance], now: float
-    ) -> Iterator[tuple[Instance, SampleKey]]:
+        self, board: Board, asked: Sequence[BoardGenerator], now: float
+    ) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         if not self.by_deadline:
             yield from self._longest_first(board)
             return
         while board.waiting and (chosen := self._pick(board, asked, now)) is not None:
             yield chosen
 
-    def _longest_first(self, board: Board) -> Iterator[tuple[Instance, SampleKey]]:
+    def _longest_first(self, board: Board) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         """Yield the longest jobs, each with the generator whose next step would be the fastest."""
-        heap = [(_next_step(one), one) for one in board.instances.values() if one.free > 0]
-        heapq.heapify(heap)  # names differ, so instances are never compared
+        heap = [(_next_step(one), one) for one in board.generators.values() if one.free > 0]
+        heapq.heapify(heap)  # names differ, so generators are never compared
         while heap and (longest := board.waiting.longest()) is not None:
-            instance = heap[0][1]
-            yield instance, longest
-            if instance.free > 0:
-                heapq.heapreplace(heap, (_next_step(instance), instance))
+            generator = heap[0][1]
+            yield generator, longest
+            if generator.free > 0:
+                heapq.heapreplace(heap, (_next_step(generator), generator))
             else:
                 heapq.heappop(heap)
 
-    def _pick(self, board: Board, asked: Sequence[Instance], now: float) -> tuple[Instance, SampleKey] | None:
+    def _pick(
+        self, board: Board, asked: Sequence[BoardGenerator], now: float
+    ) -> tuple[BoardGenerator, SampleKey] | None:
         """Pick the next job to start, by the same rule as `makespan`.
 
         If the longest job can't wait any longer, it starts at once where it runs fastest; else `pick`
         decides.
         """
-        instances, plan = board.fastest_first, self.plan
+        generators, plan = board.fastest_first, self.plan
         assert plan is not None
-        fastest = min((i for i in instances if i.free > 0), key=_next_step, default=None)
+        fastest = min((i for i in generators if i.free > 0), key=_next_step, default=None)
         turns = self._turns(board)
         if fastest is None or not turns:
             return None
         keys = turns[0][0]
-        idle = not any(i.running for i in instances)
+        idle = not any(i.running for i in generators)
         soon = now + keys[-1] * _next_step(fastest)[0]
         if soon >= plan.deadline or idle:
             return self._start(fastest, turns[0], len(keys) - 1)
-        limit = max(plan.deadline, *(now + self._longest(i) * float(i.seconds[1]) for i in instances))
-        for instance in asked:
-            if instance.free <= 0:
+        limit = max(plan.deadline, *(now + self._longest(i) * float(i.seconds[1]) for i in generators))
+        for generator in asked:
+            if generator.free <= 0:
                 continue
-            batch = min(len(instance.running), instance.slots - 1)
+            batch = min(len(generator.running), generator.slots - 1)
             for turn in turns:
                 keys = turn[0]
                 place = compiled().pick(
-                    keys, self._all_alive[: len(keys)], len(keys) - 1, batch, self._longest(instance),
-                    instance.seconds, limit - now,
+                    keys, self._all_alive[: len(keys)], len(keys) - 1, batch, self._longest(generator),
+                    generator.seconds, limit - now,
                 )  # fmt: skip
                 if place >= 0:
-                    return self._start(instance, turn, place)
+                    return self._start(generator, turn, place)
         return None
 
     def _turns(self, board: Board) -> list[_TurnJobs]:
@@ -298,46 +302,48 @@ class DeadlinePolicy:
             self._all_alive = np.ones(most, np.bool_)
         return self._kept
 
-    def _start(self, instance: Instance, turn: _TurnJobs, place: int) -> tuple[Instance, SampleKey]:
+    def _start(
+        self, generator: BoardGenerator, turn: _TurnJobs, place: int
+    ) -> tuple[BoardGenerator, SampleKey]:
         keys, names = turn
         key = names.pop(place)
-        said = self._said[key] = instance.steps + float(keys[place])
-        self._last[instance.name] = max(self._last.get(instance.name, 0.0), said)
+        said = self._said[key] = generator.steps + float(keys[place])
+        self._last[generator.name] = max(self._last.get(generator.name, 0.0), said)
         assert self._kept is not None
         number = next(number for number, one in enumerate(self._kept) if one[1] is names)
         if names:
             self._kept[number] = np.delete(keys, place), names
         else:
             del self._kept[number]
-        return instance, key
+        return generator, key
 
-    def _longest(self, instance: Instance) -> float:
+    def _longest(self, generator: BoardGenerator) -> float:
         """Return how many more tokens the generator's longest job is expected to need."""
-        return max(0.0, self._last.get(instance.name, 0.0) - instance.steps) if instance.running else 0.0
+        return max(0.0, self._last.get(generator.name, 0.0) - generator.steps) if generator.running else 0.0
 
-    def _look_again(self, instance: Instance) -> None:
+    def _look_again(self, generator: BoardGenerator) -> None:
         """Find the generator's longest job again. Jobs that are longer than declared are declared anew."""
         assert self.plan is not None
-        self._last[instance.name] = instance.steps
-        for key in instance.running:
-            if self._said.get(key, 0.0) <= instance.steps:
-                tokens = instance.tokens(key)
+        self._last[generator.name] = generator.steps
+        for key in generator.running:
+            if self._said.get(key, 0.0) <= generator.steps:
+                tokens = generator.tokens(key)
                 left = compiled().declared(self.ranks.row[key], tokens, self.plan.quantile) - tokens
-                self._said[key] = instance.steps + left
-            self._last[instance.name] = max(self._last[instance.name], self._said[key])
+                self._said[key] = generator.steps + left
+            self._last[generator.name] = max(self._last[generator.name], self._said[key])
 
     def _choose(self, board: Board, now: float, *, again: bool = False) -> None:
-        count = len(board.waiting) + sum(len(one.running) for one in board.instances.values())
-        if not board.instances or not count:
+        count = len(board.waiting) + sum(len(one.running) for one in board.generators.values())
+        if not board.generators or not count:
             self.wakes_at = float("inf")
             return
         began = time.monotonic()
         self._kept = None
         self._told.clear()
-        if len(board.instances) > 1:  # the only generator gets the longest first anyway
+        if len(board.generators) > 1:  # the only generator gets the longest first anyway
             self.ranks.look(board)
         self._doubted = self.ranks.doubt
-        work = count * (_HEAP + len(board.instances))
+        work = count * (_HEAP + len(board.generators))
         if why := self._why_not(board, work):
             self._stay(board, now, why)
         else:
@@ -352,19 +358,19 @@ class DeadlinePolicy:
     def _choose_now(self, board: Board, now: float, again: bool) -> None:
         self._said.clear()  # running jobs are declared anew, by the new quantile
         self.plan, self.why = self._best(state_of(board, self.ranks, now), now, again), Why.CHOSEN
-        for instance in board.instances.values():
-            self._look_again(instance)
+        for generator in board.generators.values():
+            self._look_again(generator)
 
     def _stay(self, board: Board, now: float, why: Why) -> None:
         """Keep a deadline that is in force: it is worth no less than before. Otherwise set longest first."""
         if not self.by_deadline or why is Why.ALONE:
             self.plan, self.why = DeadlineRule(0.5, NO_DEADLINE, now), why
-        running = [key for one in board.instances.values() for key in one.running]
+        running = [key for one in board.generators.values() for key in one.running]
         self._said = {key: self._said[key] for key in running if key in self._said}
 
     def _why_not(self, board: Board, work: float) -> Why:
         """Return the reason why no choice is made now; Why.NOTHING if one is made."""
-        if len(board.instances) == 1:
+        if len(board.generators) == 1:
             return Why.ALONE
         if self._thrift < float("inf") and self.costs.of(work) > min(self._worth_s(board), _LONGEST_CHOICE_S):
             self.costs.fade()
@@ -377,9 +383,9 @@ class DeadlinePolicy:
     def _worth_s(self, board: Board) -> float:
         """Return how many seconds a choice may take."""
         tokens = [predicted for _, predicted in board.waiting]
-        tokens += [job.prompt.predicted for i in board.instances.values() for job in i.running.values()]
-        speed = sum(i.slots / float(i.seconds[-1]) for i in board.instances.values())
-        alone = max(tokens) * min(float(i.seconds[1]) for i in board.instances.values())
+        tokens += [job.prompt.predicted for i in board.generators.values() for job in i.running.values()]
+        speed = sum(i.slots / float(i.seconds[-1]) for i in board.generators.values())
+        alone = max(tokens) * min(float(i.seconds[1]) for i in board.generators.values())
         return max(sum(tokens) / speed, alone) * self._thrift
 
     def _best(self, state: SampleTable, now: float, again: bool) -> DeadlineRule:

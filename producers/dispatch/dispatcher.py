@@ -1,6 +1,6 @@
 """The dispatcher's core: decides which generator gets which job. It has no clock of its own and no Kafka.
 
-admit, join, leave, finished, progress ──► board ──► turn(now) ──► (instance, jobs)
+admit, join, leave, finished, progress ──► board ──► turn(now) ──► (generator, jobs)
                                              ▲
                                            policy
 
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from producers.dispatch.board import Board, Instance
+from producers.dispatch.board import Board, BoardGenerator
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy
 from schemas.identity import SampleKey
@@ -52,13 +52,13 @@ class Dispatcher:
         return len(self._home)
 
     @property
-    def instances(self) -> Sequence[str]:
+    def generators(self) -> Sequence[str]:
         """The names of the generators."""
-        return list(self._board.instances)
+        return list(self._board.generators)
 
     def works(self, name: str) -> bool:
         """Whether a generator has any job."""
-        return bool(self._board.instances[name].running)
+        return bool(self._board.generators[name].running)
 
     def is_done(self, group: int, size: int) -> bool:
         """Whether all samples of a group are done."""
@@ -106,45 +106,45 @@ class Dispatcher:
         if (name := self._home.pop(key, None)) is None:
             return None
         self._ask.add(name)
-        return self._board.instances[name].end(key)
+        return self._board.generators[name].end(key)
 
     def join(self, name: str, slots: int, seconds: np.ndarray, now: float) -> None:
         """Add a generator. A known one is taken to have started anew, so its jobs wait again."""
         self._put_back(name)
-        self._board.instances[name] = Instance(name, slots, seconds, now)
+        self._board.generators[name] = BoardGenerator(name, slots, seconds, now)
         self._board.regrouped()
         self._regrouped(now)
 
     def adopt(self, name: str, keys: Iterable[SampleKey]) -> None:
         """Note that a generator has waiting jobs: from an earlier dispatcher, or from before its silence."""
-        instance = self._board.instances[name]
+        generator = self._board.generators[name]
         for key in keys:
             if key in self._board.waiting:
-                instance.start(self._board.waiting.remove(key))
+                generator.start(self._board.waiting.remove(key))
                 self._home[key] = name
 
     def measured(self, name: str, seconds: np.ndarray, now: float) -> None:
         """Set how long a generator's steps take."""
-        instance = self._board.instances[name]
-        instance.advance(now)
-        instance.seconds = seconds
+        generator = self._board.generators[name]
+        generator.advance(now)
+        generator.seconds = seconds
         self._board.regrouped()
 
     def leave(self, name: str, now: float) -> int:
         """Remove a generator; its jobs wait again. Return how many these were."""
         lost = self._put_back(name)
-        if self._board.instances.pop(name, None) is not None:
+        if self._board.generators.pop(name, None) is not None:
             self._board.regrouped()
             self._regrouped(now)
         return lost
 
     @property
     def _is_alone(self) -> bool:
-        return len(self._board.instances) == 1 and self._latency_s > 0
+        return len(self._board.generators) == 1 and self._latency_s > 0
 
     def _regrouped(self, now: float) -> None:
-        for instance in self._board.instances.values():
-            instance.ahead = ALONE if self._is_alone else 0
+        for generator in self._board.generators.values():
+            generator.ahead = ALONE if self._is_alone else 0
         self._policy.regrouped(self._board, now)
         self._ask_all = True
 
@@ -154,13 +154,13 @@ class Dispatcher:
         Of a generator's jobs, the last in order of work are asked back.
         """
         excess: dict[str, list[SampleKey]] = {}
-        if len(self._board.instances) < 2 or self._board.waiting:
+        if len(self._board.generators) < 2 or self._board.waiting:
             return excess
-        if not any(instance.free > 0 for instance in self._board.instances.values()):
+        if not any(generator.free > 0 for generator in self._board.generators.values()):
             return excess
-        for name, instance in self._board.instances.items():
-            if (count := -instance.free) > 0:
-                ordered = sorted(instance.running.values(), key=lambda job: job.rank)
+        for name, generator in self._board.generators.items():
+            if (count := -generator.free) > 0:
+                ordered = sorted(generator.running.values(), key=lambda job: job.rank)
                 fresh = [job.key for job in ordered[-count:] if job.key not in self._asked_back]
                 self._asked_back.update(fresh)
                 if fresh:
@@ -180,16 +180,16 @@ class Dispatcher:
             self._ask_all = True
 
     def _put_back(self, name: str) -> int:
-        instance = self._board.instances.get(name)
-        if instance is None:
+        generator = self._board.generators.get(name)
+        if generator is None:
             return 0
-        for key, job in instance.running.items():
+        for key, job in generator.running.items():
             self._home.pop(key, None)
             self._asked_back.discard(key)
             self._on_the_way.discard(key)
             self._wait(job)
-        lost = len(instance.running)
-        instance.running.clear()
+        lost = len(generator.running)
+        generator.running.clear()
         return lost
 
     def finished(self, key: SampleKey, length: int, now: float) -> None:
@@ -207,21 +207,21 @@ class Dispatcher:
             return
         self._asked_back.discard(key)
         self._on_the_way.discard(key)
-        instance = self._board.instances[name]
-        instance.advance(now)
-        job = instance.end(key)
+        generator = self._board.generators[name]
+        generator.advance(now)
+        job = generator.end(key)
         assert job is not None
-        self._policy.finished(self._board, instance, job, length, now)
+        self._policy.finished(self._board, generator, job, length, now)
         self._learn(job, length)
-        self._free(instance, now)
+        self._free(generator, now)
 
-    def _free(self, instance: Instance, now: float) -> None:
+    def _free(self, generator: BoardGenerator, now: float) -> None:
         """Ask for jobs for the free slot, and for those that it can begin before it hears from us."""
         if self._latency_s:
-            soon = 1 + round(instance.rate(now) * self._latency_s)
-            instance.ahead = max(ALONE, soon) if self._is_alone else soon
-        if not self._is_alone or instance.free >= ALONE // 4:
-            self._ask.add(instance.name)
+            soon = 1 + round(generator.rate(now) * self._latency_s)
+            generator.ahead = max(ALONE, soon) if self._is_alone else soon
+        if not self._is_alone or generator.free >= ALONE // 4:
+            self._ask.add(generator.name)
 
     def _learn(self, job: SampleJob, length: int) -> None:
         if (ranks := self._policy.ranks) is None:
@@ -237,10 +237,10 @@ class Dispatcher:
 
     def progress(self, name: str, tokens: Mapping[SampleKey, int], now: float) -> None:
         """Set how many tokens a generator's running jobs have, as reported."""
-        if instance := self._board.instances.get(name):
-            instance.advance(now)
+        if generator := self._board.generators.get(name):
+            generator.advance(now)
             for key, count in tokens.items():
-                instance.correct(key, count)
+                generator.correct(key, count)
 
     def moved(self, now: float) -> list[tuple[SampleJob, str, str]]:
         """Move running jobs as the dispatch policy wants.
@@ -250,16 +250,16 @@ class Dispatcher:
         moves = []
         for key, target in self._policy.take_moves():
             source = self._home.get(key)
-            if source is None or source == target or target not in self._board.instances:
+            if source is None or source == target or target not in self._board.generators:
                 continue
             if key in self._on_the_way:
                 continue
             self._on_the_way.add(key)
-            instance = self._board.instances[source]
-            tokens = instance.tokens(key)
-            job = instance.end(key)
+            generator = self._board.generators[source]
+            tokens = generator.tokens(key)
+            job = generator.end(key)
             assert job is not None
-            self._board.instances[target].start(job, tokens)
+            self._board.generators[target].start(job, tokens)
             self._home[key] = target
             self._ask.add(source)
             moves.append((job, source, target))
@@ -275,25 +275,25 @@ class Dispatcher:
         """Fill free slots as the dispatch policy decides. Return the given jobs by generator."""
         given: dict[str, list[SampleJob]] = {}
         board = self._board
-        if not board.instances:
+        if not board.generators:
             return given
-        for instance in board.instances.values():
-            instance.advance(now)
+        for generator in board.generators.values():
+            generator.advance(now)
         if self._policy.tick(board, now):
             self._ask_all = True
         asked = board.fastest_first
         if not self._ask_all:
-            asked = [instance for instance in asked if instance.name in self._ask]
-        asked = [instance for instance in asked if instance.free > 0]
+            asked = [generator for generator in asked if generator.name in self._ask]
+        asked = [generator for generator in asked if generator.free > 0]
         self._ask_all = False
         self._ask.clear()
         if not asked and self._is_alone:
             return given  # the only generator has enough for now
-        for instance, key in self._policy.fill(board, asked, now):
+        for generator, key in self._policy.fill(board, asked, now):
             job = board.waiting.remove(key)
-            self._home[key] = instance.name
-            instance.start(job)
-            given.setdefault(instance.name, []).append(job)
-        if board.waiting and not any(instance.running for instance in board.instances.values()):
-            raise AssertionError("jobs wait, and no instance has any")
+            self._home[key] = generator.name
+            generator.start(job)
+            given.setdefault(generator.name, []).append(job)
+        if board.waiting and not any(generator.running for generator in board.generators.values()):
+            raise AssertionError("jobs wait, and no generator has any")
         return given

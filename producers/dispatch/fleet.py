@@ -16,9 +16,9 @@ import numpy as np
 from producers.dispatch import beat_s
 from producers.dispatch.curve import CurveError, LatencyCurve, curve_of, flat
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.on_the_way import InstanceStart
+from producers.dispatch.on_the_way import GeneratorStart
 from schemas.identity import sample_key
-from schemas.messages import InstanceReport
+from schemas.messages import GeneratorReport
 
 SLOW_LEFT_OUT_S = 20.0
 _LOOK_S = 0.1  # how often silence is checked
@@ -26,7 +26,7 @@ _FORMER = 4096
 
 
 @dataclass
-class _Instance:
+class _BoardGenerator:
     start: str
     heard_at: float
     slots: int
@@ -51,28 +51,28 @@ class Fleet:
         """`slots`: how many a generator of this run has; one that claims more gets no more."""
         self._dispatcher, self._log, self._slots = dispatcher, log, slots
         self._silence_s, self._beat_s = silence_s, beat_s(silence_s)
-        self._instances: dict[str, _Instance] = {}
-        self._former: OrderedDict[InstanceStart, None] = (
+        self._generators: dict[str, _BoardGenerator] = {}
+        self._former: OrderedDict[GeneratorStart, None] = (
             OrderedDict()
         )  # processes that were replaced, or left
         self.strangers: dict[str, str] = {}
         self._looked_at = now
 
     def __len__(self) -> int:
-        return len(self._instances)
+        return len(self._generators)
 
-    def process(self, name: str) -> InstanceStart:
+    def process(self, name: str) -> GeneratorStart:
         """Return the name and start of the generator that has this name now."""
-        return name, self._instances[name].start
+        return name, self._generators[name].start
 
-    def is_there(self, process: InstanceStart) -> bool:
+    def is_there(self, process: GeneratorStart) -> bool:
         """Whether this start of a generator is there."""
-        known = self._instances.get(process[0])
+        known = self._generators.get(process[0])
         return known is not None and known.start == process[1]
 
-    def heard(self, report: InstanceReport, now: float) -> None:
+    def heard(self, report: GeneratorReport, now: float) -> None:
         """Take a generator's report."""
-        name, known = report.instance, self._instances.get(report.instance)
+        name, known = report.generator, self._generators.get(report.generator)
         if (name, report.start) in self._former:
             return
         if report.leaving:
@@ -93,22 +93,22 @@ class Fleet:
             )
         self._dispatcher.returned(name, [sample_key(one) for one in report.returned], now)
 
-    def _join(self, report: InstanceReport, now: float) -> None:
-        name = report.instance
-        if (known := self._instances.get(name)) is not None:
+    def _join(self, report: GeneratorReport, now: float) -> None:
+        name = report.generator
+        if (known := self._generators.get(name)) is not None:
             self._replaced(name, known.start)
         self.strangers.pop(name, None)
         slots = min(report.slots, self._slots)
         curve = self._curve(report, flat())
-        fresh = _Instance(report.start, now, slots, curve, curve.table(slots), _said(report))
+        fresh = _BoardGenerator(report.start, now, slots, curve, curve.table(slots), _said(report))
         held = _held(report)
-        self._instances[name] = fresh
+        self._generators[name] = fresh
         self._dispatcher.join(name, slots, fresh.table, now)
         self._dispatcher.adopt(name, held)
         self._log.info("%s is there: %d slots, it has %d samples to make", name, slots, len(held))
 
-    def _goes_on(self, report: InstanceReport, known: _Instance, now: float) -> None:
-        name, was_left_out = report.instance, known.is_left_out
+    def _goes_on(self, report: GeneratorReport, known: _BoardGenerator, now: float) -> None:
+        name, was_left_out = report.generator, known.is_left_out
         passed, known.heard_at, known.silent_s = now - known.heard_at, now, 0.0
         is_idle = self._dispatcher.given > 0 and not self._dispatcher.works(name)
         known.idle_s = known.idle_s + passed if is_idle else 0.0
@@ -120,26 +120,26 @@ class Fleet:
         if is_new or known.is_left_out != was_left_out:
             self._dispatcher.measured(name, self._steps(known), now)
 
-    def _steps(self, instance: _Instance) -> np.ndarray:
+    def _steps(self, generator: _BoardGenerator) -> np.ndarray:
         """Return how long a generator's steps take.
 
         One that was left out for long counts as at least as fast as any other: its measurements are old, and
         without work it makes no new ones.
         """
-        table = instance.table
-        if instance.is_left_out:
-            for other in self._instances.values():
+        table = generator.table
+        if generator.is_left_out:
+            for other in self._generators.values():
                 both = min(len(table), len(other.table))
                 table = np.concatenate([np.minimum(table[:both], other.table[:both]), table[both:]])
         return table
 
-    def _curve(self, report: InstanceReport, otherwise: LatencyCurve) -> LatencyCurve:
+    def _curve(self, report: GeneratorReport, otherwise: LatencyCurve) -> LatencyCurve:
         if not report.batches:
             return otherwise
         try:
             return curve_of(report.batches, report.seconds)
         except CurveError as error:
-            self._log.warning("%s reports a profile that can't be: %s", report.instance, error)
+            self._log.warning("%s reports a profile that can't be: %s", report.generator, error)
             return otherwise
 
     def bury_the_silent(self, now: float) -> None:
@@ -148,16 +148,16 @@ class Fleet:
         if passed < _LOOK_S:
             return
         self._looked_at = now
-        newest = heapq.nlargest(2, ((one.heard_at, name) for name, one in self._instances.items()))
-        for name, instance in list(self._instances.items()):
+        newest = heapq.nlargest(2, ((one.heard_at, name) for name, one in self._generators.items()))
+        for name, generator in list(self._generators.items()):
             others = [heard_at for heard_at, other in newest if other != name]
             if others and now - others[0] < 2.5 * self._beat_s:
-                instance.silent_s += min(passed, now - instance.heard_at)
-            if instance.silent_s > self._silence_s:
+                generator.silent_s += min(passed, now - generator.heard_at)
+            if generator.silent_s > self._silence_s:
                 self._gone(name, f"was not heard of for {self._silence_s:g} s", now)
 
     def _gone(self, name: str, why: str, now: float) -> None:
-        del self._instances[name]
+        del self._generators[name]
         lost = self._dispatcher.leave(name, now)
         self._log.info("%s %s: the %d samples that it had are given to others", name, why, lost)
 
@@ -167,11 +167,11 @@ class Fleet:
             self._former.popitem(last=False)
 
 
-def _said(report: InstanceReport) -> tuple[list[int], list[float]]:
+def _said(report: GeneratorReport) -> tuple[list[int], list[float]]:
     return report.batches, report.seconds
 
 
-def _held(report: InstanceReport) -> dict[tuple[int, int], int]:
+def _held(report: GeneratorReport) -> dict[tuple[int, int], int]:
     """Return the samples that a generator has, with their tokens."""
     keys = zip(report.groups.tolist(), report.indexes.tolist(), strict=True)
     return dict(zip(keys, report.tokens.tolist(), strict=True))

@@ -118,9 +118,9 @@ class GroupBeliefs:
 
     def look(self, board: Board) -> None:
         """Correct all beliefs by how long the running samples are already."""
-        for instance in board.instances.values():
+        for generator in board.generators.values():
             self._surprises.update(
-                key for key in instance.running if instance.tokens(key) > self._said[key][-1] * _FAR
+                key for key in generator.running if generator.tokens(key) > self._said[key][-1] * _FAR
             )
         self._doubts(0.0)
         for group in self._groups.values():

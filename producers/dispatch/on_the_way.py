@@ -14,14 +14,14 @@ from producers.dispatch.jobs import SampleJob
 from schemas.identity import SampleKey
 from schemas.messages import Part
 
-InstanceStart = tuple[str, str]  # name and start of a generator
+GeneratorStart = tuple[str, str]  # name and start of a generator
 
 
 @dataclass(frozen=True)
 class _Move:
     job: SampleJob
-    source: InstanceStart
-    target: InstanceStart
+    source: GeneratorStart
+    target: GeneratorStart
     began_at: float
 
 
@@ -32,11 +32,11 @@ class Moves:
         self._patience_s = patience_s
         self._moves: dict[SampleKey, _Move] = {}
 
-    def begin(self, job: SampleJob, source: InstanceStart, target: InstanceStart, now: float) -> None:
+    def begin(self, job: SampleJob, source: GeneratorStart, target: GeneratorStart, now: float) -> None:
         """Note that a sample is to move."""
         self._moves[job.key] = _Move(job, source, target, now)
 
-    def arrived(self, part: Part, at: int = -1) -> tuple[InstanceStart, SampleJob] | None:
+    def arrived(self, part: Part, at: int = -1) -> tuple[GeneratorStart, SampleJob] | None:
         """Note that a sample's part is at offset `at` of `<run>.parts`.
 
         Return the target and the job with its part; None if no such move is under way.
@@ -52,8 +52,8 @@ class Moves:
         self._moves.pop(key, None)
 
     def lost(
-        self, is_there: Callable[[InstanceStart], bool], now: float
-    ) -> list[tuple[InstanceStart, SampleJob]]:
+        self, is_there: Callable[[GeneratorStart], bool], now: float
+    ) -> list[tuple[GeneratorStart, SampleJob]]:
         """Remove moves whose source is gone or silent for too long.
 
         Return their targets and jobs, to begin anew.

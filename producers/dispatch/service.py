@@ -32,7 +32,7 @@ from producers.dispatch.on_the_way import Moves
 from producers.dispatch.policies.policy import policy_of
 from producers.dispatch.recovery import Past, SampleDeadLetters
 from schemas.identity import SampleKey, sample_key
-from schemas.messages import TRAIN, Assignment, InstanceReport, Part, Prompt
+from schemas.messages import TRAIN, Assignment, GeneratorReport, Part, Prompt
 from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
 from schemas.wire import MessageT, encode
 
@@ -83,7 +83,7 @@ class Dispatching:
         letters = SampleDeadLetters(context)
         dead = bus.reader(topics.dead, {0: past.letters}, patient=True)
         self._letters = Tail(dead, letters.take, self._bell)
-        self._reports = self._follow(InstanceReport, topics.instances)
+        self._reports = self._follow(GeneratorReport, topics.generators)
         self._parts = self._follow(Part, topics.parts)
         resumed = any(ends_of(bus, topics.assignments).values())
         self._ask_everyone()
@@ -249,7 +249,7 @@ class Dispatching:
 
     def _send(self, message: Assignment, partition: int) -> None:
         self._context.writer.send(
-            self._context.topics.assignments, encode(message), key=message.instance, partition=partition
+            self._context.topics.assignments, encode(message), key=message.generator, partition=partition
         )
 
     def _count(self) -> None:

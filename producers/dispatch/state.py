@@ -62,25 +62,25 @@ class SampleTable:
 
 def state_of(board: Board, ranks: GroupBeliefs, now: float) -> SampleTable:
     """Return the table of the present board."""
-    instances = board.fastest_first
+    generators = board.fastest_first
     jobs = [(job, -1, 0.0) for job, _ in board.waiting]
-    for place, instance in enumerate(instances):
-        instance.advance(now)
+    for place, generator in enumerate(generators):
+        generator.advance(now)
         # jobs beyond its slots wait at the generator: for the plan, as if they waited here
-        ordered = sorted(instance.running.items(), key=lambda item: item[1].rank)
-        jobs += [(job, place, instance.tokens(key)) for key, job in ordered[: instance.slots]]
-        jobs += [(job, -1, 0.0) for _, job in ordered[instance.slots :]]
-    most = max(instance.slots for instance in instances)
-    tables = np.full((len(instances), most + 1), NO_DEADLINE)
-    for place, instance in enumerate(instances):
-        tables[place, : instance.slots + 1] = instance.seconds
+        ordered = sorted(generator.running.items(), key=lambda item: item[1].rank)
+        jobs += [(job, place, generator.tokens(key)) for key, job in ordered[: generator.slots]]
+        jobs += [(job, -1, 0.0) for _, job in ordered[generator.slots :]]
+    most = max(generator.slots for generator in generators)
+    tables = np.full((len(generators), most + 1), NO_DEADLINE)
+    for place, generator in enumerate(generators):
+        tables[place, : generator.slots + 1] = generator.seconds
     return SampleTable(
         beliefs=np.stack([ranks.row[job.key] for job, _, _ in jobs]),
         predicted=np.array([job.prompt.predicted for job, _, _ in jobs]),
         kin=ranks.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],
-        names=[instance.name for instance in instances],
+        names=[generator.name for generator in generators],
         order=np.argsort(np.array([ranks.rank(job) for job, _, _ in jobs]), kind="stable"),
         where=np.array([where for _, where, _ in jobs]),
         tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
-        slots=np.array([instance.slots for instance in instances]), stalls=np.zeros(len(instances)),
+        slots=np.array([generator.slots for generator in generators]), stalls=np.zeros(len(generators)),
     )  # fmt: skip

@@ -28,17 +28,17 @@ def draw(traces: Mapping[str, Sequence[Span]], title: str, file: Path) -> None:
         len(traces), 1, sharex=True, figsize=(9, 2.2 * len(traces)), layout="constrained", squeeze=False
     )
     for panel, (name, spans) in zip(panels[:, 0], traces.items(), strict=True):
-        instances = 1 + max(span.instance for span in spans)
-        counts = np.zeros((instances, len(_SHADES), _MOMENTS))
+        generators = 1 + max(span.generator for span in spans)
+        counts = np.zeros((generators, len(_SHADES), _MOMENTS))
         for span in spans:
             shade = int(np.searchsorted(edges, span.length))
-            counts[span.instance, min(shade, 3)] += (times >= span.begin) & (times < span.end)
+            counts[span.generator, min(shade, 3)] += (times >= span.begin) & (times < span.end)
         high = counts.sum(axis=1).max()
-        for instance in range(instances):
-            base = np.full(_MOMENTS, float(instances - 1 - instance))
+        for generator in range(generators):
+            base = np.full(_MOMENTS, float(generators - 1 - generator))
             for shade in reversed(range(len(_SHADES))):
-                top = base + 0.9 * counts[instance, shade] / high
-                label = _NAMES[shade] if instance == 0 and panel is panels[0, 0] else None
+                top = base + 0.9 * counts[generator, shade] / high
+                label = _NAMES[shade] if generator == 0 and panel is panels[0, 0] else None
                 panel.fill_between(times, base, top, color=_SHADES[shade][1], lw=0, label=label, step="post")
                 base = top
         last = max(span.end for span in spans)

@@ -30,7 +30,7 @@ _DIGESTS, _PATCH = digests_of(_TENSORS), make_patch(_TENSORS)
 class Span:
     """A sample on its instance."""
 
-    instance: int
+    generator: int
     begin: float
     end: float
     length: int

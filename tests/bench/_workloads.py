@@ -66,10 +66,10 @@ class Case:
         """The samples to be made, and those that were made before."""
         return self._draw(SAMPLES, self.says, rng), self._draw(KEPT_PAIRS, self.before or self.says, rng)
 
-    def tables(self, instances: int, slots: int) -> list[np.ndarray]:
+    def tables(self, generators: int, slots: int) -> list[np.ndarray]:
         """Seconds of a step of each instance."""
         fast, slow = CURVE.table(slots), CURVE.scaled(self.slow).table(slots)
-        return [slow if number % 2 else fast for number in range(instances)]
+        return [slow if number % 2 else fast for number in range(generators)]
 
     def _draw(self, count: int, says: Error, rng: np.random.Generator) -> Workload:
         if self.size == 1:

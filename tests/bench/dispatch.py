@@ -42,7 +42,7 @@ from tests.bench._workloads import CASES, INDEPENDENT, LONGEST, SAMPLES, Case, W
 from tests.factories import make_spec
 
 REPLANS = 8
-SHAPES = [(instances, slots) for instances in (4, 8, 16) for slots in (32, 64, 256)]
+SHAPES = [(generators, slots) for generators in (4, 8, 16) for slots in (32, 64, 256)]
 COLUMNS = (
     "fifo", "round_robin", "longest_first", "longest_first_corrected", "algorithm2", "algorithm2_oracle",
     "ours_static", "ours", "ours_oracle", "bound",
@@ -69,11 +69,11 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         found = pool.map(_Drawing.one, draws)
         measured = list(track(found, "dispatch", len(draws), console=Console(stderr=True)))
     rows = []
-    for number, (case, (instances, slots)) in enumerate(cases):
+    for number, (case, (generators, slots)) in enumerate(cases):
         mine = measured[number * given.draws : (number + 1) * given.draws]
         means = {column: float(np.mean([one[column] for one in mine])) for column in mine[0]}
         rows.append(
-            {"case": case.name, "lengths": case.lengths, "instances": instances, "slots": slots, **means}
+            {"case": case.name, "lengths": case.lengths, "generators": generators, "slots": slots, **means}
         )
     return _report(rows)
 
@@ -91,9 +91,9 @@ class _Drawing:
     def one(draw: tuple[int, int]) -> dict[str, float]:
         """All policies on one draw of one case."""
         mine, (place, number) = _Drawing._mine, draw
-        case, (instances, slots) = mine._cases[place]
+        case, (generators, slots) = mine._cases[place]
         rng = np.random.default_rng([mine._seed, number])
-        return _one(case, instances, slots, rng, possible=mine._possible)
+        return _one(case, generators, slots, rng, possible=mine._possible)
 
 
 def _cases(file: Path | None, quick: bool) -> list[tuple[Case, tuple[int, int]]]:
@@ -115,7 +115,7 @@ def _draw(file: Path, rng: np.random.Generator) -> None:
 
 def _one(
     case: Case,
-    instances: int,
+    generators: int,
     slots: int,
     rng: np.random.Generator,
     traces: dict[str, list[Span]] | None = None,
@@ -123,7 +123,7 @@ def _one(
     possible: bool = False,
 ) -> dict[str, float]:
     """All policies on one draw."""
-    tables = case.tables(instances, slots)
+    tables = case.tables(generators, slots)
     now, before = case.draw(rng)
     seed = int(rng.integers(1 << 30))
     noisy, oracle = _jobs(now, now.predicted), _jobs(now, now.true.astype(float))
@@ -200,11 +200,11 @@ def _jobs(workload: Workload, predicted: np.ndarray) -> list[SampleJob]:
 
 def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     table = Table(title=f"seconds to generate {SAMPLES} samples; random FIFO = 1")
-    for column in ("case", "lengths", "instances", "slots", *COLUMNS):
+    for column in ("case", "lengths", "generators", "slots", *COLUMNS):
         table.add_column(column.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(
-            row["case"], row["lengths"], str(row["instances"]), str(row["slots"]),
+            row["case"], row["lengths"], str(row["generators"]), str(row["slots"]),
             *(f"{row[c]:.3f}" for c in COLUMNS),
         )  # fmt: skip
     Console(width=170).print(table)

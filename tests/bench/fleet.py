@@ -37,7 +37,7 @@ from infra.stack.paths import StackPaths
 from infra.stores.opening import open_store
 from infra.stores.store import Store
 from infra.supervise.children import kill, start_child
-from schemas.messages import InstanceReport, StepRecord
+from schemas.messages import GeneratorReport, StepRecord
 from schemas.topics import Topics
 from schemas.wire import decode
 from tests.bench._fleet_generators import mean_length
@@ -168,8 +168,8 @@ def _alive(processes: dict[str, list[psutil.Process]], folder: Path) -> bool:
 
 
 def _there(bus: KafkaBus, topics: Topics) -> int:
-    reports = read_all(bus, topics.instances, deadline_s=60)
-    return len({decode(record.value, InstanceReport).instance for record in reports})
+    reports = read_all(bus, topics.generators, deadline_s=60)
+    return len({decode(record.value, GeneratorReport).generator for record in reports})
 
 
 def _wait_for_steps(bus: KafkaBus, topics: Topics, count: int, alive: Any) -> None:
@@ -200,7 +200,7 @@ def _measured(
     received, finished, scored, _, tokens = came[(came[:, 0] >= begin) & (came[:, 0] < end)].T
     if any(ends_of(bus, topics.dead).values()):
         raise RuntimeError(f"{topics.dead.name} is not empty: what is measured is not a run that works")
-    reports = [decode(r.value, InstanceReport) for r in read_all(bus, topics.instances, deadline_s=60)]
+    reports = [decode(r.value, GeneratorReport) for r in read_all(bus, topics.generators, deadline_s=60)]
     counted = [report for report in reports if begin <= report.sent_at < end]
     whole = [report for report in counted if report.whole]
     busy = [min(1.0, int((report.tokens >= 0).sum()) / report.slots) for report in whole]

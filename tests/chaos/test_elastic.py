@@ -8,7 +8,7 @@ import pytest
 
 from infra.bus import read_all
 from infra.sites.news import News
-from schemas.messages import InstanceReport, Part, SiteReport
+from schemas.messages import GeneratorReport, Part, SiteReport
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
 from tests.waiting import wait_until
@@ -24,11 +24,11 @@ SPEC = make_spec(
 
 def join(run: Run, *instances: int) -> None:
     """Start generators, and let the run go on when they are there."""
-    there = len({report.start for report in run.read("instances", InstanceReport)})
+    there = len({report.start for report in run.read("generators", GeneratorReport)})
     with run.standing_still("trainer-0"):
         for instance in instances:
             run.start("generator", instance)
-        run.wait_for_instances(there + len(instances))
+        run.wait_for_generators(there + len(instances))
 
 
 def kill(run: Run, *instances: int) -> None:
@@ -89,7 +89,7 @@ def test_numbers_speeds_and_sites_of_generators_change_no_bit(
         folder = tmp_path / f"with-{generators}"
         with running(folder, kafka, spec, tiny_model, generators=generators, site=site) as run:
             with run.standing_still("trainer-0"):
-                run.wait_for_instances(generators)
+                run.wait_for_generators(generators)
             if site is not None:
                 wait_until(
                     lambda: run.check() or reached(run, 2), what="version 2 at the site", deadline_s=120

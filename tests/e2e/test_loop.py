@@ -82,7 +82,7 @@ def test_an_async_run_overlaps_within_its_bound_and_drops_nothing(
 ) -> None:
     with running(tmp_path, kafka, ASYNC, tiny_model, generators=2) as run:
         with run.standing_still("trainer-0"):  # or the first one that is ready has made all before the other
-            run.wait_for_instances(2)
+            run.wait_for_generators(2)
         run.wait_for_end()
         steps, samples = run.steps(), run.samples()
         assert [(s.iteration, s.last_of_iteration) for s in steps] == [

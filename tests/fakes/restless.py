@@ -26,11 +26,13 @@ class Restless(LongestFirst):
         self._moves: list[tuple[SampleKey, str]] = []
 
     def tick(self, board: Board, now: float) -> bool:
-        running = [(key, i.name) for i in board.instances.values() for key in i.running if i.tokens(key) >= 1]
-        if running and len(board.instances) > 1 and now >= self._next:
+        running = [
+            (key, i.name) for i in board.generators.values() for key in i.running if i.tokens(key) >= 1
+        ]
+        if running and len(board.generators) > 1 and now >= self._next:
             self._next = now + EVERY_S
             key, source = self._random.choice(running)
-            self._moves = [(key, self._random.choice([n for n in board.instances if n != source]))]
+            self._moves = [(key, self._random.choice([n for n in board.generators if n != source]))]
         return False
 
     def take_moves(self) -> Sequence[tuple[SampleKey, str]]:

@@ -23,7 +23,7 @@ from producers.engines import remote
 from producers.engines.engine import EngineError, FinishedRequest, Installed, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
-from schemas.messages import InstanceReport, Sample
+from schemas.messages import GeneratorReport, Sample
 from tests.factories import make_context, make_patch, make_spec, make_tiny_model
 from tests.generators import Running
 from tests.unit.test_backlog import prompt
@@ -156,7 +156,7 @@ def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
     (error,) = running.ended
     assert "does not hold version 1: model.layers.0.self_attn.k_proj.weight differ (1 of" in str(error)
     assert [sample.versions.tolist() for sample in running.read("samples", Sample)] == [[0], [0]]
-    report = running.read("instances", InstanceReport)[-1]
+    report = running.read("generators", GeneratorReport)[-1]
     assert report.leaving and set(report.groups.tolist()) == {1} and report.tokens.max() > 0
 
 

@@ -220,7 +220,7 @@ def test_whatever_an_assignment_says_nothing_ends_and_no_sample_is_made_up(
         return data.draw(st.lists(few, min_size=count, max_size=count))
 
     message = Assignment(
-        run=log.context.run, instance=log.context.name, start="now",
+        run=log.context.run, generator=log.context.name, start="now",
         partitions=np.array(numbers(-(2**15), 2**15 - 1), np.int16),
         offsets=np.array(numbers(-(2**63), 2**63 - 1), np.int64),
         groups=np.array(numbers(-(2**63), 2**63 - 1), np.int64),

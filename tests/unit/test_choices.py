@@ -102,17 +102,17 @@ def compiled(function: Any) -> bool:
 
 def test_what_a_plan_costs_is_the_same_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    samples, instances, draws = 12, 2, 3
+    samples, generators, draws = 12, 2, 3
     beliefs = np.sort(rng.uniform(50, 400, (samples, 16)), axis=1)
     lengths = rng.uniform(50, 400, (draws, samples))
-    tables = np.tile(0.01 + 0.001 * np.arange(6), (instances, 1))
-    where = np.where(np.arange(samples) < 4, np.arange(samples) % instances, -1)
+    tables = np.tile(0.01 + 0.001 * np.arange(6), (generators, 1))
+    where = np.where(np.arange(samples) < 4, np.arange(samples) % generators, -1)
     found = []
     for module in both("producers.dispatch.makespan", monkeypatch):
         counts = np.zeros(samples, np.int64)
         mean = module.expected(
             lengths, beliefs, np.arange(samples), where.copy(), np.zeros(samples), tables,
-            np.full(instances, 4), np.zeros(instances), 0.5, 3.0, counts,
+            np.full(generators, 4), np.zeros(generators), 0.5, 3.0, counts,
         )  # fmt: skip
         found.append((mean, counts.tolist(), compiled(module.expected)))
     (one, first, yes), (other, second, no) = found

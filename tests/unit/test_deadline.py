@@ -36,9 +36,9 @@ def jobs_of(count: int, *, first: int = 0) -> list[SampleJob]:
     ]
 
 
-def dispatching(policy: DeadlinePolicy, count: int = 256, instances: int = 4) -> Dispatcher:
+def dispatching(policy: DeadlinePolicy, count: int = 256, generators: int = 4) -> Dispatcher:
     dispatcher = Dispatcher(policy)
-    for number in range(instances):
+    for number in range(generators):
         dispatcher.join(f"g{number}", 64, CURVE.table(64), 0.0)
     dispatcher.admit(jobs_of(count), 0.0)
     return dispatcher
@@ -84,7 +84,7 @@ def test_a_choice_that_is_too_dear_leaves_the_plan_in_force() -> None:
 
 def test_with_one_instance_there_is_nothing_to_choose() -> None:
     policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1.0)
-    dispatcher = dispatching(policy, instances=2)
+    dispatcher = dispatching(policy, generators=2)
     in_force(policy)
     dispatcher.leave("g1", 0.0)
     dispatcher.admit(jobs_of(1, first=900), 0.0)

@@ -115,14 +115,14 @@ def test_wrong_ranks_make_beliefs_with_two_humps() -> None:
 
 
 @pytest.mark.parametrize("number", range(7))
-@pytest.mark.parametrize(("instances", "slots"), [(1, 8), (3, 4), (4, 64)])
+@pytest.mark.parametrize(("generators", "slots"), [(1, 8), (3, 4), (4, 64)])
 def test_every_policy_makes_every_sample_and_none_beats_the_bound(
-    number: int, instances: int, slots: int
+    number: int, generators: int, slots: int
 ) -> None:
     lengths, predicted, beliefs = drawn(3)
     jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
     truth = {one.key: int(length) for one, length in zip(jobs, lengths, strict=True)}
-    tables = [CURVE.table(slots)] * instances
+    tables = [CURVE.table(slots)] * generators
     seconds = generate(jobs, truth, tables, policies(beliefs)[number])
     assert seconds >= bound(lengths.tolist(), tables) * 0.999
 
@@ -183,7 +183,7 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
         st.lists(st.sampled_from(["join", "leave", "finish", "admit", "late", "withdraw"]), max_size=60)
     ):
         now += 1.0
-        alive = list(dispatcher.instances)
+        alive = list(dispatcher.generators)
         if event == "join" and len(alive) < 4:
             dispatcher.join(f"g{next(names)}", 3, CURVE.table(3), now)
         elif event == "leave" and alive:
@@ -215,10 +215,10 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
                 assert one.key not in home
                 assert one.key not in done
                 home[one.key] = name
-        if dispatcher.instances and dispatcher.waiting:
+        if dispatcher.generators and dispatcher.waiting:
             assert home, "jobs wait, and nobody works"
     dispatcher.admit(jobs, now)
-    if not dispatcher.instances:
+    if not dispatcher.generators:
         dispatcher.join("last", 3, CURVE.table(3), now)
     for _ in range(200):
         now += 1.0
@@ -245,12 +245,12 @@ def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
         ), spans
 
     truth = {one.key: 600 + one.key[0] for one in jobs}
-    slow = next(span.length for span in run(truth)[1] if span.instance == 1)
+    slow = next(span.length for span in run(truth)[1] if span.generator == 1)
     truth = {key: 9000 if length == slow else length for key, length in truth.items()}
     stays, _ = run(truth)
     moves, spans = run(truth, move_s=PREFILL_S)
     assert sorted(span.length for span in spans) == sorted(truth.values())
-    assert next(span for span in spans if span.length == 9000).instance == 0
+    assert next(span for span in spans if span.length == 9000).generator == 0
     assert moves < 0.6 * stays
 
 

@@ -26,7 +26,7 @@ from producers.dispatch.policies.longest_first_policy import LongestFirst
 from producers.dispatch.policies.policy import Policy
 from producers.dispatch.policies.random_policy import RandomFifo
 from producers.dispatch.policies.round_robin_policy import RoundRobin
-from schemas.messages import EVAL, DeadLetter, InstanceReport
+from schemas.messages import EVAL, DeadLetter, GeneratorReport
 from schemas.wire import decode, encode
 from tests.bench._lengths import CURVE
 from tests.dispatching import Dispatched
@@ -92,7 +92,7 @@ class Run:
             dispatcher.forget(range((iteration - 1) * GROUPS, (iteration + 1) * GROUPS))
 
     def _come_and_go(self) -> None:
-        there = list(self.dispatcher.instances)
+        there = list(self.dispatcher.generators)
         if len(there) < 3 or self._random.random() < 0.1:
             self.dispatcher.join(f"g{next(self._names)}", 4, CURVE.table(4), self.now)
         if len(there) > 3:
@@ -133,13 +133,13 @@ class Service:
 
     def report(self, name: str = "g", **fields: Any) -> None:
         values = {
-            "run": self.context.run, "instance": name, "start": "1", "slots": 8, "batches": [1, 8],
+            "run": self.context.run, "generator": name, "start": "1", "slots": 8, "batches": [1, 8],
             "seconds": [0.01, 0.02], "version": 0, "groups": np.zeros(0, np.int64),
             "indexes": np.zeros(0, np.int16), "tokens": np.zeros(0, np.int32), "returned": [],
             "leaving": False, "sent_at": 0.0,
         }  # fmt: skip
-        raw = encode(InstanceReport(**{**values, **fields}))  # type: ignore[arg-type]
-        self.context.writer.send(self.context.topics.instances, raw, key=name)
+        raw = encode(GeneratorReport(**{**values, **fields}))  # type: ignore[arg-type]
+        self.context.writer.send(self.context.topics.generators, raw, key=name)
 
     def admit(self, *groups: int, **fields: Any) -> None:
         self.dispatched.admit(
@@ -280,11 +280,11 @@ def test_whatever_a_report_claims_dispatch_goes_on(service: Service) -> None:
     def works() -> bool:
         service.service.check()
         dispatcher = service.service._dispatcher
-        return "good" in dispatcher.instances and dispatcher.works("good")
+        return "good" in dispatcher.generators and dispatcher.works("good")
 
     wait_until(works, what="work for the good one", deadline_s=20)
-    for instance in service.service._dispatcher._board.instances.values():
-        assert len(instance.seconds) <= 9, "a table has no more rows than the run file's slots"
+    for generator in service.service._dispatcher._board.generators.values():
+        assert len(generator.seconds) <= 9, "a table has no more rows than the run file's slots"
 
 
 def test_whatever_a_dead_letter_wants_dispatch_goes_on(service: Service) -> None:
@@ -339,11 +339,11 @@ def test_the_processes_that_were_replaced_are_remembered_up_to_a_bound() -> None
     assert fleet.is_there(("g", "5999"))
 
 
-def _report(name: str, **fields: Any) -> InstanceReport:
+def _report(name: str, **fields: Any) -> GeneratorReport:
     values: dict[str, Any] = {
-        "run": "r", "instance": name, "start": "1", "slots": 256, "batches": [1, 256],
+        "run": "r", "generator": name, "start": "1", "slots": 256, "batches": [1, 256],
         "seconds": [0.01, 0.05], "version": 0, "groups": np.zeros(0, np.int64),
         "indexes": np.zeros(0, np.int16), "tokens": np.zeros(0, np.int32), "returned": [], "leaving": False,
         "sent_at": 0.0,
     }  # fmt: skip
-    return decode(encode(InstanceReport(**{**values, **fields})), InstanceReport)
+    return decode(encode(GeneratorReport(**{**values, **fields})), GeneratorReport)

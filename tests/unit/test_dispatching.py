@@ -20,7 +20,7 @@ from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
 from schemas.identity import sample_id
-from schemas.messages import EVERYONE, Assignment, InstanceReport, Prompt
+from schemas.messages import EVERYONE, Assignment, GeneratorReport, Prompt
 from schemas.topics import assignment_partition
 from schemas.wire import decode, encode
 from tests.dispatching import Dispatched
@@ -55,22 +55,22 @@ class Instance:
     def report(self, **fields: Any) -> None:
         keys = [(int(name[:-3]), int(name[-2:])) for name in self.has]
         values: dict[str, Any] = {
-            "run": self._context.run, "instance": self.name, "start": self.start, "slots": self._slots,
+            "run": self._context.run, "generator": self.name, "start": self.start, "slots": self._slots,
             "batches": [1], "seconds": [0.01], "version": 0,
             "groups": np.array([key[0] for key in keys], np.int64),
             "indexes": np.array([key[1] for key in keys], np.int16),
             "tokens": np.full(len(keys), -1, np.int32), "returned": [], "leaving": False, "sent_at": 0.0,
         }  # fmt: skip
-        report = InstanceReport(**{**values, **fields})
-        self._context.writer.send(self._context.topics.instances, encode(report), key=self.name)
+        report = GeneratorReport(**{**values, **fields})
+        self._context.writer.send(self._context.topics.generators, encode(report), key=self.name)
 
     def look(self) -> list[str]:
         """What it was given by now."""
         for record in self._reader.poll(0.0):
             assignment = decode(record.value, Assignment)
-            if assignment.tell and assignment.instance in (self.name, EVERYONE):
+            if assignment.tell and assignment.generator in (self.name, EVERYONE):
                 self.asked += 1
-            if assignment.instance != self.name or assignment.start != self.start:
+            if assignment.generator != self.name or assignment.start != self.start:
                 continue
             self.withdrawn += assignment.withdrawn
             for group, index in zip(assignment.groups.tolist(), assignment.indexes.tolist(), strict=True):
@@ -173,7 +173,7 @@ def test_a_profile_that_can_not_be_is_said_and_not_used(
 def test_an_unreadable_report_goes_to_the_dead_letters(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     with dispatching(context):
-        context.writer.send(context.topics.instances, b"nonsense", key="x")
+        context.writer.send(context.topics.generators, b"nonsense", key="x")
         wait_until(lambda: context.heart.counters.get("dead_letters"), what="a dead letter", deadline_s=10)
         first = Instance(context, "a", "1")
         soon(lambda: len(first.look()) == 8, "all for the only one", first)

@@ -14,7 +14,7 @@ from infra.weights.patch import PatchFile
 from infra.weights.weights_error import WeightsError
 from producers.engines.engine import EngineError, Installed, SampleRequest
 from producers.engines.replay import RealClock, ReplayEngine
-from schemas.messages import InstanceReport, Part, Sample
+from schemas.messages import GeneratorReport, Part, Sample
 from tests.factories import make_context, make_spec
 from tests.generators import Running
 from tests.unit.test_backlog import prompt
@@ -75,7 +75,7 @@ def test_reports_what_it_has_gives_back_and_leaves(start: Callable[[], Running])
     running.assign(withdrawn=(names[2], names[3], "0000077-00"))
     wait_until(lambda: held() == {8}, what="a report without the withdrawn")
     running.stop()
-    reports = running.read("instances", InstanceReport)
+    reports = running.read("generators", GeneratorReport)
     assert [name for report in reports for name in report.returned] == names[2:]
     assert (reports[-1].tokens == -1).all() and reports[-1].leaving and not reports[0].leaving
     assert reports[0].batches == [1, 2] and reports[0].version == -1

@@ -13,7 +13,7 @@ from infra.roles.context import RoleContext
 from producers.assigned import Assigned
 from producers.dispatch.dispatcher import ALONE
 from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
-from schemas.messages import Assignment, InstanceReport
+from schemas.messages import Assignment, GeneratorReport
 from schemas.topics import ASSIGNMENT_PARTITIONS
 from schemas.wire import decode, encode
 from tests.dispatching import Dispatched
@@ -44,13 +44,13 @@ def put(context: RoleContext, groups: int, size: int) -> list[Placed]:
 def report(context: RoleContext, name: str, **fields: object) -> None:
     """That an instance is there, and has nothing."""
     values = {
-        "run": context.run, "instance": name, "start": "1", "slots": context.spec.generator.slots,
+        "run": context.run, "generator": name, "start": "1", "slots": context.spec.generator.slots,
         "batches": [1, 256], "seconds": [0.01, 0.05], "version": 0, "groups": np.zeros(0, np.int64),
         "indexes": np.zeros(0, np.int16), "tokens": np.zeros(0, np.int32), "returned": [],
         "leaving": False, "sent_at": 0.0,
     }  # fmt: skip
-    message = InstanceReport(**{**values, **fields})  # type: ignore[arg-type]
-    context.writer.send(context.topics.instances, encode(message), key=name)
+    message = GeneratorReport(**{**values, **fields})  # type: ignore[arg-type]
+    context.writer.send(context.topics.generators, encode(message), key=name)
 
 
 def assigned_to(context: RoleContext, name: str) -> Assigned:
@@ -134,11 +134,11 @@ def test_256_generators_of_256_slots_with_large_prompts(tmp_path: Path) -> None:
         for group, index in zip(one.groups.tolist(), one.indexes.tolist(), strict=True)
     ]
     assert len(rows) == len(set(rows)) == count * slots
-    per_instance = dict.fromkeys(names, 0)
+    per_generator = dict.fromkeys(names, 0)
     for one in told:
         if not one.tell:
-            per_instance[one.instance] += one.groups.size
-    assert set(per_instance.values()) == {slots}
+            per_generator[one.generator] += one.groups.size
+    assert set(per_generator.values()) == {slots}
     for name in names[:3]:
         assert len({job.key for job in jobs_of(context, name)}) == slots
     assert len(records) < 8 * count + ASSIGNMENT_PARTITIONS, "one record says much"

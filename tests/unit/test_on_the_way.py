@@ -6,7 +6,7 @@ import numpy as np
 
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
-from producers.dispatch.on_the_way import InstanceStart, Moves
+from producers.dispatch.on_the_way import GeneratorStart, Moves
 from producers.dispatch.policies.longest_first_policy import LongestFirst
 from schemas.identity import SampleKey
 from schemas.messages import Part
@@ -51,7 +51,7 @@ def test_what_is_made_does_not_move() -> None:
 
 
 def test_what_a_dead_or_silent_source_had_is_begun_anew() -> None:
-    def there(*processes: InstanceStart) -> set[InstanceStart]:
+    def there(*processes: GeneratorStart) -> set[GeneratorStart]:
         return set(processes)
 
     moves = moving(1)

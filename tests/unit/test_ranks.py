@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from producers.dispatch.beliefs import Beliefs, Kin
-from producers.dispatch.board import Board, Instance
+from producers.dispatch.board import Board, BoardGenerator
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs, common_part
@@ -125,13 +125,13 @@ def test_one_that_runs_for_long_makes_the_waiting_of_its_group_longer() -> None:
     board = Board()
     jobs = group_of(0, 1000.0, 3)
     ranks.admitted(jobs)
-    instance = board.instances["a"] = Instance("a", 1, CURVE.table(1), 0.0)
-    instance.start(jobs[0])
+    generator = board.generators["a"] = BoardGenerator("a", 1, CURVE.table(1), 0.0)
+    generator.start(jobs[0])
     for job in jobs[1:]:
         board.waiting.add(job, ranks.rank(job))
     ranks.look(board)
     assert ranks.rank(jobs[1]) == 1000.0
-    instance.advance(1600 * float(CURVE.table(1)[1]))
+    generator.advance(1600 * float(CURVE.table(1)[1]))
     ranks.look(board)
     assert ranks.rank(jobs[1]) > 1400
     assert (jobs[1], ranks.rank(jobs[1])) in list(board.waiting)
@@ -182,9 +182,9 @@ def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
     jobs = [group_of(number, 4000.0, 1)[0] for number in range(64)]
     ranks.admitted(jobs)
     for name in "abcd":
-        board.instances[name] = Instance(name, 64, CURVE.table(64), 0.0)
+        board.generators[name] = BoardGenerator(name, 64, CURVE.table(64), 0.0)
     for job in jobs:
-        board.instances["b"].start(job, 100.0)
+        board.generators["b"].start(job, 100.0)
     state = state_of(board, ranks, 0.0)
     draws = ranks.beliefs.draws(state.predicted, 8, np.random.default_rng(0))
     before = state.expected(draws, LONGEST_FIRST)
@@ -199,9 +199,9 @@ def test_nothing_moves_where_moving_costs_more_than_it_gains() -> None:
     jobs = [group_of(number, 4000.0, 1)[0] for number in range(8)]
     ranks.admitted(jobs)
     for name in "ab":
-        board.instances[name] = Instance(name, 8, CURVE.table(8), 0.0)
+        board.generators[name] = BoardGenerator(name, 8, CURVE.table(8), 0.0)
     for job in jobs:
-        board.instances["a"].start(job, 3000.0)
+        board.generators["a"].start(job, 3000.0)
     state = state_of(board, ranks, 0.0)
     draws = np.maximum(ranks.beliefs.draws(state.predicted, 8, np.random.default_rng(0)), 3001.0)
     moves, _, _ = find_moves(state, draws, LONGEST_FIRST, 0.1)

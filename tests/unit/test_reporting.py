@@ -9,7 +9,7 @@ from infra.roles.context import RoleContext
 from producers.dispatch import beat_s
 from producers.engines.engine import Pace
 from producers.generator_reports import GeneratorReports, GeneratorState
-from schemas.messages import InstanceReport
+from schemas.messages import GeneratorReport
 from schemas.wire import decode
 from tests.factories import make_context, make_spec
 
@@ -39,7 +39,7 @@ class Reports:
     def state(self) -> GeneratorState:
         return GeneratorState(self.pace, 0, self.held)
 
-    def run(self, seconds: float, every_s: float = 0.2) -> list[InstanceReport]:
+    def run(self, seconds: float, every_s: float = 0.2) -> list[GeneratorReport]:
         """What it says in that time."""
         until = self.clock.time + seconds
         while self.clock.time < until:
@@ -47,15 +47,15 @@ class Reports:
             self.reporting.report(self.state)
         return self.fresh()
 
-    def fresh(self) -> list[InstanceReport]:
-        records = read_all(self.context.bus, self.context.topics.instances, deadline_s=5)
-        found = [decode(record.value, InstanceReport) for record in records[self._seen :]]
+    def fresh(self) -> list[GeneratorReport]:
+        records = read_all(self.context.bus, self.context.topics.generators, deadline_s=5)
+        found = [decode(record.value, GeneratorReport) for record in records[self._seen :]]
         self._seen = len(records)
         return found
 
     @property
     def bytes(self) -> int:
-        records = read_all(self.context.bus, self.context.topics.instances, deadline_s=5)
+        records = read_all(self.context.bus, self.context.topics.generators, deadline_s=5)
         return sum(len(record.value) for record in records)
 
 

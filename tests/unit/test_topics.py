@@ -22,7 +22,7 @@ def retention(topic: Topic) -> dict[str, str]:
 
 def test_what_nobody_reads_again_is_kept_for_an_hour_and_the_ledger_for_ever() -> None:
     topics = Topics("r-1", 3)
-    for topic in (topics.instances, topics.assignments, topics.parts):
+    for topic in (topics.generators, topics.assignments, topics.parts):
         settings = retention(topic)
         assert settings["retention.ms"] == str(HOUR_MS)
         assert int(settings["segment.ms"]) < HOUR_MS, "a segment that grows is never let go of"

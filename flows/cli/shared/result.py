@@ -14,7 +14,7 @@ def show_result(console: Console, result: RunResult) -> None:
     summary = result.summary
     if summary["result"]:
         table = Table(
-            "reward at temperature 1", "problems", "before", "after", "gain", title=f"run {result.run}"
+            "held-out reward", "problems", "before", "after", "gain", title=f"run {result.run}"
         )
         for row in summary["result"]:
             error = row.get("gain_error")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from producers.dispatch.board import Board, Instance
+from producers.dispatch.board import Board, BoardGenerator
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import DealtPolicy, PolicySettings
 from schemas.runspec import RunSpec
@@ -42,12 +42,12 @@ class Algorithm2(DealtPolicy):
         lengths = np.array([job.prompt.predicted for job in ordered])
         count = math.ceil(LONG_SHARE * len(ordered))
         long, regular = ordered[:count], ordered[count:]
-        instance = board.instances[names[0]]  # as printed: all generators are alike
+        generator = board.generators[names[0]]  # as printed: all generators are alike
         pools = min(
             range(1, len(names)),
             key=lambda size: (
-                _latency(instance, len(long), float(np.percentile(lengths, 90)), size)
-                + _latency(instance, len(regular), float(np.percentile(lengths, 50)), len(names) - size)
+                _latency(generator, len(long), float(np.percentile(lengths, 90)), size)
+                + _latency(generator, len(regular), float(np.percentile(lengths, 50)), len(names) - size)
             ),
         )
         dealt = {name: long[place:count:pools] for place, name in enumerate(names[:pools])}
@@ -55,8 +55,8 @@ class Algorithm2(DealtPolicy):
         return dealt | {name: regular[place :: len(others)] for place, name in enumerate(others)}
 
 
-def _latency(instance: Instance, prompts: int, length: float, instances: int) -> float:
+def _latency(generator: BoardGenerator, prompts: int, length: float, generators: int) -> float:
     """Estimate a pool's latency in seconds (Equation 2)."""
-    mine = math.ceil(prompts / instances)
-    batch = max(1, min(mine, instance.slots))
-    return float(instance.seconds[batch]) * length * math.ceil(mine / batch)
+    mine = math.ceil(prompts / generators)
+    batch = max(1, min(mine, generator.slots))
+    return float(generator.seconds[batch]) * length * math.ceil(mine / batch)

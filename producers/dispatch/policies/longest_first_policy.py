@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from producers.dispatch.board import Board, Instance
+from producers.dispatch.board import Board, BoardGenerator
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import PolicySettings, SteadyPolicy
@@ -29,5 +29,5 @@ class LongestFirst(SteadyPolicy):
 
     def regrouped(self, board: Board, now: float) -> None: ...
 
-    def next(self, board: Board, instance: Instance) -> SampleKey | None:
+    def next(self, board: Board, generator: BoardGenerator) -> SampleKey | None:
         return board.waiting.longest()

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from producers.dispatch.board import Board, Instance
+from producers.dispatch.board import Board, BoardGenerator
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from schemas.dispatching import POLICIES, DispatchSection
@@ -38,7 +38,9 @@ class Policy(Protocol):
     def regrouped(self, board: Board, now: float) -> None:
         """Called when a generator joined or left. The jobs of one that left wait again."""
 
-    def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None:
+    def finished(
+        self, board: Board, generator: BoardGenerator, job: SampleJob, length: int, now: float
+    ) -> None:
         """Called when a sample is done."""
 
     @property
@@ -58,8 +60,8 @@ class Policy(Protocol):
         """Return the rule in force and the reason for it, for the log."""
 
     def fill(
-        self, board: Board, asked: Sequence[Instance], now: float
-    ) -> Iterator[tuple[Instance, SampleKey]]:
+        self, board: Board, asked: Sequence[BoardGenerator], now: float
+    ) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         """Yield the jobs to start and their generators. Each job is started before the next one is asked for.
 
         Slots of the generators in `asked` that are still free at the end stay empty.
@@ -93,7 +95,9 @@ class SteadyPolicy:
     def tick(self, board: Board, now: float) -> bool:
         return False
 
-    def finished(self, board: Board, instance: Instance, job: SampleJob, length: int, now: float) -> None: ...
+    def finished(
+        self, board: Board, generator: BoardGenerator, job: SampleJob, length: int, now: float
+    ) -> None: ...
 
     def take_moves(self) -> Sequence[tuple[SampleKey, str]]:
         return []
@@ -107,8 +111,8 @@ class SteadyPolicy:
         return "by one rule", "it never changes"
 
     def fill(
-        self, board: Board, asked: Sequence[Instance], now: float
-    ) -> Iterator[tuple[Instance, SampleKey]]:
+        self, board: Board, asked: Sequence[BoardGenerator], now: float
+    ) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         """Fill the emptiest generator first.
 
         A heap saves looking through hundreds of generators for each job.
@@ -117,17 +121,17 @@ class SteadyPolicy:
         heapq.heapify(heap)
         while heap and board.waiting:
             place = heap[0][1]
-            instance = asked[place]
-            if (key := self.next(board, instance)) is None:
+            generator = asked[place]
+            if (key := self.next(board, generator)) is None:
                 heapq.heappop(heap)
                 continue
-            yield instance, key
-            if instance.free > 0:
-                heapq.heapreplace(heap, (len(instance.running) / instance.slots, place))
+            yield generator, key
+            if generator.free > 0:
+                heapq.heapreplace(heap, (len(generator.running) / generator.slots, place))
             else:
                 heapq.heappop(heap)
 
-    def next(self, board: Board, instance: Instance) -> SampleKey | None:
+    def next(self, board: Board, generator: BoardGenerator) -> SampleKey | None:
         """Return the job for a free slot of this generator; None to leave the slot empty."""
         raise NotImplementedError
 
@@ -141,7 +145,7 @@ class DealtPolicy(SteadyPolicy):
         self._queues: dict[str, list[tuple[float, SampleKey]]] = {}
 
     def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None:
-        names = sorted(board.instances)
+        names = sorted(board.generators)
         for name, queue in self._queues.items():  # jobs that were done elsewhere or forgotten are dropped
             self._queues[name] = [entry for entry in queue if entry[1] in board.waiting]
         if not names or not jobs:
@@ -162,12 +166,12 @@ class DealtPolicy(SteadyPolicy):
 
     def regrouped(self, board: Board, now: float) -> None:
         """Deal anew the jobs of generators that are gone, and jobs that came when there was no generator."""
-        self._queues = {name: queue for name, queue in self._queues.items() if name in board.instances}
+        self._queues = {name: queue for name, queue in self._queues.items() if name in board.generators}
         dealt = {key for queue in self._queues.values() for _, key in queue}
         self.admitted(board, [job for job, _ in board.waiting if job.key not in dealt], now)
 
-    def next(self, board: Board, instance: Instance) -> SampleKey | None:
-        queue = self._queues.get(instance.name, [])
+    def next(self, board: Board, generator: BoardGenerator) -> SampleKey | None:
+        queue = self._queues.get(generator.name, [])
         while queue:
             key = queue.pop()[1]
             if key in board.waiting:
