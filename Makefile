@@ -64,8 +64,9 @@ demo: setup kafka  ## a whole small run on this machine
 	$(BIN)/streamrl demo
 
 test: setup kafka s3 lint  ## every test, against real services, behind the linters
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report= tests/unit
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --cov --cov-append \
+		tests --ignore tests/unit
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .
