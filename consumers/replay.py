@@ -76,7 +76,7 @@ class Again:
         number = newest if number is None else number
         if number > newest:
             raise TrainingFailed(
-                f"the ledger of {self._handle.run} goes to step {newest}, and has no {number}"
+                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {number}"
             )
         start, others, record = self._up_to(number, wanted=True)
         assert record is not None
@@ -154,9 +154,9 @@ class Again:
                 break
         if place < number or (wanted and record is None):
             raise TrainingFailed(
-                f"step {number} can't be reached from {start}: step {place} is gone from the ledger "
-                "(placement.kafka.retention_hours says how long it is kept, trainer.keep_checkpoints how "
-                "far back one can begin)"
+                f"step {number} can't be reached from {start}: the ledger has no usable record of step "
+                f"{place}. The record was removed, damaged or given up (streamrl skip); only a replay from a "
+                "later checkpoint gets past it (trainer.keep_checkpoints)"
             )
         self._progress(number - first, number - first)
         return start, others, record

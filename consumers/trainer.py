@@ -60,7 +60,7 @@ class Trainer:
         self._start = epochs.begin(context.store, context.run, "trainer")
         self._epoch, self._looked = self._start.number, time.monotonic()
         self._scoring = Scoring(learner, learner.loss.needs, at_once=self._spec.trainer.ranks)
-        self._publisher = Publisher(context, self._epoch, learner.base)
+        self._publisher = Publisher(context, self._epoch, learner.base).open()
         self._checkpoints = Checkpoints(context.store, context.run, moved=self._publisher.moved)
         self._ledger = Ledger(context, self._epoch, self._start.check)
         self._roots = TrainerRoots(context.spec, self._published_root)
@@ -88,14 +88,14 @@ class Trainer:
 
     def _open(self, manifest: AnyCheckpointManifest | None) -> Stream:
         if self._offline:
-            return RecordedStream(self._context, self._learner.vocabulary)
+            return RecordedStream(self._context, self._learner.vocabulary).open()
         if self._spec.loss.old_groups:
             self._replay = Replay(self._context, self._number)
         return SampleStream(
             self._context, self._learner.vocabulary, manifest.positions if manifest else {},
             (self._iteration, self._mini), self._roots.of, fence=self._start.check,
             letters=manifest.letters if manifest else 0,
-        )  # fmt: skip
+        ).open()  # fmt: skip
 
     def _published_root(self, version: int) -> str | None:
         found = self._publisher.find(version)
@@ -329,10 +329,9 @@ class Trainer:
         try:
             FailedSteps(store, run).keep(self._record(step, "", math.nan))
         except StoreError as lost:
-            return TrainingFailed(f"{what}. What it was made of could not be kept: {lost}")
+            return TrainingFailed(f"{what}. The record of this step could not be kept in the store: {lost}")
         return TrainingFailed(
-            f"{what}. To take it again and see which samples do that: "
-            f"streamrl replay {run} --failed --store {store.url}"
+            f"{what}. To find the samples that cause this: streamrl replay {run} --failed --store {store.url}"
         )
 
     def _checkpoint(self, stream: Stream) -> None:

@@ -35,7 +35,7 @@ def keyframe(url: UrlParameter, version: VersionParameter = None) -> dict[str, A
     path = manifest.path(None)
     assert path is not None
     row = {"version": manifest.version, "new": new, "bytes": path.size, "bytes of the model": manifest.size}
-    return _reported("keyframe", f"A way from nothing in {url}", row, since=since)
+    return _reported("keyframe", f"Keyframe in {url}", row, since=since)
 
 
 @flow(name="verify", description="Audit all versions of weights: manifests, objects, and where ways lead.")
@@ -68,7 +68,7 @@ def collect(
         "objects removed": found.chunks, "killed writes": orphans, "objects that go later": found.waiting,
         "bytes": found.size,
     }  # fmt: skip
-    return _reported("collect", f"Garbage of {url}", row, since=since)
+    return _reported("collect", f"Garbage collection of {url}", row, since=since)
 
 
 @flow(name="promote", description="Write a version of weights as a Hugging Face checkpoint.")

@@ -21,7 +21,7 @@ def claimed_step(record: Record) -> int:
 def bad_step(record: Record, reason: str, run: str, store: Store) -> BadStep:
     """Return the error that names a ledger record and says how the run can go on past it."""
     return BadStep(
-        f"{record.place} can't be used: {reason}. It may be step {claimed_step(record)} of this run, so "
-        "nobody knows what was trained then. If it is none, or is to be given up: "
+        f"{record.place} can't be used: {reason}. It may be step {claimed_step(record)} of this run, and "
+        "without that step nobody knows what was trained. If it is no step, or if you give the step up, run: "
         f"streamrl skip {run} '{record.place}' --store {store.url}"
     )

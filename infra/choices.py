@@ -38,8 +38,11 @@ class Choice:
         said = os.environ.get(self.variable, "").strip()
         known = said in self.ways if self.ways else bool(_NUMBER.fullmatch(said))
         if said and not known and not self.library:
-            there = ", ".join(self.ways) or "numbers from 1 to 99999"
-            raise ChoiceError(f"{self.variable}={said[:40]}: {there} are known; unset, it is {self.unset}")
+            there = f"one of {', '.join(self.ways)}" if self.ways else "a number from 1 to 99999"
+            raise ChoiceError(
+                f"{self.variable}={said[:40]} is not allowed: set it to {there}, or unset it, which means: "
+                f"{self.unset}"
+            )
         return said or None
 
 
@@ -62,7 +65,7 @@ SCAN = Choice(
 )  # fmt: skip
 CORES = Choice(
     "STREAMRL_CORES", "how many cores there are, for threads that copy, hash and code weights",
-    "those that the process may run on",
+    "the cores that the process may run on",
 )  # fmt: skip
 ROOM = Choice(
     "STREAMRL_ROOM", "where a checkpoint's rest goes when training overtakes the store",

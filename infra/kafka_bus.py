@@ -190,7 +190,8 @@ class KafkaSent:
         found = self._future.value.offset if self._future.succeeded() else -1
         if found < 0:
             raise BusError(
-                f"Kafka at {self._broker} does not say where a record of {self._topic.name} stands"
+                f"Kafka at {self._broker} does not say at which offset it wrote a record of "
+                f"{self._topic.name}"
             )
         return int(found)
 
@@ -216,7 +217,7 @@ class KafkaWriter:
             self._producer.flush(timeout=deadline_s)
         except KafkaError as error:
             raise BusError(
-                f"Kafka at {self._broker}: no acknowledgement within {deadline_s:g} s: {error}"
+                f"Kafka at {self._broker} did not acknowledge all records within {deadline_s:g} s: {error}"
             ) from error
         self._raise_failure()
 
@@ -267,13 +268,17 @@ class KafkaReader:
         try:
             return {part.partition: at for part, at in self._consumer.beginning_offsets(self._parts).items()}
         except KafkaError as error:
-            raise BusError(f"Kafka at {self._broker}: {self._topic.name} has no start: {error}") from error
+            raise BusError(
+                f"Kafka at {self._broker}: the first offsets of {self._topic.name} can't be read: {error}"
+            ) from error
 
     def end_offsets(self) -> dict[int, int]:
         try:
             return {part.partition: end for part, end in self._consumer.end_offsets(self._parts).items()}
         except KafkaError as error:
-            raise BusError(f"Kafka at {self._broker}: {self._topic.name} has no end: {error}") from error
+            raise BusError(
+                f"Kafka at {self._broker}: the last offsets of {self._topic.name} can't be read: {error}"
+            ) from error
 
     def positions(self) -> dict[int, int]:
         return {part.partition: self._consumer.position(part) for part in self._parts}

@@ -90,13 +90,13 @@ def _tls_trouble(host: str, port: int, error: OSError, options: Mapping[str, Any
         why = error.verify_message
         if error.verify_code in _OTHER_NAME:
             return Trouble(
-                f"the host name: the certificate of {host}:{port} is for another one ({why}). Use one that "
-                "stands in it in placement.kafka.bootstrap_servers",
+                f"the host name: the certificate of {host}:{port} is for another name ({why}). In "
+                "placement.kafka.bootstrap_servers use a name that stands in the certificate",
                 True,
             )
         trusted = f"{PREFIX}CAFILE = {authority}" if authority else f"the system's; {PREFIX}CAFILE is not set"
         return Trouble(
-            f"the certificate: that of {host}:{port} is not believed ({why}). Trusted are: {trusted}",
+            f"the certificate: that of {host}:{port} is not trusted ({why}). Trusted certificates: {trusted}",
             True,
         )
     if (client := _about_our_certificate(error)) is not None:
@@ -107,7 +107,7 @@ def _tls_trouble(host: str, port: int, error: OSError, options: Mapping[str, Any
             f"{options['security_protocol']}: take PLAINTEXT or SASL_PLAINTEXT, or another port",
             True,
         )
-    return Trouble(f"the TLS handshake with {host}:{port}: {_said(error)}", False)
+    return Trouble(f"the TLS handshake with {host}:{port} failed: {_said(error)}", False)
 
 
 def _about_our_certificate(error: OSError) -> Trouble | None:
@@ -116,7 +116,7 @@ def _about_our_certificate(error: OSError) -> Trouble | None:
     if not any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")):
         return None
     return Trouble(
-        f"the client's certificate: the broker asks for one, or does not believe ours ({_said(error)}): "
+        f"the client's certificate: the broker asks for one, or does not trust ours ({_said(error)}): "
         f"look at {PREFIX}CERTFILE and {PREFIX}KEYFILE",
         True,
     )

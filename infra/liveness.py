@@ -147,7 +147,7 @@ def _doing(seen: _Seen, now: float) -> str:
         return "is silent"
     if beat.waits_for:
         return f"waits for {beat.waits_for[:200]} ← {beat.unblocked_by[:100]}"
-    return f"says that it is {beat.state[:100]}, and shows nothing of it"
+    return f"says that it is {beat.state[:100]}, but shows no progress"
 
 
 class Pulsing:
@@ -155,13 +155,19 @@ class Pulsing:
 
     def __init__(self, bus: Bus, writer: Writer, topics: Topics, run: str, *, deadline_s: float) -> None:
         self._writer, self._topic, self._run = writer, topics.pulse, run
+        self._bus, self._status = bus, topics.status
         self._every_s = pulse_s(deadline_s)
-        self._reader = bus.reader(topics.status, ends_of(bus, topics.status), patient=True)
         self._gate = Gate(Heartbeat, run, passed_over)
         self._evidence, self._lock = Evidence(), threading.Lock()
         self._failure: BaseException | None = None
         self._closed = threading.Event()
+
+    def open(self) -> Pulsing:
+        """Listen to heartbeats and send pulses, in a thread. Return itself."""
+        ends = ends_of(self._bus, self._status)
+        self._reader = self._bus.reader(self._status, ends, patient=True)
         threading.Thread(target=self._work, daemon=True, name="pulse").start()
+        return self
 
     def still_s(self) -> float:
         """Return for how many seconds nothing has moved. Raise the error that ended the thread, if any."""
@@ -210,13 +216,19 @@ class Pulses:
     """In every other process: a thread that reads the newest pulse at intervals."""
 
     def __init__(self, bus: Bus, topics: Topics, run: str, *, deadline_s: float) -> None:
+        self._bus, self._topic = bus, topics.pulse
         self._every_s = pulse_s(deadline_s)
-        self._reader = bus.reader(topics.pulse, ends_of(bus, topics.pulse), patient=True)
         self._gate = Gate(Pulse, run, passed_over)
         self._newest: tuple[Pulse, float] | None = None  # and when it came
         self._failure: BaseException | None = None
         self._closed = threading.Event()
+
+    def open(self) -> Pulses:
+        """Listen to pulses, in a thread. Return itself."""
+        ends = ends_of(self._bus, self._topic)
+        self._reader = self._bus.reader(self._topic, ends, patient=True)
         threading.Thread(target=self._work, daemon=True, name="pulses").start()
+        return self
 
     def still_s(self) -> float:
         """Return for how many seconds nothing has moved or no pulse has come; infinite before the first one.
@@ -232,7 +244,7 @@ class Pulses:
     def waits(self) -> str:
         """Return the processes with what they wait for, as text."""
         if (newest := self._newest) is None:
-            return "no feeder is heard"
+            return "no feeder has been heard yet"
         silent = time.monotonic() - newest[1]
         if silent > max(_SILENT_S, 3 * self._every_s):
             return f"the feeder has not been heard for {silent:.0f} s; before that: {newest[0].waits}"

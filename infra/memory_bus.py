@@ -89,7 +89,9 @@ class MemoryBus:
         with self._changed:
             begin = self.begin(topic, partition)
             if position < begin:
-                raise BusError(f"{topic.name}[{partition}]@{position} is gone: it begins at {begin}")
+                raise BusError(
+                    f"{topic.name}[{partition}]@{position} is gone: the partition begins at {begin}"
+                )
             return self.log(topic)[partition][position - begin : position - begin + most]
 
     def wait(self, seconds: float) -> None:

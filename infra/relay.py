@@ -63,8 +63,8 @@ class Relay:
     def run(self) -> None:
         """Bring versions until told to stop."""
         reader = self._context.bus.reader(self._context.topics.weights, patient=True)
-        tail = Tail(reader, self._hear, self._bell)
-        self._reporting = TimedReports(self._send, self._every_s, self._context.log)
+        tail = Tail(reader, self._hear, self._bell).open()
+        self._reporting = TimedReports(self._send, self._every_s, self._context.log).open()
         failures = 0
         try:
             while True:
@@ -148,7 +148,7 @@ class Relay:
             self._target = -1
         self._reporting.soon()
         if times == 1:
-            self._context.log.warning("weights %d are not here: %s", wanted.version, error)
+            self._context.log.warning("weights %d could not be fetched: %s", wanted.version, error)
         return of_version
 
     def _send(self) -> None:
@@ -185,7 +185,7 @@ class Relay:
 def body(context: RoleContext) -> None:
     """Run a relay."""
     if context.site is None:
-        raise Explained("a relay is of a site: start it with --site NAME and --cache URL")
+        raise Explained("a relay belongs to a site: start it with --site NAME and --cache URL")
     if len(context.spec.placement.sites) > 1:
         threading.Thread(target=_warm_up, args=(context,), daemon=True, name="planner").start()
     context.loaded()

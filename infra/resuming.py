@@ -101,9 +101,10 @@ def other_bits(before: RunSpec, after: RunSpec) -> list[str]:
 def _otherwise(name: str, spec: RunSpec, new: Mapping[str, str]) -> str:
     where = _of(spec, name) if name != MODEL else spec.model.path or spec.model.build
     if name not in new:
-        return f"was started with a file for {name}, and {where} is none here: say where it is"
+        there = f"there is none at {where}" if where else "the run file names none"
+        return f"was started with a file for {name}, but {there}: write where it is into the run file"
     setting = name if name != MODEL else "model.path" if spec.model.path else "model.build"
-    return f"was started with other content of {setting}: {where} has been changed since, or is another one"
+    return f"was started with other content of {setting}: {where} has been changed since, or is another file"
 
 
 def _of(spec: RunSpec, name: str) -> Any:

@@ -162,7 +162,7 @@ def newest_run(store: Store) -> RunRecord | None:
         try:
             records.append(find(store, run))
         except RunError as error:
-            _log.warning("passed over: %s", str(error).splitlines()[0])
+            _log.warning("a run is passed over: %s", str(error).splitlines()[0])
     return max(records, key=lambda record: record.created_at, default=None)
 
 

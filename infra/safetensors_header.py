@@ -31,5 +31,5 @@ def header_of(file: Path, largest: int = LARGEST_HEADER) -> tuple[bytes, int]:
 def _checked(start: bytes, size: int, largest: int) -> int:
     length = int.from_bytes(start, "little")
     if size < _LENGTH or length > min(largest, size - _LENGTH):
-        raise NoHeader(f"{size:,} bytes can't hold the header that it says it has")
+        raise NoHeader(f"its {size:,} bytes can't hold the header that its first {_LENGTH} bytes describe")
     return length

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -59,8 +58,8 @@ def add_skipped(store: Store, run: str, place: SkippedPlace, why: str) -> None:
         return
     if len(found.records) >= _MOST:
         raise SkipError(
-            f"{store.url}/{_key(run)} names {_MOST} records already: that is no run any more. Start a new "
-            "one from its newest weights"
+            f"{store.url}/{_key(run)} names {_MOST} records already, which is too many: start a new run "
+            "from the newest weights of this one"
         )
     topic, partition, offset = place
     entry = _Entry(topic=topic, partition=partition, offset=offset, why=why[:1000], at=time.time())
@@ -77,15 +76,10 @@ def parsed_place(text: str) -> SkippedPlace:
     """Parse a place from TOPIC[PARTITION]@OFFSET, as messages name a record, or raise SkipError."""
     if (found := _PLACE.fullmatch(text.strip())) is None:
         raise SkipError(
-            f"{text[:300]!r} is no place of a record: TOPIC[PARTITION]@OFFSET is expected, as the message "
-            "says that names it, such as count-1.ledger[0]@17"
+            f"{text[:300]!r} is no place of a record: write TOPIC[PARTITION]@OFFSET, as in the message "
+            "that names the record, such as count-1.ledger[0]@17"
         )
     return found["topic"], int(found["partition"]), int(found["offset"])
-
-
-def unskipped(records: Collection[Record], places: Collection[SkippedPlace]) -> list[Record]:
-    """Return the records whose places are not skipped."""
-    return [one for one in records if not places or place_of(one) not in places]
 
 
 def _read(store: Store, run: str) -> _File:
@@ -97,8 +91,8 @@ def _read(store: Store, run: str) -> _File:
         return _File.model_validate(json.loads(raw))
     except (ValidationError, ValueError, RecursionError) as error:
         raise SkipError(
-            f"{store.url}/{_key(run)} is no list of records to skip: {str(error)[:500]}. Remove it, and say "
-            "`streamrl skip` again for what the run stops at"
+            f"{store.url}/{_key(run)} is no list of records to skip: {str(error)[:500]}. Remove the file, "
+            "and run `streamrl skip` again for each record at which the run stops"
         ) from error
 
 

@@ -51,7 +51,11 @@ class Tail(Generic[_Item]):
         self._came = Inbox[_Item]()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="tail")
+
+    def open(self) -> Tail[_Item]:
+        """Start the thread. Return itself."""
         self._thread.start()
+        return self
 
     def take(self) -> list[_Item]:
         """Return the items since the last call, without waiting. Raise the thread's error, if any."""

@@ -89,8 +89,8 @@ class Assigned:
                 wrong.append(prompt)
             elif prompt.group != group or not 0 <= index < prompt.size:
                 wrong.append(
-                    f"sample {index} of group {group} is none of group {prompt.group}, of {prompt.size} "
-                    f"samples, which stands at {self._context.topics.prompts.name}[{place[0]}]@{place[1]}"
+                    f"sample {index} of group {group} does not fit the prompt of group {prompt.group}, with "
+                    f"{prompt.size} samples, at {self._context.topics.prompts.name}[{place[0]}]@{place[1]}"
                 )
             else:
                 jobs.append(

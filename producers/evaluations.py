@@ -81,9 +81,13 @@ class Evaluations:
         self._letters = frozenset(letters)
         self.open: dict[int, _Open] = {}
         self.done, self.position = set(done), position
-        self._evals = context.bus.reader(context.topics.evals)
         self._came = threading.Event()
         self._samples = feed.subscribe(self._wanted, self._came)
+
+    def connect(self) -> Evaluations:
+        """Open the topic of evaluations. Return itself."""
+        self._evals = self._context.bus.reader(self._context.topics.evals)
+        return self
 
     def wants(self, version: int) -> bool:
         """Whether a version is to be evaluated and its evaluation has not begun."""

@@ -52,34 +52,40 @@ class Feeder:
         self, context: RoleContext, train: Sequence[Problem], held_out: Sequence[Problem], tokenize: Tokenize
     ) -> None:
         self._context, self._spec, self._held_out = context, context.spec, held_out
+        self._train, self._tokenize = train, tokenize
+
+    def open(self) -> Feeder:
+        """Take up the run where its topics and the newest snapshot say that it is. Return itself."""
+        context = self._context
         self._epoch = begin(context.store, context.run, "feeder")
         context.feeder_epoch = self._epoch.number
         snapshots = Snapshots(context.store, context.run, context.log.warning)
         snapshot = snapshots.newest(lambda one: misfit(context, one))
-        self._found = found = look_at(context, snapshot, list(train), tokenize)
+        self._found = found = look_at(context, snapshot, list(self._train), self._tokenize)
         self._planner, self._behind, self._roots = found.planner, found.behind, found.roots
         self._announced = snapshot.announced if snapshot else Announced()
-        self._feed = SampleFeed(context, found.start, found.trained, found.roots)
+        self._feed = SampleFeed(context, found.start, found.trained, found.roots).open()
         self._feed.admitted(one.prompt for one in found.prompts.values())
         wanted = self._planner.first_incomplete(found.trained)
-        self._ranking = Ranking(context, self._planner.question, self._feed, wanted=wanted)
+        self._ranking = Ranking(context, self._planner.question, self._feed, wanted=wanted).open()
         self._resampling = Resampling(context, self._feed, found.trained)
         unfit = found.letters.of(context.topics.samples)
         self._evaluations = Evaluations(
             context, self._feed, done=found.evaluated, letters=unfit, position=found.evals,
             fence=self._epoch.check,
-        )  # fmt: skip
+        ).connect()  # fmt: skip
         self._outbox = Outbox(
             context, sent=[one.prompt for one in found.prompts.values()], iterations=found.iterations
-        )
+        ).open()
         finished = self._feed.subscribe(finished_of)
         self._feed.read_back()
         done = {key: length for key, length, place in finished.take() if place not in unfit}
         past = Past(done, found.trained, unfit, found.letters.position)
-        self._dispatching = Dispatching(context, list(found.prompts.values()), past, finished)
+        self._dispatching = Dispatching(context, list(found.prompts.values()), past, finished).open()
         self._steps = self._begin_steps(snapshot)
-        self._keeper = Keeper(snapshots, context.log.warning)
+        self._keeper = Keeper(snapshots, context.log.warning).open()
         self._feed.follow()
+        return self
 
     def _begin_steps(self, snapshot: FeederSnapshot | None) -> Steps:
         """Open the ledger behind the snapshot.
@@ -89,16 +95,16 @@ class Feeder:
         state = self._planner.state()
         self._beginnings = Beginnings(kept_versions(self._context), snapshot.began if snapshot else {})
         if snapshot is None:
-            return Steps(self._context)
+            return Steps(self._context).open()
         began = self._beginnings.at(self._ranking.begins)
         if began is not None and self._ranking.begins < state.version:
-            earlier = Steps(self._context, began.position, began.step)
+            earlier = Steps(self._context, began.position, began.step).open()
             try:
                 for step in earlier.up_to(snapshot.ledger):
                     self._ranking.trained(step)
             finally:
                 earlier.close()
-        return Steps(self._context, snapshot.ledger, state.steps)
+        return Steps(self._context, snapshot.ledger, state.steps).open()
 
     def run(self) -> None:
         """Run until the last iteration is trained and its weights are evaluated."""
@@ -318,8 +324,8 @@ def body(context: RoleContext) -> None:
         held_out = that_fit(held_out, tokenize, longest, context.log)
     train = that_fit(load_problems(spec, spec.task.train_split), tokenize, longest, context.log)
     context.loaded()
-    context.log.info("%d problems, %d held out", len(train), len(held_out))
-    Feeder(context, train, held_out, tokenize).run()
+    context.log.info("the task has %d problems to train, and %d held out", len(train), len(held_out))
+    Feeder(context, train, held_out, tokenize).open().run()
 
 
 if __name__ == "__main__":

@@ -97,12 +97,18 @@ class Generator:
         self._reporting = GeneratorReports(context, start)
         self._assigned = Assigned(context, start)
         self._bell = bell
+        self._weights = WeightsWatch(context, bell)
+
+    def open(self) -> Generator:
+        """Begin to hear of assignments and weights. Return itself."""
+        context = self._context
         topic, only = context.topics.assignments, assignment_partition(context.name)
         # jobs of an earlier process of this name are given again, once this one has reported
         ends = ends_of(context.bus, topic, only=only)
         reader = context.bus.reader(topic, ends, only=only, patient=True)
-        self._assignments = Tail(reader, self._assigned.read, self._bell)
-        self._weights = WeightsWatch(context, self._bell)
+        self._assignments = Tail(reader, self._assigned.read, self._bell).open()
+        self._weights.open()
+        return self
 
     def run(self) -> None:
         """Work until the run stops this process."""
@@ -266,9 +272,9 @@ def body(context: RoleContext) -> None:
     began = time.monotonic()
     bell = threading.Event()
     options = EngineOptions(model=context.record.model, spec=spec.model_dump_json())
-    engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s)
+    engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s).open()
     to_text = load_to_text(context.record.model)
-    generator = Generator(context, engine, RewardPool(spec.task), to_text, bell)
+    generator = Generator(context, engine, RewardPool(spec.task), to_text, bell).open()
     engine.wait_until_ready()
     context.loaded()
     context.log.info("engine ready after %.1f s", time.monotonic() - began)

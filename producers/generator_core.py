@@ -153,7 +153,7 @@ class Decoding:
 
         Another generator continues with their tokens, so the weights must be verified when this is called.
         """
-        assert self._verified, "samples leave that unverified weights have made"
+        assert self._verified, "samples may be handed over only when the weights are verified"
         mine = [name for name in names if name in self._running]
         if not mine:
             return []
@@ -260,7 +260,7 @@ class Decoding:
         if wrong := sorted(name for name, digest in expected.items() if found.get(name) != digest):
             raise WeightsError(
                 f"the engine does not hold version {self.version}: {', '.join(wrong[:3])} differ "
-                f"({len(wrong)} of {len(expected)} tensors). It is not used"
+                f"({len(wrong)} of {len(expected)} tensors). That version is not used"
             )
         self._verified = True
 

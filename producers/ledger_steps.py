@@ -32,16 +32,20 @@ class Steps:
             StepRecord, context.run, self._refused, foreign=self._passed_over,
             unfit=lambda step: wrong_step(step, context.spec),
         )  # fmt: skip
-        topic = context.topics.ledger
+        self.position, self._records = position, deque[Record]()
+
+    def open(self) -> Steps:
+        """Begin to read. Return itself."""
+        context, position, topic = self._context, self.position, self._context.topics.ledger
         self._reader = context.bus.reader(topic, {0: position})
         self.gone = sum(clamp(self._reader).values())  # records that retention has removed
         if self.gone:
             context.log.info(
-                "%s begins at %d: the %d records before are gone (placement.kafka.retention_hours)",
+                "%s begins at %d: the %d records before it were removed",
                 topic.name, position + self.gone, self.gone,
             )  # fmt: skip
         self.position = position + self.gone  # behind the last record that was read
-        self._records: deque[Record] = deque()
+        return self
 
     def end(self) -> int:
         """Return the position behind the newest record."""

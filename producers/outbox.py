@@ -24,8 +24,12 @@ class Outbox:
         self._context = context
         self._sent = {prompt.group: prompt.iteration for prompt in sent}
         self.iterations = dict(iterations)
-        bus, topics = context.bus, context.topics
+
+    def open(self) -> Outbox:
+        """Open the topics whose ends are noted. Return itself."""
+        bus, topics = self._context.bus, self._context.topics
         self._prompts, self._dead = bus.reader(topics.prompts), bus.reader(topics.dead)
+        return self
 
     def fresh(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return those of the prompts that were not sent."""

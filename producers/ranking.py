@@ -70,11 +70,7 @@ class Ranking:
         self._context, self._question = context, question
         algorithm = context.spec.algorithm
         self._groups, self._size = algorithm.groups, algorithm.group_size
-        self._states = States.of_run(context.store, context.run)
-        ranker = self._begin(wanted)
-        self.begins = ranker.version  # the first iteration that it has not learned from
-        self._rankers = {ranker.version: ranker}
-        self._newest = self._trained = self._stored = ranker.version
+        self._states, self._oldest_wanted = States.of_run(context.store, context.run), wanted
         self.scores: dict[
             int, RankingScore
         ] = {}  # by iteration: how well its groups were ranked before they were generated
@@ -86,7 +82,15 @@ class Ranking:
         self._closed = False
         self._samples = feed.subscribe(self._wanted, self._asked)
         self._thread = Background(self._run, "ranker")
+
+    def open(self) -> Ranking:
+        """Load the ranker to begin with, and start the thread. Return itself."""
+        ranker = self._begin(self._oldest_wanted)
+        self.begins = ranker.version  # the first iteration that it has not learned from
+        self._rankers = {ranker.version: ranker}
+        self._newest = self._trained = self._stored = ranker.version
         self._thread.start()
+        return self
 
     def at(self, version: int) -> Ranker:
         """Wait for the ranker that has learned from all iterations before `version`, and return it."""
@@ -157,7 +161,7 @@ class Ranking:
         lost = [number for number in range(self._trained, iteration + 1) if not self._ledger.get(number)]
         if lost:
             self._context.log.warning(
-                "the ledger says nothing any more of iterations %d to %d: the ranker learns nothing of them",
+                "the ledger has no steps of iterations %d to %d: the ranker learns nothing from them",
                 lost[0], lost[-1],
             )  # fmt: skip
         for number in range(self._trained, iteration + 1):
@@ -188,7 +192,7 @@ class Ranking:
             try:
                 return self._states.get(number, backbone)
             except (RankerError, Missing) as error:
-                self._context.log.warning("%s; older ones are tried, what they lack is learned anew", error)
+                self._context.log.warning("%s; an older ranker is tried, and learns what it lacks", error)
         if spec.lengths.start:
             return start_from(spec.lengths.start, self._context.store, backbone)
         return Ranker.fresh(spec.seed, backbone, typical=max(2.0, spec.sampling.max_tokens / 8))
@@ -294,4 +298,4 @@ class Ranking:
             if ranker.version % _KEPT == 0:  # only now and then, since it lists the store
                 self._states.collect(kept_versions(self._context))
         except StoreError as error:  # the version can be learned from the log again
-            self._context.log.warning("ranker %d is not kept: %s", ranker.version, error)
+            self._context.log.warning("ranker %d can't be stored: %s", ranker.version, error)

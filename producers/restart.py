@@ -117,9 +117,10 @@ def misfit(context: RoleContext, snapshot: FeederSnapshot) -> str:
         ends = ends_of(bus, topic)
         for partition, position in positions.items():
             if position > (end := ends.get(partition, 0)):
-                return f"it is newer than {topic.name}, which ends at {end}; it says {position}"
+                return f"it is newer than {topic.name}, which ends at {end}: it names position {position}"
     if len(snapshot.planner.edges) != context.spec.lengths.classes - 1:
-        return f"it has {len(snapshot.planner.edges)} edges between {context.spec.lengths.classes} classes"
+        classes = context.spec.lengths.classes
+        return f"it has {len(snapshot.planner.edges)} edges of classes, and lengths.classes is {classes}"
     return _other_ledger(context, snapshot)
 
 
@@ -134,7 +135,7 @@ def _other_ledger(context: RoleContext, snapshot: FeederSnapshot) -> str:
         record = next(read_until(reader, {0: snapshot.ledger}, topic, deadline_s=deadline_s))
         step = Gate(StepRecord, context.run, passed_over).take_one(record)
         if step is not None and step.step != snapshot.planner.steps - 1:
-            return f"{record.place} is step {step.step}; it was {snapshot.planner.steps - 1} then"
+            return f"{record.place} is step {step.step}, and was step {snapshot.planner.steps - 1} before"
         return ""
     finally:
         reader.close()
@@ -146,7 +147,7 @@ def _trained(
     """Return how many iterations are trained, by the ledger's present end."""
     planner = snapshot.planner if snapshot else None
     trained = planner.version if planner else 0
-    steps = Steps(context, snapshot.ledger if snapshot else 0, planner.steps if planner else 0)
+    steps = Steps(context, snapshot.ledger if snapshot else 0, planner.steps if planner else 0).open()
     try:
         end, any_left = steps.end(), False
         for step in steps.up_to(end):
@@ -204,13 +205,13 @@ def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
     classes, algorithm = spec.lengths.classes, spec.algorithm
     if len(prompt.edges) != classes - 1 or prompt.length_class >= classes:
         edges = len(prompt.edges)
-        return f"it is of class {prompt.length_class}, with {edges} edges: there are {classes} classes"
+        return f"it is of class {prompt.length_class}, with {edges} edges; lengths.classes is {classes}"
     if prompt.purpose == EVAL:
-        return "" if prompt.group < 0 else f"group {prompt.group} is none of an evaluation"
+        return "" if prompt.group < 0 else f"group {prompt.group} is no group of an evaluation"
     if prompt.group < 0 or prompt.iteration != iteration_of(prompt.group, algorithm.groups):
         return f"group {prompt.group} is not of iteration {prompt.iteration}"
     if prompt.size != algorithm.group_size or round_of(prompt.group) > spec.loss.most_draws:
-        return f"group {prompt.group} of {prompt.size} samples is none of this run"
+        return f"this run has no group {prompt.group} of {prompt.size} samples"
     return ""
 
 

@@ -45,19 +45,24 @@ class RewardOutcome:
 
 class _Worker:
     def __init__(self, task: TaskSection) -> None:
+        self._task = task
+        self.ready = False
+        self.jobs: deque[tuple[str, str]] = deque()
+        self.ahead = _LEAST_AHEAD
+        self.since = time.monotonic()  # when the present job began
+        self._partial, self._unsent = b"", b""
+
+    def open(self) -> _Worker:
+        """Start the process. Return itself."""
         self.process = start_child(
-            [sys.executable, "-m", module("producers.reward_worker"), task.model_dump_json()],
+            [sys.executable, "-m", module("producers.reward_worker"), self._task.model_dump_json()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=without_credentials(), close_fds=True,
         )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
         self.jobs_pipe, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
         os.set_blocking(self.jobs_pipe, False)
         os.set_blocking(self.answers, False)
-        self.ready = False
-        self.jobs: deque[tuple[str, str]] = deque()
-        self.ahead = _LEAST_AHEAD
-        self.since = time.monotonic()  # when the present job began
-        self._partial, self._unsent = b"", b""
+        return self
 
     def send(self, jobs: list[tuple[str, str]]) -> None:
         if not self.jobs:
@@ -94,7 +99,7 @@ class RewardPool:
     def __init__(self, task: TaskSection) -> None:
         self._task = task
         self._waiting: deque[tuple[str, str]] = deque()
-        self._workers = [_Worker(task) for _ in range(task.reward_workers)]
+        self._workers = [_Worker(task).open() for _ in range(task.reward_workers)]
         self.restarts = 0
 
     def score(self, key: str, problem: str, completion: str) -> None:
@@ -147,7 +152,7 @@ class RewardPool:
             key, _ = worker.jobs.popleft()
             scores.append(RewardOutcome(key, error=reason))
         self._waiting.extendleft(reversed(worker.jobs))
-        self._workers[number] = _Worker(self._task)
+        self._workers[number] = _Worker(self._task).open()
         self.restarts += 1
 
     def _hand_out(self) -> None:

@@ -138,9 +138,7 @@ class SampleFeed:
         self._resample = context.spec.loss.most_draws
         self._vocabulary = _vocabulary(context.record.model)
         self._gate = Gate(Sample, context.run, passed_over)  # the trainer reports refused records
-        self._reader = context.bus.reader(context.topics.samples, start, patient=True)
-        for partition, count in clamp(self._reader).items():
-            context.log.info("%d samples of class %d are gone from the log", count, partition)
+        self._start = start
         self._subscriptions: list[Subscription[object]] = []
         self._prompts: dict[int, Prompt] = {}  # by group
         self._fresh = threading.Event()  # set when groups were admitted: held samples may be wanted now
@@ -149,6 +147,14 @@ class SampleFeed:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def open(self) -> SampleFeed:
+        """Open the topic. Return itself."""
+        context = self._context
+        self._reader = context.bus.reader(context.topics.samples, self._start, patient=True)
+        for partition, count in clamp(self._reader).items():
+            context.log.info("%d samples of class %d are gone from the log", count, partition)
+        return self
 
     def subscribe(
         self, pick: Callable[[AdmittedSample], _Item | None], bell: threading.Event | None = None

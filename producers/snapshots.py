@@ -208,7 +208,11 @@ class Keeper:
         self._newest: FeederSnapshot | None = None
         self._came, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="snapshots")
+
+    def open(self) -> Keeper:
+        """Start the thread. Return itself."""
         self._thread.start()
+        return self
 
     def offer(self, snapshot: FeederSnapshot) -> None:
         """Store this snapshot soon, in place of one that still waits."""
@@ -237,4 +241,4 @@ class Keeper:
         try:
             self._snapshots.put(snapshot)
         except Exception as error:  # a snapshot only saves time: the run goes on without
-            self._warn(f"the feeder's snapshot of iteration {snapshot.planner.version} is not kept: {error}")
+            self._warn(f"the snapshot of iteration {snapshot.planner.version} can't be stored: {error}")

@@ -100,7 +100,7 @@ def _tokenize(job: ProbeRequest, folder: str, problems: list[Problem], answers: 
         answers.found("tokenizer", str(error), wrong=True)
         return
     except Exception as error:
-        answers.found("tokenizer", f"the one in {folder} fails: {said(error)}", wrong=True)
+        answers.found("tokenizer", f"the tokenizer in {folder} fails: {said(error)}", wrong=True)
         return
     out = sum(not 0 < length <= job.longest for length in lengths)
     allowed = f"{job.longest} are allowed (sampling.max_prompt_tokens)"
@@ -119,7 +119,7 @@ def _score(reward: Reward, problem: Problem, answers: _Answers) -> None:
         _fits(reward, problem, completion)
         parts = parts_of(reward(problem, completion))
     except TaskError as error:
-        answers.found("reward", f"of problem {shown(problem['id'])}: {error}", wrong=True)
+        answers.found("reward", f"problem {shown(problem['id'])}: {error}", wrong=True)
     except (Exception, SystemExit) as error:
         answers.found("reward", f"it fails on problem {shown(problem['id'])}: {said(error)}", wrong=True)
     else:
@@ -131,7 +131,7 @@ def _fits(reward: Reward, problem: Problem, completion: str) -> None:
     try:
         inspect.signature(reward).bind(problem, completion)
     except TypeError as error:
-        raise TaskError(f"it is called as reward(problem, completion), and it can't be: {error}") from None
+        raise TaskError(f"the function can't be called as reward(problem, completion): {error}") from None
     except ValueError:
         return  # a built-in function without a signature
 

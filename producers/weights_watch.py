@@ -48,13 +48,18 @@ class WeightsWatch:
         base = ModelFolder(context.record.model)
         self._newest, self._expected = Newest(context.spec.model, base), Expected(context.spec.model, base)
         self._have = self._wanted = -1
-        self._weights = self._opened()
         self._copy: Copy | None = None  # of the newest version; the next one is fetched as a delta
         self._failing: Wait | None = None
         self._came = Inbox[VerifiedWeights]()
-        self._tail = Tail(context.bus.reader(context.topics.weights, patient=True), self._hear, self._news)
         self._thread = threading.Thread(target=self._work, daemon=True, name="weights")
+
+    def open(self) -> WeightsWatch:
+        """Open the weights and the topic that announces them, and start the thread. Return itself."""
+        self._weights = self._opened()
+        reader = self._context.bus.reader(self._context.topics.weights, patient=True)
+        self._tail = Tail(reader, self._hear, self._news).open()
         self._thread.start()
+        return self
 
     def take(self) -> list[VerifiedWeights]:
         """Return the versions that came since the last call, without waiting. Raise what ended a thread."""
@@ -120,7 +125,7 @@ class WeightsWatch:
         """
         of_version = isinstance(error, (Missing, WeightsError))
         if self._followed.set_aside(wanted) == 1 if of_version else self._failing is None:
-            kept = f"weights {self._have} stay in use" if self._have >= 0 else "there are none yet"
+            kept = f"weights {self._have} stay in use" if self._have >= 0 else "this generator has none yet"
             self._context.log.warning("weights %d can't be had, %s: %s", wanted.version, kept, error)
         if of_version and self._have >= 0:
             return  # the announcement may be false; the trainer waits for samples of a version that exists

@@ -18,12 +18,13 @@ _HOST = re.compile(
 )
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _NO_STORES = {
-    "memory": "it is gone with its process",
+    "memory": "its content is gone when its process ends",
     "local": "write file:// with an absolute path",
     **dict.fromkeys(("data", "http", "https", "git", "github", "gist", "zip", "tar", "libarchive",
                      "reference", "jupyter", "jlab", "pyscript"), "it can't be written"),
     **dict.fromkeys(("simplecache", "filecache", "blockcache", "cached", "generic", "dask", "dir",
-                     "async_wrapper", "asyncwrapper", "asynclocal"), "it stands before another one"),
+                     "async_wrapper", "asyncwrapper", "asynclocal"),
+                    "it only wraps another store: name that one"),
 }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def _are_servers(text: str) -> str:
 
 def _wrong_server(server: str) -> str:
     if "://" in server:
-        return "has a protocol (that is STREAMRL_KAFKA_SECURITY_PROTOCOL's to say)"
+        return "has a protocol (STREAMRL_KAFKA_SECURITY_PROTOCOL sets it)"
     host, colon, port = server.rpartition(":")
     if not colon or (host.count(":") and not host.endswith("]")):
         return "has no port"
@@ -90,8 +91,8 @@ def _wrong_store(scheme: str, rest: str) -> str:
         return "" if rest.startswith("/") else "file:// needs an absolute path, as in file:///data/store"
     if not _SCHEME.fullmatch(scheme) or not _is_known(scheme):
         return (
-            f"{shown(scheme)} is no kind of store that fsspec knows: s3, gs, abfs, file and others are. "
-            f"{OWN_STORES} names one of your own"
+            f"{shown(scheme)} is no kind of store that fsspec knows, such as s3, gs, abfs or file; "
+            f"for a store of your own set {OWN_STORES}"
         )
     if scheme in _NO_STORES:
         return f"{scheme}:// is no store for a run: {_NO_STORES[scheme]}"

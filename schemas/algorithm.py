@@ -36,7 +36,7 @@ class SamplingSection(Section):
         if temperature < _LEAST_TEMPERATURE:
             raise ValueError(
                 f"{temperature:g} is too low: vLLM raises it to {_LEAST_TEMPERATURE} by itself, and the "
-                "logprobs would not be those of the trainer. Take at least so much"
+                f"logprobs would not be those of the trainer. Take at least {_LEAST_TEMPERATURE}"
             )
         return temperature
 
@@ -107,16 +107,19 @@ class AlgorithmSection(Section):
     @model_validator(mode="after")
     def _modes(self) -> AlgorithmSection:
         if self.mode != "async" and self.staleness:
-            why = "sync is on-policy, its staleness is 0" if self.mode == "sync" else "nothing is generated"
+            sync = "sync is on-policy, its staleness is 0"
+            why = sync if self.mode == "sync" else "in mode offline nothing is generated"
             raise ValueError(f"staleness {self.staleness:g} needs mode async; {why}")
         if (self.mode == "offline") != (self.recorded is not None):
             raise ValueError(
-                "offline needs `recorded`: the id of the run whose samples are trained"
+                "mode offline needs `recorded`: the id of the run whose samples are trained"
                 if self.recorded is None
                 else f"recorded is for mode offline; the mode is {self.mode}"
             )
         if self.iterations * self.groups >= ROUND:
-            raise ValueError(f"iterations times groups must be less than {ROUND}: they number the groups")
+            raise ValueError(
+                f"iterations times groups must be less than {ROUND}: more groups can't be numbered"
+            )
         if self.groups % self.optimizer_steps:
             raise ValueError(
                 f"groups ({self.groups}) must be a multiple of optimizer_steps ({self.optimizer_steps})"

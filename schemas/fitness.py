@@ -30,11 +30,11 @@ def _of_place(sample: Sample, spec: RunSpec) -> str:
     if sample.iteration >= algorithm.iterations:
         return f"the run has {algorithm.iterations} iterations, and no iteration {sample.iteration}"
     if round_of(sample.group) > resample:
-        return f"it is drawn in place of another more often than loss.resample allows ({resample})"
+        return f"its group was drawn again more often than loss.resample allows ({resample})"
     if not 0 <= sample.mini < algorithm.optimizer_steps:
         return f"an iteration has {algorithm.optimizer_steps} optimizer steps, and no step {sample.mini}"
     if not 1 <= sample.bundle_groups <= algorithm.groups:
-        return f"no bundle has {sample.bundle_groups} groups"
+        return f"a bundle can't have {sample.bundle_groups} groups; an iteration has {algorithm.groups}"
     if not 0 <= sample.length_class < spec.lengths.classes:
         return f"there is no length class {sample.length_class}"
     if sample.predicted <= 0:
@@ -83,12 +83,12 @@ def weights_fault(sample: Sample, spec: RunSpec, trained: int, root_of: Callable
 
 def contradiction(sample: Sample, other: Sample | Prompt) -> str:
     """Return how a sample differs from another of its group, or from its prompt; empty if it does not."""
-    of = f"of {other.id}, of the same group," if isinstance(other, Sample) else "that was admitted"
+    whose = f"sample {other.id} of the same group" if isinstance(other, Sample) else "the admitted prompt"
     for name in ("problem_id", "epoch", "iteration", "mini", "bundle", "bundle_groups"):
         mine, its = getattr(sample, name), getattr(other, name)
         if mine != its:
-            return f"its {name} is {mine}; the one {of} is {its}"
+            return f"its {name} is {mine}, but {its} in {whose}"
     mine, its = sample.prompt_tokens, other.prompt_tokens if isinstance(other, Sample) else other.tokens
     if mine.size != its.size or (mine != its).any():  # takes a third of array_equal's time
-        return f"its prompt is another than the one {of.rstrip(',')}"
+        return f"its prompt tokens are not those of {whose}"
     return ""

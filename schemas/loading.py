@@ -172,7 +172,7 @@ def _override(data: dict[str, Any], override: str) -> None:
         raise RunFileError(f"{written}: write it as section.key=value")
     if len(names) > _DEEPEST_NAME:
         raise RunFileError(
-            f"{written}: {len(names)} names; the settings of a run have {_DEEPEST_NAME} at most"
+            f"{written}: the name has {len(names)} parts; the name of a setting has {_DEEPEST_NAME} at most"
         )
     try:
         value = read_yaml(text)

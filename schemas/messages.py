@@ -39,7 +39,9 @@ def alike(**lengths: int) -> str:
     """Return why fields with these numbers of entries do not go together; empty if the numbers are equal."""
     if len(set(lengths.values())) == 1:
         return ""
-    return "these have to be equally many: " + ", ".join(f"{n} {name}" for name, n in lengths.items())
+    return "these fields must have equally many entries: " + ", ".join(
+        f"{n} {name}" for name, n in lengths.items()
+    )
 
 
 def all_ids(name: str, ids: Iterable[str]) -> str:
@@ -50,13 +52,18 @@ def all_ids(name: str, ids: Iterable[str]) -> str:
 def finite(**numbers: float) -> str:
     """Return which of these is no finite number; empty if all are."""
     return next(
-        (f"{name} is {n}, which is no number" for name, n in numbers.items() if not math.isfinite(n)), ""
+        (
+            f"{name} is {n}, which is not a finite number"
+            for name, n in numbers.items()
+            if not math.isfinite(n)
+        ),
+        "",
     )
 
 
 def are_finite(name: str, numbers: Iterable[float]) -> str:
     """Return that one of many numbers is not finite; empty if all are."""
-    return "" if all(map(math.isfinite, numbers)) else f"{name} has a value that is no number"
+    return "" if all(map(math.isfinite, numbers)) else f"{name} has a value that is not a finite number"
 
 
 class OfGroup(Message, frozen=True, kw_only=True):
@@ -95,9 +102,9 @@ class Prompt(OfGroup, frozen=True, kw_only=True):
 
     def wrong(self) -> str:
         if self.purpose not in (TRAIN, EVAL):
-            return f"its purpose is {self.purpose[:64]!r}"
+            return f"its purpose is {self.purpose[:64]!r}; {TRAIN} or {EVAL} is expected"
         if self.size < 1 or self.bundle_groups < 1:
-            return "a group and a bundle have at least one member"
+            return "its group size or its bundle_groups is below 1"
         if not 0 <= self.predicted < math.inf:
             return f"{self.predicted} is no predicted length"
         if any(math.isnan(edge) for edge in self.edges):
@@ -146,7 +153,7 @@ class Sample(OfGroup, frozen=True, kw_only=True):
             return f"{self.tokens.size} tokens have {self.logprobs.size} logprobs"
         said = self.logprobs
         if said.size and not (np.minimum.reduce(said) > -math.inf and np.maximum.reduce(said) <= _ABOVE_ZERO):
-            return "its logprobs are not logprobs"  # NaN fails both comparisons
+            return "one of its logprobs is above 0 or not finite"  # NaN fails both comparisons
         return ""
 
     def _wrong_versions(self) -> str:
@@ -157,12 +164,12 @@ class Sample(OfGroup, frozen=True, kw_only=True):
             (starts[1:] > starts[:-1]).all() and (versions[1:] > versions[:-1]).all()
         )
         if starts[0] != 0 or starts[-1] > self.tokens.size or versions[0] < 0 or not ordered:
-            return "what it says of the weights that made it can't be"
+            return "its versions of the weights, or the tokens where they start, are out of order or range"
         return ""
 
     def _wrong_numbers(self) -> str:
         if not self.reward_error and not math.isfinite(self.reward):
-            return "its reward is not a number"
+            return "its reward is not a finite number"
         if not 0 <= self.seed < 1 << 64:
             return f"{self.seed} is no seed"
         if not 0 <= self.predicted < math.inf:
@@ -230,7 +237,7 @@ class Part(Message, frozen=True, kw_only=True):
         if versions.size == 0 or (versions.size > 1 and not (versions[1:] > versions[:-1]).all()):
             return "it does not say which weights made it, in order"
         if versions[0] < 0 or not 0 <= self.seed < 1 << 64:
-            return "its weights or its seed can't be"
+            return "its version of the weights or its seed is out of range"
         return (
             alike(tokens=self.tokens.size, logprobs=self.logprobs.size)
             or alike(versions=versions.size, version_starts=self.version_starts.size, roots=len(self.roots))
@@ -307,9 +314,11 @@ class StepRecord(Message, frozen=True, kw_only=True):
         if rows:
             return rows
         if self.microbatches.size and self.microbatches.min() < 0:
-            return "a micro-batch has less than no rows"
+            return "one of its micro-batches has fewer than 0 rows"
         if int(self.microbatches.sum(dtype="int64")) != self.groups.size:
-            return f"its micro-batches have {int(self.microbatches.sum())} rows; it has {self.groups.size}"
+            return (
+                f"its micro-batches have {int(self.microbatches.sum())} samples; it names {self.groups.size}"
+            )
         if self.groups.size and (self.partitions.min() < 0 or self.offsets.min() < 0):
             return "a position of its samples is below 0"
         return finite(finished_at=self.finished_at)
@@ -455,5 +464,5 @@ class Pulse(Message, frozen=True, kw_only=True):
 
     def wrong(self) -> str:
         if not self.still_s >= 0:
-            return f"{self.still_s} s is no time"
+            return f"still_s is {self.still_s}; seconds from 0 on are expected"
         return finite(still_s=self.still_s, sent_at=self.sent_at)

@@ -91,8 +91,3 @@ METRICS: dict[str, Metric] = {
                    "See `waited_s`."),
     "ledger": Metric("offset", "The ledger's offset behind the step's record. Only metrics.jsonl has it."),
 }  # fmt: skip
-
-
-def metric_of(name: str) -> Metric:
-    """Return the metric of a name, such as `tokens_class_2`. Raises KeyError if there is none."""
-    return METRICS["tokens_class_N" if name.startswith("tokens_class_") else name]

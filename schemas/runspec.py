@@ -380,11 +380,11 @@ class RunSpec(Section):
         loss.check_run(self.algorithm, self.sampling)
         if offline and not loss.holds_for_any_weights and not loss.kl and loss.correction != "none":
             raise ValueError(
-                "offline, nothing keeps the policy near what the data did: set loss.kl (reference: samples), "
-                "or leave loss.correction at none, so that ratios to the data are clipped"
+                "in mode offline nothing keeps the policy near the recorded samples: set loss.kl (reference: "
+                "samples), or leave loss.correction at none, so that ratios to the samples are clipped"
             )
         if offline and loss.most_draws:
-            raise ValueError("loss.resample draws new groups, and offline nothing is generated")
+            raise ValueError("loss.resample draws new groups, and in mode offline nothing is generated")
 
     @model_validator(mode="after")
     def _fits(self) -> RunSpec:
@@ -404,8 +404,8 @@ class RunSpec(Section):
             )
         if self.evaluation.problems * (self.algorithm.iterations + 1) >= ROUND:
             raise ValueError(
-                f"evaluation.problems times algorithm.iterations must be less than {ROUND}: they number "
-                "the groups"
+                f"evaluation.problems times algorithm.iterations must be less than {ROUND}: more "
+                "groups can't be numbered"
             )
         if self.task.jsonl and self.evaluation.problems and not self.task.held_out_jsonl:
             raise ValueError("evaluation.problems needs task.held_out_jsonl with a JSONL task")

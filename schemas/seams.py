@@ -152,7 +152,8 @@ class Seam(Registry, Generic[SectionT]):
         if isinstance(where := given.get(IMPORT), str):
             name = where.rpartition(":")[2]
             if given.setdefault(self.key, name) != name:
-                raise _refusal(self.key, given[self.key], f"{IMPORT} chooses the {self.word}: leave this out")
+                already = f"{IMPORT} chooses the {self.word} already: leave {self.key} out"
+                raise _refusal(self.key, given[self.key], already)
         if foreign := [key for key in given if self._is_foreign(key, kind)]:
             own = self.own_fields(kind)
             has = f"; it has {', '.join(own)}" if own else ""

@@ -208,14 +208,15 @@ def _open(raw: bytes | memoryview) -> tuple[_Header, int]:
         raise Unreadable(f"{len(raw)} bytes are too few for a StreamRL record")
     magic, form, _, header_size, body_size = _ENVELOPE.unpack_from(raw)
     if magic != MAGIC:
-        raise Unreadable("not a StreamRL record: it does not begin with the magic bytes")
+        raise Unreadable("this is not a StreamRL record: it does not begin with the magic bytes")
     if form != FORMAT:
         raise Unreadable(f"envelope format {form} is unknown; this version of StreamRL reads {FORMAT}")
     start = _ENVELOPE.size + header_size
     start += -start % _ALIGN
     if start + body_size != len(raw):
         raise Unreadable(
-            f"the record has {len(raw)} bytes and says {start + body_size}: truncated or damaged"
+            f"the record has {len(raw)} bytes; by its header it has {start + body_size}: it is truncated or "
+            "damaged"
         )
     try:
         header = _header_decoder.decode(memoryview(raw)[_ENVELOPE.size : _ENVELOPE.size + header_size])

@@ -92,7 +92,7 @@ class _Reading:
         next(self._events)  # the document's end
         after = next(self._events)
         if not isinstance(after, yaml.StreamEndEvent):
-            raise BadYaml("a second document begins here; one is read", line=_line(after))
+            raise BadYaml("a second document begins here; only one is allowed", line=_line(after))
         return self._found
 
     def _value(self, event: Any, at: Location) -> tuple[Any, int]:
@@ -106,7 +106,7 @@ class _Reading:
             value, levels = self._scalar(event, at), 0
         else:
             if len(at) >= DEEPEST:
-                raise _bad(f"more than {DEEPEST} levels of lists and mappings", event, at)
+                raise _bad(f"there are more than {DEEPEST} levels of lists and mappings", event, at)
             build = self._mapping if isinstance(event, yaml.MappingStartEvent) else self._list
             value, levels = build(event, at)
         if event.anchor is not None:
@@ -117,18 +117,23 @@ class _Reading:
         self._nodes += nodes
         if self._nodes > MOST_NODES:
             raise _bad(
-                f"more than {MOST_NODES:,} values (an alias counts as all that it stands for)", event, at
+                f"there are more than {MOST_NODES:,} values (an alias counts as all that it stands for)",
+                event,
+                at,
             )
 
     def _alias(self, event: Any, at: Location) -> tuple[Any, int]:
         meant = self._anchors.get(event.anchor)
         if meant is None:
             raise _bad(
-                f"the alias *{shown(event.anchor)} stands for nothing that is whole before it", event, at
+                f"the alias *{shown(event.anchor)} stands for nothing: no value that ends before it has this "
+                "name",
+                event,
+                at,
             )
         self._count(meant.nodes - 1, event, at)
         if len(at) + meant.levels > DEEPEST:
-            raise _bad(f"more than {DEEPEST} levels of lists and mappings, by aliases", event, at)
+            raise _bad(f"there are more than {DEEPEST} levels of lists and mappings, by aliases", event, at)
         return copy.deepcopy(meant.value), meant.levels  # a change of one must not change the other
 
     def _list(self, start: Any, at: Location) -> tuple[list[Any], int]:
@@ -167,7 +172,7 @@ class _Reading:
         self._count(1, event, at)
         if len(event.value) > LONGEST_KEY:
             raise _bad(
-                f"a key of {len(event.value):,} characters; at most {LONGEST_KEY} are allowed", event, at
+                f"the key has {len(event.value):,} characters; at most {LONGEST_KEY} are allowed", event, at
             )
         key = self._scalar(event, at)
         if not isinstance(key, str):
@@ -179,7 +184,9 @@ class _Reading:
     def _scalar(self, event: Any, at: Location) -> Any:
         text, tag = event.value, self._tag(event)
         if len(text) > LONGEST_TEXT:
-            raise _bad(f"{len(text):,} characters; at most {LONGEST_TEXT:,} are allowed", event, at)
+            raise _bad(
+                f"the text has {len(text):,} characters; at most {LONGEST_TEXT:,} are allowed", event, at
+            )
         if strange := next((char for char in text if not _ordinary(char)), None):
             raise _bad(f"the character U+{ord(strange):04X} is not allowed in text", event, at)
         if tag == _DATE:
@@ -192,7 +199,9 @@ class _Reading:
         if tag in _NUMBERS and ":" in text:
             return text  # 12:30 is a number of base 60 to YAML 1.1, and to nobody else
         if tag in _NUMBERS and len(text) > LONGEST_NUMBER:
-            raise _bad(f"a number of {len(text):,} digits; at most {LONGEST_NUMBER} are allowed", event, at)
+            raise _bad(
+                f"the number has {len(text):,} digits; at most {LONGEST_NUMBER} are allowed", event, at
+            )
         return self._constructed(tag, text, event, at)
 
     def _constructed(self, tag: str, text: str, event: Any, at: Location) -> Any:
@@ -223,7 +232,7 @@ def _to_merge(value: Any, event: Any, at: Location) -> dict[str, Any]:
     """Merge one or several mappings. The first one that has a key decides."""
     several = value if isinstance(value, list) else [value]
     if not all(isinstance(one, dict) for one in several):
-        raise _bad("<< merges mappings, and this is none", event, at)
+        raise _bad("<< merges mappings, and this value is not one", event, at)
     return {key: one[key] for one in reversed(several) for key in one}
 
 

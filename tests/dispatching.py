@@ -20,7 +20,7 @@ class Dispatched:
     def __init__(self, context: RoleContext, known: Sequence[Placed] = ()) -> None:
         roots = FeederRoots(context)
         roots._published = lambda version: "r"  # type: ignore[method-assign]
-        self.feed = SampleFeed(context, {}, 0, roots)
+        self.feed = SampleFeed(context, {}, 0, roots).open()
         self.feed.admitted(one.prompt for one in known)
         finished = self.feed.subscribe(finished_of)
         self.feed.read_back()
@@ -28,7 +28,7 @@ class Dispatched:
         unfit = letters.of(context.topics.samples)
         self.done = {key: length for key, length, place in finished.take() if place not in unfit}
         past = Past(dict(self.done), 0, unfit, letters.position)
-        self.service = Dispatching(context, known, past, finished)
+        self.service = Dispatching(context, known, past, finished).open()
         self.feed.follow()
 
     def admit(self, prompts: Sequence[Placed]) -> None:

@@ -165,7 +165,7 @@ class Life:
 
     def __init__(self, context: RoleContext, held_out: Sequence[Any] = ()) -> None:
         self.context = context
-        self.feeder = Feeder(context, PROBLEMS, list(held_out), lambda text: [4, 5])
+        self.feeder = Feeder(context, PROBLEMS, list(held_out), lambda text: [4, 5]).open()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -51,7 +51,7 @@ class Running:
 
     def __init__(self, context: RoleContext, engine: Engine, bell: threading.Event) -> None:
         self.context, self.engine, self.rewards = context, engine, Rewards()
-        generator = Generator(context, engine, self.rewards, lambda tokens: "", bell)
+        generator = Generator(context, engine, self.rewards, lambda tokens: "", bell).open()
         self.ended: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, args=(generator,))
         self._thread.start()

@@ -39,7 +39,7 @@ def fetch(
             begin, end = begins.get(partition, 0), ends.get(partition, 0)
             if not begin <= offset < end:
                 raise Gone(
-                    f"{topic.name}[{partition}]@{offset} is gone, and {what} need it: the log goes from "
+                    f"{topic.name}[{partition}]@{offset} is gone, one of {what}: the log goes from "
                     f"{begin} to {end - 1} (placement.kafka.retention_hours)"
                 )
         reader.seek(ends)
@@ -73,7 +73,7 @@ def fetch_rows(handle: RunHandle, samples: Topic, step: StepRecord) -> list[Trai
         if (row.sample.group, row.sample.index) != (group, index):
             raise Gone(
                 f"{samples.name}[{row.partition}]@{row.offset} is sample {row.sample.id}; step {step.step} "
-                f"was made of sample {sample_id(group, index)} there: the topic is another one than it was"
+                f"was made of sample {sample_id(group, index)} there: the topic was made anew since"
             )
     return rows
 
@@ -84,7 +84,7 @@ def _sample(topic: Topic, record: Record | None, place: LogPlace, what: str) -> 
         return decode(record.value if record is not None else b"", Sample)
     except Unreadable as error:
         raise Gone(
-            f"{topic.name}[{place[0]}]@{place[1]} is no sample any more, and {what} need it: {error}"
+            f"{topic.name}[{place[0]}]@{place[1]}, one of {what}, is no sample any more: {error}"
         ) from None
 
 

@@ -70,13 +70,13 @@ def _check(model: Any, expected: torch.Tensor, folder: str) -> None:
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"model.path {folder}: {name} can't be trained: its layers must be at `model`, its head at "
-            f"`lm_head`, and all its attention transformers' own ({error})"
+            f"`lm_head`, and its attention must be that of transformers everywhere ({error})"
         ) from error
     apart = float((found - expected).abs().max())
     if not apart <= _NEAR * max(1.0, float(expected.abs().max())):
         raise UnsupportedModel(
-            f"model.path {folder}: {name} can't be trained: its logits, made by its layers and its head "
-            f"over packed sequences, differ by {apart:.3g} from those that it computes itself"
+            f"model.path {folder}: {name} can't be trained: the trainer runs its layers and its head over "
+            f"packed sequences, and comes to logits that differ by {apart:.3g} from the model's own"
         )
 
 

@@ -73,7 +73,7 @@ class StateSnapshot:
         for at in range(0, self._sizes[name], PIECE):
             with self._changed:
                 if self._done:
-                    raise Abandoned(f"the state is not read any further: {name} is next")
+                    raise Abandoned(f"the snapshot was given up before all of it was read: {name} is next")
                 self._next = place
                 part = self._flat[name][at : at + PIECE]
                 part = _copied(part, room[: part.numel()])
@@ -106,7 +106,7 @@ class StateSnapshot:
 
     def _wait(self) -> None:
         wait = Wait(
-            "a checkpoint to be written: neither memory nor TMPDIR has room for a copy of it",
+            "a checkpoint to be written (neither memory nor TMPDIR has room for a copy of it)",
             unblocked_by="the store", deadline_s=self._deadline_s,
         )  # fmt: skip
         while not self._done:

@@ -227,7 +227,7 @@ def loss_of(spec: RunSpec) -> Loss:
 def divergence(row: TrainingRow, estimator: str = "k1") -> np.ndarray:
     """Estimate for each token how far the weights that drew it are from the reference: `k1`, `k2` or `k3`."""
     reference = row.scores.reference
-    assert reference is not None, "the reference was not asked"
+    assert reference is not None, "the logprobs of the reference are missing"
     apart: np.ndarray = row.sample.logprobs.astype(np.float64) - reference
     if estimator == "k2":
         return apart**2 / 2

@@ -71,7 +71,7 @@ class Ppo(Loss):
 
     def _of_tokens(self, row: TrainingRow) -> np.ndarray:
         values = row.scores.values
-        assert values is not None, "the critic was not asked"
+        assert values is not None, "the values of the critic are missing"
         rewards = np.zeros(row.sample.true_length)
         if self.settings.kl and self.settings.kl_in == "reward":
             rewards -= self.settings.kl * divergence(row, self.settings.kl_estimator or "k1")

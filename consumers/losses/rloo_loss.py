@@ -26,7 +26,7 @@ class RlooSettings(LossSettings):
     @model_validator(mode="after")
     def _corrects(self) -> RlooSettings:
         if self.correction == "decoupled":
-            raise ValueError("rloo has no ratio to an iteration's first weights: its correction is truncated")
+            raise ValueError("rloo has no ratio to an iteration's first weights: set correction to truncated")
         return self
 
     @property
@@ -37,8 +37,9 @@ class RlooSettings(LossSettings):
         of_others = algorithm.mode != "sync" or algorithm.optimizer_steps > 1
         if of_others and self.correction == "none":
             raise ValueError(
-                "rloo takes each sample for one of the trained weights: set loss.correction to truncated "
-                "with algorithm.mode async or offline, and with several optimizer_steps"
+                "rloo without a correction takes each sample as drawn by the weights that are trained: with "
+                "algorithm.mode async or offline, or several optimizer_steps, set loss.correction to "
+                "truncated"
             )
 
     def make(self, spec: RunSpec) -> Rloo:

@@ -46,7 +46,7 @@ class TrajectoryBalanceSettings(LossSettings):
     @model_validator(mode="after")
     def _balances(self) -> TrajectoryBalanceSettings:
         if self.correction != "none":
-            raise ValueError("tb holds for samples of any weights: its correction is none")
+            raise ValueError("tb holds for samples of any weights, and needs no correction: set it to none")
         if self.kl and self.kl_in == "reward":
             raise ValueError("tb counts the divergence by reward_temperature already: set kl to 0")
         return self

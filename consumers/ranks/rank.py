@@ -86,7 +86,7 @@ def serve(commands: BinaryIO, replies: BinaryIO) -> None:
         collective.join_ranks(setup.number, setup.ranks, setup.port, spec.deadlines.start_s)
         learner = local_learner(setup.model, spec)
         gc.freeze()
-        log.info("rank %d of %d", setup.number, setup.ranks)
+        log.info("rank %d of %d is ready", setup.number, setup.ranks)
         write_frame(replies, CommandDone())
         while (frame := read_frame(commands)) is not None:
             write_frame(replies, obey(learner, msgspec.msgpack.decode(frame, type=Command)))

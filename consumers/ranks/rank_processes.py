@@ -56,13 +56,17 @@ class _Member:
         self.number = number
         self.ended, self.ended_at = threading.Event(), 0.0
         self._died, self._tail = died, deque[str](maxlen=_TAIL)
+
+    def open(self) -> _Member:
+        """Start the process. Return itself."""
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = children.start_child(
             [sys.executable, "-m", module("consumers.ranks.rank")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
-        threading.Thread(target=self._follow, daemon=True, name=f"rank-{number}").start()
+        threading.Thread(target=self._follow, daemon=True, name=f"rank-{self.number}").start()
+        return self
 
     def _follow(self) -> None:
         assert self.process.stderr is not None
@@ -83,7 +87,7 @@ class _Member:
         """Return the reply to the last command. The deadline counts only while the rank uses no processor."""
         assert self.process.stdout is not None
         what = f"rank {self.number} (process {self.process.pid})"
-        wait, used = Wait(what, unblocked_by="the end of its work", deadline_s=deadline_s), 0.0
+        wait, used = Wait(f"a reply of {what}", unblocked_by="that process", deadline_s=deadline_s), 0.0
         while not select.select([self.process.stdout], [], [], min(1.0, deadline_s))[0]:
             if not deadline_s:
                 raise WaitedTooLong(f"{what} has not answered yet")
@@ -119,14 +123,20 @@ class RankProcesses:
         self._place = collective.meeting_place(spec.trainer.ranks)
         self._ranks = spec.trainer.ranks
         self._died, self._known = threading.Event(), threading.Event()
-        self._members = [_Member(number, self._died) for number in range(1, self._ranks)]
+        self._members: list[_Member] = []
+        self._setup = lambda number: Setup(
+            run, model, spec.model_dump_json(), number, self._ranks, self._place.port
+        )
+
+    def open(self) -> RankProcesses:
+        """Start the processes. Return itself."""
+        self._members = [_Member(number, self._died).open() for number in range(1, self._ranks)]
         with self.watched():
             for member in self._members:
-                member.send(
-                    Setup(run, model, spec.model_dump_json(), member.number, self._ranks, self._place.port)
-                )
+                member.send(self._setup(member.number))
         if self._members:
             threading.Thread(target=self._watch, daemon=True, name="ranks").start()
+        return self
 
     def join(self) -> None:
         """Join the process group as rank 0."""

@@ -51,7 +51,7 @@ class RankedLearner:
         log: logging.Logger,
     ) -> None:  # fmt: skip
         self._ranks = spec.trainer.ranks
-        self._crew = RankProcesses(model, spec, run=run, log=log)
+        self._crew = RankProcesses(model, spec, run=run, log=log).open()
         try:
             with self._crew.watched():
                 self._crew.join()

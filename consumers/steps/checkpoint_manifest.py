@@ -97,17 +97,17 @@ def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> Checkpoin
     except (ValidationError, ValueError, RecursionError) as error:
         raise Damaged(f"{where} is not a checkpoint's manifest: {str(error)[:500]}") from error
     if unknown := [name for name, tensor in found.tensors.items() if tensor.dtype not in NAMES]:
-        raise Damaged(f"{where}: {unknown[0]} has an unknown type, {found.tensors[unknown[0]].dtype}")
+        raise Damaged(f"{where}: tensor {unknown[0]} has an unknown type, {found.tensors[unknown[0]].dtype}")
     return found
 
 
 def _check(said: dict[str, Any], raw: bytes, where: str, ring: KeyRing) -> None:
     """Raise unless digest and signature are those of the rest; take both out of `said`."""
     if _canonical(said) != raw:
-        raise ValueError("it was written otherwise than its bytes are now")
+        raise ValueError("its bytes are not as StreamRL wrote them")
     digest = said.pop("digest", None)
     if digest != _digest(said):
-        raise ValueError("its digest is that of another manifest")
+        raise ValueError("its digest is not that of its content")
     signature = said.pop("signature", None)
     ring.verify(_canonical(said), signature if isinstance(signature, str) else None, where, KIND)
 

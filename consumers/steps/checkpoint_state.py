@@ -67,9 +67,9 @@ class StoredState(Mapping[str, torch.Tensor]):
         try:
             found = self._store.size(self._key)
             if found != size:
-                raise self._damaged(f"{found} bytes instead of {size}")
+                raise self._damaged(f"it has {found} bytes instead of {size}")
             if self._store.get_part(self._key, 0, len(head)) != head:
-                raise self._damaged("another head")
+                raise self._damaged("its header differs")
         except Missing as error:
             raise Damaged(f"{self._where} is not there, though its manifest is") from error
 
@@ -111,7 +111,7 @@ class StoredState(Mapping[str, torch.Tensor]):
 
     def _check(self, name: str, hashed: TensorHash) -> None:
         if hashed.hexdigest() != self._tensors[name].digest:
-            raise self._damaged(f"another {name}")
+            raise self._damaged(f"tensor {name} differs")
 
     def _damaged(self, what: str) -> Damaged:
         return Damaged(f"{self._where} has other bits than its manifest says: {what}")

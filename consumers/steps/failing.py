@@ -40,9 +40,9 @@ class FailedSteps:
         chosen = [match for match in found if step is None or int(match[1]) == step]
         if not chosen:
             there = ", ".join(sorted({str(int(match[1])) for match in found})) or "none"
-            wanted = "no step" if step is None else f"not step {step}"
+            wanted = "a failed step" if step is None else f"a failure of step {step}"
             raise TrainingFailed(
-                f"{wanted} of run {self.run} has failed, says {self.store.url}; failed steps: {there}"
+                f"{self.store.url} has no record of {wanted} of run {self.run}; failed steps: {there}"
             )
         newest = max(chosen, key=lambda match: (int(match[2]), int(match[1])))
         try:

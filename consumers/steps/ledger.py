@@ -75,7 +75,7 @@ class Ledger:
 
     def read_on(self, number: int) -> list[StepRecord]:
         """Read to the log's current end; return the steps from `number` on, each once, in order."""
-        assert self._reader is not None, "what is there is read first"
+        assert self._reader is not None, "rest() must be called first"
         topic, ends = self._context.topics.ledger, self._reader.end_offsets()
         self._forget(number)
         for record in read_until(self._reader, ends, topic, deadline_s=self._deadline):
@@ -87,7 +87,7 @@ class Ledger:
 
         Raises AnotherTrainer if another record counts that led to other weights, or a newer start has a step.
         """
-        assert self._reader is not None, "what is there is read first"
+        assert self._reader is not None, "rest() must be called first"
         self._fence()
         writer, topic = self._context.writer, self._context.topics.ledger
         writer.send(topic, encode(step), key=str(step.step))
@@ -106,7 +106,7 @@ class Ledger:
 
     def standing(self, number: int) -> StepRecord | None:
         """Return step `number` if another trainer has taken it already, else None. Forgets earlier steps."""
-        assert self._reader is not None, "what is there is read first"
+        assert self._reader is not None, "rest() must be called first"
         self._forget(number)
         for record in self._reader.poll(0.0):
             self._taken_by_none_newer(record)
@@ -129,9 +129,9 @@ class Ledger:
     def _check(self, first: StepRecord, mine: StepRecord) -> None:
         if first.root_out != mine.root_out:
             raise AnotherTrainer(
-                f"step {mine.step} was also taken by another trainer, before this one and otherwise: end it "
-                f"(start {first.trainer_epoch} of the trainer; this is {self._epoch}). Started again, this "
-                "one goes on behind the other's step"
+                f"another trainer took step {mine.step} before this one (start {first.trainer_epoch}; "
+                f"this is start {self._epoch}), and came to other weights. End the other trainer: this one, "
+                "started again, goes on behind that step"
             )
 
     def _taken_by_none_newer(self, record: Record) -> StepRecord | None:
@@ -140,7 +140,7 @@ class Ledger:
             self._fence()  # this error says more
             raise AnotherTrainer(
                 f"step {found.step} was taken by a newer start of the trainer "
-                f"({found.trainer_epoch}; this is {self._epoch}): this one was thought dead, and ends"
+                f"({found.trainer_epoch}; this is start {self._epoch}): this trainer was replaced, and ends"
             )
         return found
 

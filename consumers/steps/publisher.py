@@ -49,7 +49,11 @@ class Publisher:
         self._pieces = 0  # pieces that the store has taken: while their number grows, no wait is over
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="publisher")
+
+    def open(self) -> Publisher:
+        """Start the thread. Return itself."""
         self._thread.start()
+        return self
 
     def publish(self, version: int, made: MadeWeights) -> None:
         """Publish and announce a version in the background. Waits while too many copies are held."""
@@ -64,7 +68,7 @@ class Publisher:
         if (found := inspected(tensors)).root != made.root:
             raise WeightsError(
                 f"version {version} is not published: the copy of the weights has root {found.root[:12]}, "
-                f"not {made.root[:12]} as in the ledger. This machine's memory is damaged, or StreamRL is"
+                f"not {made.root[:12]} as in the ledger. The memory of this machine or StreamRL has a fault"
             )
         manifest = self._weights.publish(
             version, tensors, trainer_epoch=self._epoch, base=self._base, files=self._files, known=found,

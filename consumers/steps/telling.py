@@ -27,7 +27,7 @@ def tell(context: RoleContext, record: StepRecord, *, duplicates: int) -> None:
     if metrics["skipped"]:
         counters["skipped_steps"] = counters.get("skipped_steps", 0) + 1
         context.log.warning(
-            "in no group do rewards differ: there is no gradient, and the weights stay as they are"
+            "the rewards of no group differ: this step has no gradient, and leaves the weights as they are"
         )
     context.log.info(
         "iteration %d reward %.3f, length %.1f, staleness %.2f, waited %.2f s, computed %.2f s",

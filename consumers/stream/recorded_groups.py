@@ -150,7 +150,7 @@ class Replay:
         numbers = sorted(draw.sample(range(len(self._recorded)), count))
         return fetch(
             self._context.bus, self._context.topics.samples, self._recorded.places(numbers),
-            what=f"earlier samples for step {step}", deadline_s=self._context.spec.deadlines.progress_s,
+            what=f"the earlier samples for step {step}", deadline_s=self._context.spec.deadlines.progress_s,
         )  # fmt: skip
 
 
@@ -160,27 +160,31 @@ class RecordedStream:
     duplicates = 0
 
     def __init__(self, context: RoleContext, vocabulary: int) -> None:
-        algorithm = context.spec.algorithm
-        source = _source(context, str(algorithm.recorded))
         self._context, self._vocabulary = context, vocabulary
+        self._gate = Gate(Evaluation, context.run, passed_over)
+        self._evaluated: set[int] = set()
+        self._held: tuple[StepKey, Bundle] | None = None
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def open(self) -> RecordedStream:
+        """Find the recorded groups. Raises RecordedError if they can't be trained. Return itself."""
+        context, algorithm = self._context, self._context.spec.algorithm
+        source = _source(context, str(algorithm.recorded))
         self._samples = Topics(source.id, source.spec.lengths.classes).samples
         self._size = algorithm.groups // algorithm.optimizer_steps
         self._minis = algorithm.optimizer_steps
         self._recorded = Recorded(source.spec.algorithm.groups, _steps(context, source))
         if len(self._recorded) < self._size:
             raise RecordedError(
-                f"run {source.id} has trained {len(self._recorded)} groups; a step here takes {self._size} "
-                "(algorithm.groups, over algorithm.optimizer_steps)"
+                f"run {source.id} has trained {len(self._recorded)} groups; a step of this run takes "
+                f"{self._size} (algorithm.groups divided by algorithm.optimizer_steps)"
             )
         ends = ends_of(context.bus, context.topics.evals)
         start = {partition: max(0, end - _EVALUATIONS) for partition, end in ends.items()}
         self._evaluations = context.bus.reader(context.topics.evals, start)
         clamp(self._evaluations)
-        self._gate = Gate(Evaluation, context.run, passed_over)
-        self._evaluated: set[int] = set()
-        self._held: tuple[StepKey, Bundle] | None = None
-        self._order: tuple[int, list[int]] = (-1, [])
         context.log.info("%d groups are recorded in %s", len(self._recorded), source.id)
+        return self
 
     def pump(self, wait_s: float) -> int:
         """Read evaluations; return the number of records that came. All samples are here already."""
@@ -200,15 +204,15 @@ class RecordedStream:
             rows = fetch(
                 self._context.bus, self._samples,
                 self._recorded.places(self._drawn(key[0] * self._minis + key[1])),
-                what=f"recorded samples of iteration {key[0]}",
+                what=f"the recorded samples of iteration {key[0]}",
                 deadline_s=self._context.spec.deadlines.progress_s,
             )  # fmt: skip
             bundle = Bundle(0, self._size)
             for row in rows:
                 if max(row.sample.tokens.max(), row.sample.prompt_tokens.max()) >= self._vocabulary:
                     raise RecordedError(
-                        f"sample {row.sample.id} of {self._context.spec.algorithm.recorded} has tokens that "
-                        f"the model's vocabulary of {self._vocabulary} has not: it is of another model"
+                        f"sample {row.sample.id} of run {self._context.spec.algorithm.recorded} has tokens "
+                        f"that the model's vocabulary of {self._vocabulary} has not: another model drew them"
                     )
                 bundle.rows.setdefault(row.sample.group, {})[row.sample.index] = row
             self._held = key, bundle
@@ -263,20 +267,20 @@ def _source(handle: RunHandle, run: str) -> RunRecord:
     source = find(handle.store, run)
     if source.spec.algorithm.recorded is not None:
         raise RecordedError(
-            f"run {run} has made no samples: it is offline itself. Name the run that it trained, "
-            f"algorithm.recorded: {source.spec.algorithm.recorded}"
+            f"run {run} has made no samples, as it is an offline run too: name the run whose samples it "
+            f"trained (algorithm.recorded: {source.spec.algorithm.recorded})"
         )
     theirs_at, ours_at = (Path(one.model) / "tokenizer.json" for one in (source, handle.record))
     if theirs_at.is_file() and ours_at.is_file() and not filecmp.cmp(theirs_at, ours_at, shallow=False):
         raise RecordedError(
-            f"run {run} has another tokenizer ({theirs_at}) than the model here ({ours_at}): its tokens "
-            "would mean something else"
+            f"run {run} has another tokenizer ({theirs_at}) than this run's model ({ours_at}): here its "
+            "tokens stand for other text. Take a model with that tokenizer"
         )
     theirs, ours = source.spec.sampling.temperature, handle.spec.sampling.temperature
     if theirs != ours:
         raise RecordedError(
-            f"run {run} was sampled at temperature {theirs:g}, and sampling.temperature is {ours:g} here: "
-            "its logprobs would mean something else"
+            f"run {run} was sampled at temperature {theirs:g}, and sampling.temperature is {ours:g} here, so "
+            f"their logprobs can't be compared: set it to {theirs:g}"
         )
     return source
 
@@ -295,8 +299,9 @@ def _steps(handle: RunHandle, source: RunRecord) -> Iterator[StepRecord]:
         began = _began(handle, key)
         if found.get("first") != began.get("first"):
             raise RecordedError(
-                f"steps that run {source.id} had when {handle.run} began are gone from {ledger.name} "
-                "(placement.kafka.retention_hours of that run): other groups would be drawn. Start a new run"
+                f"{ledger.name} does not begin where it did when run {handle.run} began: steps of run "
+                f"{source.id} were removed or added at its start, and other groups would be drawn. Start a "
+                "new run"
             ) from None
         found = began
     if not found:

@@ -106,21 +106,9 @@ class SampleStream:
         self._context, self._vocabulary, self._root_of, self._fence = context, vocabulary, root_of, fence
         self._trained = trained  # everything before this key is trained
         self._open = math.ceil(min(context.spec.algorithm.lookahead, _LONGEST)) + 1  # iterations in work
-        reader = context.bus.reader(context.topics.samples, start, patient=True)
-        if gone := clamp(reader):
-            context.log.warning(
-                "%d records of %s that were not read yet are gone (placement.kafka.retention_hours): what "
-                "is needed of them is to be made again", sum(gone.values()), context.topics.samples.name,
-            )  # fmt: skip
-        self._next = reader.positions()
-        self._unfit = Unfit(context, self._is_missing, self._next, letters)
+        self._start, self._first_letter = start, letters
         self._admitted = Admitted(context)
-        self._gate = Gate(
-            Sample, context.run, self._unfit.put, unfit=self._wrong,
-            foreign=lambda record, reason: self._unfit.put(record, reason, ours=False),
-        )  # fmt: skip
         self._bell = threading.Event()
-        self._tail = Tail(reader, lambda records: records, self._bell)
         self._bundles: dict[StepKey, dict[int, Bundle]] = {}
         self._rows: dict[int, dict[int, TrainingRow]] = {}  # the rows of all bundles, by group
         self._finished: set[int] = set()  # groups of the iteration in work that are trained
@@ -128,6 +116,24 @@ class SampleStream:
         self._resample = context.spec.loss.most_draws
         self.duplicates = 0
         self.received = 0
+
+    def open(self) -> SampleStream:
+        """Begin to read, in a thread. Return itself."""
+        context = self._context
+        reader = context.bus.reader(context.topics.samples, self._start, patient=True)
+        if gone := clamp(reader):
+            context.log.warning(
+                "%d records of %s that were not read yet are gone (placement.kafka.retention_hours): those "
+                "that are needed must be made again", sum(gone.values()), context.topics.samples.name,
+            )  # fmt: skip
+        self._next = reader.positions()
+        self._unfit = Unfit(context, self._is_missing, self._next, self._first_letter).open()
+        self._gate = Gate(
+            Sample, context.run, self._unfit.put, unfit=self._wrong,
+            foreign=lambda record, reason: self._unfit.put(record, reason, ours=False),
+        )  # fmt: skip
+        self._tail = Tail(reader, lambda records: records, self._bell).open()
+        return self
 
     def pump(self, wait_s: float) -> int:
         """Take records that have come, or come within `wait_s` seconds; return how many samples were new."""
@@ -220,7 +226,7 @@ class SampleStream:
         if bundle is None:
             return ""
         if bundle.groups != sample.bundle_groups:
-            return f"its bundle has {sample.bundle_groups} groups, and {bundle.groups} by samples before it"
+            return f"its bundle has {sample.bundle_groups} groups, but {bundle.groups} in samples before it"
         if sample.group not in bundle.rows and len(bundle.rows) == bundle.groups:
             return f"its bundle has all its groups without group {sample.group}"
         return ""

@@ -43,13 +43,18 @@ class Unfit:
         `start`: positions from which samples are read. `letters`: position in the dead letters; earlier ones
         are only about samples before `start`. None: not known.
         """
-        self._context, self._is_missing = context, is_missing
-        self._reader = context.bus.reader(context.topics.dead, None if letters is None else {0: letters})
+        self._context, self._is_missing, self._start, self._letters = context, is_missing, start, letters
         # by partition and offset of the sample: the position of its letter, or one before it
         self._known: dict[tuple[int, int], int] = {}
-        self._end = self._read(start, letters)  # a lower bound of the end of the dead letters
         self._seen: dict[str, set[bytes]] = {}  # by sample: hashes of what came in its place and was not fit
         self._garbage_at: dict[str, float] = {}  # by sample: when garbage in its place counted last
+
+    def open(self) -> Unfit:
+        """Read the dead letters that there are. Return itself."""
+        start = None if self._letters is None else {0: self._letters}
+        self._reader = self._context.bus.reader(self._context.topics.dead, start)
+        self._end = self._read(self._start, self._letters)  # a lower bound of the end of the dead letters
+        return self
 
     def _read(self, start: Mapping[int, int], letters: int | None) -> int:
         """Read the letters that an earlier trainer wrote about samples from `start` on, which are read again.
@@ -88,7 +93,7 @@ class Unfit:
             self._context.writer.flush(self._context.spec.deadlines.progress_s)
             raise NeverFit(
                 f"sample {wanted} was made {len(seen)} times and was never fit to be trained; the last time: "
-                f"{reason}. All that came of it is in {self._context.topics.dead.name}; its generators' logs "
+                f"{reason}. Its dead letters are in {self._context.topics.dead.name}; the generators' logs "
                 "may say more"
             )
 

@@ -39,7 +39,7 @@ class Audit:
                 continue
             if before is not None and before.version == version - 1 and manifest.previous != before.hash():
                 yield self._said(
-                    f"version {version} follows another version {before.version} than the one that is here"
+                    f"version {version} was not made from the version {before.version} that is here"
                 )
             yield from self._version(manifest)
             before = manifest
@@ -71,7 +71,7 @@ class Audit:
                 continue
             digests = model_digests(copy.model)
             if digests != manifest.digests or root_digest(digests) != manifest.root:
-                yield self._said(f"{where}it makes other bits than the version has")
+                yield self._said(f"{where}this path makes other bits than the version has")
             else:
                 made.append(copy)
         self._keep(manifest.version, made)

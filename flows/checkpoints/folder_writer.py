@@ -87,7 +87,7 @@ class FolderWriting:
         """Return the version's adapter_config.json, and its name for messages. Raises ExportError."""
         where = f"{_ADAPTER_CONFIG} of version {self.manifest.version} of {self.origin.name}"
         if _ADAPTER_CONFIG not in self.manifest.files:
-            raise ExportError(f"there is no {where}, which says how much the adapter counts")
+            raise ExportError(f"there is no {where}: without it the scale of the adapter is not known")
         return self.weights.file(self.manifest.files[_ADAPTER_CONFIG]), where
 
 

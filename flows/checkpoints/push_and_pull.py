@@ -121,7 +121,7 @@ def pull_version(
     `seen` remembers the version if it is newer than the one remembered or, with `lower`, in any case.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / VERSION_FILE).is_file():
-        raise WeightsError(f"{folder} is not empty, and nothing that was pulled: name another folder")
+        raise WeightsError(f"{folder} is not empty, and holds no pulled version: name another folder")
     manifest, copy = weights.update(_held(folder), version, progress=progress)
     folder.mkdir(parents=True, exist_ok=True)
     for name, chunk in beside_of(manifest).items():

@@ -47,7 +47,7 @@ class VersionSource:
         """The folder of the model that the versions began with. Raises ExportError if it has no config."""
         if self.base is None or not (Path(self.base) / CONFIG).is_file():
             raise ExportError(
-                f"{self.base or self.name} has no {CONFIG}: the model that {self.name} began with is needed "
-                "for config, tokenizer and what an adapter is for; say where it is with --base"
+                f"{self.base or self.name} has no {CONFIG}: name the folder of the model that {self.name} "
+                "began with (--base); config, tokenizer and the base of an adapter are taken from it"
             )
         return ModelFolder(self.base)

@@ -24,7 +24,9 @@ def logs(
     ] = 30,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
-    """Show the last lines of the logs of a run's processes on this machine.
+    """Show the last lines of the logs in a run's report folder, if that is on this machine.
+
+    A machine that joined the run keeps the logs of its processes itself; `streamrl join` says where.
 
     Example: [bold]streamrl logs count-3 trainer -n 100[/bold]
     """
@@ -37,7 +39,7 @@ def logs(
     found = sorted(file for file in folder.glob("*.log") if role is None or file.stem.startswith(role))
     if not found:
         there = ", ".join(sorted(file.stem for file in folder.glob("*.log"))) or "none"
-        fail(f"no log of {role or 'any role'} in {folder}; there is: {there}")
+        fail(f"{folder} has no log of {role or 'any role'}; it has: {there}")
     console = out()
     for file in found:
         console.print(f"[bold]{file.stem}[/bold] [dim]{file}[/dim]", highlight=False, soft_wrap=True)

@@ -90,11 +90,11 @@ def _show(console: Console, found: Replayed) -> None:
         console.print(f"steps before it have other bits already: {names}", style="yellow", highlight=False)
     if not found.same_recipe:
         console.print(
-            "the ledger says that it was taken with other settings, or by another version of StreamRL",
+            "the ledger says that this step was taken with other settings, or by another version of StreamRL",
             style="yellow", highlight=False,
         )  # fmt: skip
     if found.equal:
-        console.print("the same bits", style="green")
+        console.print("the replay came to the same bits", style="green")
     else:
         console.print(
             "OTHER BITS: to be expected on another kind of machine, or with another version of torch",
@@ -110,9 +110,9 @@ def _show_spoilt(console: Console, found: Spoilt) -> None:
         f"{found.samples} samples in {found.batches} micro-batches; from {found.start}"
     )
     if not found.reason:
-        say("this time it can be taken: what stopped it is not in its samples")
+        say("the step can be taken this time: its samples are not the reason that it failed")
     elif found.batch is None:
-        say(f"each micro-batch can be trained; all together: {found.reason}")
+        say(f"each micro-batch can be trained by itself, but not all together: {found.reason}")
     else:
         say(f"micro-batch {found.batch}: {found.reason}; its samples: {_names(found.members)}")
         if found.alone:
@@ -121,7 +121,7 @@ def _show_spoilt(console: Console, found: Spoilt) -> None:
             if len(found.alone) > _NAMED:
                 say(f"  and {len(found.alone) - _NAMED} more")
         else:
-            say("  each of them can be trained by itself")
+            say("  each of these samples can be trained by itself")
 
 
 def _names(names: Sequence[str]) -> str:

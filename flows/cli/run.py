@@ -53,7 +53,7 @@ def run(
     from schemas.loading import RunFileError
 
     if resume_id and not resume:
-        raise RunFileError(f"{resume_id}: a second argument is the id of a run to go on with, after --resume")
+        raise RunFileError(f"{resume_id}: the id of a run to go on with needs --resume before it")
     request = RunRequest(runfile, tuple(changes or ()), (resume_id or True) if resume else None)
     if check:
         check_only(request)

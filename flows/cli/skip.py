@@ -42,4 +42,4 @@ def skip(
     found = skipping(open_store(store_url(store)), run, parsed_place(place), force=force)
     say = lambda text: out().print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
     say(f"{found.place}, {found.size} bytes: {found.why or 'it can be used, and is given up'}")
-    say("the run goes on past it from its next start on" if found.new else "it was on the list already")
+    say("the run goes on past it from its next start on" if found.new else "it was on the run's list already")

@@ -53,8 +53,8 @@ def conduct(
     screen.say(f"run {record.id}: its logs are in {locations.logs_folder(record)}")
     for site, planned in spec.placement.sites.items():
         if planned.elsewhere and not _called(call_site, record, site, screen):
-            screen.say(f"site {site}: it takes part with `streamrl join {record.id} --store {record.store} "
-                       f"--site {site}` there")  # fmt: skip
+            screen.say(f"site {site} takes part when this runs there: streamrl join {record.id} "
+                       f"--store {record.store} --site {site}")  # fmt: skip
     with tracking(record, locations.report_folder(record), screen.say):
         try:
             as_phase(run_training)(record, places, screen, told_to_stop=told_to_stop)
@@ -74,7 +74,7 @@ def _called(
     try:
         return call_site(record, site)
     except Exception as error:  # such as one of a Prefect server: the site can take part without
-        screen.say(f"site {site} can't be called: {type(error).__name__}: {error}")
+        screen.say(f"site {site} can't be told to take part: {type(error).__name__}: {error}")
         return False
 
 
@@ -111,9 +111,9 @@ def _clear(store: Store, say: Callable[[str], None]) -> None:
     """Remove leftovers of killed writes. If the store refuses, the run goes on without."""
     try:
         if left := sweep(store, "runs"):
-            say(f"{left} leftovers of killed writes are gone from {store.url}")
+            say(f"{left} leftovers of killed writes were removed from {store.url}")
     except StoreError as error:
-        say(f"leftovers of killed writes stay: {error}")
+        say(f"leftovers of killed writes can't be removed: {error}")
 
 
 def _run_to_resume(resume: str | bool, spec: RunSpec, places: Places) -> str:
@@ -128,4 +128,4 @@ def _run_to_resume(resume: str | bool, spec: RunSpec, places: Places) -> str:
 def resume_hint(request: RunRequest, run: str) -> str:
     """Return the command that goes on with a run."""
     changes = "".join(f" --set {override}" for override in request.overrides)
-    return f"go on with it: streamrl run {request.runfile}{changes} --resume {run}"
+    return f"go on with the run: streamrl run {request.runfile}{changes} --resume {run}"

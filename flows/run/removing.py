@@ -57,7 +57,7 @@ def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None)
     Raises RunError if `run` is no id, RunFailed if the run is alive.
     """
     if not _ID.fullmatch(run):  # the id becomes part of a path: `..` would be the whole store
-        raise RunError(f"{run!r} is no id of a run: those are as count-1")
+        raise RunError(f"{run!r} is no id of a run: such an id is a name and a number, as count-1")
     objects = [key for key in store.list(f"runs/{run}") if key.startswith(f"runs/{run}/")]
     if f"runs/{run}/run.json" not in objects:
         return Remains(run, None, objects=objects)
@@ -66,8 +66,8 @@ def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None)
     except RunError as error:
         if open_bus is not None:
             raise RunError(
-                f"{error}. So nobody knows its topics, nor where they are: --no-topics removes its "
-                "objects alone"
+                f"{error}. Only this record says which topics the run has, and on which broker: "
+                "--no-topics removes the objects of the run without them"
             ) from error
         return Remains(run, None, objects=objects)
     check_identity(store, record.store_id)
@@ -142,8 +142,8 @@ def _refuse_if_alive(bus: Bus, topics: Topics, run: str) -> None:
         reader.close()
     if alive:
         raise RunFailed(
-            f"run {run} is going on: {', '.join(alive[:4])} still beat. Stop it first (Ctrl-C), or wait "
-            "until it has ended"
+            f"run {run} is going on: {', '.join(alive[:4])} still send heartbeats. Stop the run first "
+            "(Ctrl-C), or wait until it has ended"
         )
 
 

@@ -26,13 +26,14 @@ def make_report(record: RunRecord, places: Places) -> RunResult:
         "--folder", str(folder),
     ]  # fmt: skip
     env = places.env | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    again = f"write it again: {' '.join(argv[1:])}"
+    again = f"to write it again: python {' '.join(argv[1:])}"
     trained = f"run {record.id} is trained to its end, and its weights are in the store"
     with Team(logs_folder(record), grace_s=2.0) as team:
         ended = _ended(team, team.start("report", argv, env))
         if ended is None:
             raise RunFailed(
-                f"{trained}; but its report did nothing for {STILL_S:g} s: {team.log('report')}\n{again}"
+                f"{trained}; but the process that writes its report did nothing for {STILL_S:g} s; "
+                f"its log is {team.log('report')}\n{again}"
             )
     if ended.code or ended.signal:
         raise RunFailed(f"{trained}; but its report can't be written: {ended.story}\n{again}")

@@ -49,7 +49,7 @@ def retrain(
     groups = sum(len(iteration) for iteration in iterations)
     if groups < _LEAST:
         raise RankerError(
-            f"{', '.join(runs)}: {groups} finished groups are on the log; {_LEAST} are needed to train from"
+            f"{', '.join(runs)}: {groups} finished groups are on the log; to train a ranker takes {_LEAST}"
         )
     spec = record.spec  # of the newest run, which comes last
     backbone = backbone_of(spec.lengths.backbone)

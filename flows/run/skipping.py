@@ -69,9 +69,8 @@ def decided(store: Store, bus: Bus, run: RunRecord, place: SkippedPlace, *, forc
     why = _why_not(run, topic, found)
     if not why and not force:
         raise RunFailed(
-            f"{found.place} can be read, and is of run {run.id}: to go on past it changes what the run "
-            "knows. "
-            "If it is to be given up all the same, say so with --force"
+            f"{found.place} can be read, and is of run {run.id}: a run that goes on past it does not know "
+            "what it says. To give it up all the same, add --force"
         )
     new = place not in skipped(store, run.id)
     add_skipped(store, run.id, place, why or "it can be used, and somebody gave it up")
@@ -115,5 +114,5 @@ def _record(bus: Bus, topic: Topic, place: SkippedPlace) -> Record:
                 break
     finally:
         reader.close()
-    kept = f"it goes from {begin} to {end - 1}" if end > begin else "it is empty"
+    kept = f"the partition goes from {begin} to {end - 1}" if end > begin else "the partition is empty"
     raise RunFailed(f"{topic.name}[{partition}] has no record {offset}: {kept}")

@@ -99,7 +99,7 @@ def _build(spec: RunSpec, target: Path, progress: ShareProgress) -> None:
             team.log(name).unlink(missing_ok=True)
             team.start(name, argv, {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"})
             wait = Wait(
-                "progress of model.build", unblocked_by=spec.model.build, deadline_s=spec.deadlines.progress_s
+                "a model of model.build", unblocked_by=spec.model.build, deadline_s=spec.deadlines.progress_s
             )
             while not (ended := team.poll(0.2)):
                 lines = told.readlines()

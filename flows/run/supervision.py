@@ -106,7 +106,9 @@ class RunProcesses:
         within = _within_an_hour(member.deaths, now)
         again = self._same_again(member, ended)
         if within > self._restarts or again:
-            self._give_up(member, ended, "twice of the same" if again else _often(within))
+            self._give_up(
+                member, ended, "it ended twice with the same last line" if again else _often(within)
+            )
             return
         count = f" (restart {within} of {self._restarts} within an hour)"
         self._again(member, ended, _pause_s(member.in_a_row), count)
@@ -118,14 +120,14 @@ class RunProcesses:
 
     def _give_up(self, member: _Member, ended: Ended, why: str) -> None:
         if member.needed:
-            raise RunFailed(f"{why}: {ended.story}")
+            raise RunFailed(f"{ended.name} is not started again, since {why}: {ended.story}")
         first = not member.left_out
         member.left_out = f"{why}: {ended.story}"
         member.start_at = self._clock() + LEFT_OUT_S
         if first:
             self._say(
                 f"{ended.name} is left out, and tried again every {LEFT_OUT_S / 60:.0f} minutes: {why}; "
-                f"it {ended.how}; log: {ended.log}"
+                f"the last time it {ended.how}; log: {ended.log}"
             )
 
     def check(self, others: Callable[[], bool] = lambda: False) -> None:
@@ -133,7 +135,7 @@ class RunProcesses:
         own = [member for member in self._members.values() if member.worker.role == GENERATOR]
         if own and all(member.left_out for member in own) and not self._alive(own) and not others():
             stories = "\n".join(member.left_out for member in own[:3])
-            raise RunFailed(f"nobody can make samples, all {len(own)} generators are left out: {stories}")
+            raise RunFailed(f"no samples can be made: all {len(own)} generators are left out: {stories}")
 
     def _alive(self, members: Sequence[_Member]) -> bool:
         return any(member.worker.name in self._team.running for member in members)
@@ -160,14 +162,14 @@ class RunProcesses:
                     self._wake_generators()
             elif member.left_out and member.start_at is None and now - member.started_at >= HEALTHY_S:
                 member.left_out = ""
-                self._say(f"{member.worker.name} is back")
+                self._say(f"{member.worker.name} runs again, and is not left out any more")
 
     def _renew(self, died: GuardDied) -> None:
         """Replace a guard that died. That costs no worker a restart; but guards may not go on dying."""
         self._guards.append(self._clock())
         if _within_an_hour(self._guards, self._clock()) > max(1, self._restarts):
             raise died
-        self._say(f"{died}; it is started again, and they are")
+        self._say(f"{died}; guard and workers are started again")
         self._team.renew()
         for ended in died.lost:
             self.heard(ended, excused=True)
@@ -202,4 +204,4 @@ def _pause_s(deaths: int) -> float:
 
 
 def _often(deaths: int) -> str:
-    return f"died {deaths} times within an hour, the last time" if deaths > 1 else "died"
+    return f"it died {deaths} times within an hour" if deaths > 1 else "it died"

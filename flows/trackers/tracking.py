@@ -74,7 +74,7 @@ class _Feed:
         """Wait until the tracker has taken all and is closed."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
-            self._say(f"tracker {self._name}: it did not end within {LAST_S:g} s, and is left")
+            self._say(f"tracker {self._name} did not end within {LAST_S:g} s: it may lack the last steps")
 
     def _feed(self) -> None:
         while True:

@@ -64,10 +64,16 @@ class _Following:
         """`start`: the offset to begin at, if that is before the newest records."""
         self.part = part
         self._gates: list[Gate[Any]] = [Gate(kind, run, passed_over) for kind in part.kinds]
-        self.reader = bus.reader(part.topic, {0: 0}, patient=True)
+        self._bus, self._start = bus, start
+
+    def open(self) -> _Following:
+        """Begin to read. Return itself."""
+        part, start = self.part, self._start
+        self.reader = self._bus.reader(part.topic, {0: 0}, patient=True)
         begin, self.end = self.reader.begin_offsets()[0], self.reader.end_offsets()[0]
         near = max(begin, self.end - part.newest)
         self.reader.seek({0: near if start is None else max(begin, min(near, start))})
+        return self
 
     def poll(self, wait_s: float) -> Iterator[tuple[Record, Message]]:
         """Yield the next records with their messages. Other processes report the unreadable ones."""
@@ -91,19 +97,24 @@ class _Readers:
         self.followed: list[_Following] = []
         self._samples: Reader | None = None
         self._dead, self._ledger = topics.dead, topics.ledger
-        parts = _parts(topics)
-        with ThreadPoolExecutor(len(parts) + 1, "view") as pool:  # each takes a moment to find its broker
-            samples = pool.submit(bus.reader, topics.samples)
-            opened = [
-                pool.submit(_Following, bus, run, part, ledger if part.topic == topics.ledger else None)
-                for part in parts
-            ]
+        self._bus, self._topics = bus, topics
+        self._parts = [
+            _Following(bus, run, part, ledger if part.topic == topics.ledger else None)
+            for part in _parts(topics)
+        ]
+
+    def open(self) -> _Readers:
+        """Begin to read all topics. Return itself."""
+        with ThreadPoolExecutor(len(self._parts) + 1, "view") as pool:  # each takes a moment
+            samples = pool.submit(self._bus.reader, self._topics.samples)
+            opened = [pool.submit(part.open) for part in self._parts]
         errors = [error for error in (samples.exception(), *(one.exception() for one in opened)) if error]
         self.followed = [one.result() for one in opened if one.exception() is None]
         self._samples = samples.result() if samples.exception() is None else None
         if errors:
             self.close()
             raise errors[0]
+        return self
 
     def read(self, wait_s: float, take: Callable[[Record, StepRecord], None] | None = None) -> list[Message]:
         """Read at most a few hundred records of each topic. `take` is called for each step of the ledger."""
@@ -146,7 +157,7 @@ class _Readers:
 def look_once(record: RunRecord, *, deadline_s: float = 20.0) -> RunView:
     """Return a view of a run as it is now, from the newest records of each topic."""
     view, topics = RunView(record.id, record.spec), Topics(record.id, record.spec.lengths.classes)
-    readers = _Readers(connect(record, "streamrl-look"), topics, record.id)
+    readers = _Readers(connect(record, "streamrl-look"), topics, record.id).open()
     try:
         until = time.monotonic() + deadline_s
         while readers.is_behind and time.monotonic() < until:
@@ -216,7 +227,7 @@ class Follower:
         start = self._metrics.position or 0 if self._metrics is not None else None
         readers = _Readers(
             self._connected(self._record, "streamrl-view"), self._topics, self._record.id, ledger=start
-        )
+        ).open()
         # A new view takes the old one's place once it is up to date: the old one missed records while the
         # broker was away, and would count wrongly from then on.
         fresh = RunView(self._record.id, self._record.spec)

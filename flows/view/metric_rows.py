@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -69,14 +68,6 @@ def _ranked(record: StepRecord) -> MetricRow:
         "ranker_recall": recall_of_longest(said, true, 0.2),
         "ranker_error": float(np.sqrt(np.mean((np.log(np.maximum(said, 1)) - logs) ** 2))),
     }
-
-
-def first_of_each_step(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """Return the first record of each step, in order. A second one is of a trainer that was thought dead."""
-    found: dict[int, StepRecord] = {}
-    for record in records:
-        found.setdefault(record.step, record)
-    return [found[step] for step in sorted(found)]
 
 
 def with_rates(rows: list[MetricRow]) -> list[MetricRow]:

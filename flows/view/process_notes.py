@@ -65,7 +65,7 @@ class ProcessNotes:
         except OSError as error:
             if not self._said:
                 self._said = str(error)
-                self._say(f"{file.path} can't be written, and the run goes on without: {error}")
+                self._say(f"{file.path} can't be written, and the run goes on without it: {error}")
 
 
 def _rank(name: str) -> tuple[bool, int, str]:

@@ -76,7 +76,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         body(context)
         return DONE
     except Stopped:
-        log.info("told to stop")
+        log.info("this process was told to stop, and ends")
         return STOPPED
     except Replaced as error:
         log.error("%s", error)
@@ -99,9 +99,9 @@ def _signs(context: RoleContext) -> Signs:
     """Return a role's signs of life: heartbeats for the feeder, none for a relay, pulses for the others."""
     deadline_s = context.spec.deadlines.progress_s
     if context.role == "feeder":
-        return Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=deadline_s)
+        return Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=deadline_s).open()
     if context.role in ("generator", "trainer"):
-        return Pulses(context.bus, context.topics, context.run, deadline_s=deadline_s)
+        return Pulses(context.bus, context.topics, context.run, deadline_s=deadline_s).open()
     return NoSigns()
 
 
@@ -128,4 +128,4 @@ def _say_goodbye(context: RoleContext, log: logging.Logger) -> None:
         context.heart.beat(context.writer, context.topics)
         context.writer.close()
     except BusError as error:
-        log.warning("last heartbeat lost: %s", error)
+        log.warning("the last heartbeat could not be sent: %s", error)

@@ -171,7 +171,7 @@ class Mirror:
                 with contextlib.suppress(Explained), self._origin.lease(version):
                     over.wait()
             except Exception as error:
-                self._heard(f"the lease on version {version}", error)
+                self._heard(f"the lease on version {version} could not be kept", error)
 
         threading.Thread(target=keep, daemon=True, name="lease").start()
         try:

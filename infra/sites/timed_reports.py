@@ -14,7 +14,11 @@ class TimedReports:
         self._send, self._every_s, self._log = send, every_s, log
         self._news, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="reports")
+
+    def open(self) -> TimedReports:
+        """Start the thread. Return itself."""
         self._thread.start()
+        return self
 
     def soon(self) -> None:
         """Have a report sent at once, because there is news."""

@@ -167,7 +167,7 @@ def _machine(paths: StackPaths) -> Iterator[Check]:
         "free disk",
         disk >= NEEDED_DISK,
         f"{_gib(disk)} at {existing}",
-        "free some, or set STREAMRL_HOME elsewhere",
+        f"free some: {_gib(NEEDED_DISK)} are needed; or set STREAMRL_HOME to a folder on another disk",
     )
     shm = Path("/dev/shm")
     if shm.exists():
@@ -203,7 +203,7 @@ def _privacy(paths: StackPaths) -> Iterator[Check]:
         "on the loopback address: every user of this machine reaches broker and Prefect, without a password"
         if here
         else f"at {address()} (STREAMRL_LISTEN): whoever reaches it reaches broker and Prefect, no password",
-        "listen on a network only if all on it are trusted; else a Kafka of yours: docs/security.md",
+        "listen on a network only if all on it are trusted; else use a Kafka of yours: docs/security.md",
         optional=True,
     )
 

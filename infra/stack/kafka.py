@@ -102,7 +102,7 @@ def _login() -> tuple[str, str] | None:
     user, password = str(found["sasl_plain_username"]), str(found["sasl_plain_password"])
     if not re.fullmatch(r"[A-Za-z0-9_]+", user) or not re.fullmatch(r"[ -~]+", password):
         raise WrongCredentials(
-            f"{PREFIX}USERNAME or {PREFIX}PASSWORD is none that the local Kafka can ask for",
+            f"{PREFIX}USERNAME or {PREFIX}PASSWORD has characters that the local Kafka can't take",
             fix="take letters, digits and _ for the name, and ASCII for the password",
         )
     return user, password

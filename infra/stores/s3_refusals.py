@@ -25,7 +25,7 @@ _ADVICE = {
     "ExpiredTokenException": _EXPIRED,
     "RequestExpired": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
-    "InvalidToken": "the token is not valid: look at AWS_SESSION_TOKEN, and leave it out with keys that last",
+    "InvalidToken": "the token is not valid: look at AWS_SESSION_TOKEN; keys that do not expire need none",
     "InvalidAccessKeyId": "the server knows no such key: look at AWS_ACCESS_KEY_ID",
     "XAdminUserNotFound": "the server knows no such key: look at AWS_ACCESS_KEY_ID",  # versitygw
     "SignatureDoesNotMatch": "the secret is not that of the key: look at AWS_SECRET_ACCESS_KEY",

@@ -39,7 +39,9 @@ def layers_of(names: Iterable[str]) -> list[str]:
     layers = sorted(name.removeprefix(_BEFORE).removesuffix(_A) for name in left if name.endswith(_A))
     strange = left - {name for layer in layers for name in names_of(layer)}
     if strange or 2 * len(layers) != len(left):
-        raise WeightsError(f"not the tensors of an adapter: {', '.join(sorted(strange or left)[:3])}")
+        raise WeightsError(
+            f"these are not the tensors of an adapter: {', '.join(sorted(strange or left)[:3])}"
+        )
     return layers
 
 

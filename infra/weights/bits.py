@@ -142,7 +142,7 @@ def file_model(data: bytes | bytearray | mmap | memoryview) -> dict[str, Bits]:
     found, ends = {}, 0
     for name, (dtype, shape, begin, end) in sorted(header.items(), key=lambda item: item[1][2:]):
         if begin != ends or end > len(body) or end - begin != size_of(dtype, shape):
-            raise ValueError(f"{name} does not lie in the file as its header says")
+            raise ValueError(f"tensor {name} does not lie in the file as the file's header says")
         ends = end
         raw = np.frombuffer(body[begin:end], np.uint8)
         found[name] = Bits(dtype, shape, raw.view(kind_of(dtype).unsigned))
@@ -174,9 +174,11 @@ def _entry(name: str, said: Mapping[str, Any]) -> Entry:
     begin, end = said["data_offsets"]
     shape, dtype = tuple(said["shape"]), said["dtype"]
     if any(type(number) is not int or not 0 <= number < LARGEST_SIDE for number in (begin, end, *shape)):
-        raise ValueError(f"{name} has a shape or a place that can't be")
+        raise ValueError(f"tensor {name} has an impossible shape or place")
     if not is_type(dtype) or len(shape) > MOST_SIDES:
-        raise ValueError(f"{name} has type {str(dtype)[:64]} and {len(shape)} dimensions: it can't be read")
+        raise ValueError(
+            f"tensor {name} has type {str(dtype)[:64]} and {len(shape)} dimensions: it can't be read"
+        )
     return dtype, shape, begin, end
 
 

@@ -6,12 +6,11 @@ torch is imported only where its tensors are given: checking a file does without
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from mmap import mmap
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from infra.weights.bits import Bits, Model, bits_of, file_model, type_name
+from infra.weights.bits import Bits, Model, bits_of, type_name
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +59,3 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the hash of each tensor of torch, by name."""
     return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
-
-
-def file_digests(data: bytes | bytearray | mmap) -> dict[str, str]:
-    """Return the hash of each tensor in a safetensors file, by name. Raises ValueError if it is none."""
-    return model_digests(file_model(data))

@@ -35,7 +35,7 @@ class Expected:
         if manifest.size > most:
             raise WeightsError(
                 f"version {manifest.version} of run {manifest.run} says that it has {manifest.size} bytes; "
-                f"of the model in {self._base.path} it can have {most}"
+                f"of the model in {self._base.path} it can have {most} at most"
             )
 
     def _check_adapter(self, manifest: VersionManifest, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -43,7 +43,10 @@ class Objects:
             progress(sent, 0)
         for chunk in known:  # it was there, but may have been garbage that was just removed
             if not self._store.exists(self.key(chunk)):
-                raise WeightsError(f"{self._url(chunk)} was collected while it was published: do so again")
+                raise WeightsError(
+                    f"{self._url(chunk)} was collected as garbage while it was published: publish the "
+                    "version again"
+                )
         return tuple(chunks)
 
     def _put(self, data: bytes) -> tuple[Chunk, bool]:

@@ -52,7 +52,7 @@ class Seen:
             work.replace(self.file)
         except OSError as error:  # the version is verified all the same
             work.unlink(missing_ok=True)
-            _log.warning("that version %d was verified can't be remembered: %s", version, error)
+            _log.warning("this machine can't remember that version %d was verified: %s", version, error)
 
     def check(self, version: int, where: str, what_to_do: str) -> None:
         """Raise WeightsError if a version is older than the one that is remembered."""

@@ -275,7 +275,8 @@ class WeightStore:
         route = self.route(manifest)
         if route is None:
             raise WeightsError(
-                f"nothing leads to version {manifest.version} of run {self._run}: what it needs is gone"
+                f"version {manifest.version} of run {self._run} can't be made: {self._store.url} has no "
+                "keyframe of it, and an older version that it needs is not there"
             )
         return manifest, self._taken(route, Copy.blank(manifest.tensors), manifest, progress)
 
@@ -332,7 +333,7 @@ class WeightStore:
                 if (manifest := self.find(version)) is not None:
                     found[version] = self._keyframes.added(manifest, listed)
             except WeightsError as error:  # planted, damaged, or signed with an old key
-                _log.warning("passed over: %s", error)
+                _log.warning("a version is passed over: %s", error)
                 others.append(version)
         return found, others
 

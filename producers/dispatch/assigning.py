@@ -43,7 +43,7 @@ def _assignment(
 ) -> Assignment:  # fmt: skip
     places = []
     for job in jobs:
-        assert job.place is not None, "what is given to others stands on the log"
+        assert job.place is not None, "a job can be assigned only once its prompt is on the log"
         places.append(job.place)
     return Assignment(
         run=run, generator=process[0], start=process[1],

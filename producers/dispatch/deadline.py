@@ -72,9 +72,10 @@ class Why(enum.IntEnum):
     def words(self) -> str:
         """The reason in words, for the log."""
         return {
-            Why.NOTHING: "there was nothing to choose yet", Why.ALONE: "there is one generator",
-            Why.DEAR: "to choose would take longer than is worth it", Why.COLD: "what chooses is compiled",
-            Why.CHOSEN: "that is expected to end soonest",
+            Why.NOTHING: "there was nothing to choose yet", Why.ALONE: "there is only one generator",
+            Why.DEAR: "to choose a plan would take longer than is worth it",
+            Why.COLD: "the code that chooses a plan is still being compiled",
+            Why.CHOSEN: "this plan is expected to end soonest",
         }[self]  # fmt: skip
 
 

@@ -295,5 +295,5 @@ class Dispatcher:
             generator.start(job)
             given.setdefault(generator.name, []).append(job)
         if board.waiting and not any(generator.running for generator in board.generators.values()):
-            raise AssertionError("jobs wait, and no generator has any")
+            raise AssertionError("jobs wait, and the dispatch policy gave none to any generator")
         return given

@@ -105,7 +105,7 @@ class Fleet:
         self._generators[name] = fresh
         self._dispatcher.join(name, slots, fresh.table, now)
         self._dispatcher.adopt(name, held)
-        self._log.info("%s is there: %d slots, it has %d samples to make", name, slots, len(held))
+        self._log.info("%s has come: it has %d slots, and %d samples to make", name, slots, len(held))
 
     def _goes_on(self, report: GeneratorReport, known: _BoardGenerator, now: float) -> None:
         name, was_left_out = report.generator, known.is_left_out
@@ -139,7 +139,7 @@ class Fleet:
         try:
             return curve_of(report.batches, report.seconds)
         except CurveError as error:
-            self._log.warning("%s reports a profile that can't be: %s", report.generator, error)
+            self._log.warning("%s reports step times that can't be right: %s", report.generator, error)
             return otherwise
 
     def bury_the_silent(self, now: float) -> None:

@@ -76,28 +76,32 @@ class Dispatching:
         self._open: dict[int, Placed] = {}  # by group, until trained: any of its samples may turn out unfit
         self._unfit = past.unfit
         self._rule = self._policy.words()[0]
-        bus, topics = context.bus, context.topics
+        self._closed = threading.Event()
+        self._thread = Background(self._run, "dispatch")
         self.admit(known)
         samples.bell = self._bell
         self._samples = samples
-        letters = SampleDeadLetters(context)
-        dead = bus.reader(topics.dead, {0: past.letters}, patient=True)
-        self._letters = Tail(dead, letters.take, self._bell)
+
+    def open(self) -> Dispatching:
+        """Follow the topics, ask all generators for their samples, and start the thread. Return itself."""
+        bus, topics = self._context.bus, self._context.topics
+        letters = SampleDeadLetters(self._context)
+        dead = bus.reader(topics.dead, {0: self._past.letters}, patient=True)
+        self._letters = Tail(dead, letters.take, self._bell).open()
         self._reports = self._follow(GeneratorReport, topics.generators)
         self._parts = self._follow(Part, topics.parts)
         resumed = any(ends_of(bus, topics.assignments).values())
         self._ask_everyone()
         # generators with jobs of an earlier dispatcher need time to report them
-        self._open_at = now + (_ANSWER_S if resumed else 0.0)
-        self._closed = threading.Event()
-        self._thread = Background(self._run, "dispatch")
+        self._open_at = time.monotonic() + (_ANSWER_S if resumed else 0.0)
         self._thread.start()
+        return self
 
     def _follow(self, kind: type[MessageT], topic: Topic) -> Tail[tuple[Record, MessageT]]:
         """Follow a topic from its present end. A record that can't be read becomes a dead letter."""
         gate = Gate(kind, self._context.run, self._context.dead_letter)
         reader = self._context.bus.reader(topic, ends_of(self._context.bus, topic), patient=True)
-        return Tail(reader, lambda records: list(gate.take(records)), self._bell)
+        return Tail(reader, lambda records: list(gate.take(records)), self._bell).open()
 
     def admit(self, prompts: Sequence[Placed]) -> None:
         """Add prompts that are on `<run>.prompts`."""

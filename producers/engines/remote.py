@@ -49,16 +49,7 @@ class RemoteEngine:
     """An engine in a process of its own. `bell` is rung whenever a report comes."""
 
     def __init__(self, options: EngineOptions, bell: threading.Event, *, deadline_s: float) -> None:
-        self._bell, self._deadline = bell, deadline_s
-        self._link, theirs = Pipe()
-        self._process = start_child(
-            [
-                sys.executable, "-m", module("producers.engines.engine_process"),
-                msgspec.json.encode(options).decode(), str(theirs.fileno()),
-            ],
-            pass_fds=[theirs.fileno()],
-        )  # fmt: skip
-        theirs.close()
+        self._options, self._bell, self._deadline = options, bell, deadline_s
         self._orders: list[Order] = []
         self._made: list[MadeReport] = []
         self._pace, self._tokens = Pace([], []), dict[str, int]()
@@ -68,7 +59,20 @@ class RemoteEngine:
         self._reports: queue.SimpleQueue[list[Report]] = queue.SimpleQueue()
         # This thread always reads: else both ends could wait for the other to empty a full pipe.
         self._reader = threading.Thread(target=self._read, daemon=True, name="engine")
+
+    def open(self) -> RemoteEngine:
+        """Start the engine process. Return itself."""
+        self._link, theirs = Pipe()
+        self._process = start_child(
+            [
+                sys.executable, "-m", module("producers.engines.engine_process"),
+                msgspec.json.encode(self._options).decode(), str(theirs.fileno()),
+            ],
+            pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+        theirs.close()
         self._reader.start()
+        return self
 
     @property
     def pid(self) -> int:

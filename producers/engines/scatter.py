@@ -186,7 +186,7 @@ class HeldWeights:
         held = self.tensor(name)
         if (NAMES[part.dtype][0], part.shape) != (str(held.dtype).removeprefix("torch."), tuple(held.shape)):
             raise EngineError(
-                f"{name} comes as {part.dtype} {list(part.shape)}; the engine has it as {held.dtype} "
+                f"tensor {name} comes as {part.dtype} {list(part.shape)}; the engine has it as {held.dtype} "
                 f"{list(held.shape)}"
             )
 

@@ -193,7 +193,8 @@ class VllmEngine:
             tokens = np.array(completion.token_ids, dtype=np.int32)
             if len(tokens) != len(logprobs):
                 raise EngineError(
-                    f"sample {output.request_id} has {len(tokens)} tokens and {len(logprobs)} logprobs"
+                    f"the engine made {len(tokens)} tokens of sample {output.request_id}, but "
+                    f"{len(logprobs)} logprobs"
                 )
             finished.append(FinishedRequest(output.request_id, tokens, logprobs, completion.finish_reason))
         return finished

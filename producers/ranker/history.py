@@ -77,6 +77,9 @@ class History:
         """Restore a history. Raises KeyError or ValueError if an array is missing or does not fit."""
         square, product = arrays["square"], arrays["product"]
         if square.shape != (3, 3) or product.shape != (3,):
-            raise ValueError(f"history's square is {square.shape}, product {product.shape}")
+            raise ValueError(
+                f"history.square has shape {square.shape} and history.product {product.shape}; "
+                "(3, 3) and (3,) are expected"
+            )
         pairs = (tuple(pair) for pair in arrays["lengths"].tolist())
         return cls(dict(zip(arrays["keys"].tolist(), pairs, strict=True)), square.copy(), product.copy())

@@ -139,7 +139,7 @@ def _about(data: bytes, where: str) -> tuple[dict[str, Any], str | None]:
         said = _header(data)[0]["__metadata__"]
         about = json.loads(said[_ABOUT])
         if not isinstance(about, dict):
-            raise TypeError(f"it says {str(about)[:64]} of itself")
+            raise TypeError(f"its description is no JSON object: {str(about)[:64]}")
         return about, said.get(_SIGNATURE)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RankerError(f"{where} is not a stored ranker: {error}; {_AGAIN}") from error
@@ -158,6 +158,6 @@ def _signed(data: bytes, where: str) -> bytes:
 
 def _header(data: bytes) -> tuple[dict[str, Any], memoryview]:
     if len(data) > _LARGEST:
-        raise ValueError(f"it has {len(data)} bytes")
+        raise ValueError(f"it has {len(data)} bytes; {_LARGEST} are the most")
     header, at = header_in(data, _LARGEST_HEADER)
     return json.loads(header), memoryview(data)[at:]

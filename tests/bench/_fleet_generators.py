@@ -98,7 +98,7 @@ def _generate(context: RoleContext, length_of: PaperLengths) -> None:
     bell = threading.Event()
     engine = ReplayEngine(CURVE.table(context.spec.generator.slots), length_of, RealClock(bell))
     try:
-        Generator(context, engine, RewardAtOnce(), lambda tokens: "", bell).run()
+        Generator(context, engine, RewardAtOnce(), lambda tokens: "", bell).open().run()
     except Stopped:
         pass
     except Exception:

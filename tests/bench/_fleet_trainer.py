@@ -43,7 +43,7 @@ class TimedStream(SampleStream):
 
 def body(context: RoleContext) -> None:
     """Take one iteration after the other, until told to stop."""
-    publisher = Publisher(context, 1)
+    publisher = Publisher(context, 1).open()
     publisher.publish(0, made_of(_weights(0)))
     stream = TimedStream(context, VOCABULARY, {}, (0, 0))
     context.loaded()

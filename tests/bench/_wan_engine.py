@@ -24,8 +24,8 @@ def body(context: RoleContext) -> None:
     """Decode all the time, until told to stop."""
     spec, bell = context.spec, threading.Event()
     options = EngineOptions(model=context.record.model, spec=spec.model_dump_json())
-    engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s)
-    tail = WeightsWatch(context, bell)
+    engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s).open()
+    tail = WeightsWatch(context, bell).open()
     try:
         engine.wait_until_ready()
         decoding, jobs = Decoding(spec, engine), _jobs()

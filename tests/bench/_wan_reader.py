@@ -16,7 +16,7 @@ from producers.weights_watch import WeightsWatch
 def body(context: RoleContext) -> None:
     """So many as READERS says, until told to stop."""
     bell = threading.Event()
-    tails = [WeightsWatch(context, bell) for _ in range(int(os.environ["READERS"]))]
+    tails = [WeightsWatch(context, bell).open() for _ in range(int(os.environ["READERS"]))]
     try:
         while True:
             context.check_stop()

@@ -99,8 +99,8 @@ class Near:
         )  # fmt: skip
         self.store, self.seen = store, Seen()
         self._news = News(self.record.id)
-        self._publisher = Publisher(context, 1)
-        self._tail = Tail(bus.reader(topics.weights), self._hear, threading.Event())
+        self._publisher = Publisher(context, 1).open()
+        self._tail = Tail(bus.reader(topics.weights), self._hear, threading.Event()).open()
 
     def _hear(self, records: list[Any]) -> list[None]:
         for record in records:

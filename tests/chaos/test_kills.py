@@ -69,7 +69,7 @@ def test_unfit_samples_are_made_again(
             run.start(victim)
         run.wait_for_end()
         letters = run.dead_letters()
-        assert {letter.reason for letter in letters} == {"its logprobs are not logprobs"}
+        assert {letter.reason for letter in letters} == {"one of its logprobs is above 0 or not finite"}
         places = [(letter.partition, letter.offset) for letter in letters]
         assert len(places) == len(set(places)) == 48 * 4 // EVERY
         assert sorted(trained_ids(run.steps())) == [(g, i) for g in range(48) for i in range(4)]

@@ -196,7 +196,7 @@ WRONG = {
     "mechanism": ("SASL_SSL", {"protocol": "SASL_SSL", "login": True, "SASL_MECHANISM": "SCRAM-SHA-512"},
                   "the mechanism: .* does not know SCRAM-SHA-512, but PLAIN, SCRAM-SHA-256: "),
     "authority": ("SSL", {"protocol": "SSL", "CAFILE": "stranger.pem"},
-                  "the certificate: .* is not believed .*KAFKA_CAFILE = .*stranger.pem"),
+                  "the certificate: .* is not trusted .*KAFKA_CAFILE = .*stranger.pem"),
     "no login": ("SASL_SSL", {"protocol": "SSL"},
                  "the protocol: .* asks for a login, by PLAIN, SCRAM-SHA-256: .*_SECURITY_PROTOCOL=SASL_SSL"),
     "no login, plain": ("SASL_PLAINTEXT", {"protocol": "PLAINTEXT"}, "asks for a login.*=SASL_PLAINTEXT"),

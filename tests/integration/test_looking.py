@@ -48,8 +48,8 @@ def test_pulses_pass_through_a_real_broker(kafka: str) -> None:
     bus, topics = KafkaBus(kafka), Topics("pulsed-1", 1)
     bus.create_topics(topics.all())
     writer, heart = bus.writer(), Heart("pulsed-1", "trainer", 0)
-    pulsing = Pulsing(bus, writer, topics, "pulsed-1", deadline_s=5.0)
-    pulses = Pulses(bus, topics, "pulsed-1", deadline_s=5.0)
+    pulsing = Pulsing(bus, writer, topics, "pulsed-1", deadline_s=5.0).open()
+    pulses = Pulses(bus, topics, "pulsed-1", deadline_s=5.0).open()
 
     def moves() -> bool:
         heart.counters["step"] = heart.counters.get("step", 0) + 1

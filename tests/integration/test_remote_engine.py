@@ -44,7 +44,7 @@ def options(model: Path) -> EngineOptions:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[RemoteEngine]:
-    made = RemoteEngine(options(model), threading.Event(), deadline_s=120)
+    made = RemoteEngine(options(model), threading.Event(), deadline_s=120).open()
     made.wait_until_ready()
     give(made, weights(model))
     yield made
@@ -140,7 +140,7 @@ def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
 
     monkeypatch.setattr(remote, "start_child", tampered)
     bell = threading.Event()
-    engine = RemoteEngine(options(model), bell, deadline_s=120)
+    engine = RemoteEngine(options(model), bell, deadline_s=120).open()
     engine.wait_until_ready()
     context = make_context(make_spec(generator={"slots": 2}), tmp_path, role="generator")
     running = Running(context, engine, bell)

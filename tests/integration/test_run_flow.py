@@ -161,7 +161,7 @@ def test_a_process_that_can_not_go_on_is_named_with_its_last_words(
     assert "feeder (process " in message
     assert "ended with exit code 1; its log is " in message
     assert "No module named tests.fakes.no_such_module" in message
-    assert "go on with it: streamrl run " in message.splitlines()[-1]
+    assert "go on with the run: streamrl run " in message.splitlines()[-1]
     assert working(folder) == []
 
 

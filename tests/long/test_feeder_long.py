@@ -105,7 +105,7 @@ def test_memory_and_restart_are_flat(tmp_path: Path) -> None:
     others = Others(SPEC, tmp_path)
     bus, topics = others.context.bus, others.context.topics
     assert isinstance(bus, MemoryBus)
-    feeder = Feeder(others.life(), PROBLEMS, HELD_OUT, lambda text: [4, 5])
+    feeder = Feeder(others.life(), PROBLEMS, HELD_OUT, lambda text: [4, 5]).open()
     feeder._begin_iteration(0)
     others.generate("eval")
     rows = [make_sample(SPEC, 0, number, length=3) for number in range(2)]
@@ -132,7 +132,7 @@ def test_memory_and_restart_are_flat(tmp_path: Path) -> None:
     feeder._keeper.close()
     assert len(others.context.store.list("runs/test-1/feeder")) == 3
     began = time.monotonic()
-    again = Feeder(others.life(), PROBLEMS, HELD_OUT, lambda text: [4, 5])
+    again = Feeder(others.life(), PROBLEMS, HELD_OUT, lambda text: [4, 5]).open()
     again._catch_up()
     assert time.monotonic() - began < 5
     assert again._planner.state() == feeder._planner.state()

@@ -212,7 +212,7 @@ def test_the_one_behind_keeps_valid_samples(tmp_path: Path) -> None:
     context = make_context(spec, tmp_path)
     roots = {0: "r", 1: "s"}
     asked: list[int] = []
-    stream = SampleStream(context, 24, {}, (0, 0), roots.get, fence=lambda: asked.append(1))
+    stream = SampleStream(context, 24, {}, (0, 0), roots.get, fence=lambda: asked.append(1)).open()
     samples = [
         make_sample(spec, 3, 0, versions=np.array([1], np.int32), roots=["s"]),
         make_sample(spec, 3, 1, versions=np.array([1], np.int32), roots=["false"]),

@@ -101,7 +101,7 @@ def test_what_is_for_others_is_passed_over_by_its_key(log: Log) -> None:
         (RecordPlace(-1, 0), "nothing stands at"),
         (
             RecordPlace(0, 1),
-            r"sample 0 of group 77 is none of group 2, of 2 samples, .* test-1.prompts\[0\]@1",
+            r"sample 0 of group 77 does not fit .* of group 2, with 2 samples, at test-1.prompts\[0\]@1",
         ),
         (RecordPlace(0, 2), r"test-1.prompts\[0\]@2 can't be used: 3 bytes are too few"),
         (RecordPlace(0, 3), r"test-1.prompts\[0\]@3 can't be used: it is of run another"),

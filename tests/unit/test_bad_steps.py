@@ -102,7 +102,7 @@ def test_a_record_that_may_be_a_step_stops_the_run_until_it_is_skipped(
     monkeypatch.setattr(skipping, "connect", lambda record, name: world.context.bus)
     place = f"test-1.ledger[0]@{end}"
     say = ["skip", "test-1", place, "--store", world.context.store.url]
-    for answer in ("the run goes on past it", "on the list already"):
+    for answer in ("the run goes on past it", "it was on the run's list already"):
         result = cli.invoke(app, say)
         assert result.exit_code == 0 and answer in result.output, result.output
     assert not world.live().dead
@@ -117,9 +117,9 @@ def test_skip_refuses_what_is_not_there_or_sound(
     monkeypatch.setattr(skipping, "connect", lambda record, name: world.context.bus)
     for place, reason in {
         "test-1.ledger[0]@1": "can be read, and is of run test-1",
-        "test-1.ledger[0]@17": "test-1.ledger[0] has no record 17: it goes from 0 to 2",
+        "test-1.ledger[0]@17": "test-1.ledger[0] has no record 17: the partition goes from 0 to 2",
         "test-1.ledger[4]@0": "has no partition 4",
-        "test-1.evals[0]@0": "has no record 0: it is empty",
+        "test-1.evals[0]@0": "has no record 0: the partition is empty",
         "other.ledger[0]@0": "run test-1 has no topic other.ledger; it has test-1.prompts",
         "ledger": "is no place of a record",
     }.items():

@@ -135,8 +135,8 @@ def test_all_that_is_wrong_is_said_at_once(cli: CliRunner, tmp_path: Path) -> No
             "count.yaml: model.path: .*config.json is damaged: .* Save the model again",
             "count.yaml: lengths.backbone: nowhere is not a folder",
             "model: .*has no tokenizer: save it there with",
-            "reward: of problem 'a': the reward is not a number, but a NoneType",
-            "broker: the local one .*, and has one broker: placement.kafka.replication is 3, set it to 1",
+            "reward: problem 'a': the reward is not a number, but a NoneType",
+            "broker: the local Kafka .*, and has one broker: placement.kafka.replication is 3, set it to 1",
         ],
         strict=True,
     ):
@@ -146,7 +146,7 @@ def test_all_that_is_wrong_is_said_at_once(cli: CliRunner, tmp_path: Path) -> No
 def test_a_run_id_needs_resume(cli: CliRunner) -> None:
     result = cli.invoke(app, ["run", "count.yaml", "count-3"])
     assert result.exit_code == 2
-    assert "after --resume" in result.stderr
+    assert "needs --resume before it" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_what_is_asked_for(
     ("error", "code", "said"),
     [
         (
-            RunFailed("trainer died\ngo on with it: streamrl run f --resume count-1"),
+            RunFailed("trainer died\ngo on with the run: streamrl run f --resume count-1"),
             1,
-            "go on with it: streamrl run",
+            "go on with the run: streamrl run",
         ),
         (RunCancelled("run count-1 was cancelled"), 130, "was cancelled"),
         (KeyboardInterrupt(), 130, "stopped; every process of the run has ended"),

@@ -336,5 +336,7 @@ def test_what_scans_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCAN_VARIABLE, "plain")
     assert scanner().scan is scan_plain.scan
     monkeypatch.setenv(SCAN_VARIABLE, "fast")
-    with pytest.raises(ChoiceError, match="STREAMRL_SCAN=fast: compiled, plain, cuda are known"):
+    with pytest.raises(
+        ChoiceError, match="STREAMRL_SCAN=fast is not allowed: set it to one of compiled, plain, cuda"
+    ):
         scanner()

@@ -70,7 +70,7 @@ def crew(team: FakeTeam, clock: Clock, said: list[str]) -> RunProcesses:
 def test_who_was_replaced_is_not_started_again(crew: RunProcesses, team: FakeTeam) -> None:
     """Two flows that start it again and again would end each other's trainers for ever."""
     with pytest.raises(
-        RunFailed, match=r"started elsewhere, and the run goes on there: trainer .*exit code 4"
+        RunFailed, match=r"since it was started elsewhere, and the run goes on there: trainer .*exit code 4"
     ):
         crew.heard(ended("trainer", code=REPLACED, last="start 3 of the trainer has replaced this one"))
     assert not team.started
@@ -97,7 +97,7 @@ def test_who_dies_is_started_again_until_it_is_too_often(
         clock.now += 2.0 * (number - 1)
         crew.start_again()
         assert team.started == ["trainer"] * number
-    with pytest.raises(RunFailed, match=r"died 3 times within an hour, the last time: trainer .* SIGKILL"):
+    with pytest.raises(RunFailed, match=r"since it died 3 times within an hour: trainer .* SIGKILL"):
         dies(crew, team, "trainer", signal=9)
 
 
@@ -149,7 +149,7 @@ def test_a_generator_that_dies_too_often_is_left_out_and_the_run_goes_on(
     assert team.started[count:] == ["generator-0"], "it is tried again: machines come back"
     clock.now += 700.0
     crew.start_again()
-    assert crew.left_out == {} and said[-1] == "generator-0 is back"
+    assert crew.left_out == {} and said[-1] == "generator-0 runs again, and is not left out any more"
 
 
 def test_one_of_two_generators_with_the_same_error_twice_costs_that_one(
@@ -171,7 +171,9 @@ def test_the_run_ends_when_nobody_can_make_samples_here_or_elsewhere(
             dies(crew, team, name, code=1, last="10:00:00 no such device")
             crew.start_again()
     crew.check(others=lambda: True)
-    with pytest.raises(RunFailed, match=r"nobody can make samples.* 2 generators are left out: twice of the"):
+    with pytest.raises(
+        RunFailed, match=r"no samples can be made.* 2 generators are left out: it ended twice"
+    ):
         crew.check(others=lambda: False)
 
 
@@ -183,7 +185,7 @@ def test_a_killed_guard_costs_its_workers_no_restart(
         assert team.running == {} and team.renewed == number
         crew.start_again()
         assert sorted(team.running) == ["feeder", "generator-0", "generator-1", "trainer"]
-    assert "the guard (process 5) was killed by SIGKILL; it is started again, and they are" in said
+    assert "the guard (process 5) was killed by SIGKILL; guard and workers are started again" in said
     with pytest.raises(GuardDied):  # but not for ever
         crew.poll(0.0)
 
@@ -206,7 +208,7 @@ def test_a_guard_that_dies_while_a_worker_is_started_loses_none(
 
 def test_the_same_error_twice_is_enough(crew: RunProcesses) -> None:
     crew.heard(ended("trainer", code=1, last="10:00:00 run trainer ERROR no such model"))
-    with pytest.raises(RunFailed, match=r"twice of the same: trainer .* exit code 1"):
+    with pytest.raises(RunFailed, match=r"it ended twice with the same last line: trainer .* exit code 1"):
         crew.heard(ended("trainer", code=1, last="10:00:07 run trainer ERROR no such model"))
 
 

@@ -149,7 +149,7 @@ def test_it_is_counted_and_said_what_is_in_force(tmp_path: Path, caplog: pytest.
         service.wait("none", by_deadline=0.0)
     service.service.close()
     assert "dispatched towards a deadline" in caplog.text
-    assert "dispatched the longest first: to choose would take longer than is worth it" in caplog.text
+    assert "dispatched the longest first: to choose a plan would take longer than is worth it" in caplog.text
 
 
 def test_the_first_generator_does_not_get_everything() -> None:

@@ -191,7 +191,7 @@ def test_what_unverified_weights_have_made_stays_here_in_order() -> None:
     assert bench.made == {} and bench.core.version == 1 and bench.engine.prepared == 2
     assert sorted(bench.core.held()) == [((0, 0), 10), ((1, 0), 4), ((2, 0), 12), ((3, 0), 7)]
     assert bench.core.running == 4 and not bench.core.take(job(3))
-    with pytest.raises(AssertionError, match="samples leave"):
+    with pytest.raises(AssertionError, match="handed over only when the weights are verified"):
         bench.core.hand_over(["0000002-00"])
     bench.engine.known = True
     bench.go(0.0)
@@ -210,7 +210,7 @@ def test_what_refused_weights_have_made_never_leaves() -> None:
     bench.go(10.0)
     assert bench.core.held() == [((1, 0), 4)]
     bench.engine.known = True
-    with pytest.raises(WeightsError, match="It is not used"):
+    with pytest.raises(WeightsError, match="That version is not used"):
         bench.core.step(0.0)
     assert bench.made == {}
 

@@ -167,7 +167,7 @@ def test_a_profile_that_can_not_be_is_said_and_not_used(
     with caplog.at_level(logging.WARNING), dispatching(context):
         first.report(seconds=[float("nan")])
         soon(lambda: len(first.look()) == 8, "all for the only one", first)
-    assert "a reports a profile that can't be: a step of 1 samples can't take nan s" in caplog.text
+    assert "a reports step times that can't be right: a step of 1 samples can't take nan s" in caplog.text
 
 
 def test_an_unreadable_report_goes_to_the_dead_letters(tmp_path: Path) -> None:

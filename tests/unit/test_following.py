@@ -178,7 +178,7 @@ def test_notes_that_can_not_be_written_are_said_once(tmp_path: Path, monkeypatch
     view.take(fill(Heartbeat, run="test-1", role="feeder", state="admitting", sent_at=1.0))
     for _ in range(3):
         notes.note_all(view)
-    assert len(said) == 1 and "processes.jsonl can't be written, and the run goes on without" in said[0]
+    assert len(said) == 1 and "processes.jsonl can't be written, and the run goes on without it" in said[0]
 
 
 def test_any_error_in_the_thread_is_said_and_it_goes_on(context: RoleContext) -> None:

@@ -41,9 +41,13 @@ def test_models_that_are_trained(tmp_path: Path, kind: str, config: dict[str, An
 @pytest.mark.parametrize(
     ("kind", "config", "reason"),
     [
-        ("Granite", {"logits_scaling": 8.0}, "logits, made by its layers and its head"),
-        ("Cohere", {"logit_scale": 0.25}, "logits, made by its layers and its head"),
-        ("Gemma2", {"final_logit_softcapping": 0.01, "attn_logit_softcapping": None}, "logits, made by"),
+        ("Granite", {"logits_scaling": 8.0}, "runs its layers and its head over packed sequences, and"),
+        ("Cohere", {"logit_scale": 0.25}, "runs its layers and its head over packed sequences, and"),
+        (
+            "Gemma2",
+            {"final_logit_softcapping": 0.01, "attn_logit_softcapping": None},
+            "comes to logits that differ",
+        ),
         ("GPT2", {"n_embd": 32, "n_head": 2, "n_layer": 1}, "its layers must be at `model`"),
     ],
 )

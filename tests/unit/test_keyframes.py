@@ -166,7 +166,8 @@ def test_what_was_collected_under_a_publisher_is_not_published(
             return super().exists(key)
 
     late = WeightStore(Collected(f"file://{tmp_path}/store"), "r-1")
-    with pytest.raises(WeightsError, match=f"{chunk.name} was collected while it was published: do so again"):
+    said = f"{chunk.name} was collected as garbage while it was published: publish the version again"
+    with pytest.raises(WeightsError, match=said):
         late.publish(0, models[0], trainer_epoch=0)
     assert weights(tmp_path / "store").versions() == []
     assert late.publish(0, models[0], trainer_epoch=0)
@@ -223,13 +224,15 @@ def test_the_commands(tmp_path: Path, models: list[dict[str, torch.Tensor]]) -> 
         assert result.exit_code == code, result.output
         return result.output
 
-    assert "version 11 has a way from nothing now" in run("keyframe", url)
-    assert "version 10 has a way" in run("keyframe", url, "--version", "10")
-    assert "version 11 had a way from nothing already" in run("keyframe", url)
+    assert "version 11 has a keyframe now" in run("keyframe", url)
+    assert "version 10 has a keyframe" in run("keyframe", url, "--version", "10")
+    assert "version 11 had a keyframe already" in run("keyframe", url)
     assert "has no version 12; it has 0–11" in run("keyframe", url, "--version", "12", code=1)
     assert "from nothing" in run("show", url)
     assert "12 versions, all whole" in run("verify", url)
     said = run("collect", url, "--keep", "1")
-    assert "10 versions, 0 chunks and 0 killed writes are gone; 2 versions from 10 on stay" in said
+    assert (
+        "10 versions, 0 chunks and 0 leftovers of killed writes are gone; 2 versions from 10 on stay" in said
+    )
     assert " 0 chunks and" not in run("collect", url, "--keep", "1", "--grace", "0")
     assert "has no versions of weights" in run("collect", f"file://{tmp_path}/nothing/x", code=2)

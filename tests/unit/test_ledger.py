@@ -34,9 +34,9 @@ def test_who_is_second_with_other_bits_stops(tmp_path: Path) -> None:
     old.append(step(context, 0, "a", 0))
     new.append(step(context, 0, "a", 1))  # the same bits: whoever redoes the first one gets them too
     assert (old.end, new.end) == (1, 2)
-    with pytest.raises(AnotherTrainer, match=r"newer start of the trainer \(1; this is 0\)"):
+    with pytest.raises(AnotherTrainer, match=r"newer start of the trainer \(1; this is start 0\)"):
         old.append(step(context, 1, "b", 0))
-    with pytest.raises(AnotherTrainer, match="step 1 was also taken by another trainer"):
+    with pytest.raises(AnotherTrainer, match="another trainer took step 1 before this one"):
         new.append(step(context, 1, "other", 1))
     again, there = started(context, 2)
     assert there == ["0 a", "1 b"]

@@ -158,7 +158,7 @@ def test_a_snapshot_is_what_was_whatever_changes_it(model: str, spec: RunSpec, h
 
 def test_a_copy_that_is_not_what_the_ledger_says_is_not_published(model: str, tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(model)
-    publisher = Publisher(make_context(make_spec(), tmp_path), 0)
+    publisher = Publisher(make_context(make_spec(), tmp_path), 0).open()
     tensors = {"w": torch.arange(10.0)}
     future: lending.Future[dict[str, torch.Tensor]] = lending.Future()
     future.set_result(tensors)
@@ -180,7 +180,7 @@ def test_an_upload_may_take_longer_than_the_deadline_while_the_store_takes_piece
 ) -> None:
     (tmp_path / "model").symlink_to(model)
     context = make_context(make_spec(deadlines={"progress_s": 0.5}), tmp_path)
-    publisher, ended = Publisher(context, 0), threading.Event()
+    publisher, ended = Publisher(context, 0).open(), threading.Event()
 
     def upload() -> None:
         for _ in range(30 if moves else 1000):  # a piece each .05 s: three deadlines
@@ -203,7 +203,7 @@ def test_an_upload_may_take_longer_than_the_deadline_while_the_store_takes_piece
 def test_pieces_of_weights_and_checkpoints_move_a_publisher(model: str, tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(model)
     context = make_context(make_spec(), tmp_path)
-    publisher = Publisher(context, 0)
+    publisher = Publisher(context, 0).open()
     publisher.publish(0, made_of({"w": torch.arange(10.0)}))
     publisher.drain()
     before = context.heart.counters["stored_pieces"]
@@ -216,7 +216,7 @@ def test_pieces_of_weights_and_checkpoints_move_a_publisher(model: str, tmp_path
 def test_what_waits_behind_a_failure_is_dropped(model: str, tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(model)
     publisher, dropped, go = (
-        Publisher(make_context(make_spec(), tmp_path), 0),
+        Publisher(make_context(make_spec(), tmp_path), 0).open(),
         threading.Event(),
         threading.Event(),
     )

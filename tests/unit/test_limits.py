@@ -148,7 +148,7 @@ def test_a_group_is_no_larger_than_publishers_make_them() -> None:
     data = chunk((Head("BF16", SAME, 1, [Span("w", 0, size)], 128 * 16), bytes(128 * 16)))
     held = {"w": Bits("BF16", (size,), np.zeros(1, np.uint16).repeat(1))}
     held["w"] = Bits("BF16", (size,), np.broadcast_to(np.uint16(0), size))
-    with pytest.raises(WeightsError, match=r"a group of .* bytes, where .* are the most"):
+    with pytest.raises(WeightsError, match=r"a group of .* bytes; .* are the most"):
         decode_chunk(data, held, "it")
 
 

@@ -192,7 +192,7 @@ def short(folder: Path, role: str = "generator", **sections: Any) -> RoleContext
 @pytest.fixture
 def pulsing(tmp_path: Path) -> Iterator[tuple[RoleContext, Pulsing]]:
     context = short(tmp_path)
-    heard = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=SHORT_S)
+    heard = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=SHORT_S).open()
     yield context, heard
     heard.close()
 
@@ -205,7 +205,7 @@ def test_pulses_come_though_there_is_always_one_more_heartbeat(tmp_path: Path) -
             heart.beat(context.writer, context.topics)
             return context.bus.log(context.topics.status)[0][-1:]  # type: ignore[attr-defined,no-any-return]
 
-    heard = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=SHORT_S)
+    heard = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=SHORT_S).open()
     heard._reader = Endless()  # type: ignore[assignment]
     log = context.bus.log(context.topics.pulse)[0]  # type: ignore[attr-defined]
     wait_until(lambda: len(log) > 2, what="three pulses", deadline_s=20)
@@ -236,7 +236,7 @@ def test_pulses_carry_movement_to_every_wait_until_nothing_moves(
     pulsing: tuple[RoleContext, Pulsing],
 ) -> None:
     context, _ = pulsing
-    pulses = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S)
+    pulses = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S).open()
     moving = Moving(context, "trainer")
     wait = Wait("weights 7", unblocked_by="trainer", deadline_s=SHORT_S, signs=pulses)
     until = time.monotonic() + 3 * SHORT_S
@@ -253,7 +253,7 @@ def test_pulses_carry_movement_to_every_wait_until_nothing_moves(
 
 def test_when_the_feeder_dies_the_deadline_runs_from_its_last_pulse(tmp_path: Path) -> None:
     context = short(tmp_path)
-    pulses = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S)
+    pulses = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S).open()
     pulse = fill(Pulse, run=context.run, still_s=0.0, waits="all is well", sent_at=1.0)
     context.writer.send(context.topics.pulse, encode(pulse), key="k")
     context.writer.send(context.topics.pulse, b"garbage", key="k")
@@ -271,7 +271,7 @@ def test_what_ends_the_thread_that_hears_is_raised_by_the_next_wait(tmp_path: Pa
         def poll(self, wait_s: float) -> list[Any]:
             raise RuntimeError("the reader broke")
 
-    pulses = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S)
+    pulses = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S).open()
     pulses._reader = Broken()  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="the reader broke"):
         wait_until(lambda: pulses.still_s() < 0, what="the error", deadline_s=10)
@@ -281,7 +281,7 @@ def test_a_generator_that_is_idle_for_many_deadlines_goes_on_while_the_trainer_w
     pulsing: tuple[RoleContext, Pulsing],
 ) -> None:
     context, _ = pulsing
-    context.signs = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S)
+    context.signs = Pulses(context.bus, context.topics, context.run, deadline_s=SHORT_S).open()
     moving, bell = Moving(context, "trainer"), threading.Event()
     engine = ReplayEngine(np.full(3, 0.01), lambda request: 4, RealClock(bell))
     running = Running(context, engine, bell)

@@ -91,7 +91,7 @@ def test_a_task_that_is_fine(tmp_path: Path) -> None:
         ("raise RuntimeError('x' * 10**6)", "reward: .*task.py can't be imported: RuntimeError: xxx"),
         ("import nothing_of_the_kind", "reward: .*can't be imported: ModuleNotFoundError"),
         ("import sys\nsys.setrecursionlimit(10**6)\ndef f(): f()\nf()", "killed|longer than|Recursion"),
-        (GARBAGE, "it writes to descriptors that are not its own"),
+        (GARBAGE, "it writes to descriptors that it did not open"),
         ("hoard = []\nwhile True: hoard.append(bytearray(1 << 24))", "GiB of memory; 0.5 are allowed here"),
         ("import os\nos.closerange(0, 64)\nimport time\ntime.sleep(600)", "task: .*(takes longer|exit code)"),
     ],
@@ -135,7 +135,7 @@ open({str(left)!r}, "w").write(str(child.pid))
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("def reward(problem): return 1", "called as reward(problem, completion), and it can't be"),
+        ("def reward(problem): return 1", "the function can't be called as reward(problem, completion)"),
         ("def reward(problem, completion, more): return 1", "missing a required argument: 'more'"),
         ("def reward(problem, completion): return None", "not a number, but a NoneType"),
         ("def reward(problem, completion): return '1.0'", "not a number: '1.0' is text"),
@@ -324,7 +324,7 @@ def test_stores_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         assert any("placement.store: " in one and "is no folder" in one for one in problems_of(spec))
         assert placed(tmp_path, store=f"file://{tmp_path}/{name}")["store"].wrong
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "can't be written by this user" in placed(tmp_path, store=f"file://{tmp_path}/x")["store"].said
+    assert "this user may not write to" in placed(tmp_path, store=f"file://{tmp_path}/x")["store"].said
 
 
 class DeadStore:

@@ -84,7 +84,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoleContext:
 @contextmanager
 def watching(context: RoleContext) -> Iterator[Callable[[int], Callable[[], bool]]]:
     """A watch, and whether it has come to a version."""
-    watch, taken = WeightsWatch(context, threading.Event()), list[int]()
+    watch, taken = WeightsWatch(context, threading.Event()).open(), list[int]()
 
     def come_to(version: int) -> Callable[[], bool]:
         def true() -> bool:
@@ -311,7 +311,7 @@ def test_garbage_other_runs_and_absurd_versions_cost_a_relay_nothing(
         context.stop.set()
         thread.join()
     assert ABSURD in said[-1].passed_over
-    assert f"weights {ABSURD} are not here" in caplog.text
+    assert f"weights {ABSURD} could not be fetched" in caplog.text
     assert (tmp_path / "cache" / unique_name(context.record) / "runs" / RUN).is_dir()
 
 

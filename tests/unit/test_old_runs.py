@@ -115,7 +115,7 @@ def test_a_start_reads_the_newest_dead_letters(tmp_path: Path, read: dict[str, i
     for offset in range(30_000):
         context.writer.send(context.topics.dead, letter(context, 0, offset), key="")
     context.writer.send(context.topics.dead, b"rubbish", key="")
-    unfit = Unfit(context, lambda *_: False, {0: 29_990, 1: 0}, 29_990 if known else None)
+    unfit = Unfit(context, lambda *_: False, {0: 29_990, 1: 0}, 29_990 if known else None).open()
     assert read[context.topics.dead.name] <= (11 if known else 10_500)
     assert len(unfit._known) == 10
     for offset in (29_995, 30_000, 30_001):
@@ -254,7 +254,7 @@ def test_another_sample_in_the_place_of_one_is_found_out(tmp_path: Path, model: 
             Record(one.topic, one.partition, number, part[0].key, part[0].value)
             for number, one in enumerate(part)
         ]
-    with pytest.raises(Gone, match="the topic is another one than it was"):
+    with pytest.raises(Gone, match="the topic was made anew since"):
         fetch_rows(world.context, world.context.topics.samples, world.ledger()[0])
     elsewhere = structs.replace(world.ledger()[0], partitions=np.full(4, 99, np.int16))
     with pytest.raises(Gone, match=r"test-1\.samples\[99\]@\d is gone"):

@@ -105,7 +105,7 @@ def test_config_and_tokenizer_may_be_the_base_s(model: Path, tmp_path: Path) -> 
     save_file(tensors, bare / "model.safetensors")
     run("push", bare, url)
     said = run("promote", url, tmp_path / "out", code=1)
-    assert f"{url} has no config.json" in said and "say where it is with --base" in said
+    assert f"{url} has no config.json" in said and "began with (--base)" in said
     assert "no config.json" in run("promote", url, tmp_path / "out", "--base", tmp_path, code=1)
     assert not (tmp_path / "out").exists()
     run("promote", url, tmp_path / "out", "--base", model)

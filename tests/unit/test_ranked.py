@@ -132,7 +132,7 @@ def test_a_frame_that_was_cut_off_is_none() -> None:
 def test_deepspeed_adds_floats() -> None:
     assert make_spec().trainer.sums_exactly
     assert not make_spec(trainer={"learner": "deepspeed"}).trainer.sums_exactly
-    with pytest.raises(ValidationError, match="exact_sums is of learner torch"):
+    with pytest.raises(ValidationError, match="exact_sums needs learner torch"):
         make_spec(trainer={"learner": "deepspeed", "exact_sums": True})
 
 

@@ -42,9 +42,9 @@ def question(problem: str) -> Question:
 
 @contextmanager
 def ranking(context: RoleContext, wanted: int = 0) -> Iterator[Ranking]:
-    feed = SampleFeed(context, {}, 0, FeederRoots(context))
+    feed = SampleFeed(context, {}, 0, FeederRoots(context)).open()
     feed.admitted(make_prompt(SPEC, group) for group in range(36))
-    service = Ranking(context, question, feed, wanted=wanted)
+    service = Ranking(context, question, feed, wanted=wanted).open()
     feed.read_back()
     feed.follow()
     try:
@@ -237,14 +237,14 @@ def test_iterations_that_the_ledger_has_lost_are_not_waited_for(
     with ranking(context) as service:
         service.trained(step(5))
         assert service.at(6).version == 6
-    assert "says nothing any more of iterations 0 to 4" in caplog.text
+    assert "the ledger has no steps of iterations 0 to 4" in caplog.text
 
 
 def test_its_memory_does_not_grow(tmp_path: Path) -> None:
     spec = make_spec(algorithm={"groups": 4, "group_size": 2, "iterations": 10_000})
     context = make_context(spec, tmp_path)
-    feed = SampleFeed(context, {}, 0, FeederRoots(context))
-    service = Ranking(context, lambda problem: QUESTIONS[int(problem) % 36], feed, wanted=0)
+    feed = SampleFeed(context, {}, 0, FeederRoots(context)).open()
+    service = Ranking(context, lambda problem: QUESTIONS[int(problem) % 36], feed, wanted=0).open()
     try:
         for iteration in range(60):
             service.trained(step(iteration))
@@ -268,4 +268,4 @@ def test_a_store_that_fails_costs_no_run(tmp_path: Path, caplog: pytest.LogCaptu
     with ranking(context) as service:
         service.trained(step(0))
         assert service.at(1).version == 1
-        wait_until(lambda: "ranker 1 is not kept" in caplog.text, what="a warning")
+        wait_until(lambda: "ranker 1 can't be stored" in caplog.text, what="a warning")

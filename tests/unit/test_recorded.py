@@ -122,7 +122,7 @@ def test_what_can_not_be_trained_again_is_said(tmp_path: Path, model: str) -> No
     with pytest.raises(RecordedError, match=r"sampled at temperature 1, and sampling\.temperature is 0\.5"):
         trained(another(context, warm, "test-2"), model)
     large = make_spec(algorithm=OFFLINE | {"groups": 17})
-    with pytest.raises(RecordedError, match="has trained 16 groups; a step here takes 17"):
+    with pytest.raises(RecordedError, match="has trained 16 groups; a step of this run takes 17"):
         trained(another(context, large, "test-3"), model)
     with pytest.raises(runs.RunError, match="there is no run none-1"):
         trained(another(context, make_spec(algorithm=OFFLINE | {"recorded": "none-1"}), "test-4"), model)
@@ -133,7 +133,7 @@ def test_what_can_not_be_trained_again_is_said(tmp_path: Path, model: str) -> No
     runs.create(
         second.store, second.spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-6"
     )
-    with pytest.raises(RecordedError, match=r"has made no samples: .* algorithm\.recorded: test-1"):
+    with pytest.raises(RecordedError, match=r"has made no samples, .*algorithm\.recorded: test-1"):
         trained(another(context, make_spec(algorithm=OFFLINE | {"recorded": "test-6"}), "test-7"), model)
     letters = tmp_path / "other"
     shutil.copytree(model, letters)
@@ -190,7 +190,7 @@ def test_an_offline_run_waits_until_its_weights_are_evaluated(tmp_path: Path, mo
     context, _ = recorded(tmp_path, model)
     spec = make_spec(algorithm=OFFLINE, evaluation={"problems": 3, "every": 4})
     offline = another(context, spec, "test-2")
-    stream = RecordedStream(offline, 24)
+    stream = RecordedStream(offline, 24).open()
     assert stream.complete((0, 0)) == []
     assert stream.outstanding((0, 0)) == 3
     assert len(stream.complete((1, 0))) == 1

@@ -88,7 +88,7 @@ def test_the_report_goes_if_that_is_asked_for(made: Made) -> None:
 
 def test_a_run_that_beats_is_not_removed(made: Made) -> None:
     made.beat("training")
-    with pytest.raises(RunFailed, match="run test-1 is going on: trainer-0 still beat"):
+    with pytest.raises(RunFailed, match="run test-1 is going on: trainer-0 still send heartbeats"):
         remains(made.store, "test-1", made.open)
 
 
@@ -155,7 +155,9 @@ def test_the_command_asks_and_says_when_there_is_nothing(made: Made, monkeypatch
 
 def test_a_run_whose_record_is_unreadable_goes_without_its_topics(made: Made) -> None:
     made.store.put("runs/test-1/run.json", b"{")
-    with pytest.raises(RunError, match=r"is not a run record.*--no-topics removes its objects alone"):
+    with pytest.raises(
+        RunError, match=r"is not a run record.*--no-topics removes the objects of the run without them"
+    ):
         remains(made.store, "test-1", made.open)
     remove(made.store, remains(made.store, "test-1", None), None)
     assert runs.runs_of(made.store) == ["test-10"]

@@ -104,11 +104,11 @@ def test_other_bits_are_found(tmp_path: Path, model: str) -> None:
 def test_what_is_gone_is_named(tmp_path: Path, model: str) -> None:
     world = world_of(tmp_path, model)
     world.live()
-    with pytest.raises(TrainingFailed, match="goes to step 4, and has no 9"):
+    with pytest.raises(TrainingFailed, match="ends with step 4: it has no step 9"):
         again(world, model).step(9)
     for partition in range(2):
         world.context.bus.truncate(world.context.topics.samples, partition, 3)  # type: ignore[attr-defined]
-    with pytest.raises(BusError, match=r"test-1\.samples\[0\]@\d is gone, and the samples of step 0 need it"):
+    with pytest.raises(BusError, match=r"test-1\.samples\[0\]@\d is gone, one of the samples of step 0:"):
         again(world, model).step(1)
 
 
@@ -127,7 +127,7 @@ def test_on_the_command_line(
     assert result.output.count("equal") == world.ledger()[3].microbatches.astype(bool).sum()
     result = cli.invoke(app, [*words, "--failed"])
     assert result.exit_code == 1
-    assert "no step of run test-1 has failed" in result.output
+    assert "has no record of a failed step of run test-1" in result.output
     other = make_tiny_model(tmp_path / "other", layers=1, width=16, seed=3)
     record = world.context.record.model_copy(update={"model": str(other)})
     monkeypatch.setattr(replaying, "find", lambda store, run: record)

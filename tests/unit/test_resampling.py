@@ -49,7 +49,7 @@ def publish(context: RoleContext, group: int, *rewards: float) -> None:
 
 
 def fed(context: RoleContext) -> tuple[Feeder, threading.Thread]:
-    feeder = Feeder(context, PROBLEMS, [], lambda text: [4, 5])
+    feeder = Feeder(context, PROBLEMS, [], lambda text: [4, 5]).open()
 
     def run() -> None:
         with pytest.raises(Stopped):
@@ -108,7 +108,7 @@ def test_an_unfit_sample_is_not_counted(tmp_path: Path) -> None:
 
 def test_the_trainer_waits_for_what_is_drawn_instead(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
-    stream = SampleStream(context, 24, {}, (0, 0), lambda version: "r")
+    stream = SampleStream(context, 24, {}, (0, 0), lambda version: "r").open()
 
     def come(group: int, *rewards: float) -> None:
         for index, reward in enumerate(rewards):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flows.view.held_out_results import comparison, known_lengths, longest
-from flows.view.metric_rows import first_of_each_step, step_row, with_rates
+from flows.view.metric_rows import step_row, with_rates
 from schemas.messages import Evaluation, StepRecord
 from tests.fakes.fill import fill
 
@@ -82,9 +82,3 @@ def test_rates_are_not_taken_over_a_restart() -> None:
     rows = with_rates([step_row(step(n, epoch=n // 2)) for n in range(4)])
     assert [row["samples_per_s"] for row in rows] == [None, 0.4, None, 0.4]
     assert rows[1]["idle"] == 0.25
-
-
-def test_the_first_of_two_records_of_a_step_counts() -> None:
-    records = [step(0), step(1), step(1, epoch=1), step(2, epoch=1)]
-    found = [(record.step, record.trainer_epoch) for record in first_of_each_step(records)]
-    assert found == [(0, 0), (1, 0), (2, 1)]

@@ -151,7 +151,9 @@ def test_another_function_of_the_same_file_is_refused(begun: Begun) -> None:
 
 def test_a_file_that_is_gone_is_named(begun: Begun) -> None:
     (begun.folder / "first" / "problems.jsonl").unlink()
-    with pytest.raises(runs.RunError, match=r"a file for task\.jsonl, and .* is none here"):
+    with pytest.raises(
+        runs.RunError, match=r"a file for task\.jsonl, but there is none at .*/problems\.jsonl: "
+    ):
         begun.resume("first")
 
 

@@ -106,3 +106,20 @@ def test_no_torch_load() -> None:
 def test_the_example_task_imports_nothing_of_ours() -> None:
     for file in (ROOT / "examples").glob("*.py"):
         assert not imports(file) & ROOMS, file
+
+
+def test_no_constructor_starts_a_thread_or_a_process_or_opens_a_topic() -> None:
+    """`open()` or `with` does: whoever only makes an object leaves nothing behind."""
+    found = []
+    for name, file in modules().items():
+        for kind in (
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
+        ):
+            for method in kind.body:
+                if isinstance(method, ast.FunctionDef) and method.name in ("__init__", "__post_init__"):
+                    calls = [node.func for node in ast.walk(method) if isinstance(node, ast.Call)]
+                    attributes = {one.attr for one in calls if isinstance(one, ast.Attribute)}
+                    names = {one.id for one in calls if isinstance(one, ast.Name)}
+                    if {"start", "reader"} & attributes or {"start_child"} & (names | attributes):
+                        found.append(f"{name}.{kind.name}")
+    assert not found

@@ -124,7 +124,7 @@ def test_a_root_that_nobody_knows_is_a_fault(tmp_path: Path) -> None:
     sample = make_sample(spec, 0, 0)
     for one in (sample, structs.replace(sample, index=1)):
         context.writer.send(context.topics.samples, encode(one), key=one.id)
-    stream = SampleStream(context, 24, {}, (0, 0), lambda version: None)
+    stream = SampleStream(context, 24, {}, (0, 0), lambda version: None).open()
     wait_until(lambda: stream.pump(0.01) + 1 and stream.positions[0] == 2, what="the samples")
     stream.close()
     found = [

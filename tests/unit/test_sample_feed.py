@@ -38,7 +38,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def feeding(context: RoleContext, groups: range = range(4), trained: int = 0) -> Iterator[SampleFeed]:
-    feed = SampleFeed(context, {}, trained, FeederRoots(context))
+    feed = SampleFeed(context, {}, trained, FeederRoots(context)).open()
     feed.admitted(make_prompt(SPEC, group) for group in groups)
     try:
         yield feed
@@ -115,7 +115,7 @@ def test_a_root_that_the_ledger_contradicts_is_not_fit(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     roots = FeederRoots(context)
     roots.learn(make_step(SPEC, 0, [], root_out="the root"))
-    feed = SampleFeed(context, {}, 1, roots)
+    feed = SampleFeed(context, {}, 1, roots).open()
     feed.admitted([make_prompt(SPEC, 4)])
     all_of_it = feed.subscribe(lambda taken: taken)
     publish(context, make_sample(SPEC, 4, 0, roots=["false"]), make_sample(SPEC, 4, 1, roots=["the root"]))

@@ -119,7 +119,7 @@ def test_a_run_file_brings_its_own_loss(folder: Path) -> None:
         ("loss.import=my_loss.py:Nobody", "loss.import: .*Nobody is no loss"),
         ("loss.import=your_loss.py:Mine", "loss.import: .*your_loss.py: no such file"),
         ("loss.import=my_loss.py", "loss.import: .*write it as FILE.py:CLASS or module:CLASS"),
-        ("loss.kind=grpo", "loss.kind: import chooses the loss: leave this out"),
+        ("loss.kind=grpo", "loss.kind: import chooses the loss already: leave kind out"),
         ("loss={kind: grop}", "loss.kind: 'grop' is not one of 'grpo', .*did you mean 'grpo'"),
         ("loss={kind: 3}", "loss.kind: 3 is not one of 'grpo'"),
         ("dispatch={policy: sometimes}", "dispatch.policy: 'sometimes' is not one of 'deadline'"),

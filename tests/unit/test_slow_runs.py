@@ -75,18 +75,18 @@ def test_a_feeder_waits_for_a_long_step_and_for_a_long_evaluation(problems: int,
     context = slow(tmp_path, "feeder", evaluation={"problems": problems})
     context.signs = Pulsing(
         context.bus, context.writer, context.topics, context.run, deadline_s=DEADLINE_S
-    )  # fmt: skip
-    feeder = Feeder(context, PROBLEMS, PROBLEMS[:problems], lambda text: [2] * len(text))
+    ).open()  # fmt: skip
+    feeder = Feeder(context, PROBLEMS, PROBLEMS[:problems], lambda text: [2] * len(text)).open()
     said = goes_on_then_ends(context, feeder.run, "generator")
     assert ("held-out samples of version 0" if problems else "the next optimizer step") in said
-    assert "Nothing moves anywhere: generator-9 says that it is at work, and shows nothing of it" in said
+    assert "Nothing moves anywhere: generator-9 says that it is at work, but shows no progress" in said
     context.signs.close()
 
 
 def test_a_trainer_waits_for_long_answers(tmp_path: Path) -> None:
     context = slow(tmp_path, "trainer")
-    pulsing = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=DEADLINE_S)
-    context.signs = Pulses(context.bus, context.topics, context.run, deadline_s=DEADLINE_S)
+    pulsing = Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=DEADLINE_S).open()
+    context.signs = Pulses(context.bus, context.topics, context.run, deadline_s=DEADLINE_S).open()
     learner = TorchLearner(str(make_tiny_model(Path(context.record.model))), context.spec)
     said = goes_on_then_ends(context, Trainer(context, learner).run, "generator")
     assert "for samples of iteration 0 without progress; the generators would unblock it" in said

@@ -132,7 +132,9 @@ def test_without_room_the_step_waits_for_the_reader(monkeypatch: pytest.MonkeyPa
 def test_a_wait_without_progress_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOM.variable, "none")
     monkeypatch.setattr(snapshot, "_LOOK_S", 0.01)
-    with pytest.raises(WaitedTooLong, match="a checkpoint to be written: neither memory nor TMPDIR has room"):
+    with pytest.raises(
+        WaitedTooLong, match=r"a checkpoint to be written \(neither memory nor TMPDIR has room"
+    ):
         StateSnapshot(tensors(), deadline_s=0.05).settle()
 
 

@@ -131,7 +131,7 @@ def test_putting_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(FileStore, "put", slow)
     store = open_store(f"file://{tmp_path}")
-    keeper = Keeper(Snapshots(store, "test-1", warned.append), warned.append)
+    keeper = Keeper(Snapshots(store, "test-1", warned.append), warned.append).open()
     keeper.offer(snapshot(0))
     wait_until(asked.is_set, what="the first one")
     for version in random.Random(0).sample(range(1, 50), 20):
@@ -140,4 +140,4 @@ def test_putting_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     go.set()
     keeper.close()
     assert [key[-16:] for key in store.list("runs/test-1/feeder")] == ["00000060-02.json"]
-    assert "iteration 0 is not kept: no room" in warned[0]
+    assert "iteration 0 can't be stored: no room" in warned[0]

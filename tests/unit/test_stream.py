@@ -27,7 +27,7 @@ def setup(folder: Path, samples: list[Sample], **options: Any) -> tuple[Any, Sam
         )
     stream = SampleStream(
         context, 24, options.get("start", {}), options.get("trained", (0, 0)), lambda version: "r"
-    )
+    ).open()
     take(stream, len(samples))
     return context, stream
 
@@ -101,12 +101,12 @@ def test_low_watermarks_are_where_the_untrained_begin(tmp_path: Path) -> None:
         ),
         ({"tokens": np.zeros(0, np.int32), "logprobs": np.zeros(0, np.float32)}, "the answer is empty"),
         ({"logprobs": np.zeros(1, np.float32)}, "have 1 logprobs"),
-        ({"logprobs": np.full(3, np.nan, np.float32)}, "not logprobs"),
-        ({"logprobs": np.full(3, 0.5, np.float32)}, "not logprobs"),
+        ({"logprobs": np.full(3, np.nan, np.float32)}, "above 0 or not finite"),
+        ({"logprobs": np.full(3, 0.5, np.float32)}, "above 0 or not finite"),
         ({"size": 3}, "does not fit groups of 2"),
         ({"iteration": 2}, "not of iteration 2"),
         ({"versions": np.array([1], dtype=np.int32)}, "on-policy needs 0"),
-        ({"reward": float("inf")}, "reward is not a number"),
+        ({"reward": float("inf")}, "reward is not a finite number"),
     ],
 )
 def test_unfit_samples_are_dead_letters(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
@@ -128,7 +128,7 @@ def test_too_old_weights_are_refused_in_async(tmp_path: Path) -> None:
 def test_rubbish_is_a_dead_letter_with_its_bytes(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     context.writer.send(context.topics.samples, b"rubbish", key="x")
-    stream = SampleStream(context, 24, {}, (0, 0), lambda version: "r")
+    stream = SampleStream(context, 24, {}, (0, 0), lambda version: "r").open()
     take(stream, 1)
     letter = decode(read_all(context.bus, context.topics.dead, deadline_s=5)[0].value, DeadLetter)
     assert letter.raw == b"rubbish"

@@ -20,7 +20,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_in_the_loop() -> None:
     bus, topic = MemoryBus(), Topic("t", 1)
     bus.create_topics([topic])
     bus.writer().send(topic, b"x", key="k")
-    tail = Tail(bus.reader(topic), refuse, threading.Event())
+    tail = Tail(bus.reader(topic), refuse, threading.Event()).open()
     with pytest.raises(ValueError, match="1 record that nobody can read"):
         wait_until(tail.take, what="the error")
     tail.close()

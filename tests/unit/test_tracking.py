@@ -136,7 +136,7 @@ def test_one_that_hangs_is_left_when_the_run_ends(tracked: Tracked, monkeypatch:
     tracked.add(0)
     with tracked.running():
         wait_until(lambda: "tracker Noting" in {one.name for one in threading.enumerate()}, what="the thread")
-    assert tracked.said == ["tracker Noting: it did not end within 0.2 s, and is left"]
+    assert tracked.said == ["tracker Noting did not end within 0.2 s: it may lack the last steps"]
 
 
 def test_one_whose_code_is_not_here_says_so(tracked: Tracked) -> None:

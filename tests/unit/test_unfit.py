@@ -44,7 +44,7 @@ def taken(context: RoleContext, **options: Any) -> SampleStream:
     """A stream that has read all there is."""
     stream = SampleStream(
         context, 24, {}, options.get("trained", (0, 0)), options.get("root_of", lambda _: "r")
-    )
+    ).open()
     ends = sum(len(part) for part in context.bus.log(context.topics.samples))  # type: ignore[attr-defined]
     try:
         wait_until(lambda: stream.pump(0.01) + 1 and sum(stream.positions.values()) == ends, what="records")
@@ -72,15 +72,19 @@ def edited(sample: Sample, **fields: Any) -> Sample:
 BAD: dict[str, dict[str, Any]] = {
     "its purpose is 'fun'": {"purpose": "fun"},
     "there is no length class 7": {"length_class": 7},
-    "no bundle has 0 groups": {"bundle_groups": 0},
+    "a bundle can't have 0 groups; an iteration has 4": {"bundle_groups": 0},
     "an iteration has 1 optimizer steps, and no step 1": {"mini": 1},
     "the prompt has 9 tokens; 8 are the most": {"prompt_tokens": np.full(9, 4, np.int32)},
-    "what it says of the weights that made it can't be": {"version_starts": np.array([5], np.int32)},
+    "its versions of the weights, or the tokens where they start, are out of order or range": {
+        "version_starts": np.array([5], np.int32)
+    },
     "it does not say which weights made it": {"roots": []},
     "-1 is no seed": {"seed": -1},
     "nan is no predicted length": {"predicted": float("nan")},
     "it does not say when it was made": {"finished_at": float("inf")},
-    "its logprobs are not logprobs": {"logprobs": np.full(GOOD[0].true_length, np.nan, np.float32)},
+    "one of its logprobs is above 0 or not finite": {
+        "logprobs": np.full(GOOD[0].true_length, np.nan, np.float32)
+    },
     "a token of the prompt is not in the vocabulary of 24": {"prompt_tokens": np.array([-1], np.int32)},
 }
 
@@ -154,7 +158,9 @@ def test_a_sample_that_is_never_fit_ends_the_run(tmp_path: Path) -> None:
     context = make_context(SPEC, tmp_path)
     for time in (1.0, 1.0, 2.0, 3.0):  # one of them was delivered twice
         put(context, edited(GOOD[0], reward=float("nan"), finished_at=time))
-    with pytest.raises(NeverFit, match=r"sample 0000000-00 was made 3 times .* its reward is not a number"):
+    with pytest.raises(
+        NeverFit, match=r"sample 0000000-00 was made 3 times .* its reward is not a finite number"
+    ):
         taken(context)
     stream = taken(context)  # started again, it waits for one that is made after that
     assert stream.received == 0
@@ -181,7 +187,7 @@ def test_garbage_under_a_sample_s_key_does_not_end_the_run_until_it_has_lasted(
 ) -> None:
     context, clock = make_context(SPEC, tmp_path), [1000.0]
     monkeypatch.setattr("consumers.stream.unfit.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    stream = SampleStream(context, 24, {}, (0, 0), lambda _: "r")
+    stream = SampleStream(context, 24, {}, (0, 0), lambda _: "r").open()
 
     def read(count: int) -> None:
         wait_until(lambda: stream.pump(0.01) + 1 and len(letters(context)) == count, what="dead letters")

@@ -23,10 +23,10 @@ from infra.stores.file_store import FileStore
 from infra.stores.opening import open_store
 from infra.stores.store import Missing, StoreError
 from infra.weights import leases, notes, versions
-from infra.weights.bits import kind_of
+from infra.weights.bits import file_model, kind_of
 from infra.weights.codec import scan as codec_scan
 from infra.weights.codec import scan_plain
-from infra.weights.digest import digests_of, file_digests, root_digest
+from infra.weights.digest import digests_of, model_digests, root_digest
 from infra.weights.leases import Lease
 from infra.weights.manifest import Chunk, VersionManifest
 from infra.weights.manifest import Path as ChunkPath
@@ -64,7 +64,8 @@ def test_digests_see_one_bit_dtype_and_shape() -> None:
        st.lists(st.integers(0, 4), max_size=3))  # fmt: skip
 def test_a_file_has_the_digests_of_its_tensors(dtype: torch.dtype, shape: list[int]) -> None:
     tensors = {"x": torch.arange(math.prod(shape)).reshape(shape).to(dtype), "y": torch.ones(3)}
-    assert file_digests(save(tensors, metadata={"format": "pt"})) == digests_of(tensors)
+    file = file_model(save(tensors, metadata={"format": "pt"}))
+    assert model_digests(file) == digests_of(tensors)
 
 
 def test_publishing_again_is_fine_with_the_same_bits_only(tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ def show_result(console: Console, result: RunResult) -> None:
     """Print the rewards before and after, time and other figures of the run, and where the report is."""
     summary = result.summary
     if summary["result"]:
-        table = Table(
-            "held-out reward", "problems", "before", "after", "gain", title=f"run {result.run}"
-        )
+        table = Table("held-out reward", "problems", "before", "after", "gain", title=f"run {result.run}")
         for row in summary["result"]:
             error = row.get("gain_error")
             gain = f"{row['gain']:+.3f}" + (f" ± {error:.3f}" if error is not None else "")

@@ -28,7 +28,7 @@ def run_here(request: RunRequest, console: Console, *, prefect: bool) -> RunResu
         if env:
             return _as_flow(request, screen, env)
         if prefect:
-            screen.say("no Prefect server is up (`streamrl up` starts one): this is a plain run")
+            screen.say("no Prefect server is up (`streamrl up` starts one): the run goes on without Prefect")
         return train_plainly(request.runfile, request.overrides, request.resume, screen=screen)
 
 
@@ -47,7 +47,7 @@ def _as_flow(request: RunRequest, screen: Screen, env: dict[str, str]) -> RunRes
     # Prefect reads these when it is imported. Its lines would tear the live view: only the server gets them.
     os.environ.update(env)
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
-    screen.say(f"a flow of the Prefect server at {env['PREFECT_API_URL'].removesuffix('/api')}")
+    screen.say(f"this run is a flow of the Prefect server at {env['PREFECT_API_URL'].removesuffix('/api')}")
     from prefect.exceptions import CancelledRun
 
     from flows.train import train

@@ -44,8 +44,8 @@ def keyframe(url: UrlArgument, version: VersionOption = None) -> None:
         manifest, new = weights.add_keyframe(number, progress)
     path = manifest.path(None)
     assert path is not None
-    said = "has a way from nothing now" if new else "had a way from nothing already"
-    say(f"version {number} {said}: {in_bytes(path.size)} for {in_bytes(manifest.size)}")
+    said = "has a keyframe now" if new else "had a keyframe already"
+    say(f"version {number} {said}: {in_bytes(path.size)} to fetch for {in_bytes(manifest.size)} of weights")
 
 
 def collect(
@@ -66,9 +66,9 @@ def collect(
     if not found.kept:
         fail(f"{url} has no versions of weights")
     say(
-        f"{len(found.removed)} versions, {found.chunks} chunks and {orphans} killed writes are gone; "
-        f"{len(found.kept)} versions from {found.kept[0]} on stay, in {in_bytes(found.size)}; "
-        f"{found.waiting} chunks go later"
+        f"{len(found.removed)} versions, {found.chunks} chunks and {orphans} leftovers of killed writes are "
+        f"gone; {len(found.kept)} versions from {found.kept[0]} on stay, in {in_bytes(found.size)}; a later "
+        f"call removes {found.waiting} more chunks"
     )
 
 

@@ -40,7 +40,9 @@ def wrong_folder(field: str, url: str) -> str:
     if not nearest.is_dir():
         return f"{field}: {url}: {nearest} is no folder"
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return f"{field}: {url}: {nearest} can't be written by this user: choose another place, or ask for it"
+        return (
+            f"{field}: {url}: this user may not write to {nearest}: choose another place, or ask for access"
+        )
     return ""
 
 
@@ -72,7 +74,7 @@ def _broker(spec: RunSpec, servers: str) -> Finding:
     if kafka.bootstrap_servers == LOCAL:
         wanted = kafka.replication > 1
         state = f"runs at {servers}" if servers else "does not run: a run starts it"
-        said = f"the local one {state}"
+        said = f"the local Kafka {state}"
         if wanted:
             said += f", and has one broker: placement.kafka.replication is {kafka.replication}, set it to 1"
         return Finding("broker", said, wrong=wanted)

@@ -97,7 +97,7 @@ class _Probe:
             for line in self._lines():
                 answer = self._understood(line)
                 if answer is None or self._size > _MOST_ANSWERS:
-                    yield self._wrong("it writes to descriptors that are not its own, or prints without end")
+                    yield self._wrong("it writes to descriptors that it did not open, or prints without end")
                     return
                 if answer.get("pid") != self._process.pid:
                     continue  # the task has forked
@@ -144,7 +144,7 @@ class _Probe:
             )
             return f"it takes longer than {self._limit:g} s ({setting})"
         if self._size > _MOST_ANSWERS or len(self._rest) > _MOST_ANSWERS:
-            return "it writes to descriptors that are not its own"
+            return "it writes to descriptors that it did not open"
         if (memory := self._memory()) > MOST_MEMORY:
             most = f"{MOST_MEMORY / (1 << 30):.1f} are allowed here"
             return f"it takes {memory / (1 << 30):.1f} GiB of memory; {most}"

@@ -129,7 +129,7 @@ def decode_chunk(
 def in_threads(do: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> Iterator[_Result]:
     """Yield results in the order of the items, with about `threads` items under way at a time."""
     if threads == 1:
-        yield from map(do, items)
+        yield from map(spent.counted()(do), items)
         return
     with ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[_Result]] = deque()

@@ -41,7 +41,7 @@ def check_heads(heads: Sequence[tuple[Head, memoryview]], model: Model, what: st
 
 def _check(head: Head, size: int, model: Model, what: str) -> None:
     if head.mode not in (SAME, BANDED, WHOLE, ROWED) or head.parts not in (1, PARTS) or not head.spans:
-        raise WeightsError(f"{what} is damaged: it holds a group that can't be")
+        raise WeightsError(f"{what} is damaged: it holds an impossible group")
     elements = tiles = 0
     for span in head.spans:
         bits, end = model.get(span.tensor), span.start + span.count
@@ -52,6 +52,8 @@ def _check(head: Head, size: int, model: Model, what: str) -> None:
         elements += span.count * bits.data.itemsize
         tiles += -(-span.count // (TILE // head.parts))
     if elements > _LARGEST:
-        raise WeightsError(f"{what} is damaged: a group of {elements} bytes, where {_LARGEST} are the most")
+        raise WeightsError(
+            f"{what} is damaged: it holds a group of {elements} bytes; {_LARGEST} are the most"
+        )
     if tiles * _HASH * (1 if head.mode == WHOLE else 2) > size:
         raise WeightsError(f"{what} ends too soon")

@@ -86,7 +86,7 @@ class StreamsReader:
         self._at = start + size
         if width not in (1, 2, 4) or count > most or self._at > len(self._data):
             raise WeightsError(
-                f"{self._what} is damaged: a stream of {count} numbers where {most} are the most"
+                f"{self._what} is damaged: it holds a stream of {count} numbers; {most} are the most"
             )
         return self._decoded(coder, np.dtype(f"<u{width}"), count, self._data[start : self._at])
 
