@@ -10,7 +10,7 @@ from schemas.identity import SampleKey
 
 
 class Backlog:
-    """A queue of waiting jobs, in order of `SampleJob.rank`."""
+    """A queue of waiting jobs, in order of `SampleJob.order_key`."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[Turn, float, int, int], SampleJob]] = []
@@ -18,7 +18,7 @@ class Backlog:
 
     def add(self, job: SampleJob) -> None:
         """Add a job."""
-        heapq.heappush(self._heap, (job.rank, job))
+        heapq.heappush(self._heap, (job.order_key, job))
         self._keys.add(job.key)
 
     def take(self, version: int) -> SampleJob | None:

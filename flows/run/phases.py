@@ -13,7 +13,7 @@ from flows.run.report_phase import make_report
 from flows.run.request import RunCancelled, RunFailed, RunRequest, RunResult
 from flows.run.start_model import prepare_model
 from flows.run.training_phase import run_training
-from flows.trackers.tracking import tracking
+from flows.trackers.feeding import tracking
 from flows.view.screen import Screen, Screens
 from infra import runs
 from infra.errors import Explained

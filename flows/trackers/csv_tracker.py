@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.trackers.tracker import TrackedRun, TrackerSettings
 from flows.view.line_files import LinesFile
 from flows.view.metric_rows import MetricRow
-from infra.files.whole import write_whole
+from infra.files.writing import write_whole
 
 
 class CsvSettings(TrackerSettings):

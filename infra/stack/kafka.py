@@ -10,7 +10,7 @@ from typing import ClassVar
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from infra.files.whole import write_whole
+from infra.files.writing import write_whole
 from infra.kafka_security import PREFIX, checked_settings, security_from_environment
 from infra.stack.kafka_config import JVM_OPTIONS, log4j_properties, server_properties
 from infra.stack.kafka_install import ensure_jars, java_command

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from infra.files.locks import locked
-from infra.files.whole import write_whole
+from infra.files.writing import write_whole
 from infra.stack.paths import StackPaths
 from infra.stack.processes import run_tool
 from infra.stack.stack_errors import ToolFailed, ToolMissing

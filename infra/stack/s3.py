@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from infra.files.private import make_private
-from infra.files.whole import write_whole
+from infra.files.writing import write_whole
 from infra.stack.paths import StackPaths
 from infra.stack.ports import accepts, address
 from infra.stack.s3_binary import binary, ensure_binary

@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 import psutil
 
 from infra.files.ends import tail
-from infra.files.whole import write_whole
+from infra.files.writing import write_whole
 from infra.stack import processes
 from infra.stack.paths import StackPaths
 from infra.stack.ports import choose_port

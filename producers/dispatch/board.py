@@ -95,7 +95,7 @@ class Waiting:
             del self._by_turn[job.turn]
         return job
 
-    def rerank(self, key: SampleKey, predicted: float) -> None:
+    def reorder(self, key: SampleKey, predicted: float) -> None:
         """Change a job's predicted length."""
         self.add(self.remove(key), predicted)
 

@@ -116,7 +116,7 @@ class DeadlinePolicy:
 
     def __init__(
         self,
-        ranks: GroupBeliefs,
+        group_beliefs: GroupBeliefs,
         *,
         seed: int = 0,
         replans: int = 0,
@@ -124,7 +124,7 @@ class DeadlinePolicy:
         move_s: float | None = None,
         warm: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.ranks, self._replans, self._thrift, self._warm = ranks, replans, thrift, warm
+        self.group_beliefs, self._replans, self._thrift, self._warm = group_beliefs, replans, thrift, warm
         self.costs = Costs()
         self._is_cold = False  # a choice waits until the code is compiled
         self.why = Why.NOTHING  # the reason for the plan in force
@@ -195,7 +195,12 @@ class DeadlinePolicy:
         came = self._came
         if self._is_cold and self._warm():
             self._is_cold, came = False, True
-        if not (came or self._must_regroup(now) or now >= self.wakes_at or self.ranks.doubt > self._doubted):
+        if not (
+            came
+            or self._must_regroup(now)
+            or now >= self.wakes_at
+            or self.group_beliefs.doubt > self._doubted
+        ):
             return False
         again = not came and self._regrouped_at is None
         self._came, self._regrouped_at, self._chosen_at = False, None, now
@@ -296,7 +301,7 @@ class DeadlinePolicy:
                 names = [key for _, key in turn]
                 for key in names:
                     if key not in self._told:
-                        self._told[key] = compiled().declared(self.ranks.row[key], 0.0, quantile)
+                        self._told[key] = compiled().declared(self.group_beliefs.row[key], 0.0, quantile)
                 keys = [self._told[key] for key in names]
                 self._kept.append((np.maximum.accumulate(keys), names))
             most = max((len(names) for _, names in self._kept), default=0)
@@ -329,7 +334,7 @@ class DeadlinePolicy:
         for key in generator.running:
             if self._said.get(key, 0.0) <= generator.steps:
                 tokens = generator.tokens(key)
-                left = compiled().declared(self.ranks.row[key], tokens, self.plan.quantile) - tokens
+                left = compiled().declared(self.group_beliefs.row[key], tokens, self.plan.quantile) - tokens
                 self._said[key] = generator.steps + left
             self._last[generator.name] = max(self._last[generator.name], self._said[key])
 
@@ -342,8 +347,8 @@ class DeadlinePolicy:
         self._kept = None
         self._told.clear()
         if len(board.generators) > 1:  # the only generator gets the longest first anyway
-            self.ranks.look(board)
-        self._doubted = self.ranks.doubt
+            self.group_beliefs.look(board)
+        self._doubted = self.group_beliefs.doubt
         work = count * (_HEAP + len(board.generators))
         if why := self._why_not(board, work):
             self._stay(board, now, why)
@@ -358,7 +363,7 @@ class DeadlinePolicy:
 
     def _choose_now(self, board: Board, now: float, again: bool) -> None:
         self._said.clear()  # running jobs are declared anew, by the new quantile
-        self.plan, self.why = self._best(state_of(board, self.ranks, now), now, again), Why.CHOSEN
+        self.plan, self.why = self._best(state_of(board, self.group_beliefs, now), now, again), Why.CHOSEN
         for generator in board.generators.values():
             self._look_again(generator)
 
@@ -395,7 +400,7 @@ class DeadlinePolicy:
         Later, with a deadline in force, only settings near it are tried, by half the draws, since that
         happens often.
         """
-        stay, exact = self._in_force(now), self.ranks.beliefs.exact
+        stay, exact = self._in_force(now), self.group_beliefs.beliefs.exact
         near_it = again and 0 < stay[1] < NO_DEADLINE
         draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
         few = draws[: len(draws) // 8 or 1]
@@ -417,7 +422,7 @@ class DeadlinePolicy:
         if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
             best = stay
         self.moves = []
-        if self._move_s is not None and not self.ranks.beliefs.exact:
+        if self._move_s is not None and not self.group_beliefs.beliefs.exact:
             moves, best, ends = find_moves(state, draws[: len(draws) // 2 or 1], best, self._move_s)
             settings[best] = ends
             self.moves = [(state.keys[row], state.names[target]) for row, target in moves]
@@ -436,7 +441,9 @@ class DeadlinePolicy:
 
     def _draws(self, state: SampleTable, count: int) -> np.ndarray:
         """Draw lengths, each greater than the number of tokens that its sample has already."""
-        draws = self.ranks.beliefs.draws(state.predicted, count, self._rng, state.kin, self.ranks.doubt)
+        draws = self.group_beliefs.beliefs.draws(
+            state.predicted, count, self._rng, state.kin, self.group_beliefs.doubt
+        )
         for row in np.flatnonzero(state.tokens > 0):
             tokens = state.tokens[row]
             left = state.beliefs[row][state.beliefs[row] > tokens]

@@ -71,8 +71,8 @@ class Dispatcher:
             done = self._done.setdefault(job.prompt.group, set())
             if job.index not in done and job.key not in self._home and job.key not in self._board.waiting:
                 fresh.append(job)
-        if fresh and self._policy.ranks is not None:
-            self._policy.ranks.admitted(fresh)
+        if fresh and self._policy.group_beliefs is not None:
+            self._policy.group_beliefs.admitted(fresh)
         for job in fresh:
             self._wait(job)
         if fresh:
@@ -80,8 +80,10 @@ class Dispatcher:
             self._ask_all = True
 
     def _wait(self, job: SampleJob) -> None:
-        ranks = self._policy.ranks
-        self._board.waiting.add(job, job.prompt.predicted if ranks is None else ranks.rank(job))
+        group_beliefs = self._policy.group_beliefs
+        self._board.waiting.add(
+            job, job.prompt.predicted if group_beliefs is None else group_beliefs.expected_length(job)
+        )
 
     def forget(self, groups: Collection[int]) -> None:
         """Drop all jobs of these groups, whether they wait, run or are done."""
@@ -96,8 +98,8 @@ class Dispatcher:
             self._done.pop(group, None)
 
     def _let_go(self, job: SampleJob) -> None:
-        if self._policy.ranks is not None:
-            self._policy.ranks.forget(job)
+        if self._policy.group_beliefs is not None:
+            self._policy.group_beliefs.forget(job)
 
     def _take_from_home(self, key: SampleKey) -> SampleJob | None:
         """Remove a job from the generator that has it, and return it; None if no generator has it."""
@@ -160,7 +162,7 @@ class Dispatcher:
             return excess
         for name, generator in self._board.generators.items():
             if (count := -generator.free) > 0:
-                ordered = sorted(generator.running.values(), key=lambda job: job.rank)
+                ordered = sorted(generator.running.values(), key=lambda job: job.order_key)
                 fresh = [job.key for job in ordered[-count:] if job.key not in self._asked_back]
                 self._asked_back.update(fresh)
                 if fresh:
@@ -224,9 +226,9 @@ class Dispatcher:
             self._ask.add(generator.name)
 
     def _learn(self, job: SampleJob, length: int) -> None:
-        if (ranks := self._policy.ranks) is None:
+        if (group_beliefs := self._policy.group_beliefs) is None:
             return
-        if keys := ranks.finished(self._board, job, length, of_running=self._policy.by_deadline):
+        if keys := group_beliefs.finished(self._board, job, length, of_running=self._policy.by_deadline):
             self._policy.corrected(self._board, keys)
 
     def again(self, job: SampleJob, now: float) -> None:

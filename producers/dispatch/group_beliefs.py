@@ -77,7 +77,7 @@ class GroupBeliefs:
             self._groups.setdefault(job.prompt.group, _Group()).open[job.key] = job
             self.row[job.key] = self._said[job.key] = self._prior[job.key] = rows[one]
 
-    def rank(self, job: SampleJob) -> float:
+    def expected_length(self, job: SampleJob) -> float:
         """Return a job's predicted length, corrected."""
         if job.key not in self._common:
             return job.prompt.predicted
@@ -186,7 +186,7 @@ class GroupBeliefs:
                 self.row[key] = alike[id(prior)]
             self._common[key] = common[0], math.sqrt(common[1])
             if key in board.waiting:
-                board.waiting.rerank(key, self.rank(job))
+                board.waiting.reorder(key, self.expected_length(job))
         return list(group.open)
 
 

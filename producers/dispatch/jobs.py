@@ -55,6 +55,6 @@ class SampleJob:
         return self.prompt.min_version, self.prompt.purpose == EVAL
 
     @property
-    def rank(self) -> tuple[Turn, float, int, int]:
+    def order_key(self) -> tuple[Turn, float, int, int]:
         """The order of work: by turn, then the longest prediction first."""
         return self.turn, -self.prompt.predicted, self.prompt.group, self.index

@@ -60,14 +60,14 @@ class SampleTable:
         self.stalls[target] += stall_s
 
 
-def state_of(board: Board, ranks: GroupBeliefs, now: float) -> SampleTable:
+def state_of(board: Board, group_beliefs: GroupBeliefs, now: float) -> SampleTable:
     """Return the table of the present board."""
     generators = board.fastest_first
     jobs = [(job, -1, 0.0) for job, _ in board.waiting]
     for place, generator in enumerate(generators):
         generator.advance(now)
         # jobs beyond its slots wait at the generator: for the plan, as if they waited here
-        ordered = sorted(generator.running.items(), key=lambda item: item[1].rank)
+        ordered = sorted(generator.running.items(), key=lambda item: item[1].order_key)
         jobs += [(job, place, generator.tokens(key)) for key, job in ordered[: generator.slots]]
         jobs += [(job, -1, 0.0) for _, job in ordered[generator.slots :]]
     most = max(generator.slots for generator in generators)
@@ -75,11 +75,11 @@ def state_of(board: Board, ranks: GroupBeliefs, now: float) -> SampleTable:
     for place, generator in enumerate(generators):
         tables[place, : generator.slots + 1] = generator.seconds
     return SampleTable(
-        beliefs=np.stack([ranks.row[job.key] for job, _, _ in jobs]),
+        beliefs=np.stack([group_beliefs.row[job.key] for job, _, _ in jobs]),
         predicted=np.array([job.prompt.predicted for job, _, _ in jobs]),
-        kin=ranks.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],
+        kin=group_beliefs.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],
         names=[generator.name for generator in generators],
-        order=np.argsort(np.array([ranks.rank(job) for job, _, _ in jobs]), kind="stable"),
+        order=np.argsort(np.array([group_beliefs.expected_length(job) for job, _, _ in jobs]), kind="stable"),
         where=np.array([where for _, where, _ in jobs]),
         tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
         slots=np.array([generator.slots for generator in generators]), stalls=np.zeros(len(generators)),

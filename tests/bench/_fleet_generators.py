@@ -23,7 +23,7 @@ from infra.runs import RunRecord, find
 from infra.stores.opening import open_store
 from infra.stores.store import Store
 from producers.engines.engine import SampleRequest
-from producers.engines.replay import RealClock, ReplayEngine
+from producers.engines.without_model import RealClock, ReplayEngine
 from producers.generator import Generator
 from producers.rewards import RewardOutcome
 from schemas.identity import derive_seed

@@ -13,7 +13,7 @@ from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy
 from producers.engines.engine import SampleRequest
-from producers.engines.replay import ReplayEngine, VirtualClock
+from producers.engines.without_model import ReplayEngine, VirtualClock
 from producers.generator_core import Decoding
 from producers.installing import VerifiedWeights
 from schemas.identity import SampleKey, sample_id, sample_key

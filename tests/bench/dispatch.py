@@ -129,7 +129,7 @@ def _one(
     noisy, oracle = _jobs(now, now.predicted), _jobs(now, now.true.astype(float))
     lengths = {job.key: int(length) for job, length in zip(noisy, now.true, strict=True)}
 
-    def ranks(*, exact: bool = False, corrects: bool = True) -> GroupBeliefs:
+    def group_beliefs(*, exact: bool = False, corrects: bool = True) -> GroupBeliefs:
         beliefs = Beliefs(max(int(now.true.max()), int(before.true.max())))
         beliefs.observe(before.pairs(exact=exact))
         return GroupBeliefs(beliefs, corrects=corrects)
@@ -140,12 +140,12 @@ def _one(
         "longest_first": (noisy, LongestFirst()),
         "algorithm2": (noisy, Algorithm2()),
         "algorithm2_oracle": (oracle, Algorithm2()),
-        "ours_static": (noisy, DeadlinePolicy(ranks(corrects=False), seed=seed)),
-        "ours": (noisy, DeadlinePolicy(ranks(), seed=seed, replans=REPLANS, move_s=PREFILL_S)),
-        "ours_oracle": (oracle, DeadlinePolicy(ranks(exact=True), seed=seed)),
+        "ours_static": (noisy, DeadlinePolicy(group_beliefs(corrects=False), seed=seed)),
+        "ours": (noisy, DeadlinePolicy(group_beliefs(), seed=seed, replans=REPLANS, move_s=PREFILL_S)),
+        "ours_oracle": (oracle, DeadlinePolicy(group_beliefs(exact=True), seed=seed)),
     }
     if case.grouped:
-        policies["longest_first_corrected"] = noisy, LongestFirst(ranks())
+        policies["longest_first_corrected"] = noisy, LongestFirst(group_beliefs())
     found = {"bound": bound(now.true.tolist(), tables)}
     for name, (jobs, policy) in policies.items():
         trace: list[Span] = []
@@ -156,7 +156,7 @@ def _one(
     if possible:
         from tests.bench._possible import possible as reachable
 
-        found["possible"] = reachable(ranks().beliefs.quantiles(now.predicted), tables)
+        found["possible"] = reachable(group_beliefs().beliefs.quantiles(now.predicted), tables)
     return {name: value / found["fifo"] for name, value in found.items()}
 
 

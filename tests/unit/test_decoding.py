@@ -16,7 +16,7 @@ from infra.weights.digest import digests_of, root_digest
 from infra.weights.patch import PatchFile
 from infra.weights.weights_error import WeightsError
 from producers.dispatch.jobs import SampleJob
-from producers.engines.replay import ReplayEngine, VirtualClock
+from producers.engines.without_model import ReplayEngine, VirtualClock
 from producers.generator_core import Decoding, MadeSample
 from producers.installing import VerifiedWeights
 from schemas.admission import admissible, iteration_of, oldest_version

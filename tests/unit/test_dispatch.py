@@ -22,7 +22,7 @@ from producers.dispatch.policies.policy import Policy
 from producers.dispatch.policies.random_policy import RandomFifo
 from producers.dispatch.policies.round_robin_policy import RoundRobin
 from producers.engines.engine import SampleRequest
-from producers.engines.replay import ReplayEngine, VirtualClock
+from producers.engines.without_model import ReplayEngine, VirtualClock
 from schemas.messages import TRAIN, Prompt
 from tests.bench._lengths import CURVE, bound, paper_lengths
 from tests.bench._virtual import PREFILL_S, Span, generate

@@ -239,10 +239,10 @@ def test_what_was_done_before_is_not_given_again_and_tells_of_its_group(
     learn = GroupBeliefs.finished
 
     def finished(
-        ranks: GroupBeliefs, board: Board, job: SampleJob, length: int, *, of_running: bool
+        group_beliefs: GroupBeliefs, board: Board, job: SampleJob, length: int, *, of_running: bool
     ) -> list[tuple[int, int]]:
         told.append((job.key, length))
-        return learn(ranks, board, job, length, of_running=of_running)
+        return learn(group_beliefs, board, job, length, of_running=of_running)
 
     monkeypatch.setattr(GroupBeliefs, "finished", finished)
     context = make_context(SPEC, tmp_path)

@@ -13,7 +13,7 @@ from infra.roles.context import Stopped
 from infra.weights.patch import PatchFile
 from infra.weights.weights_error import WeightsError
 from producers.engines.engine import EngineError, Installed, SampleRequest
-from producers.engines.replay import RealClock, ReplayEngine
+from producers.engines.without_model import RealClock, ReplayEngine
 from schemas.messages import GeneratorReport, Part, Sample
 from tests.factories import make_context, make_spec
 from tests.generators import Running

@@ -19,7 +19,7 @@ from infra.roles.context import RoleContext
 from infra.roles.heart import Heart
 from infra.waiting import Wait, WaitedTooLong
 from producers.drawing import Drawing
-from producers.engines.replay import RealClock, ReplayEngine
+from producers.engines.without_model import RealClock, ReplayEngine
 from schemas.messages import Heartbeat, Pulse
 from schemas.wire import encode
 from tests.factories import make_context, make_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,3 +54,10 @@ def test_the_glossary_has_one_line_a_word_in_order() -> None:
     assert not [line for line in lines if not WORD.fullmatch(line)]
     words = [line.split("**")[1] for line in lines]
     assert words == sorted(set(words))
+
+
+def test_no_two_files_have_a_name_in_common() -> None:
+    """But for commands: `streamrl replay` is in `replay.py`."""
+    names = Counter(file.name for file in modules() if not file.name.startswith("__"))
+    assert len(names) > 300
+    assert not [name for name, count in names.items() if count > 1]

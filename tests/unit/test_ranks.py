@@ -121,20 +121,20 @@ def test_what_waits_is_ranked_anew_when_one_of_its_group_is_done(alike: float, f
 
 
 def test_one_that_runs_for_long_makes_the_waiting_of_its_group_longer() -> None:
-    ranks = GroupBeliefs(learned(0.9))
+    group_beliefs = GroupBeliefs(learned(0.9))
     board = Board()
     jobs = group_of(0, 1000.0, 3)
-    ranks.admitted(jobs)
+    group_beliefs.admitted(jobs)
     generator = board.generators["a"] = BoardGenerator("a", 1, CURVE.table(1), 0.0)
     generator.start(jobs[0])
     for job in jobs[1:]:
-        board.waiting.add(job, ranks.rank(job))
-    ranks.look(board)
-    assert ranks.rank(jobs[1]) == 1000.0
+        board.waiting.add(job, group_beliefs.expected_length(job))
+    group_beliefs.look(board)
+    assert group_beliefs.expected_length(jobs[1]) == 1000.0
     generator.advance(1600 * float(CURVE.table(1)[1]))
-    ranks.look(board)
-    assert ranks.rank(jobs[1]) > 1400
-    assert (jobs[1], ranks.rank(jobs[1])) in list(board.waiting)
+    group_beliefs.look(board)
+    assert group_beliefs.expected_length(jobs[1]) > 1400
+    assert (jobs[1], group_beliefs.expected_length(jobs[1])) in list(board.waiting)
 
 
 def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() -> None:
@@ -156,7 +156,7 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
         beliefs.observe([[pair] for pair in zip(predicted[512:], lengths[512:], strict=True)])
         policy = DeadlinePolicy(GroupBeliefs(beliefs, corrects=corrects), **options)  # type: ignore[arg-type]
         seconds = generate(jobs, truth, tables, policy)
-        assert bool(policy.ranks.doubt) is corrects
+        assert bool(policy.group_beliefs.doubt) is corrects
         return seconds
 
     simple = generate(jobs, truth, tables, LongestFirst())
@@ -169,24 +169,24 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
 @given(st.lists(st.sampled_from([1, 4000, LONGEST]), min_size=1, max_size=8))
 def test_samples_end_however_wrong_the_ranker_was(lengths: list[int]) -> None:
     """To the last one, when there is nobody left of whom something else could be believed."""
-    ranks, jobs = GroupBeliefs(NARROW), group_of(0, 4000.0, len(lengths))
-    ranks.admitted(jobs)
+    group_beliefs, jobs = GroupBeliefs(NARROW), group_of(0, 4000.0, len(lengths))
+    group_beliefs.admitted(jobs)
     board = Board()
     for job, length in zip(jobs, lengths, strict=True):
-        assert set(ranks.finished(board, job, length)) <= set(ranks.row)
-    assert not ranks.row
+        assert set(group_beliefs.finished(board, job, length)) <= set(group_beliefs.row)
+    assert not group_beliefs.row
 
 
 def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
-    board, ranks = Board(), GroupBeliefs(learned(0.0))
+    board, group_beliefs = Board(), GroupBeliefs(learned(0.0))
     jobs = [group_of(number, 4000.0, 1)[0] for number in range(64)]
-    ranks.admitted(jobs)
+    group_beliefs.admitted(jobs)
     for name in "abcd":
         board.generators[name] = BoardGenerator(name, 64, CURVE.table(64), 0.0)
     for job in jobs:
         board.generators["b"].start(job, 100.0)
-    state = state_of(board, ranks, 0.0)
-    draws = ranks.beliefs.draws(state.predicted, 8, np.random.default_rng(0))
+    state = state_of(board, group_beliefs, 0.0)
+    draws = group_beliefs.beliefs.draws(state.predicted, 8, np.random.default_rng(0))
     before = state.expected(draws, LONGEST_FIRST)
     moves, _, after = find_moves(state, draws, LONGEST_FIRST, PREFILL_S)
     assert after < 0.9 * before
@@ -195,15 +195,15 @@ def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
 
 
 def test_nothing_moves_where_moving_costs_more_than_it_gains() -> None:
-    board, ranks = Board(), GroupBeliefs(learned(0.0))
+    board, group_beliefs = Board(), GroupBeliefs(learned(0.0))
     jobs = [group_of(number, 4000.0, 1)[0] for number in range(8)]
-    ranks.admitted(jobs)
+    group_beliefs.admitted(jobs)
     for name in "ab":
         board.generators[name] = BoardGenerator(name, 8, CURVE.table(8), 0.0)
     for job in jobs:
         board.generators["a"].start(job, 3000.0)
-    state = state_of(board, ranks, 0.0)
-    draws = np.maximum(ranks.beliefs.draws(state.predicted, 8, np.random.default_rng(0)), 3001.0)
+    state = state_of(board, group_beliefs, 0.0)
+    draws = np.maximum(group_beliefs.beliefs.draws(state.predicted, 8, np.random.default_rng(0)), 3001.0)
     moves, _, _ = find_moves(state, draws, LONGEST_FIRST, 0.1)
     assert not moves
     assert not state.stalls.any()

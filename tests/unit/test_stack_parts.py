@@ -12,7 +12,7 @@ from infra.files import locks
 from infra.files.ends import tail
 from infra.files.locks import LockError, LockHeld, locked
 from infra.files.private import make_private
-from infra.files.whole import write_whole
+from infra.files.writing import write_whole
 from infra.stack import doctor, kafka_install, ports
 from infra.stack.kafka_config import LARGEST_BATCH, server_properties
 from infra.stack.paths import StackPaths

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flows.trackers import tracking as module
+from flows.trackers import feeding as module
 from flows.trackers.csv_tracker import CsvTracker
-from flows.trackers.tracking import tracking
+from flows.trackers.feeding import tracking
 from flows.view.line_files import METRICS_FILE
 from infra.runs import RunRecord
 from tests.examples import write_examples

@@ -22,8 +22,8 @@ class LongestFirstSettings(PolicySettings):
 class LongestFirst(SteadyPolicy):
     """One queue for all generators, the longest job first: the best of the simple policies."""
 
-    def __init__(self, ranks: GroupBeliefs | None = None) -> None:
-        self.ranks = ranks
+    def __init__(self, group_beliefs: GroupBeliefs | None = None) -> None:
+        self.group_beliefs = group_beliefs
 
     def admitted(self, board: Board, jobs: Sequence[SampleJob], now: float) -> None: ...
 

@@ -19,7 +19,7 @@ class Policy(Protocol):
     """A dispatch policy: decides which jobs free slots get."""
 
     @property
-    def ranks(self) -> GroupBeliefs | None:
+    def group_beliefs(self) -> GroupBeliefs | None:
         """The beliefs of lengths, corrected as samples finish; None: the policy goes by predictions."""
 
     @property
@@ -87,7 +87,7 @@ class SteadyPolicy:
     """Defaults for a dispatch policy that never changes its decisions."""
 
     wakes_at = float("inf")
-    ranks: GroupBeliefs | None = None
+    group_beliefs: GroupBeliefs | None = None
     by_deadline = False
 
     def corrected(self, board: Board, keys: Sequence[SampleKey]) -> None: ...

@@ -18,7 +18,7 @@ from typing import Any
 
 from flows.trackers.tracker import TrackedRun, Tracker, TrackerSettings
 from flows.view.line_files import METRICS_FILE, lines_of
-from infra.files.whole import write_whole
+from infra.files.writing import write_whole
 from infra.runs import RunRecord
 from schemas.importing import BadImport, said
 from schemas.tracking import TRACKERS, TrackerSection
