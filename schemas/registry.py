@@ -71,4 +71,6 @@ class Registry:
             raise BadImport(
                 f"{where} is no {self.word}: {self.expected} (see docs/extending/{self.ending}.md)"
             )
+        if lacks := sorted(getattr(found, "__abstractmethods__", ())):
+            raise BadImport(f"{where} has no {', '.join(lacks)}(): see docs/extending/{self.ending}.md")
         return found

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core_schema
 
 from schemas.addresses import FilePath
-from schemas.importing import BadImport
+from schemas.importing import BadImport, said
 from schemas.registry import Registry
 from schemas.section import Section, keys_of
 from schemas.shortening import shown
@@ -158,7 +158,12 @@ class Seam(Registry, Generic[SectionT]):
             own = self.own_fields(kind)
             has = f"; it has {', '.join(own)}" if own else ""
             raise ValueError(f"{given.get(self.key, self.default)} has no {' and no '.join(foreign)}{has}")
-        return kind.model_validate(given, context=info.context)
+        try:
+            return kind.model_validate(given, context=info.context)
+        except ValueError:
+            raise
+        except Exception as error:  # the user's own code failed
+            raise ValueError(f"{given.get(self.key, self.default)} can't be set up: {said(error)}") from error
 
     def _is_foreign(self, key: Any, kind: type[SectionT]) -> bool:
         """Whether another thing of ours has this key, and this one has not."""

@@ -51,6 +51,16 @@ class MyLoss(GroupLoss):
 
 class NoLoss:
     pass
+
+
+class Half(LossSettings):
+    pass
+
+
+class Fails(Mine):
+    @property
+    def always_needs_reference(self):
+        return 1 / 0
 '''
 RUN_FILE = """
 run: mine
@@ -117,6 +127,8 @@ def test_a_run_file_brings_its_own_loss(folder: Path) -> None:
         ("loss.clip_low=.1", "loss: Mine has no clip_low; it has strength"),
         ("loss.import=my_loss.py:NoLoss", "loss.import: .*NoLoss is no loss: a class is expected that"),
         ("loss.import=my_loss.py:Nobody", "loss.import: .*Nobody is no loss"),
+        ("loss.import=my_loss.py:Half", "loss.import: .*Half has no make.*docs/extending/loss"),
+        ("loss={import: 'my_loss.py:Fails', reference: x}", "loss: Fails can't be set up: ZeroDivisionError"),
         ("loss.import=your_loss.py:Mine", "loss.import: .*your_loss.py: no such file"),
         ("loss.import=my_loss.py", "loss.import: .*write it as FILE.py:CLASS or module:CLASS"),
         ("loss.kind=grpo", "loss.kind: import chooses the loss already: leave kind out"),
