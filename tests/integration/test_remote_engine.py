@@ -163,7 +163,7 @@ def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
 def test_it_ends_with_its_generator(model: Path) -> None:
     code = f"""
 from tests.integration.test_remote_engine import Path, RemoteEngine, options, threading
-engine = RemoteEngine(options(Path({str(model)!r})), threading.Event(), deadline_s=60)
+engine = RemoteEngine(options(Path({str(model)!r})), threading.Event(), deadline_s=60).open()
 print(engine.pid, flush=True)
 engine.wait_until_ready()
 """

@@ -43,6 +43,9 @@ class Ranks:
         self._version = 0
         self.scores: dict[int, Any] = {}
 
+    def open(self) -> Ranks:
+        return self
+
     name = property(lambda self: f"x/{self._version // 100}")
 
     def at(self, version: int) -> Ranks:
