@@ -28,10 +28,10 @@ bytecode  := --compile-bytecode
 # The build of torch for CPUs imports none of the CUDA libraries that the plain one needs.
 unneeded  := $(if $(cpu_torch),^(nvidia-|cuda-),^$$)
 
-.PHONY: help setup kafka s3 demo test lint docs clean requirements
+.PHONY: help setup kafka s3 promtool chromium demo test lint docs clean requirements
 
 help:  ## print the targets
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/\1|\2/' \
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1|\2/' \
 		| while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 setup: $(VENV)/.installed  ## make .venv with everything in it
@@ -60,10 +60,25 @@ s3: .streamrl/.s3  ## build the S3 server versitygw into .streamrl/bin (Go); for
 	$(BIN)/python -m infra.stack s3
 	touch $@
 
+promtool: .streamrl/bin/promtool  ## fetch promtool and prometheus from Debian; tests of alert rules need them
+
+# The package is unpacked, not installed: no root is needed, and no service is started. Without apt tests skip.
+.streamrl/bin/promtool:
+	mkdir -p $(@D) && if test "$$(id -u)" = 0; then apt-get update -qq || true; fi
+	folder=$$(mktemp -d) && trap 'rm -rf '"$$folder" EXIT \
+		&& if (cd $$folder && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb .); \
+		then cp $$folder/usr/bin/prometheus $(@D) && cp $$folder/usr/bin/promtool $@; \
+		else echo "no promtool: the tests that need it are skipped"; fi
+
+chromium:  ## install Debian's chromium (as root); tests open the page of a run in it, and skip without it
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+		&& apt-get update -qq && apt-get install -yqq --no-install-recommends chromium fonts-dejavu-core; } \
+		|| echo "no chromium: the tests that need it are skipped"
+
 demo: setup kafka  ## a whole small run on this machine
 	$(BIN)/streamrl demo
 
-test: setup kafka s3 lint  ## every test, against real services, behind the linters
+test: setup kafka s3 promtool chromium lint  ## every test, against real services, behind the linters
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report= tests/unit
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --cov --cov-append \
 		tests --ignore tests/unit

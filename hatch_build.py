@@ -1,4 +1,4 @@
-"""Builds the wheel: all rooms inside one package, `streamrl`, with the same names.
+"""Builds the wheel: all rooms inside one package, `streamrl`, with the same names, and the examples.
 
 A checkout has the rooms at its top, and code there says `from infra.bus import Reader`. In the wheel the same
 line says `from streamrl.infra.bus import Reader`, so that nothing else stands at the top of an environment.
@@ -44,6 +44,7 @@ def lay_out(checkout: Path, target: Path) -> None:
     shutil.copytree(checkout / PACKAGE, target, ignore=ignored)
     for room in ROOMS:
         shutil.copytree(checkout / room, target / room, ignore=ignored)
+    shutil.copytree(checkout / "examples", target / "examples", ignore=ignored)
     for file in target.rglob("*.py"):
         file.write_text(inside_package(file.read_text(), str(file.relative_to(target))))
 

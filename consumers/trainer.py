@@ -15,20 +15,25 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
 
 from consumers.batches.log_places import Gone
 from consumers.batches.micro_batches import plan
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import Learner
-from consumers.learners.optimizing import NotFinite
+from consumers.learners.optimizing import NotFinite, rate_share
 from consumers.ranks.choose_learner import learner_of
-from consumers.steps.checkpoint import AnyCheckpointManifest, Checkpoints
+from consumers.steps.checkpoint import AnyCheckpointManifest, Checkpoints, RunPosition
+from consumers.steps.failed_rewards import FailedRewards
 from consumers.steps.failing import FailedSteps, TrainingFailed, named
 from consumers.steps.ledger import Ledger
 from consumers.steps.publisher import Publisher
 from consumers.steps.redo import take_again, update, version_trained
 from consumers.steps.scoring import Scoring
+from consumers.steps.step_metrics import OptimizerUpdate
 from consumers.steps.step_record import StepParts, recipe_of, step_record
 from consumers.steps.telling import tell
 from consumers.stream.recorded_groups import RecordedStream, Replay, samples_topic
@@ -63,9 +68,11 @@ class Trainer:
         self._publisher = Publisher(context, self._epoch, learner.base).open()
         self._checkpoints = Checkpoints(context.store, context.run, moved=self._publisher.moved)
         self._ledger = Ledger(context, self._epoch, self._start.check)
+        self._failed_rewards = FailedRewards(context.run, self._spec.task.max_failed_rewards)
         self._roots = TrainerRoots(context.spec, self._published_root)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
         self._root = ""
+        self._updates = 0  # of the weights: steps without a gradient make none
 
     def run(self) -> None:
         """Train from the newest checkpoint, over the steps that the ledger has behind it, to the end."""
@@ -103,7 +110,7 @@ class Trainer:
 
     def _restore(self) -> AnyCheckpointManifest | None:
         """Restore the newest checkpoint and return its manifest; None if there is no checkpoint."""
-        manifest = self._checkpoints.restored(self._learner.restore, self._context.log.warning)
+        manifest = self._checkpoints.restored(self._restore_learner, self._context.log.warning)
         if manifest is None:
             self._came_to(self._learner.made().root)
             return None
@@ -112,6 +119,10 @@ class Trainer:
         self._came_to(manifest.root)
         self._context.log.info("resumed at iteration %d from its checkpoint", manifest.iteration)
         return manifest
+
+    def _restore_learner(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._learner.restore(state)
+        self._updates = int(state["steps"]) if "steps" in state else 0
 
     def _came_to(self, root: str) -> None:
         """Note that the weights have this root now; between two iterations they are a version."""
@@ -128,6 +139,7 @@ class Trainer:
         if newest <= self._iteration and not any(record.last_of_iteration for record in records):
             self._publish()
         while records:
+            self._context.heart.working("taking steps again")
             for record in records:
                 self._take_again(record, newest)
             newest = self._publisher.newest()
@@ -155,6 +167,7 @@ class Trainer:
             raise TrainingFailed(
                 f"step {record.step} can't be taken again: {error}; samples {named(error.rows)}"
             ) from error
+        self._updates += bool(taken.batches)
         root = taken.root if taken.root == record.root_out else self._adopt(record, taken.root)
         self._advance(record.last_of_iteration)
         self._came_to(root)
@@ -229,16 +242,18 @@ class Trainer:
         key: StepKey = (self._iteration, self._mini)
         self._begin()
         step = self._collect(stream, key)
-        began = time.monotonic()
+        heart, began = self._context.heart, time.monotonic()
+        heart.working("stepping")
         try:
-            norm = update(self._learner, step.rows, step.number, any_gradient=step.any_gradient)
+            done = update(self._learner, step.rows, step.number, any_gradient=step.any_gradient)
             made = self._learner.made()
             if made.found.wrong:
                 raise NotFinite(f"the optimizer step left NaN or infinity in {made.found.wrong}")
         except NotFinite as error:
             raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
-        record = self._record(step, made.root, norm)
+        record = self._record(step, made.root, self._with_rate(done))
+        heart.working("recording")
         self._ledger.append(record)
         last = record.last_of_iteration
         if self._replay is not None:
@@ -248,10 +263,12 @@ class Trainer:
         stream.trained(key)
         tell(self._context, record, duplicates=stream.duplicates)
         if last:
+            heart.working("publishing")
             self._publisher.publish(self._iteration, made)
             every = self._spec.trainer.checkpoint_every
             if self._iteration % every == 0 or self._iteration == self._algorithm.iterations:
                 self._checkpoint(stream)
+        self._failed_rewards.took(record)
 
     def _collect(self, stream: Stream, key: tuple[int, int]) -> StepParts:
         step = StepParts(self._iteration, self._number)
@@ -282,8 +299,9 @@ class Trainer:
             here = sum(len(rows) for rows in stream.groups(key))
             self._context.heart.counters["held"] = max(0, here - len(step.rows))
             self._context.heart.waiting(
-                f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators"
-            )
+                f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators",
+                cause="samples",
+            )  # fmt: skip
             self._look_for_a_newer_one()
             wait.progress() if stream.pump(_POLL_S) else wait.check()
             step.waited_s += time.monotonic() - since
@@ -316,10 +334,19 @@ class Trainer:
             raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
 
-    def _record(self, step: StepParts, root: str, norm: float) -> StepRecord:
+    def _with_rate(self, done: OptimizerUpdate) -> OptimizerUpdate:
+        """Count an update of the weights, and add the learning rate that it had."""
+        if not done.total:
+            return done
+        self._updates += 1
+        return replace(
+            done, learning_rate=self._algorithm.learning_rate * rate_share(self._updates, self._spec)
+        )
+
+    def _record(self, step: StepParts, root: str, done: OptimizerUpdate) -> StepRecord:
         return step_record(
             step, run=self._context.run, trainer_epoch=self._epoch, recipe=self._recipe,
-            last=self._mini + 1 == self._algorithm.optimizer_steps, root=root, norm=norm,
+            last=self._mini + 1 == self._algorithm.optimizer_steps, root=root, update=done,
         )  # fmt: skip
 
     def _failure(self, step: StepParts, error: NotFinite) -> TrainingFailed:
@@ -327,7 +354,7 @@ class Trainer:
         store, run = self._context.store, self._context.run
         what = f"step {step.number}: {error}; samples {named(error.rows or step.rows)}"
         try:
-            FailedSteps(store, run).keep(self._record(step, "", math.nan))
+            FailedSteps(store, run).keep(self._record(step, "", OptimizerUpdate(math.nan)))
         except StoreError as lost:
             return TrainingFailed(f"{what}. The record of this step could not be kept in the store: {lost}")
         return TrainingFailed(
@@ -335,18 +362,16 @@ class Trainer:
         )
 
     def _checkpoint(self, stream: Stream) -> None:
+        self._context.heart.working("checkpointing")
         snapshot, positions = self._learner.snapshot(), stream.low_watermarks()
         state = self._checkpoints.begin(snapshot, self._iteration, self._epoch)
         letters, roots = stream.letters(positions), self._roots.known()
-        iteration, number, root = self._iteration, self._number, self._root
-        ledger = self._ledger.position(number)
-        self._publisher.submit(
-            lambda: self._checkpoints.save(
-                state, keep=self._spec.trainer.keep_checkpoints, iteration=iteration, step=number, root=root,
-                positions=positions, ledger=ledger, trainer_epoch=self._epoch, letters=letters, roots=roots,
-            ),
-            dropped=snapshot.abandon,
+        at = RunPosition(
+            iteration=self._iteration, trainer_epoch=self._epoch, step=self._number, root=self._root,
+            positions=positions, ledger=self._ledger.position(self._number), letters=letters, roots=roots,
         )  # fmt: skip
+        keep = self._spec.trainer.keep_checkpoints
+        self._publisher.submit(lambda: self._checkpoints.save(state, at, keep=keep), dropped=snapshot.abandon)
 
 
 def body(context: RoleContext) -> None:

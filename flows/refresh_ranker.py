@@ -11,10 +11,12 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
+from flows.flow_runs.watching import watched
 from flows.run.retrain import retrain
 
 
 @flow(name="refresh-ranker", description="Train a length ranker from runs' recorded samples.")
+@watched()
 def refresh_ranker(
     runs: Annotated[list[str], Field(min_length=1, description="Ids of runs, such as count-1.")],
     store: Annotated[str, Field(description="The runs' object store.")] = "local",

@@ -16,6 +16,7 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
+from flows.flow_runs.watching import watched
 from flows.run.joining import joining, take_part
 from flows.view.follow import Follower, look_once
 from flows.view.live import site_row
@@ -26,6 +27,7 @@ _EVERY_S = 10.0
 
 
 @flow(name="sync-weights", description="A site takes part in a run, with relays that follow its weights.")
+@watched()
 def sync_weights(
     run: Annotated[str, Field(min_length=1, description="The run's id, such as count-1.")],
     site: Annotated[str, Field(min_length=1, description="The site's name.")],

@@ -17,6 +17,7 @@ from flows.checkpoints.audit import Audit
 from flows.checkpoints.promote import promote_version, where_to_read
 from flows.checkpoints.push_and_pull import newest_version
 from flows.checkpoints.version_source import VersionSource
+from flows.flow_runs.watching import watched
 from infra.weights.garbage import COLLECT_GRACE_S
 from infra.weights.places import seen_at, weights_at
 from infra.weights.weights_error import WeightsError
@@ -28,6 +29,7 @@ VersionParameter = Annotated[int | None, Field(ge=0, description="By default the
 
 
 @flow(name="keyframe", description="Give a version of weights a way from nothing, for those who join late.")
+@watched()
 def keyframe(url: UrlParameter, version: VersionParameter = None) -> dict[str, Any]:
     """Add a keyframe to a version unless it has one. Returns its size and the seconds it took."""
     weights, since = weights_at(url), time.monotonic()
@@ -39,6 +41,7 @@ def keyframe(url: UrlParameter, version: VersionParameter = None) -> dict[str, A
 
 
 @flow(name="verify", description="Audit all versions of weights: manifests, objects, and where ways lead.")
+@watched()
 def verify(url: UrlParameter) -> dict[str, Any]:
     """Read every version. Returns what was read and the seconds it took; raises if anything is wrong."""
     weights, since = weights_at(url), time.monotonic()
@@ -52,6 +55,7 @@ def verify(url: UrlParameter) -> dict[str, Any]:
 
 
 @flow(name="collect", description="Remove old versions of weights, and objects that none names any more.")
+@watched()
 def collect(
     url: UrlParameter,
     keep: Annotated[int, Field(ge=1, description="So many of the newest versions stay.")] = 16,
@@ -72,6 +76,7 @@ def collect(
 
 
 @flow(name="promote", description="Write a version of weights as a Hugging Face checkpoint.")
+@watched()
 def promote(
     url: UrlParameter,
     folder: Annotated[str, Field(min_length=1, description="A new or empty folder on the worker's machine.")],

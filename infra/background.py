@@ -24,9 +24,9 @@ class Background:
         if self._error is not None:
             raise self._error
 
-    def join(self) -> None:
-        """Wait until the thread has ended. Its owner has told it to."""
-        self._thread.join()
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the thread has ended, at most for `timeout_s` seconds. Its owner has told it to end."""
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:

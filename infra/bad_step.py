@@ -12,6 +12,8 @@ _DIGITS = 9  # digits of the largest step number
 class BadStep(Explained):
     """A ledger record can't be used, and without it nobody knows what was trained."""
 
+    lasting = True
+
 
 def claimed_step(record: Record) -> int:
     """Return the step that a record's key names, or -1 if the key names none."""

@@ -19,6 +19,8 @@ _NUMBER = re.compile("[1-9][0-9]{0,4}")
 class ChoiceError(Explained):
     """A variable has an unknown value, or asks for what this machine lacks; the message names it."""
 
+    lasting = True
+
 
 @dataclass(frozen=True)
 class Choice:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 _PREFIX = __name__.removesuffix("infra.code")  # "" in a checkout, "streamrl." in the wheel
 ROOT = Path(__file__).resolve().parents[1 + _PREFIX.count(".")]  # the folder from which our code is imported
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"  # of the checkout; the wheel has a copy
 
 
 def module(name: str) -> str:

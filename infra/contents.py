@@ -19,8 +19,8 @@ _PASSED_OVER = {".cache", ".git", "__pycache__"}
 
 # Settings that name files. The model is compared by its folder, whatever setting that came from.
 FILES = {
-    "task.python", "task.jsonl", "task.dataset", "task.reward", "task.held_out_jsonl", "loss.reference",
-    "loss.import", "trainer.import", "generator.import",
+    "task.python", "task.jsonl", "task.dataset", "task.reward", "task.held_out_jsonl",
+    "task.chat_template", "loss.reference", "loss.import", "trainer.import", "generator.import",
 }  # fmt: skip
 MODEL = "model"
 
@@ -30,6 +30,7 @@ def contents_of(spec: RunSpec, model: str) -> dict[str, str]:
     named: dict[str, str | None] = {
         "task.python": spec.task.python, "task.jsonl": spec.task.jsonl, "task.dataset": spec.task.dataset,
         "task.reward": spec.task.reward, "task.held_out_jsonl": spec.task.held_out_jsonl,
+        "task.chat_template": spec.task.chat_template,
         "loss.reference": spec.loss.reference, "loss.import": spec.loss.imported,
         "trainer.import": spec.trainer.imported, "generator.import": spec.generator.imported,
     }  # fmt: skip

@@ -27,3 +27,5 @@ Explained
 
 class Explained(RuntimeError):
     """An error that says what happened, where, and what to do. People see its message without a traceback."""
+
+    lasting: bool = False  # whether another start would meet it again, until somebody changes something

@@ -17,6 +17,7 @@ from infra.bus import LARGEST_RECORD, SMALL_BATCH, BusError, Record
 from infra.kafka_fetcher import KafkaFetcher
 from infra.kafka_probe import Trouble, trouble
 from infra.kafka_security import checked_settings, security_from_environment
+from infra.kafka_words import said_by_kafka
 from schemas.topics import FOR_EVER, Topic
 
 _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
@@ -62,7 +63,9 @@ class KafkaBus:
             names = [topic.name for topic in topics]
             known = {found["name"]: len(found["partitions"]) for found in admin.describe_topics(names)}
         except KafkaError as error:
-            raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be created: {error}") from error
+            raise BusError(
+                f"Kafka at {self.bootstrap_servers}: topics can't be created: {said_by_kafka(error)}"
+            ) from error
         finally:
             admin.close()
         for topic in topics:
@@ -77,7 +80,9 @@ class KafkaBus:
         try:
             return set(admin.list_topics())
         except KafkaError as error:
-            raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be listed: {error}") from error
+            raise BusError(
+                f"Kafka at {self.bootstrap_servers}: topics can't be listed: {said_by_kafka(error)}"
+            ) from error
         finally:
             admin.close()
 
@@ -87,7 +92,9 @@ class KafkaBus:
         try:
             return len(admin.describe_cluster()["brokers"])
         except KafkaError as error:
-            raise BusError(f"Kafka at {self.bootstrap_servers}: brokers can't be listed: {error}") from error
+            raise BusError(
+                f"Kafka at {self.bootstrap_servers}: brokers can't be listed: {said_by_kafka(error)}"
+            ) from error
 
     def delete_topics(self, names: Collection[str]) -> None:
         admin = self._connect(KafkaAdminClient)
@@ -97,7 +104,9 @@ class KafkaBus:
                 if there:
                     admin.delete_topics(there)
         except KafkaError as error:
-            raise BusError(f"Kafka at {self.bootstrap_servers}: topics can't be removed: {error}") from error
+            raise BusError(
+                f"Kafka at {self.bootstrap_servers}: topics can't be removed: {said_by_kafka(error)}"
+            ) from error
         finally:
             admin.close()
 
@@ -160,6 +169,12 @@ class KafkaBus:
     def close(self) -> None:
         """Do nothing: no connection is held between calls."""
 
+    def check(self) -> None:
+        """Raise BusError if the cluster can't be reached or used now. A client would try for a while."""
+        if (found := trouble(self.bootstrap_servers, self._security)) is not None:
+            raise self._refused(found)
+        self._probed = True
+
     def _connect(self, client: Any, **options: Any) -> Any:
         if not self._probed:
             found = trouble(self.bootstrap_servers, self._security)
@@ -170,14 +185,16 @@ class KafkaBus:
             return client(**self._common, **options)
         except (KafkaError, OSError, ValueError) as error:
             found = trouble(self.bootstrap_servers, self._security)
-            raise self._refused(found or Trouble(str(error) or type(error).__name__, False)) from error
+            raise self._refused(found or Trouble(said_by_kafka(error), False)) from error
 
     def _refused(self, found: Trouble) -> BusError:
         advice = "" if found.lasting else (
             ". `streamrl up` starts the local one; a cluster of yours is placement.kafka.bootstrap_servers"
         )  # fmt: skip
         verb = "used" if found.lasting else "reached"
-        return BusError(f"Kafka at {self.bootstrap_servers} can't be {verb}: {found.what}{advice}")
+        error = BusError(f"Kafka at {self.bootstrap_servers} can't be {verb}: {found.what}{advice}")
+        error.lasting = found.lasting
+        return error
 
 
 class KafkaSent:
@@ -208,7 +225,9 @@ class KafkaWriter:
         try:
             future = self._producer.send(topic.name, value=value, key=key.encode(), partition=partition)
         except KafkaError as error:
-            raise BusError(f"Kafka at {self._broker}: {topic.name} can't be written: {error}") from error
+            raise BusError(
+                f"Kafka at {self._broker}: {topic.name} can't be written: {said_by_kafka(error)}"
+            ) from error
         future.add_errback(self._remember)
         return KafkaSent(future, topic, self._broker)
 
@@ -217,7 +236,8 @@ class KafkaWriter:
             self._producer.flush(timeout=deadline_s)
         except KafkaError as error:
             raise BusError(
-                f"Kafka at {self._broker} did not acknowledge all records within {deadline_s:g} s: {error}"
+                f"Kafka at {self._broker} did not acknowledge all records within {deadline_s:g} s: "
+                f"{said_by_kafka(error)}"
             ) from error
         self._raise_failure()
 
@@ -230,7 +250,7 @@ class KafkaWriter:
     def _raise_failure(self) -> None:
         if self._failed is not None:
             raise BusError(
-                f"Kafka at {self._broker}: a record was not accepted: {self._failed}"
+                f"Kafka at {self._broker}: a record was not accepted: {said_by_kafka(self._failed)}"
             ) from self._failed
 
 
@@ -256,7 +276,7 @@ class KafkaReader:
             batches = self._consumer.poll(timeout_ms=int(wait_s * 1000), max_records=most)
         except KafkaError as error:
             raise BusError(
-                f"Kafka at {self._broker}: {self._topic.name} can't be read: {error or type(error).__name__}"
+                f"Kafka at {self._broker}: {self._topic.name} can't be read: {said_by_kafka(error)}"
             ) from error
         return [
             Record(record.topic, record.partition, record.offset, record.key or b"", record.value or b"")
@@ -269,7 +289,8 @@ class KafkaReader:
             return {part.partition: at for part, at in self._consumer.beginning_offsets(self._parts).items()}
         except KafkaError as error:
             raise BusError(
-                f"Kafka at {self._broker}: the first offsets of {self._topic.name} can't be read: {error}"
+                f"Kafka at {self._broker}: the first offsets of {self._topic.name} can't be read: "
+                f"{said_by_kafka(error)}"
             ) from error
 
     def end_offsets(self) -> dict[int, int]:
@@ -277,7 +298,8 @@ class KafkaReader:
             return {part.partition: end for part, end in self._consumer.end_offsets(self._parts).items()}
         except KafkaError as error:
             raise BusError(
-                f"Kafka at {self._broker}: the last offsets of {self._topic.name} can't be read: {error}"
+                f"Kafka at {self._broker}: the last offsets of {self._topic.name} can't be read: "
+                f"{said_by_kafka(error)}"
             ) from error
 
     def positions(self) -> dict[int, int]:

@@ -23,7 +23,7 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 MECHANISMS = (*WITH_PASSWORD, "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")
 
-_OPTIONS = {
+KAFKA_OPTIONS = {
     "SECURITY_PROTOCOL": "security_protocol",
     "SASL_MECHANISM": "sasl_mechanism",
     "USERNAME": "sasl_plain_username",
@@ -37,7 +37,7 @@ _OPTIONS = {
 
 def security_from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return kafka-python's options for TLS and SASL, as the environment sets them."""
-    found = {option: environment.get(f"{PREFIX}{name}") for name, option in _OPTIONS.items()}
+    found = {option: environment.get(f"{PREFIX}{name}") for name, option in KAFKA_OPTIONS.items()}
     return {option: value for option, value in found.items() if value}
 
 
@@ -52,7 +52,7 @@ def checked_settings(options: dict[str, Any]) -> dict[str, Any]:
         raise _wrong("SASL_MECHANISM", f"it is of no use with the protocol {protocol}: take SASL_SSL")
     if uses_tls(options):
         tls_context(options)
-    elif named := [name for name, one in _OPTIONS.items() if one.startswith("ssl_") and one in options]:
+    elif named := [name for name, one in KAFKA_OPTIONS.items() if one.startswith("ssl_") and one in options]:
         raise _wrong(named[0], f"it is of no use with the protocol {protocol}: take SSL or SASL_SSL")
     return options
 
@@ -113,7 +113,7 @@ def _check_login(options: Mapping[str, Any]) -> None:
     if mechanism not in MECHANISMS:
         raise _wrong("SASL_MECHANISM", f"{mechanism!r} is none of {', '.join(MECHANISMS)}")
     for name in ("USERNAME", "PASSWORD") if mechanism in WITH_PASSWORD else ():
-        if _OPTIONS[name] not in options:
+        if KAFKA_OPTIONS[name] not in options:
             raise _wrong(name, f"{mechanism} needs it")
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from infra.background import Background
 from infra.bus import Bus, Writer, ends_of
 from infra.gate import Gate, passed_over
 from schemas.messages import Heartbeat, Pulse
@@ -40,7 +41,7 @@ _NO_PROGRESS = {"dead_letters", "duplicates"}  # they grow when things go wrong
 _LONGEST = 2000
 
 Now = Callable[[], float]
-_Name = tuple[str, int, str, int]  # role, instance, host, process
+_Name = tuple[str, int, str, int]  # role, number, host, process
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Evidence:
 
     def heard(self, beat: Heartbeat) -> None:
         """Take in a heartbeat of any process."""
-        now, name = self._clock(), (beat.role, beat.instance, beat.host, beat.pid)
+        now, name = self._clock(), (beat.role, beat.number, beat.host, beat.pid)
         known = self._seen.get(name)
         if known is None:
             self._forget(now)
@@ -97,9 +98,9 @@ class Evidence:
             known.works(beat, now)
             return
         if counter := known.grew(beat):
-            self._move(f"{beat.role}-{beat.instance}: {counter} {beat.counters[counter]:.10g}")
+            self._move(f"{beat.role}-{beat.number}: {counter} {beat.counters[counter]:.10g}")
         if known.works(beat, now):
-            self._move(f"{beat.role}-{beat.instance}: {beat.state}")
+            self._move(f"{beat.role}-{beat.number}: {beat.state}")
         known.beat, known.heard_at = beat, now
 
     def tick(self) -> None:
@@ -126,9 +127,9 @@ class Evidence:
         """Return the processes with what they wait for, as text, grouped by what that is."""
         now = self._clock()
         together: dict[str, list[str]] = {}
-        for (role, instance, _, _), seen in sorted(self._seen.items()):
+        for (role, number, _, _), seen in sorted(self._seen.items()):
             if seen.beat.state != "ended":
-                together.setdefault(_doing(seen, now), []).append(f"{role}-{instance}")
+                together.setdefault(_doing(seen, now), []).append(f"{role}-{number}")
         parts = [f"{_names(names)} {doing}" for doing, names in together.items()]
         return "; ".join(parts[:_MOST_WAITS])[:_LONGEST]
 
@@ -159,20 +160,19 @@ class Pulsing:
         self._every_s = pulse_s(deadline_s)
         self._gate = Gate(Heartbeat, run, passed_over)
         self._evidence, self._lock = Evidence(), threading.Lock()
-        self._failure: BaseException | None = None
         self._closed = threading.Event()
+        self._thread = Background(self._work, "pulse")
 
     def open(self) -> Pulsing:
         """Listen to heartbeats and send pulses, in a thread. Return itself."""
         ends = ends_of(self._bus, self._status)
         self._reader = self._bus.reader(self._status, ends, patient=True)
-        threading.Thread(target=self._work, daemon=True, name="pulse").start()
+        self._thread.start()
         return self
 
     def still_s(self) -> float:
         """Return for how many seconds nothing has moved. Raise the error that ended the thread, if any."""
-        if self._failure is not None:
-            raise self._failure
+        self._thread.check()
         with self._lock:
             return self._evidence.still_s
 
@@ -186,13 +186,10 @@ class Pulsing:
         self._closed.set()
 
     def _work(self) -> None:
-        try:
-            while not self._closed.wait(self._every_s):
-                self._hear()
-                self._writer.send(self._topic, encode(self._pulse()), key=self._run)
-            self._reader.close()
-        except Exception as error:  # whatever it is: the next wait raises it
-            self._failure = error
+        while not self._closed.wait(self._every_s):
+            self._hear()
+            self._writer.send(self._topic, encode(self._pulse()), key=self._run)
+        self._reader.close()
 
     def _hear(self) -> None:
         until = time.monotonic() + self._every_s  # with many processes there is always one more beat
@@ -220,14 +217,14 @@ class Pulses:
         self._every_s = pulse_s(deadline_s)
         self._gate = Gate(Pulse, run, passed_over)
         self._newest: tuple[Pulse, float] | None = None  # and when it came
-        self._failure: BaseException | None = None
         self._closed = threading.Event()
+        self._thread = Background(self._work, "pulses")
 
     def open(self) -> Pulses:
         """Listen to pulses, in a thread. Return itself."""
         ends = ends_of(self._bus, self._topic)
         self._reader = self._bus.reader(self._topic, ends, patient=True)
-        threading.Thread(target=self._work, daemon=True, name="pulses").start()
+        self._thread.start()
         return self
 
     def still_s(self) -> float:
@@ -235,8 +232,7 @@ class Pulses:
 
         Raise the error that ended the thread, if one did.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._thread.check()
         if (newest := self._newest) is None:
             return math.inf
         return newest[0].still_s + time.monotonic() - newest[1]
@@ -255,13 +251,10 @@ class Pulses:
         self._closed.set()
 
     def _work(self) -> None:
-        try:
-            while not self._closed.wait(self._every_s):
-                for pulse in self._gate.messages(self._reader.poll(0.05)):
-                    self._newest = pulse, time.monotonic()
-            self._reader.close()
-        except Exception as error:  # whatever it is: the next wait raises it
-            self._failure = error
+        while not self._closed.wait(self._every_s):
+            for pulse in self._gate.messages(self._reader.poll(0.05)):
+                self._newest = pulse, time.monotonic()
+        self._reader.close()
 
 
 def pulse_s(deadline_s: float) -> float:

@@ -24,6 +24,8 @@ _LOOKED_AT = 100  # records, at most, in the search for the owner
 class NotOurTopics(Explained):
     """The topics of a run belong to another run of the same id."""
 
+    lasting = True
+
 
 def claim(bus: Bus, record: RunRecord, topics: Topics) -> None:
     """Make this run the owner of topics without an owner. Raise NotOurTopics if another run owns them."""

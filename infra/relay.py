@@ -73,7 +73,7 @@ class Relay:
                     self._candidates.add(heard.announced.version, heard.announced.root, heard)
                 newest = self._candidates.newest(self._version)
                 if newest is None:
-                    self._context.heart.waiting("the next weights", unblocked_by="trainer")
+                    self._context.heart.waiting("the next weights", unblocked_by="trainer", cause="weights")
                     self._bell.wait(_LOOK_S)
                     self._bell.clear()
                 elif self._bring(newest):
@@ -106,7 +106,7 @@ class Relay:
         """Bring a version. Return whether it came or was passed over; False: the origin can't be read."""
         context, wanted = self._context, heard.announced
         version = wanted.version
-        context.heart.working(f"fetching weights {version}")
+        context.heart.working(f"fetching weights {version}", cause="fetching weights")
         self._target, began, before = version, time.monotonic(), self._crossed
         self._reporting.soon()
         try:
@@ -154,7 +154,7 @@ class Relay:
     def _send(self) -> None:
         self._context.writer.send(
             self._context.topics.weights, encode(self._report()),
-            key=relay_key(self._site.name, self._context.instance),
+            key=relay_key(self._site.name, self._context.number),
         )  # fmt: skip
 
     def _every_s(self) -> float:
@@ -169,7 +169,7 @@ class Relay:
         counters = self._context.heart.counters
         counters |= {"version": self._version, "crossed": self._crossed, "lag_s": self._lag_s}
         return SiteReport(
-            run=self._context.run, site=self._site.name, relay=self._context.instance, version=self._version,
+            run=self._context.run, site=self._site.name, relay=self._context.number, version=self._version,
             target=self._target, done=self._mirror.done, whole=self._mirror.whole, lag_s=self._lag_s,
             crossed=self._crossed, rates=rates,
             cache=self._site.seen_by_others(self._context.record), trouble=self._trouble_now(),

@@ -21,10 +21,10 @@ from schemas.section import keys_of
 
 KEPT_SETTINGS = """
 run seed
-task: prompt_field id_field train_split held_out_split limit shuffle
+task: prompt_field id_field dataset_config chat system train_split held_out_split limit shuffle
 model: dtype
 model.lora: rank alpha targets
-sampling: temperature max_tokens max_prompt_tokens
+sampling: temperature max_tokens max_prompt_tokens stop min_tokens
 algorithm: mode recorded staleness groups group_size optimizer_steps learning_rate warmup_steps betas
 algorithm: weight_decay max_grad_norm
 loss: kind average kl kl_in kl_estimator correction correction_cap correct_fresh
@@ -34,7 +34,7 @@ generator: engine on_update
 evaluation: problems per_problem
 """
 OF_FILES = """
-task: python jsonl dataset reward held_out_jsonl
+task: python jsonl dataset reward held_out_jsonl chat_template
 model: path build
 loss: reference import
 trainer: import
@@ -46,7 +46,7 @@ trainer: gradient_checkpointing logits_chunk
 generator: threads
 """
 FREE = """
-task: reward_deadline_s reward_workers
+task: reward_deadline_s reward_workers max_failed_rewards
 algorithm: iterations
 trainer: checkpoint_every keep_checkpoints keep_weights
 generator: slots
@@ -56,6 +56,7 @@ placement: store generators sites restarts
 placement.kafka: bootstrap_servers replication retention_hours
 deadlines: start_s progress_s
 report trackers
+prometheus: port
 """
 
 

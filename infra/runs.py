@@ -27,6 +27,7 @@ from schemas.runspec import RunSpec
 
 _log = logging.getLogger(__name__)
 _KIND = "run"  # kind of the signed content
+_MOST_FLOW_RUNS = 64  # so many of the newest are remembered
 
 
 class RunError(Explained):
@@ -47,6 +48,7 @@ class RunRecord(BaseModel):
     identity: str = ""  # drawn when the run was made, to tell runs of one id apart; "": an old run
     store_id: str = ""  # of the store that the run was made in; "": an old run, without it
     contents: dict[str, str] = {}  # hashes of the files that the spec names, and of the model
+    flow_runs: tuple[str, ...] = ()  # ids of Prefect flow runs that made it or went on with it, newest last
     signature: str | None = None  # of all other fields, if there was a key
 
     def here(self, model: str | None, reward: str | None) -> RunRecord:
@@ -69,20 +71,21 @@ def _key(run: str) -> str:
 
 def create(
     store: Store, spec: RunSpec, *, bootstrap_servers: str, model: str, run_id: str | None = None,
-    topics: Iterable[str] = (),
+    topics: Iterable[str] = (), flow_run: str = "",
 ) -> RunRecord:  # fmt: skip
     """Record a new run under the next free number of its name, and return the record.
 
     If two callers create one at the same time, each gets its own number. `run_id`: use this id instead; raise
     RunError if it exists. `topics`: the broker's topic names, whose numbers are not used again: a run in
-    another store, or in a deleted one, may have left them. A store without an id gets one here.
+    another store, or in a deleted one, may have left them. `flow_run`: the Prefect flow run that makes it.
+    A store without an id gets one here.
     """
     ids = {*runs_of(store), *(topic.rpartition(".")[0] for topic in topics)}
     number = 1 + max((int(run.rpartition("-")[2]) for run in _of_name(ids, spec.run)), default=0)
     record = RunRecord(
         id="", spec=spec, bootstrap_servers=bootstrap_servers, store=store.url, model=model,
         created_at=time.time(), identity=uuid.uuid4().hex, store_id=identify(store),
-        contents=contents_of(spec, model),
+        contents=contents_of(spec, model), flow_runs=(flow_run,) if flow_run else (),
     )  # fmt: skip
     while True:
         record = record.model_copy(update={"id": run_id or f"{spec.run}-{number}"})
@@ -149,6 +152,17 @@ def find(store: Store, run: str) -> RunRecord:
     return record
 
 
+def of_flow_run(store: Store, name: str, flow_run: str) -> str | None:
+    """Return the newest run of a name that a Prefect flow run made or went on with; None if there is none."""
+    for run in reversed(runs_of(store, name)):
+        try:
+            if flow_run in find(store, run).flow_runs:
+                return run
+        except RunError as error:
+            _log.warning("a run is passed over: %s", str(error).splitlines()[0])
+    return None
+
+
 def unique_name(record: RunRecord) -> str:
     """Return a name for the run that no other run has, in this store or another one."""
     drawn = record.identity or f"{record.store} {record.created_at!r}"
@@ -168,12 +182,12 @@ def newest_run(store: Store) -> RunRecord | None:
 
 def resume(
     store: Store, run: str, spec: RunSpec, *, bootstrap_servers: str, model: str | None = None,
-    say: Callable[[str], None] = _log.info,
+    say: Callable[[str], None] = _log.info, flow_run: str = "",
 ) -> RunRecord:  # fmt: skip
     """Record an existing run with new settings. Raise RunError if they would change what is learned.
 
     `model`: where its starting model is now; None means the recorded place. `say` gets a message if the new
-    settings may change the last bits of results.
+    settings may change the last bits of results. `flow_run`: the Prefect flow run that goes on with it.
     """
     old = find(store, run)
     check_identity(store, old.store_id)
@@ -187,7 +201,9 @@ def resume(
     if changed := other_bits(old.spec, spec):
         say(f"run {run} goes on with other {', '.join(changed)}: what is learned is the same, the last bits "
             "may differ from those of a run that was not resumed")  # fmt: skip
-    update = {"spec": spec, "bootstrap_servers": bootstrap_servers, "model": model, "store": store.url}
+    flow_runs = tuple(one for one in old.flow_runs if one != flow_run) + ((flow_run,) if flow_run else ())
+    update = {"spec": spec, "bootstrap_servers": bootstrap_servers, "model": model, "store": store.url,
+              "flow_runs": flow_runs[-_MOST_FLOW_RUNS:]}  # fmt: skip
     record = old.model_copy(update=update)
     store.put(_key(run), _signed(record))
     return record

@@ -24,20 +24,19 @@ from infra.epochs import begin
 from infra.logs import at_step
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
+from producers.chat import Tokenize, load_tokenize_prompt, tokens_of
 from producers.dispatch.jobs import RecordPlace
 from producers.dispatch.recovery import Past
 from producers.dispatch.service import Dispatching, FinishedSample
 from producers.evaluations import Evaluations
 from producers.ledger_steps import Beginnings, Steps
 from producers.outbox import Outbox
-from producers.planner import Tokenize
 from producers.ranking import Ranking, kept_versions
 from producers.resampling import Resampling
 from producers.restart import look_at, misfit
 from producers.sample_feed import AdmittedSample, SampleFeed
 from producers.snapshots import Announced, FeederSnapshot, Keeper, Opened, Positions, Snapshots
 from producers.tasks import Problem, TaskError, load_problems
-from producers.tokenizing import load_tokenize
 from schemas.messages import EVAL, TRAIN, Prompt, RankerAnnouncement, StepRecord
 from schemas.wire import encode
 
@@ -188,7 +187,9 @@ class Feeder:
 
     def _next_iteration(self) -> None:
         wait = self._context.wait("the next optimizer step in the ledger", unblocked_by="the trainer")
-        self._context.heart.waiting(f"step of iteration {self._planner.version}", unblocked_by="trainer")
+        self._context.heart.waiting(
+            f"step of iteration {self._planner.version}", unblocked_by="trainer", cause="optimizer steps"
+        )
         while True:
             self._context.check_stop()
             self._dispatching.check()
@@ -284,7 +285,9 @@ class Feeder:
             self._context.check_stop()
             self._dispatching.check()
             version = min(self._evaluations.open)
-            self._context.heart.waiting(f"evaluation of version {version}", unblocked_by="generators")
+            self._context.heart.waiting(
+                f"evaluation of version {version}", unblocked_by="generators", cause="held-out samples"
+            )
             wait.progress() if self._evaluations.collect(_POLL_S) else wait.check()
             self._send_instead()
         self._context.heart.working("admitting")
@@ -303,7 +306,7 @@ def that_fit(
 
     Logs how many are left out; raises TaskError if none is left.
     """
-    fit = [problem for problem in problems if 0 < len(tokenize(problem["prompt"])) <= longest]
+    fit = [problem for problem in problems if 0 < len(tokens_of(problem, tokenize)) <= longest]
     if not fit:
         raise TaskError(f"no problem has a prompt of 1 to {longest} tokens (sampling.max_prompt_tokens)")
     if len(fit) < len(problems):
@@ -316,7 +319,8 @@ def that_fit(
 
 def body(context: RoleContext) -> None:
     """Load the problems, and run the feeder."""
-    spec, tokenize = context.spec, load_tokenize(context.record.model)
+    spec, record = context.spec, context.record
+    tokenize = load_tokenize_prompt(record.model, spec.task, record.created_at)
     longest = spec.sampling.max_prompt_tokens
     held_out: list[Problem] = []
     if spec.evaluation.problems:

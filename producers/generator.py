@@ -36,7 +36,7 @@ from producers.engines.remote import RemoteEngine
 from producers.generator_core import Decoding, MadeSample
 from producers.generator_reports import GeneratorReports, GeneratorState
 from producers.rewards import RewardOutcome, RewardPool
-from producers.tokenizing import load_to_text
+from producers.stopping import stopping_of
 from producers.weights_watch import WeightsWatch
 from schemas.identity import sample_id
 from schemas.messages import Sample, shared_fields
@@ -50,6 +50,8 @@ _IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
 # the trainer has nothing else to do.
 _HOLD_S, _HOLD_IN_SYNC_S = 0.1, 0.02
 _FEW = 16
+_TROUBLE_S = 60.0  # how long the heartbeat names a sample without a reward
+_TAIL_SHARE = 0.25  # of the slots: fewer samples than that, with none to come, are the tail of long ones
 
 
 @dataclass
@@ -91,6 +93,7 @@ class Generator:
         self._held_since = 0.0
         self._hold_s = _HOLD_IN_SYNC_S if context.spec.algorithm.mode == "sync" else _HOLD_S
         self._progress = _Progress()
+        self._troubled_at = 0.0  # when a sample last had no reward
         self._drawing = Drawing(context.spec.deadlines.progress_s)
         start = secrets.token_hex(8)
         self._moving: list[str] = []  # samples that other generators shall continue
@@ -123,8 +126,10 @@ class Generator:
                 self._hand_over()
                 moved += self._fill()
                 if busy := self._decoding.running > 0:
+                    self._generates()
                     moved += self._step()
                 elif self._scoring:
+                    self._context.heart.working("scoring rewards")
                     time.sleep(_SCORES_S)  # only rewards are awaited
                 moved += self._collect(self._rewards.poll())
                 self._publish()
@@ -149,11 +154,11 @@ class Generator:
         """Report the wait in the heartbeat, and sleep until something comes or `_IDLE_S` has passed."""
         heart, needs = self._context.heart, self._decoding.needs
         if self._decoding.version < 0:
-            heart.waiting("the first weights", unblocked_by="trainer")
+            heart.waiting("the first weights", unblocked_by="trainer", cause="weights")
         elif needs is None:
             heart.waiting("assignments", unblocked_by="feeder")
         else:
-            heart.waiting(f"weights {needs}", unblocked_by="trainer")
+            heart.waiting(f"weights {needs}", unblocked_by="trainer", cause="weights")
         self._bell.wait(_IDLE_S)
         self._bell.clear()
 
@@ -181,10 +186,16 @@ class Generator:
             self._context.writer.send(self._context.topics.parts, encode(part), key=key)
 
     def _fill(self) -> int:
+        installs, paused = self._decoding.installs, self._decoding.pause_s
         count = self._decoding.fill()
-        if count:
-            self._context.heart.working("generating")
+        if self._decoding.installs > installs:
+            self._context.heart.recount("installing weights", self._decoding.pause_s - paused)
         return count
+
+    def _generates(self) -> None:
+        few = self._decoding.running < _TAIL_SHARE * self._spec.generator.slots
+        tail = few and not self._decoding.queued
+        self._context.heart.working("generating", cause="generating the long tail" if tail else "")
 
     def _step(self) -> int:
         made = self._decoding.step(self._patience())
@@ -215,6 +226,8 @@ class Generator:
             if score.error:
                 self._progress.failed_rewards += 1
                 self._context.log.warning("sample %s has no reward: %s", score.key, score.error)
+                self._context.heart.trouble = f"sample {score.key} has no reward: {score.error}"[:1_000]
+                self._troubled_at = time.monotonic()
         return len(scores)
 
     def _publish(self) -> None:
@@ -257,6 +270,8 @@ class Generator:
             self._report(leaving=True)
 
     def _count(self) -> None:
+        if self._context.heart.trouble and time.monotonic() > self._troubled_at + _TROUBLE_S:
+            self._context.heart.trouble = ""
         self._context.heart.counters.update(
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
             drawn=self._drawing.tokens,
@@ -273,7 +288,7 @@ def body(context: RoleContext) -> None:
     bell = threading.Event()
     options = EngineOptions(model=context.record.model, spec=spec.model_dump_json())
     engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s).open()
-    to_text = load_to_text(context.record.model)
+    to_text = stopping_of(context.record.model, spec).text
     generator = Generator(context, engine, RewardPool(spec.task), to_text, bell).open()
     engine.wait_until_ready()
     context.loaded()

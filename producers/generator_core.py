@@ -19,7 +19,7 @@ from infra.logs import at_step
 from infra.weights.weights_error import WeightsError
 from producers.backlog import Backlog
 from producers.dispatch.jobs import SampleJob
-from producers.engines.engine import Engine, FinishedRequest, SampleRequest
+from producers.engines.engine import DrawnAnswer, Engine, SampleRequest
 from producers.installing import VerifiedWeights
 from schemas.identity import SampleKey, sample_id, sample_key, sampling_seed
 from schemas.messages import TRAIN, Part
@@ -83,7 +83,7 @@ class MadeSample:
     """A sample with all of its tokens."""
 
     begun: Begun
-    finished: FinishedRequest
+    finished: DrawnAnswer
     finished_at: float
 
 
@@ -207,7 +207,7 @@ class Decoding:
                 tokens = np.concatenate([begun.tokens, one.tokens])
                 logprobs = np.concatenate([begun.logprobs, one.logprobs])
                 self._unproven[one.id] = MadeSample(
-                    begun, FinishedRequest(one.id, tokens, logprobs, one.finish), now
+                    begun, DrawnAnswer(one.id, tokens, logprobs, one.finish), now
                 )
         self._verify()
         older = [made for made in self._unproven.values() if made.begun.versions[-1] != self.version]

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from producers.chat import Tokenize
 from producers.lengths import class_edges, class_of, have_moved
 from producers.ranker.ranker import Predictor, Question, question_of
 from producers.snapshots import Lot, PlannerState
@@ -26,8 +27,6 @@ from schemas.admission import admissible, iteration_of, oldest_version
 from schemas.identity import ROUND, derive_seed
 from schemas.messages import EVAL, TRAIN, Prompt, StepRecord
 from schemas.runspec import RunSpec
-
-Tokenize = Callable[[str], list[int]]
 
 _RECENT_WINDOWS = 4  # iterations whose predictions the class edges are computed from
 
@@ -78,7 +77,8 @@ class Planner:
         `state`: the state of an earlier planner. Groups that it admitted count as known.
         """
         self._run, self._spec, self._train = run, spec, train
-        self._tokenize = functools.lru_cache(maxsize=4096)(tokenize)  # for the ranker, then for the record
+        # for the ranker, then for the record; messages can't be keys, and their JSON can
+        self._tokenize = functools.lru_cache(maxsize=4096)(lambda prompt: tokenize(json.loads(prompt)))
         self._by_id = {problem["id"]: problem for problem in train}
         given = spec.lengths.edges
         self._fixed = not isinstance(given, str)
@@ -249,8 +249,11 @@ class Planner:
             )
         return self._question(problem)
 
+    def _tokens(self, problem: Problem) -> list[int]:
+        return self._tokenize(json.dumps(problem["prompt"]))
+
     def _question(self, problem: Problem) -> Question:
-        return question_of(problem["id"], problem.get("kind"), self._tokenize(problem["prompt"]))
+        return question_of(problem["id"], problem.get("kind"), self._tokens(problem))
 
     def _of_iteration(self, iteration: int, groups: Sequence[int], lot: Lot) -> Iterator[Prompt]:
         """Yield an iteration's prompts. Each step gets groups of all lengths, in bundles of like length."""
@@ -321,7 +324,7 @@ class Planner:
         return Prompt(
             run=self._run, purpose=purpose, group=group, size=size, problem_id=problem["id"],
             problem=json.dumps(problem), epoch=epoch,
-            tokens=np.array(self._tokenize(problem["prompt"]), dtype=np.int32), iteration=turn.iteration,
+            tokens=np.array(self._tokens(problem), dtype=np.int32), iteration=turn.iteration,
             mini=turn.mini, bundle=turn.bundle, bundle_groups=turn.bundle_groups,
             min_version=turn.min_version, predicted=prediction.length, predictor=prediction.predictor,
             length_class=class_of(prediction.length, prediction.edges), edges=list(prediction.edges),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Explained
+from producers.chat_messages import PromptContent, split_messages
 from schemas.importing import said
 from schemas.runspec import TaskSection
 from schemas.shortening import shown
@@ -17,32 +18,58 @@ Problem = dict[str, Any]
 
 LARGEST_PROBLEM = 4 << 20  # bytes of a problem as JSON: it must fit a record together with its tokens
 _LONGEST_ID = 256  # characters
+_PROMPT, _MESSAGES = "prompt", "messages"
 _DEEPEST = 64  # levels of lists and dicts
 
 
 class TaskError(Explained):
     """A user's task can't be used; the message names the file and the problem."""
 
+    lasting = True
+
 
 def checked_problem(problem: Any, number: int, task: TaskSection) -> Problem:
-    """Return the problem with text in "id" and "prompt"; the id is None if it has none.
+    """Return the problem with text in "id" and text or messages in "prompt"; the id is None if it has none.
 
-    Raises TaskError if it can't be used. `number` names the problem in messages.
+    If the messages end with one of the assistant, that one is the problem's "answer", and not in its prompt.
+    Raises TaskError if the problem can't be used. `number` names the problem in messages.
     """
     if not isinstance(problem, dict):
         raise TaskError(f"problem {number} is a {type(problem).__name__}; a dict is expected")
     known = problem.get(task.id_field)
     named = "" if known is None else f"; its id is {shown(known)}"
-    prompt = problem.get(task.prompt_field)
-    if not isinstance(prompt, str) or not prompt:
+    field, prompt = _prompt_of(problem, task)
+    if not isinstance(prompt, str | list) or not prompt:
         found = f"; a {type(prompt).__name__} is there" if prompt is not None and prompt != "" else ""
-        raise TaskError(
-            f"problem {number} has no text in {task.prompt_field!r} (task.prompt_field){found}{named}"
-        )
-    wrong = _wrong(problem) or _wrong_text(prompt, task.prompt_field) or _wrong_id(known, task.id_field)
+        raise TaskError(f"problem {number} has no text in {field!r} (task.prompt_field){found}{named}")
+    wrong = _wrong(problem) or _wrong_prompt(prompt, field, task) or _wrong_id(known, task.id_field)
     if wrong:
         raise TaskError(f"problem {number} {wrong}{named}")
-    return {**problem, "id": None if known is None else str(known), "prompt": prompt}
+    own: Problem = {"id": None if known is None else str(known), "prompt": prompt}
+    if isinstance(prompt, str):
+        return {**problem, **own}
+    try:
+        own["prompt"], answer = split_messages(prompt)
+    except ValueError as error:
+        raise TaskError(f"problem {number}: {field!r}: {error}{named}") from None
+    expected = {} if answer is None or problem.get("answer") is not None else {"answer": answer}
+    return {**problem, **own, **expected}
+
+
+def _prompt_of(problem: Problem, task: TaskSection) -> tuple[str, Any]:
+    """Return a problem's prompt, with the name of its field: `messages`, if there is no `prompt`."""
+    field = task.prompt_field
+    if field == _PROMPT and problem.get(field) is None and isinstance(problem.get(_MESSAGES), list):
+        field = _MESSAGES
+    return field, problem.get(field)
+
+
+def _wrong_prompt(prompt: PromptContent, field: str, task: TaskSection) -> str:
+    if isinstance(prompt, list):
+        return ""
+    if task.system and not task.chat:
+        return f"has text in {field!r}, to which task.system can't be added: set task.chat: true"
+    return _wrong_text(prompt, field)
 
 
 def _wrong_id(known: Any, field: str) -> str:

@@ -14,9 +14,10 @@ from infra.bus import Record, clamp, ends_of, read_until
 from infra.gate import Gate, Refuse, passed_over
 from infra.roles.context import RoleContext
 from infra.weights.versions import WeightStore
+from producers.chat import Tokenize
 from producers.dispatch.jobs import Placed, RecordPlace
 from producers.ledger_steps import Behind, Steps
-from producers.planner import Planner, Tokenize
+from producers.planner import Planner
 from producers.sample_feed import FeederRoots
 from producers.snapshots import FeederSnapshot, Opened, Positions
 from producers.tasks import Problem

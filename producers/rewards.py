@@ -7,9 +7,11 @@ score() ──► queue ──► worker: several jobs in its pipe, answered in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -125,9 +127,9 @@ class RewardPool:
             limit = self._task.reward_deadline_s if worker.ready else _START_S
             late = (worker.jobs or not worker.ready) and time.monotonic() - worker.since > limit
             if gone or late:
-                self._replace(
-                    number, f"no answer within {limit:g} s" if late else "its process ended", scores
-                )
+                setting = " (task.reward_deadline_s)" if worker.ready else ""
+                why = f"no answer within {limit:g} s{setting}" if late else _ended(worker)
+                self._replace(number, why, scores, late=bool(late))
         self._hand_out()
         return scores
 
@@ -141,13 +143,15 @@ class RewardPool:
             scores.append(RewardOutcome(key, answer.get("parts", {}), answer.get("error", "")))
         worker.since = time.monotonic()
 
-    def _replace(self, number: int, reason: str, scores: list[RewardOutcome]) -> None:
+    def _replace(self, number: int, reason: str, scores: list[RewardOutcome], *, late: bool) -> None:
         worker = self._workers[number]
         kill(worker.process)
         if not worker.ready:
-            raise TaskError(
+            failed = TaskError(
                 f"the reward process did not start: {reason}; its output is in the generator's log"
             )
+            failed.lasting = not late  # the machine may have been busy
+            raise failed
         if worker.jobs:
             key, _ = worker.jobs.popleft()
             scores.append(RewardOutcome(key, error=reason))
@@ -173,3 +177,13 @@ class RewardPool:
         """Kill the workers."""
         for worker in self._workers:
             kill(worker.process)
+
+
+def _ended(worker: _Worker) -> str:
+    """Say how a worker's process ended: a reward may call exit, crash, or need more memory than there is."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = worker.process.wait(0.1)
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process ended with exit code {code}"
+    return "its process closed its output"

@@ -3,7 +3,7 @@
     argv 1  a ProbeRequest, as JSON
     argv 2  a file descriptor for the findings, one JSON line each:
             {"pid", "doing"}                  the check that begins now, so that the reader can name it
-            {"pid", "thing", "said", "wrong"} a finding
+            {"pid", "thing", "said", "wrong", "noted"} a finding
             {"pid", "done"}                   all checks are done
 
 The task's own prints go to standard output and error, which nobody parses. The task may hang, exit, fork or
@@ -16,14 +16,15 @@ import inspect
 import json
 import os
 import sys
+import time
 from typing import Any
 
 from pydantic import BaseModel
 
 from infra.errors import Explained
+from producers.chat import load_tokenize_prompt, tokens_of
 from producers.problems import Problem, TaskError
 from producers.tasks import Reward, first_problems, load_reward, parts_of
-from producers.tokenizing import load_tokenize
 from schemas.importing import said
 from schemas.runspec import TaskSection
 from schemas.shortening import printable, shown
@@ -50,8 +51,8 @@ class _Answers:
     def doing(self, what: str) -> None:
         self.tell(doing=what)
 
-    def found(self, thing: str, said: str, *, wrong: bool = False) -> None:
-        self.tell(thing=thing, said=said, wrong=wrong)
+    def found(self, thing: str, said: str, *, wrong: bool = False, noted: bool = False) -> None:
+        self.tell(thing=thing, said=said, wrong=wrong, noted=noted)
 
 
 def main() -> None:
@@ -94,8 +95,8 @@ def _problems(job: ProbeRequest, split: str, answers: _Answers) -> list[Problem]
 def _tokenize(job: ProbeRequest, folder: str, problems: list[Problem], answers: _Answers) -> None:
     answers.doing(f"tokenizing with the tokenizer in {folder}")
     try:
-        tokenize = load_tokenize(folder)
-        lengths = [len(tokenize(problem["prompt"])) for problem in problems]
+        tokenize = load_tokenize_prompt(folder, job.task, time.time())
+        lengths = [len(tokens_of(problem, tokenize)) for problem in problems]
     except Explained as error:
         answers.found("tokenizer", str(error), wrong=True)
         return
@@ -108,23 +109,31 @@ def _tokenize(job: ProbeRequest, folder: str, problems: list[Problem], answers: 
     if out == len(lengths):
         answers.found("tokenizer", f"{text}: none of the first {len(lengths)} could be used", wrong=True)
     else:
-        answers.found("tokenizer", f"{text}{f': {out} of {len(lengths)} are left out' if out else ''}")
+        left = f": {out} of {len(lengths)} are left out" if out else ""
+        answers.found("tokenizer", f"{text}{left}", noted=bool(out))
 
 
 def _score(reward: Reward, problem: Problem, answers: _Answers) -> None:
+    """Score the right answer if the problem has one; else an empty answer, or one that repeats the prompt."""
     answers.doing(f"the reward of problem {shown(problem['id'])}")
     answer = problem.get("answer")
-    completion = answer if isinstance(answer, str) else ""
-    try:
-        _fits(reward, problem, completion)
-        parts = parts_of(reward(problem, completion))
-    except TaskError as error:
-        answers.found("reward", f"problem {shown(problem['id'])}: {error}", wrong=True)
-    except (Exception, SystemExit) as error:
-        answers.found("reward", f"it fails on problem {shown(problem['id'])}: {said(error)}", wrong=True)
-    else:
-        names = printable(", ".join(parts), 200)
-        answers.found("reward", f"{shown(completion)} earns {sum(parts.values()):g} ({names})")
+    tried = [answer] if isinstance(answer, str) else ["", problem["prompt"]]
+    failed = ""
+    for completion in tried:
+        try:
+            _fits(reward, problem, completion)
+            parts = parts_of(reward(problem, completion))
+        except TaskError as error:
+            failed = failed or f"problem {shown(problem['id'])}: {error}"
+        except (Exception, SystemExit) as error:
+            failed = failed or f"it fails on problem {shown(problem['id'])}: {said(error)}"
+        else:
+            names = printable(", ".join(parts), 200)
+            answers.found("reward", f"{shown(completion)} earns {sum(parts.values()):g} ({names})")
+            if failed:
+                answers.found("reward", f"an empty answer has no reward: {failed}", noted=True)
+            return
+    answers.found("reward", failed, wrong=True)
 
 
 def _fits(reward: Reward, problem: Problem, completion: str) -> None:

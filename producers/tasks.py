@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from producers.chat_messages import PromptContent
+from producers.dataset_rows import read_dataset
 from producers.problems import Problem, TaskError, checked_problem, read_jsonl
 from schemas.importing import BadImport, imported, said
 from schemas.runspec import RunSpec, TaskSection
@@ -63,12 +66,13 @@ def identified(rows: Iterable[Any], task: TaskSection, split: str) -> Iterator[P
         yield {**problem, "id": name}
 
 
-def _name_by_prompt(prompt: str, seen: Mapping[str, int]) -> str:
+def _name_by_prompt(prompt: PromptContent, seen: Mapping[str, int]) -> str:
     """Name a problem by a hash of its prompt.
 
     If several share the prompt, the second gets "-2", and so on.
     """
-    name = hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+    name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return next(one for n in itertools.count(1) if (one := name if n == 1 else f"{name}-{n}") not in seen)
 
 
@@ -130,7 +134,7 @@ def _rows(task: TaskSection, split: str) -> Iterator[Problem]:
     elif task.jsonl:
         yield from read_jsonl(Path(task.held_out_jsonl or "" if split == task.held_out_split else task.jsonl))
     else:
-        yield from _from_dataset(task.dataset or "", split)
+        yield from read_dataset(task, split)
 
 
 def _from_python(source: str, split: str) -> Iterator[Any]:
@@ -139,25 +143,3 @@ def _from_python(source: str, split: str) -> Iterator[Any]:
         yield from problems(split)
     except (Exception, SystemExit) as error:
         raise TaskError(f"{source}: problems({split!r}) failed: {said(error)}") from error
-
-
-def _from_dataset(name: str, split: str) -> Iterator[Problem]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise TaskError(
-            "task.dataset needs the package datasets: pip install 'streamrl[datasets]'"
-        ) from error
-    try:
-        if Path(name).is_dir() and (Path(name) / "dataset_dict.json").exists():
-            rows = datasets.load_from_disk(name)[split]
-        elif Path(name).is_dir() and (Path(name) / "state.json").exists():
-            rows = datasets.load_from_disk(name)
-        else:
-            rows = datasets.load_dataset(name, split=split)
-    except Exception as error:
-        raise TaskError(f"dataset {name}, split {split}: {said(error)}") from error
-    try:
-        yield from rows
-    except Exception as error:
-        raise TaskError(f"dataset {name}, split {split}: a row can't be read: {said(error)}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from schemas.importing import said
 class TokenizerError(Explained):
     """A model's tokenizer can't be used."""
 
+    lasting = True
+
 
 def load_tokenize(model: str) -> Callable[[str], list[int]]:
     """Return a function that tokenizes a prompt, without adding special tokens."""
@@ -27,8 +29,21 @@ def load_tokenize(model: str) -> Callable[[str], list[int]]:
 
 def load_to_text(model: str) -> Callable[[np.ndarray], str]:
     """Return a function that turns tokens into text, without the special ones."""
+    decode = load_decode(model)
+    return lambda tokens: decode(tokens.tolist())
+
+
+def load_decode(model: str) -> Callable[[Sequence[int]], str]:
+    """Return a function that turns a list of tokens into text, without the special ones."""
     tokenizer = _fast(model) or _slow(model)
-    return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def special_tokens(model: str) -> dict[str, int]:
+    """Return the special tokens of a model by their names."""
+    fast = _fast(model)
+    known = fast.get_added_tokens_decoder() if fast else _slow(model).added_tokens_decoder
+    return {token.content: number for number, token in known.items() if token.special}
 
 
 def _fast(model: str) -> Any:
@@ -39,6 +54,11 @@ def _fast(model: str) -> Any:
 
     with _explained(file):
         return Tokenizer.from_file(str(file))
+
+
+def load_whole_tokenizer(model: str) -> Any:
+    """Return the tokenizer of transformers, which knows the chat template. Loading it takes seconds."""
+    return _slow(model)
 
 
 def _slow(model: str) -> Any:

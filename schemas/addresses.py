@@ -1,4 +1,4 @@
-"""Types for names of files, brokers and stores in a run file. Unfit names are refused with a reason."""
+"""Types for names of files, brokers and stores, and for text, in a run file. Unfit ones are refused."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ def _is_text(text: str) -> str:
     return text
 
 
+def _is_plain_text(text: str) -> str:
+    """Return text of one line or several. Other control characters than tabs and line ends are refused."""
+    for line in text.replace("\t", " ").replace("\r", "\n").split("\n"):
+        _is_text(line)
+    return text
+
+
+def _is_stop(text: str) -> str:
+    if "\ufffd" in _is_plain_text(text):
+        raise ValueError(f"U+FFFD stands for half a character, which no text has (found {shown(text)})")
+    return text
+
+
 def _is_path(text: str) -> str:
     longest = max(len(part.encode()) for part in _is_text(text).split("/"))
     if longest > _LONGEST_NAME:
@@ -45,6 +58,8 @@ def _is_path(text: str) -> str:
 
 
 Word = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_is_text)]
+PlainText = Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_is_plain_text)]
+StopString = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_is_stop)]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_is_path)]
 
 

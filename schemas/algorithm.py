@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from schemas.addresses import StopString
 from schemas.identity import ROUND
 from schemas.section import Section
 
@@ -29,6 +30,21 @@ class SamplingSection(Section):
         le=MOST_TOKENS,
         description="Maximum tokens of a prompt. Problems with a longer one are left out, with a warning.",
     )
+    stop: list[StopString] = Field(
+        [],
+        max_length=16,
+        description='Texts that end an answer, such as `["\\n\\n"]`. An answer ends with the token that '
+        "completes one of them (its `finish` is stop). All its tokens are trained; the reward gets the text "
+        "before the stop string. A special token may be named, too.",
+    )
+    min_tokens: int = Field(
+        0,
+        ge=0,
+        le=MOST_TOKENS,
+        description="The first so many tokens can't end an answer. The model's end tokens have no "
+        "probability there, for the generator and for the trainer alike: logprobs, ratios and divergences "
+        "are those of the policy that draws. A stop string that is complete by then does not count.",
+    )
 
     @field_validator("temperature")
     @classmethod
@@ -39,6 +55,12 @@ class SamplingSection(Section):
                 f"logprobs would not be those of the trainer. Take at least {_LEAST_TEMPERATURE}"
             )
         return temperature
+
+    @model_validator(mode="after")
+    def _least_and_most(self) -> SamplingSection:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})")
+        return self
 
 
 class AlgorithmSection(Section):

@@ -54,6 +54,8 @@ def _of_tokens(sample: Sample, spec: RunSpec, vocabulary: float) -> str:
             return f"the {name} has {tokens.size} tokens; {most} are the most"
         if np.maximum.reduce(tokens.view(np.uint32)) >= vocabulary:  # negative tokens are large there
             return f"a token of the {name} is not in the vocabulary of {vocabulary}"
+    if sample.tokens.size < sampling.min_tokens:
+        return f"the answer has {sample.tokens.size} tokens; {sampling.min_tokens} are the least"
     return ""
 
 

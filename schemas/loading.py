@@ -131,14 +131,16 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
         return _resolved(value, folder) if value else value
 
     task = {
-        name: resolve(getattr(spec.task, name)) for name in ("python", "jsonl", "reward", "held_out_jsonl")
+        name: resolve(getattr(spec.task, name))
+        for name in ("python", "jsonl", "dataset", "reward", "held_out_jsonl", "chat_template")
     }
-    task["dataset"] = resolve(spec.task.dataset)
     model = {name: resolve(getattr(spec.model, name)) for name in ("path", "build")}
     loss = {} if spec.loss.reference is None else {"reference": resolve(spec.loss.reference)}
     lengths = {} if spec.lengths.backbone == "none" else {"backbone": resolve(spec.lengths.backbone)}
+    report = str((folder / spec.report).absolute()) if "report" in spec.model_fields_set else spec.report
     return spec.model_copy(
         update={
+            "report": report,
             "task": spec.task.model_copy(update=task),
             "model": spec.model.model_copy(update=model),
             "loss": spec.loss.model_copy(update=loss),

@@ -110,6 +110,10 @@ class LossSection(SeamSection):
 
     @model_validator(mode="after")
     def _fits(self) -> LossSection:
+        for key in ("resample", "replay"):  # other processes read them where the loss's code is not loaded
+            value = getattr(self, key, 0)
+            if not isinstance(value, int | float) or not 0 <= value <= 64:
+                raise ValueError(f"{key} must be a number from 0 to 64, not {value!r:.100}")
         if not self.is_read:
             return self
         if self.correct_fresh and self.correction == "none":

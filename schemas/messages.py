@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, field
 
 from schemas.identity import ROUND, is_sample_id, sample_id
 from schemas.wire import Float32s, Float64s, Int16s, Int32s, Int64s, Message, UInt64s
 
 EVERYONE = "*"  # in place of a generator's name
+
+WAIT = "wait: "  # begins the cause of time in which a process waits
+MOST_CAUSES = 32  # that a heartbeat may name
 
 TRAIN = "train"
 EVAL = "eval"
@@ -303,6 +306,8 @@ class StepRecord(Message, frozen=True, kw_only=True):
     losses: Float64s  # of each micro-batch
     metrics: dict[str, float]
     finished_at: float
+    failed_reason: Line = ""  # the most frequent reason why samples have no reward; empty: all have one
+    failed_sample: Line = ""  # the id of a sample that has none for that reason
 
     def wrong(self) -> str:
         rows = alike(
@@ -434,9 +439,10 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """`<run>.status`: the state of a process, and what it waits for. Compacted: the newest of each counts."""
 
     KIND: ClassVar[str] = "heartbeat"
+    ON_WIRE: ClassVar[Mapping[str, str]] = {"number": "instance"}
     run: WireName
     role: WireName
-    instance: Count
+    number: Count  # of this process among its role's
     pid: Count
     host: str
     state: str
@@ -445,10 +451,16 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     since: float  # when the state or the waiting began
     counters: dict[str, float]
     sent_at: float
+    trouble: Line = ""  # why one of its newest samples has no reward; empty: all have one
+    causes: dict[str, float] = field(default_factory=dict)  # seconds since the process began, by cause
 
     def wrong(self) -> str:
-        return are_finite("counters", self.counters.values()) or finite(
-            since=self.since, sent_at=self.sent_at
+        if len(self.causes) > MOST_CAUSES:
+            return f"it names {len(self.causes)} causes; at most {MOST_CAUSES} are expected"
+        return (
+            are_finite("counters", self.counters.values())
+            or are_finite("causes", self.causes.values())
+            or finite(since=self.since, sent_at=self.sent_at)
         )
 
 

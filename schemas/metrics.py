@@ -15,6 +15,7 @@ class Metric:
     otherwise: str = ""
 
 
+REWARD_PART = "reward_part_"  # before the name of a part of the reward
 _TRAINED = "trained tokens"
 METRICS: dict[str, Metric] = {
     "step": Metric("number", "The optimizer step, from 0 on."),
@@ -26,6 +27,9 @@ METRICS: dict[str, Metric] = {
     "tokens": Metric("tokens", "Tokens of all answers of the step."),
     "reward": Metric("reward", "Mean reward of the samples that have one.", "grows",
                      "Read samples; look at `informative_groups`, `clip_fraction` and `logprob_gap`."),
+    "reward_part_NAME": Metric("reward", "Mean of the part NAME of the rewards that have it. At most 32 "
+                                         "parts of a step are kept.", "grows",
+                               "This part of the reward is not earned: look at samples."),
     "reward_deviation": Metric("reward", "Standard deviation of the rewards.", "above 0",
                                "0: all answers earn the same, and nothing can be learned."),
     "rewards_failed": Metric("samples", "Samples whose reward raised an error or took too long.", "0",
@@ -61,6 +65,10 @@ METRICS: dict[str, Metric] = {
     "padding_waste": Metric("share", "Empty share of attention's grids.", "below .05"),
     "row_filling": Metric("share", "Padding of the rows of linear layers.", "below .1",
                           "Larger micro-batches (trainer.bundle_tokens) have less."),
+    "loss": Metric("loss", "The loss that is minimised, by the divisor of the gradient (loss.average).",
+                   "", "Its size tells little in policy gradients: look at `reward` and `grad_norm`."),
+    "learning_rate": Metric("factor", "The learning rate of the update; 0 if none was made (`skipped`).",
+                            "algorithm.learning_rate after algorithm.warmup_steps"),
     "grad_norm": Metric("norm", "Norm of the gradient before it is clipped.", "steady",
                         "A growing one: lower the learning rate, or algorithm.max_grad_norm."),
     "clip_fraction": Metric(f"share of {_TRAINED}", "Tokens that the loss's clip holds back.", "below .2",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
-from schemas.addresses import FilePath, Servers, StoreUrl, Word
+from schemas.addresses import FilePath, PlainText, Servers, StoreUrl, Word
 from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
 from schemas.dispatching import POLICIES, DispatchSection
 from schemas.generation import ENGINES, GeneratorSection
@@ -45,6 +45,9 @@ class TaskSection(Section):
     dataset: FilePath | None = Field(
         None, description="A Hugging Face dataset: a saved folder, or a name. It needs `reward`."
     )
+    dataset_config: Word | None = Field(
+        None, description="The configuration of the dataset, such as `main`, if it has several."
+    )
     reward: FilePath | None = Field(
         None,
         description="The reward function: FILE.py:function or module:function. By default `reward` of the "
@@ -53,7 +56,23 @@ class TaskSection(Section):
     held_out_jsonl: FilePath | None = Field(
         None, description="A JSONL file of held-out problems. Evaluations of a JSONL task need it."
     )
-    prompt_field: Word = Field("prompt", description="The field of a problem that holds the prompt's text.")
+    prompt_field: Word = Field(
+        "prompt",
+        description="The field of a problem that holds the prompt: text, or a list of messages. A problem "
+        "without `prompt` may have `messages`.",
+    )
+    chat: bool = Field(
+        False,
+        description="Put a prompt that is text into the model's chat template, as a message of the user. A "
+        "prompt that is a list of messages always goes through it.",
+    )
+    system: PlainText | None = Field(
+        None, description="The system message of each prompt that has none. Prompts must be messages."
+    )
+    chat_template: FilePath | None = Field(
+        None,
+        description="A file with a chat template in Jinja. By default the one of the model's tokenizer.",
+    )
     id_field: Word = Field(
         "id",
         description="The field that names a problem, by text or a number. A problem without it is named by "
@@ -78,6 +97,14 @@ class TaskSection(Section):
         description="Seconds that a reward may take. A slower one is killed; that costs its sample and "
         "nothing else.",
     )
+    max_failed_rewards: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="The share of the samples of two iterations in a row that may have no reward, because it "
+        "raised, took too long or was no finite number. With more the run ends, and says why. 1: only a step "
+        "in which no sample has a reward ends it.",
+    )
     reward_workers: int = Field(
         1,
         gt=0,
@@ -93,6 +120,8 @@ class TaskSection(Section):
             raise ValueError(f"exactly one of python, jsonl and dataset is needed; found {found}")
         if not self.python and not self.reward:
             raise ValueError(f"task.reward is needed with task.{given[0]}: FILE.py:function")
+        if self.dataset_config and not self.dataset:
+            raise ValueError("task.dataset_config is for task.dataset")
         return self
 
 
@@ -137,7 +166,12 @@ class LoraSection(Section):
 class ModelSection(Section):
     """The model to train. Set exactly one of `path` and `build`."""
 
-    path: FilePath | None = Field(None, description="A folder with a Hugging Face model and its tokenizer.")
+    path: FilePath | None = Field(
+        None,
+        description="A folder with a Hugging Face model and its tokenizer, or a name on the Hub, such as "
+        "Qwen/Qwen2.5-0.5B-Instruct. A name is taken from the Hugging Face cache, and fetched if it is not "
+        "there.",
+    )
     build: FilePath | None = Field(
         None,
         description="FILE.py:function that writes such a folder: f(folder, seed, progress). The folder is "
@@ -310,6 +344,18 @@ class DeadlinesSection(Section):
     )
 
 
+class PrometheusSection(Section):
+    """The run serves figures of itself and of all its processes at /metrics, for a Prometheus server."""
+
+    port: int = Field(
+        9464,
+        ge=0,
+        le=65_535,
+        description="The port; if it is taken, the next free one. 0: any free one. Only this machine can "
+        "reach it, unless STREAMRL_LISTEN names an address.",
+    )
+
+
 SEAMS: dict[str, Seam[Any]] = {
     "loss": LOSSES, "trainer": LEARNERS, "generator": ENGINES, "dispatch": POLICIES,
     "trackers": TRACKERS,
@@ -349,7 +395,14 @@ class RunSpec(Section):
     trackers: list[Annotated[SerializeAsAny[TrackerSection], TRACKERS]] = Field(
         [], max_length=16, description="Where the metrics of each step go besides the run's folder."
     )
-    report: FilePath = Field("runs", description="The folder in which each run gets its report folder.")
+    prometheus: PrometheusSection | None = Field(
+        None, description="`prometheus: {}` serves the run's figures for Prometheus at /metrics."
+    )
+    report: FilePath = Field(
+        "runs",
+        description="The folder in which each run gets its report folder, as seen from the run file. By "
+        "default `runs` in the folder in which the run is started.",
+    )
 
     def with_code(self, *sections: str) -> RunSpec:
         """Return the spec with the code that these sections choose, also if it is not ours."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from flows.trackers.tracker import TrackedRun, Tracker, TrackerSettings
+from flows.trackers.tracker import EvaluationTracker, RecallingTracker, TrackedRun, Tracker, TrackerSettings
 from flows.view.metric_rows import MetricRow
 
 __all__ = [
+    "EvaluationTracker",
     "MetricRow",
+    "RecallingTracker",
     "TrackedRun",
     "Tracker",
     "TrackerSettings",

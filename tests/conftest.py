@@ -13,6 +13,7 @@ import pytest
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.stack.s3 import S3Access
+from tests.wheels import build_wheel, install_wheel
 
 TESTS = Path(__file__).parent
 MARKERS = ("unit", "long", "integration", "e2e", "chaos")
@@ -92,3 +93,15 @@ def prefect_api(prefect_stack: local.Stack) -> str:
     """The URL of the session's Prefect API."""
     assert prefect_stack.prefect_api_url is not None
     return prefect_stack.prefect_api_url
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's file."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def bin_folder(wheel: Path) -> Path:
+    """The commands of an environment that holds the wheel alone."""
+    return install_wheel(wheel)

@@ -144,3 +144,51 @@ def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int 
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_chat_tokenizer(folder: Path, template: str | None = CHAT_TEMPLATE) -> Path:
+    """A tokenizer of 260 tokens: bytes, and four special ones. It puts <s> before each text by itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    raw = Tokenizer(models.BPE(vocab=words, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<s>", "<end>", "<|im_start|>", "<|im_end|>"])
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="<end>", chat_template=template,
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_chat_model(folder: Path, *, seed: int = 0) -> Path:
+    """A tiny Llama with that tokenizer; <end> and <|im_end|> end its answers."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=260, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
+            tie_word_embeddings=True, bos_token_id=256, eos_token_id=257, pad_token_id=257,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    model.generation_config = GenerationConfig(eos_token_id=[257, 259], pad_token_id=257)
+    model.save_pretrained(folder)
+    return make_chat_tokenizer(folder)

@@ -54,8 +54,8 @@ def make_step(
     values: dict[str, Any] = {
         "run": "test-1", "trainer_epoch": 0, "iteration": iteration, "step": iteration * steps + mini,
         "last_of_iteration": last, "version_in": iteration, "version_out": iteration + last, "root_out": "",
-        "recipe": "", "partitions": np.array([place[0] for place in where]),
-        "offsets": np.array([place[1] for place in where]),
+        "recipe": "", "partitions": np.array([place[0] for place in where], np.int16),
+        "offsets": np.array([place[1] for place in where], np.int64),
         "groups": np.array([sample.group for sample in samples], np.int64),
         "indexes": np.array([sample.index for sample in samples]),
         "lengths": np.array([sample.true_length for sample in samples]),

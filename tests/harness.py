@@ -58,16 +58,16 @@ class Run:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.modules = dict(MODULES)
 
-    def start(self, role: str, instance: int = 0, site: str | None = None) -> None:
+    def start(self, role: str, number: int = 0, site: str | None = None) -> None:
         """Start a process of the run, at a site with a cache of its own."""
-        name = f"{role}-{instance}"
+        name = f"{role}-{number}"
         argv = [sys.executable, "-m", self.modules[role], "--store", self.store.url, "--run", self.record.id]
         if site is not None:
             argv += ["--site", site, "--cache", f"file://{self.folder}/{site}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         with self.log(name).open("ab") as log:
             self.processes[name] = start_child(
-                [*argv, "--instance", str(instance)], stdout=log, stderr=log, cwd=ROOT, env=environment
+                [*argv, "--number", str(number)], stdout=log, stderr=log, cwd=ROOT, env=environment
             )
 
     def log(self, name: str) -> Path:
@@ -150,8 +150,8 @@ def running(*args: Any, **options: Any) -> Iterator[Run]:
             run.start(role)
         if site is not None:
             run.start("relay", 0, site)
-        for instance in range(generators):
-            run.start("generator", instance, site)
+        for number in range(generators):
+            run.start("generator", number, site)
         yield run
     finally:
         for process in run.processes.values():

@@ -28,6 +28,8 @@ NAME = "streamrl_packed"  # under which this attention is registered in transfor
 class UnsupportedAttention(Explained):
     """The model's attention has a feature that is not implemented here."""
 
+    lasting = True
+
 
 @dataclass(frozen=True)
 class Grid:

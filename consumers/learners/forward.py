@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +22,8 @@ _EVERY = 8  # entropy is taken of one token in so many: of all it would cost as 
 
 class UnsupportedModel(Explained):
     """A model that would be trained wrongly, or not at all; the message says why."""
+
+    lasting = True
 
 
 def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
@@ -89,9 +92,14 @@ def _states(model: Any, tokens: torch.Tensor, packed: packing.Packing) -> torch.
 
 
 class Forward:
-    """Runs the models of one run over micro-batches, in the run's dtype and at its temperature."""
+    """Runs the models of one run over micro-batches, in the run's dtype and at its temperature.
 
-    def __init__(self, spec: RunSpec, device: torch.device) -> None:
+    `barred`: tokens that have no probability among the first `sampling.min_tokens` tokens of an answer.
+    """
+
+    def __init__(self, spec: RunSpec, device: torch.device, barred: Sequence[int] = ()) -> None:
+        self._min_tokens = spec.sampling.min_tokens if barred else 0
+        self._barred = torch.tensor(list(barred), dtype=torch.long, device=device)
         self._dtype, self._device = getattr(torch, spec.model.dtype), device
         self._temperature, self._rows = spec.sampling.temperature, spec.trainer.logits_chunk
         self._entropy: list[torch.Tensor] = []
@@ -104,26 +112,51 @@ class Forward:
 
     def logprobs(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Return the logprob of each drawn token. The backward pass computes full chunks of logits again."""
-        targets = batch.tokens[batch.answer]
+        targets, early = batch.tokens[batch.answer], self._early(batch)
         with self.autocast():
             states = self.states(model, batch)
+            chunks = (one.split(self._rows) for one in (states, targets, early))
             parts = [
-                self._gather(model, some, wanted)
-                if wanted.numel() < self._rows
-                else checkpoint(self._gather, model, some, wanted, use_reentrant=False)
-                for some, wanted in zip(states.split(self._rows), targets.split(self._rows), strict=True)
+                self._gather(model, *chunk)
+                if chunk[1].numel() < self._rows
+                else checkpoint(self._gather, model, *chunk, use_reentrant=False)
+                for chunk in zip(*chunks, strict=True)
             ]
         return torch.cat(parts)
 
-    def _gather(self, model: Any, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _early(self, batch: MicroBatch) -> torch.Tensor:
+        """Return for each drawn token whether it is among the first `min_tokens` of its answer."""
+        owner = batch.owner
+        if not self._min_tokens:
+            return owner.new_zeros(owner.shape, dtype=torch.bool)
+        place = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+        return place < self._min_tokens
+
+    def _gather(
+        self, model: Any, states: torch.Tensor, targets: torch.Tensor, early: torch.Tensor
+    ) -> torch.Tensor:
         logits = model.lm_head(states).float()
         if self._temperature != 1.0:
             logits = logits / self._temperature
+        if self._min_tokens:
+            logits = self._without_ends(logits, targets, early)
         every = logits.log_softmax(-1)
         some = every.detach()[::_EVERY]
+        if self._min_tokens:
+            some = some.clamp_min(torch.finfo(some.dtype).min)  # 0 times infinity would be no number
         self._entropy.append(-(some.exp() * some).sum())
         self._entropy_tokens += len(some)
         return every.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+    def _without_ends(self, logits: torch.Tensor, targets: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
+        """Return logits by which early tokens are none of the barred ones, as the generator draws them.
+
+        A sample that has one there all the same was not drawn so. It gets a finite logprob, which differs
+        from the one that it came with; an infinite one would end the run.
+        """
+        barred = self._barred
+        masked = early[:, None] & (targets[:, None] != barred)
+        return logits.index_copy(1, barred, logits[:, barred].masked_fill(masked, -torch.inf))
 
     def entropy(self) -> tuple[float, int]:
         """Return the summed entropy of about every eighth token since the last call, and their number."""

@@ -29,6 +29,7 @@ from consumers.learners.optimizing import NotFinite, Optimized, Parts
 from consumers.learners.snapshot import StateSnapshot
 from consumers.losses.loss import Loss, Needs, loss_of
 from consumers.losses.objective import LossStats, objective
+from infra.end_tokens import end_tokens
 from schemas.runspec import RunSpec
 
 
@@ -104,7 +105,8 @@ class LocalLearner(ABC):
         self._spec = spec
         self._dtype = getattr(torch, spec.model.dtype)
         self._device = collective.device()
-        self._forward = forward.Forward(spec, self._device)
+        barred = end_tokens(model) if spec.sampling.min_tokens else []
+        self._forward = forward.Forward(spec, self._device, barred)
         self._model = forward.load_policy(model, spec, self._device)
         self.vocabulary = int(self._model.config.vocab_size)
         self._adapter = Adapter(self._model, model, spec) if spec.model.lora else None

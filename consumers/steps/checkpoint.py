@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -27,13 +28,29 @@ from infra.keys import KeyRing, ring_from_env
 from infra.stores.store import Missing, Store
 from infra.weights.manifest import Tensor
 
-__all__ = ["AnyCheckpointManifest", "CheckpointManifest", "Checkpoints", "Damaged", "FoundCheckpoint"]
+__all__ = [
+    "AnyCheckpointManifest", "CheckpointManifest", "Checkpoints", "Damaged", "FoundCheckpoint", "RunPosition",
+]  # fmt: skip
 
 FoundCheckpoint = tuple[AnyCheckpointManifest, Mapping[str, torch.Tensor]]
 _Found = TypeVar("_Found")
 Warn = Callable[[str], None]
 StateWriting = Future[Mapping[str, Tensor]]
 RestoreFunction = Callable[[Mapping[str, torch.Tensor]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPosition:
+    """The place between two iterations at which a checkpoint stands. The manifest has the same fields."""
+
+    iteration: int
+    trainer_epoch: int
+    step: int
+    root: str
+    positions: Mapping[int, int]
+    ledger: int
+    letters: int | None = None
+    roots: Mapping[int, str] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -61,22 +78,20 @@ class Checkpoints:
     def _state_key(self, iteration: int, trainer_epoch: int) -> str:
         return f"{self._prefix}/{manifests.checkpoint_name(iteration, trainer_epoch)}/state.safetensors"
 
-    def save(self, state: StateWriting | Mapping[str, torch.Tensor], *, keep: int, iteration: int,
-             trainer_epoch: int, step: int, root: str, positions: Mapping[int, int], ledger: int,
-             letters: int | None = None, roots: Mapping[int, str] | None = None) -> None:  # fmt: skip
+    def save(self, state: StateWriting | Mapping[str, torch.Tensor], at: RunPosition, *, keep: int) -> None:
         """Write a checkpoint or wait until it is written, commit it, and remove all but the newest `keep`."""
-        key = self._state_key(iteration, trainer_epoch)
+        key = self._state_key(at.iteration, at.trainer_epoch)
         if isinstance(state, Mapping):
-            tensors = self._written(StateSnapshot({}, state), iteration, trainer_epoch)
+            tensors = self._written(StateSnapshot({}, state), at.iteration, at.trainer_epoch)
         else:
             tensors = state.result()
         manifest = CheckpointManifest(
-            format=2, run=self._run, iteration=iteration, step=step, root=root, positions=dict(positions),
-            ledger=ledger, letters=letters, roots=dict(roots or {}), trainer_epoch=trainer_epoch, state=key,
-            tensors=dict(tensors), created_at=time.time(),
+            format=2, run=self._run, iteration=at.iteration, step=at.step, root=at.root,
+            positions=dict(at.positions), ledger=at.ledger, letters=at.letters, roots=dict(at.roots),
+            trainer_epoch=at.trainer_epoch, state=key, tensors=dict(tensors), created_at=time.time(),
         )  # fmt: skip
         self._store.put_new(f"{_folder(key)}/manifest.json", manifests.written(manifest, self._keys))
-        self._collect(keep, iteration, trainer_epoch)
+        self._collect(keep, at.iteration, at.trainer_epoch)
 
     def _collect(self, keep: int, iteration: int, trainer_epoch: int) -> None:
         """Remove all but the newest checkpoints. Manifests go first, so that none points to nothing.

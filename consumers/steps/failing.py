@@ -21,6 +21,12 @@ _NAMED = 8  # samples in a message
 class TrainingFailed(Explained):
     """A step that can't be taken; the message names the step, its samples and how to look at it."""
 
+    lasting = True
+
+
+class NoFailedStep(Explained):
+    """The store has no record of the failed step that somebody asks for."""
+
 
 @dataclass(frozen=True)
 class FailedSteps:
@@ -41,7 +47,7 @@ class FailedSteps:
         if not chosen:
             there = ", ".join(sorted({str(int(match[1])) for match in found})) or "none"
             wanted = "a failed step" if step is None else f"a failure of step {step}"
-            raise TrainingFailed(
+            raise NoFailedStep(
                 f"{self.store.url} has no record of {wanted} of run {self.run}; failed steps: {there}"
             )
         newest = max(chosen, key=lambda match: (int(match[2]), int(match[1])))

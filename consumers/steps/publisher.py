@@ -75,7 +75,16 @@ class Publisher:
             progress=lambda done, whole: self.moved(),
         )  # fmt: skip
         self._put += 1
+        self._count(manifest)
         self._announce(manifest)
+
+    def _count(self, manifest: VersionManifest) -> None:
+        """Count the bytes of a version: those to fetch after the version before it, and all of them."""
+        counters = self._context.heart.counters
+        way = manifest.path(manifest.version - 1) or manifest.path(None)
+        counters["published"] = manifest.version
+        counters["published_bytes"] = counters.get("published_bytes", 0) + (way.size if way else 0)
+        counters["whole_bytes"] = manifest.size
 
     def moved(self) -> None:
         """Count a piece that the store has taken; the heartbeat tells all waits of the run."""
@@ -121,13 +130,15 @@ class Publisher:
         self.check()
         wait = Wait("weights and checkpoints to be in the object store", unblocked_by="the store",
                     deadline_s=self._context.spec.deadlines.progress_s)  # fmt: skip
-        seen = self._jobs.unfinished_tasks, self._pieces
+        seen, heart = (self._jobs.unfinished_tasks, self._pieces), self._context.heart
         while not true():
+            heart.waiting(wait.what, unblocked_by=wait.unblocked_by, cause="object store")
             self._context.check_stop()
             if seen != (seen := (self._jobs.unfinished_tasks, self._pieces)):
                 wait.progress()
             wait.check()
             time.sleep(_POLL_S)
+        heart.working("publishing")
         self.check()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from consumers.learners.learner import Learner
 from consumers.losses.objective import LossStats
 from consumers.steps.failing import TrainingFailed, named
 from consumers.steps.scoring import Scoring
+from consumers.steps.step_metrics import OptimizerUpdate
 from infra.run_handle import RunHandle
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
@@ -35,8 +36,8 @@ def take_again(
     rows, plans = plans_again(handle, samples, learner, scoring, record)
     stats = [stat for batches in plans for stat in learner.accumulate(batches)]
     batches = [batch for batches in plans for batch in batches]
-    norm = update(learner, rows, record.step, any_gradient=bool(batches))
-    return RedoneStep(batches, stats, norm, learner.made().root)
+    done = update(learner, rows, record.step, any_gradient=bool(batches))
+    return RedoneStep(batches, stats, done.norm, learner.made().root)
 
 
 def plans_again(
@@ -60,14 +61,16 @@ def version_trained(spec: RunSpec, step: int) -> int:
     return iteration
 
 
-def update(learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_gradient: bool) -> float:
-    """Take the optimizer step over all that was accumulated; return the gradient's norm.
+def update(
+    learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_gradient: bool
+) -> OptimizerUpdate:
+    """Take the optimizer step over all that was accumulated.
 
-    Without any gradient no step is taken, and the result is 0: AdamW's momentum would move the weights all
+    Without any gradient no step is taken, and the norm is 0: AdamW's momentum would move the weights all
     the same. Raises TrainingFailed if no sample has a reward.
     """
     if not any_gradient and any(not row.sample.reward_error for row in rows):
-        return 0.0
+        return OptimizerUpdate(0.0)
     total = learner.loss.total([row.sample for row in rows])
     if not total:
         errors = sorted({row.sample.reward_error for row in rows})
@@ -75,4 +78,4 @@ def update(learner: Learner, rows: Sequence[TrainingRow], step: int, *, any_grad
             f"step {step}: no sample has a reward: {'; '.join(errors[:3]) or 'there are no samples'}. "
             f"Mend the task's reward; samples {named(rows)}"
         )
-    return learner.step(total)
+    return OptimizerUpdate(learner.step(total), total)

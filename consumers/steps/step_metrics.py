@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,11 +11,23 @@ from consumers.batches.micro_batches import MicroBatchPlan
 from consumers.losses.objective import LossStats
 from schemas.identity import round_of
 from schemas.messages import Sample
+from schemas.metrics import REWARD_PART
+
+_MOST_PARTS = 32  # parts of a reward that have a metric: a task may name parts by its problems
+
+
+@dataclass(frozen=True)
+class OptimizerUpdate:
+    """One update of the weights: the gradient's norm, the divisor of its sum, and the learning rate."""
+
+    norm: float
+    total: float = 0.0
+    learning_rate: float = 0.0
 
 
 def step_metrics(
     samples: Sequence[Sample], plans: Sequence[MicroBatchPlan], stats: Sequence[LossStats], *,
-    iteration: int, norm: float, compute_s: float, waited_s: float,
+    iteration: int, update: OptimizerUpdate, compute_s: float, waited_s: float,
 ) -> dict[str, float]:  # fmt: skip
     """Return the metrics of one optimizer step."""
     rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
@@ -42,7 +55,9 @@ def step_metrics(
         "row_filling": 1.0 - held / sum(b.tokens.numel() for b in batches) if batches else 0.0,
         "staleness": float(staleness.mean()),
         "staleness_max": float(staleness.max()),
-        "grad_norm": norm,
+        "loss": sum(stat.loss for stat in stats) / (update.total or 1.0),
+        "learning_rate": update.learning_rate,
+        "grad_norm": update.norm,
         "clip_fraction": sum(stat.clipped for stat in stats) / max(1, tokens),
         "entropy": sum(s.entropy for s in stats) / max(1, sum(s.entropy_tokens for s in stats)),
         "negative_logprob": sum(stat.negative_logprob for stat in stats) / max(1, tokens),
@@ -53,6 +68,7 @@ def step_metrics(
         "logprob_drift": sum(stat.drift for stat in stats) / max(1, tokens),
         **_of_critic(stats),
         **_by_class(samples),
+        **_by_part(samples),
         "compute_s": compute_s,
         "waited_s": waited_s,
         "latency_s": float(np.mean([sample.finished_at - sample.started_at for sample in samples])),
@@ -74,3 +90,13 @@ def _by_class(samples: Sequence[Sample]) -> dict[str, float]:
         name = f"tokens_class_{sample.length_class}"
         found[name] = found.get(name, 0.0) + sample.true_length
     return found
+
+
+def _by_part(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the mean of each part of the rewards, over the samples that have it."""
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.reward_parts.items():
+            if not sample.reward_error and (name in found or len(found) < _MOST_PARTS):
+                found.setdefault(name, []).append(value)
+    return {f"{REWARD_PART}{name[:64]}": float(np.mean(values)) for name, values in found.items()}

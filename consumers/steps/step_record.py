@@ -12,7 +12,9 @@ from pydantic_core import to_json
 from consumers.batches.micro_batches import MicroBatchPlan
 from consumers.batches.training_rows import TrainingRow
 from consumers.losses.objective import LossStats
-from consumers.steps.step_metrics import step_metrics
+from consumers.steps.failed_rewards import example_of
+from consumers.steps.step_metrics import OptimizerUpdate, step_metrics
+from schemas.algorithm import SamplingSection
 from schemas.losses import LossSection
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
@@ -60,11 +62,17 @@ def recipe_of(spec: RunSpec) -> str:
     sums = "exact" if trainer.sums_exactly else trainer.rank_sums
     settings = [
         spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(), _loss_settings(spec.loss),
-        spec.sampling.model_dump_json(), spec.model.dtype, trainer.logits_chunk, trainer.threads, sums,
+        _sampling_settings(spec.sampling), spec.model.dtype, trainer.logits_chunk, trainer.threads, sums,
     ]  # fmt: skip
     if spec.model.lora is not None:
         settings.append(spec.model.lora.model_dump_json())
     return hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
+
+
+def _sampling_settings(sampling: SamplingSection) -> str:
+    """Write the settings of sampling that a step depends on, as ledgers have always had them."""
+    said = sampling.model_dump_json(include={"temperature", "max_tokens", "max_prompt_tokens"})
+    return f"{said} min_tokens {sampling.min_tokens}" if sampling.min_tokens else said
 
 
 def _loss_settings(loss: LossSection) -> str:
@@ -74,11 +82,19 @@ def _loss_settings(loss: LossSection) -> str:
 
 
 def step_record(
-    step: StepParts, *, run: str, trainer_epoch: int, recipe: str, last: bool, root: str, norm: float
+    step: StepParts,
+    *,
+    run: str,
+    trainer_epoch: int,
+    recipe: str,
+    last: bool,
+    root: str,
+    update: OptimizerUpdate,
 ) -> StepRecord:
     """Return the ledger's record of a step."""
     rows = step.rows
     samples = [row.sample for row in rows]
+    reason, example = example_of(samples)
     return StepRecord(
         run=run, trainer_epoch=trainer_epoch, iteration=step.iteration, step=step.number,
         last_of_iteration=last, version_in=step.iteration, recipe=recipe,
@@ -99,8 +115,8 @@ def step_record(
         ),
         losses=np.array([stat.loss for stat in step.stats], dtype=np.float64),
         metrics=step_metrics(
-            samples, step.plans, step.stats, iteration=step.iteration, norm=norm,
+            samples, step.plans, step.stats, iteration=step.iteration, update=update,
             compute_s=step.compute_s, waited_s=step.waited_s,
         ),
-        finished_at=time.time(),
+        finished_at=time.time(), failed_reason=reason, failed_sample=example,
     )  # fmt: skip

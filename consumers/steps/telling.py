@@ -6,7 +6,7 @@ from infra.roles.context import RoleContext
 from schemas.messages import StepRecord
 
 # Larger differences between trainer and generator on the same weights mean that one of them computes wrongly.
-_GAP_LIMIT = {"float32": 0.01, "bfloat16": 0.5}
+LARGEST_GAP = {"float32": 0.01, "bfloat16": 0.5}
 
 
 def tell(context: RoleContext, record: StepRecord, *, duplicates: int) -> None:
@@ -18,11 +18,16 @@ def tell(context: RoleContext, record: StepRecord, *, duplicates: int) -> None:
         trained_tokens=counters.get("trained_tokens", 0) + metrics["tokens"],
         duplicates=duplicates,
     )  # fmt: skip
-    if metrics["gap_tokens"] and metrics["logprob_gap"] > _GAP_LIMIT[context.spec.model.dtype]:
+    if metrics["gap_tokens"] and metrics["logprob_gap"] > LARGEST_GAP[context.spec.model.dtype]:
         context.log.warning(
             "the generators' logprobs differ by %.3g from the trainer's on the same weights: one of them "
             "computes wrongly (stale weights, another temperature, another model?)",
             metrics["logprob_gap"],
+        )  # fmt: skip
+    if record.failed_reason:
+        context.log.warning(
+            "%d of %d samples have no reward, such as sample %s: %s",
+            metrics["failed_rewards"], len(record.rewards), record.failed_sample, record.failed_reason,
         )  # fmt: skip
     if metrics["skipped"]:
         counters["skipped_steps"] = counters.get("skipped_steps", 0) + 1

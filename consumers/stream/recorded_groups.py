@@ -42,6 +42,8 @@ _EVALUATIONS = 64  # newest ones that are read at a start; they include those of
 class RecordedError(Explained):
     """The samples of a run can't be trained again."""
 
+    lasting = True
+
 
 class Recorded:
     """Places of the groups of a ledger's steps, in the order in which these were trained first.
@@ -281,6 +283,12 @@ def _source(handle: RunHandle, run: str) -> RunRecord:
         raise RecordedError(
             f"run {run} was sampled at temperature {theirs:g}, and sampling.temperature is {ours:g} here, so "
             f"their logprobs can't be compared: set it to {theirs:g}"
+        )
+    their_least, our_least = source.spec.sampling.min_tokens, handle.spec.sampling.min_tokens
+    if their_least != our_least:
+        raise RecordedError(
+            f"run {run} was sampled with min_tokens {their_least}, and sampling.min_tokens is {our_least} "
+            f"here, so their logprobs can't be compared: set it to {their_least}"
         )
     return source
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from docs.generate.architecture import architecture_page, pictures
 from docs.generate.commands import commands_page
+from docs.generate.kafka_of_containers import kafka_properties
 from docs.generate.messages import messages_page
 from docs.generate.metrics import metrics_page
+from docs.generate.models import models_page
 from docs.generate.python_names import python_page
 from docs.generate.topics import topics_page
 from schemas.reference import reference_page
@@ -20,8 +22,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/commands.md": commands_page,
     "reference/messages.md": messages_page,
     "reference/metrics.md": metrics_page,
+    "reference/models.md": models_page,
     "reference/python.md": python_page,
     "reference/topics.md": topics_page,
+    "../infra/containers/kafka/server.properties": kafka_properties,
 }
 
 

@@ -9,11 +9,17 @@ from typing import Any
 import typer.main
 
 from flows.cli import app
+from flows.cli.shared.talk import EXIT_CODES
 
 _HEAD = """# Commands
 
-`streamrl COMMAND --help` says the same. A command ends with 0 if all is well, with 2 if a name or the run
-file is wrong, with 1 if something else failed, with 130 after Ctrl-C.
+`streamrl COMMAND --help` says the same. [When something is wrong](../how-to/when-something-is-wrong.md)
+explains messages.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
 """
 _BOLD = re.compile(r"\[bold\](.*?)\[/bold\]")
 
@@ -21,7 +27,8 @@ _BOLD = re.compile(r"\[bold\](.*?)\[/bold\]")
 def commands_page() -> str:
     """Return the page."""
     root: Any = typer.main.get_command(app)
-    return _HEAD + "".join(_sections(root.commands, "streamrl"))
+    codes = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
+    return _HEAD + codes + "".join(_sections(root.commands, "streamrl"))
 
 
 def _sections(commands: dict[str, Any], prefix: str) -> Iterator[str]:

@@ -8,7 +8,8 @@ _HEAD = """# Metrics
 
 Each optimizer step has these metrics. They are in `metrics.jsonl` of the run's folder, one line a step,
 while the run goes on; [trackers](../extending/tracker.md) and [`run.metrics()`](../python.md) give the
-same. A value that is not known is null. The most important ones are drawn in `curves.png`.
+same. A value that is not known is null. [The page of the run](../how-to/report.md)
+draws all of them.
 
 | metric | unit | meaning | in a run that is well | if not |
 |---|---|---|---|---|

@@ -18,15 +18,15 @@ from schemas.importing import said
 
 GROUP = "streamrl.commands"
 _FIRST = (
-    "up", "run", "join", "status", "logs", "replay", "skip", "export", "weights", "ranker", "rm", "demo",
-    "down", "doctor", "schema",
+    "init", "up", "run", "runs", "status", "samples", "report", "logs", "stop", "pause", "unpause", "join",
+    "deploy", "replay", "skip", "export", "weights", "ranker", "rm", "demo", "down", "doctor", "schema",
 )  # fmt: skip
 
 app = typer.Typer(
     name="streamrl",
     help="Reinforcement learning for language models: vLLM generators → Kafka → a torch trainer.\n\n"
     "Start here: [bold]streamrl doctor[/bold] looks at this machine, [bold]streamrl demo[/bold] shows "
-    "a whole run, [bold]streamrl run FILE[/bold] does yours.",
+    "a whole run, [bold]streamrl init[/bold] writes a first one of yours.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
-from flows.cli.shared.talk import fail, out, plain_errors, sigterm_interrupts
-from infra.code import ROOT
+from flows.cli.shared.talk import out, plain_errors, sigterm_interrupts
+from infra.code import EXAMPLES
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,7 +25,6 @@ def demo() -> None:
     from flows.run.request import RunRequest
     from infra.stack import local
 
-    runfile = _runfile()
     console = out()
     before = {service.name for service in local.stack_state() if service.status == "running"}
     try:
@@ -36,15 +33,7 @@ def demo() -> None:
                 kafka=True, prefect=True,
                 progress=lambda name, text: console.print(f"[dim]{name}[/dim] {text}", highlight=False),
             )  # fmt: skip
-        carry_out(RunRequest(str(runfile)), prefect=True)
+        carry_out(RunRequest(str(EXAMPLES / "count.yaml")), prefect=True)
     finally:
         if not before:
             local.stop_stack()
-
-
-def _runfile() -> Path:
-    """Find examples/count.yaml in the current folder or beside this code. A wheel has no examples."""
-    for folder in (Path.cwd(), ROOT):
-        if (folder / "examples" / "count.yaml").is_file():
-            return folder / "examples" / "count.yaml"
-    return fail("examples/count.yaml is not here: run this in a clone of StreamRL")

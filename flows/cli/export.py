@@ -44,11 +44,10 @@ def export(
     """
     from flows.checkpoints.export_run import export_run
     from flows.checkpoints.promote import where_to_read
-    from flows.run.locations import store_url
+    from flows.run.locations import named_store
     from infra.runs import find
-    from infra.stores.opening import open_store
 
-    opened = open_store(store_url(store))
+    opened = named_store(store)
     record = find(opened, run)
     try:
         with sigterm_interrupts(), shares() as progress:

@@ -20,9 +20,9 @@ def join(
     store: Annotated[
         str, typer.Option("--store", help="The run's object store, such as s3://bucket/folder.")
     ] = "local",
-    instances: Annotated[
+    generators: Annotated[
         int | None,
-        typer.Option("--instances", min=0, help="How many generators to start: 1, or as the run file says."),
+        typer.Option("--generators", min=0, help="How many generators to start: 1, or as the run file says."),
     ] = None,
     site: Annotated[
         str | None,
@@ -51,7 +51,7 @@ def join(
     The new generators get work within seconds of being ready, and end with the run, or with Ctrl-C: samples
     that they have not finished are then made by others.
 
-    Example: [bold]streamrl join count-3 --store s3://streamrl/runs --instances 2[/bold]
+    Example: [bold]streamrl join count-3 --store s3://streamrl/runs --generators 2[/bold]
 
     At a site with one relay: [bold]streamrl join count-3 --store s3://streamrl/runs --site far[/bold]
     """
@@ -60,7 +60,7 @@ def join(
     console = out()
     with bar(f"fetching the model of {run}") as progress:
         record, workers = joining(
-            run, store=store, site=site, cache=cache, relays=relays, generators=instances, model=model,
+            run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
             reward=reward, progress=progress,
         )  # fmt: skip
     with sigterm_interrupts():

@@ -30,12 +30,11 @@ def logs(
 
     Example: [bold]streamrl logs count-3 trainer -n 100[/bold]
     """
-    from flows.run.locations import logs_folder, store_url
+    from flows.run.locations import logs_folder, named_store
     from infra.files.ends import tail
     from infra.runs import find
-    from infra.stores.opening import open_store
 
-    folder = logs_folder(find(open_store(store_url(store)), run))
+    folder = logs_folder(find(named_store(store), run))
     found = sorted(file for file in folder.glob("*.log") if role is None or file.stem.startswith(role))
     if not found:
         there = ", ".join(sorted(file.stem for file in folder.glob("*.log"))) or "none"

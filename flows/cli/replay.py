@@ -40,7 +40,6 @@ def replay(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from flows.run.locations import store_url
     from flows.run.replaying import replaying
 
     console = out()
@@ -48,7 +47,7 @@ def replay(
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         with replaying(
-            run, store_url(store), lambda done, total: bar.update(task, completed=done, total=total)
+            run, store, lambda done, total: bar.update(task, completed=done, total=total)
         ) as again:
             found = again.failed(step) if failed else None
             taken = None if failed else again.step(step)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.shared.talk import INTERRUPTED, fail, out, plain_errors, sigterm_interrupts
+
+if TYPE_CHECKING:
+    from infra.stores.store import Store
 
 
 def add_to(app: typer.Typer) -> None:
@@ -16,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def rm(
-    run: Annotated[str, typer.Argument(help="The run's id, such as count-1.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs, such as count-1.")],
     store: Annotated[
         str, typer.Option("--store", help="The run's object store, such as s3://bucket/folder.")
     ] = "local",
@@ -28,16 +31,22 @@ def rm(
         bool, typer.Option("--topics/--no-topics", help="Leave its topics: when its broker is gone for good.")
     ] = True,
 ) -> None:
-    """Remove a run that has ended: its topics, and its objects in the store. There is no way back.
+    """Remove runs that have ended: their topics, and their objects in the store. There is no way back.
 
-    Example: [bold]streamrl rm count-1[/bold]
+    Example: [bold]streamrl rm count-1 count-2[/bold]
     """
-    from flows.run.locations import store_url
+    from flows.run.locations import named_store
+
+    opened = named_store(store)
+    for run in dict.fromkeys(runs):
+        _rm(run, opened, yes=yes, report=report, topics=topics)
+
+
+def _rm(run: str, opened: Store, *, yes: bool, report: bool, topics: bool) -> None:
     from flows.run.removing import remains, remove
     from infra.run_bus import connect
-    from infra.stores.opening import open_store
 
-    console, opened = out(), open_store(store_url(store))
+    console = out()
     open_bus = (lambda record: connect(record, "streamrl-rm")) if topics else None
     found = remains(opened, run, open_bus)
     if found.foreign:

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.shared.talk import FAILED, INTERRUPTED, USER_ERROR, fail, out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk import (
+    FAILED,
+    INTERRUPTED,
+    USER_ERROR,
+    fail,
+    out,
+    plain_errors,
+    sigterm_interrupts,
+    warn,
+)
 
 NEWEST = ""
 
@@ -49,6 +58,7 @@ def run(
     [bold]streamrl run examples/count.yaml --resume count-3[/bold]
     """
     from flows.run.checks import check as look_at
+    from flows.run.inspection import inspect_start
     from flows.run.request import RunRequest
     from schemas.loading import RunFileError
 
@@ -58,14 +68,14 @@ def run(
     if check:
         check_only(request)
         return
-    look_at(request)
+    inspect_start(look_at(request), runfile, warn)
     carry_out(request, prefect=prefect)
 
 
 def check_only(request: object) -> None:
     """Print a line for each thing that was looked at; start nothing.
 
-    Exits with 2 if the run file names something that is missing or unfit, with 1 if anything else is wrong.
+    Exits with 2 if something must be changed before a run can start, with 1 if a server does not answer.
     """
     from rich.console import Console
 
@@ -84,7 +94,7 @@ def check_only(request: object) -> None:
         style = "red" if finding.wrong else None
         console.print(f"{sign}{finding.line}", style=style, markup=False, highlight=False, soft_wrap=True)
     if any(finding.wrong for finding in findings):
-        raise typer.Exit(USER_ERROR if named else FAILED)
+        raise typer.Exit(FAILED if all(one.away for one in findings if one.wrong) else USER_ERROR)
     out().print(
         f"{request.runfile} is fine: {spec.algorithm.iterations} iterations of {spec.algorithm.groups} × "
         f"{spec.algorithm.group_size} samples, {spec.algorithm.mode}",

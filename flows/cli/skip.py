@@ -34,12 +34,11 @@ def skip(
     Example: [bold]streamrl skip count-3 'count-3.ledger[0]@17'[/bold], then
     [bold]streamrl run count.yaml --resume[/bold]
     """
-    from flows.run.locations import store_url
+    from flows.run.locations import named_store
     from flows.run.skipping import skipping
     from infra.skipped import parsed_place
-    from infra.stores.opening import open_store
 
-    found = skipping(open_store(store_url(store)), run, parsed_place(place), force=force)
+    found = skipping(named_store(store), run, parsed_place(place), force=force)
     say = lambda text: out().print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
     say(f"{found.place}, {found.size} bytes: {found.why or 'it can be used, and is given up'}")
     say("the run goes on past it from its next start on" if found.new else "it was on the run's list already")

@@ -11,6 +11,8 @@ from flows.cli.shared.talk import out, plain_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from flows.run.run_state import RunState
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -36,6 +38,7 @@ def _services(console: Console) -> None:
     from rich.table import Table
 
     from infra.stack import local
+    from infra.stack.paths import StackPaths
 
     table = Table("service", "status", "where", "process", "memory", "since", box=None, pad_edge=False)
     for service in local.stack_state():
@@ -45,21 +48,43 @@ def _services(console: Console) -> None:
             time.strftime("%H:%M", time.localtime(service.started_at)) if service.started_at else "",
         )  # fmt: skip
     console.print(table)
+    console.print(f"their home: {StackPaths.locate().home}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _run(console: Console, run: str | None, store_name: str) -> None:
-    from flows.run.locations import store_url
+    from flows.run.locations import named_store
+    from flows.run.run_state import read_state
     from flows.view.follow import look_once
     from flows.view.live import one_line, picture
     from infra.runs import find, newest_run
-    from infra.stores.opening import open_store
 
-    store = open_store(store_url(store_name))
+    store = named_store(store_name)
     record = newest_run(store) if run is None else find(store, run)
     if record is None:
         console.print(f"\nno runs in {store.url} yet", highlight=False, soft_wrap=True)
         return
-    view = look_once(record)
     console.print()
+    _state(console, read_state(store, record.id))
+    view = look_once(record)
     console.print(picture(view))
     console.print(one_line(view), highlight=False, soft_wrap=True)
+
+
+def _state(console: Console, state: RunState | None) -> None:
+    """Say how a run stands, and of one that has ended: why, where its report is, and how to go on."""
+    from flows.view.live import ago
+    from schemas.shortening import bounded
+
+    if state is None:
+        return
+    lines = [
+        f"run {state.run}: {state.now}, last heard {ago(state.at)} from process {state.pid} on {state.host}"
+    ]
+    if state.why:
+        lines.append(bounded(state.why))
+    if not state.is_active or state.now == "silent":
+        lines.append(f"its report folder: {state.report}")
+        if state.state != "ended" and state.go_on not in state.why:
+            lines.append(state.go_on)
+    style = "red" if state.now in ("failed", "silent") else None
+    console.print("\n".join(lines), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -26,7 +26,7 @@ def up(
 
     Example: [bold]streamrl up --s3[/bold]
     """
-    from flows.cli.shared.pool import ensure_pool
+    from flows.cli.shared.prefect_setup import prepare_server
     from infra.stack import local
 
     console = out()
@@ -35,9 +35,10 @@ def up(
             kafka=True, s3=s3, prefect=prefect,
             progress=lambda name, text: console.print(f"[dim]{name}[/dim] {text}", highlight=False),
         )  # fmt: skip
+    console.print(f"home     {stack.paths.home}", highlight=False, soft_wrap=True)
     console.print(f"Kafka    {stack.bootstrap_servers}", highlight=False)
     if stack.prefect_api_url:
-        ensure_pool(stack.prefect_api_url)
+        prepare_server(stack.prefect_api_url)
         console.print(f"Prefect  {stack.prefect_api_url.removesuffix('/api')}", highlight=False)
         console.print(
             f"         for its own command: export PREFECT_API_URL={stack.prefect_api_url}", highlight=False

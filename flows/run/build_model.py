@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 from infra.logs import set_up
+from infra.supervise.last_words import leave_last_words
 from producers.tasks import load_function
+from schemas.importing import said
 
 
 def main() -> int:
@@ -30,8 +32,9 @@ def main() -> int:
 
         try:
             load_function(given.build)(given.folder, given.seed, progress)
-        except Exception:  # the user's code may raise anything
+        except Exception as error:  # the user's code may raise anything
             log.exception("%s failed", given.build)
+            leave_last_words(said(error))
             return 1
     if not (given.folder / "config.json").is_file():
         log.error("%s wrote no config.json to its folder: it is not a Hugging Face model", given.build)

@@ -11,6 +11,7 @@ from flows.run.inspection.model import BadModel, longest_context, no_tensors, wr
 from flows.run.inspection.store_and_broker import wrong_folder
 from flows.run.locations import store_url
 from flows.run.request import RunRequest
+from infra.hub import is_hub_name, model_folder, why_not
 from infra.weights.adapter_tensors import check_targets
 from infra.weights.folder import ModelFolder
 from infra.weights.weights_error import WeightsError
@@ -32,12 +33,13 @@ def check(request: RunRequest) -> RunSpec:
 
 def problems_of(spec: RunSpec) -> list[str]:
     """Return what is wrong with the files and places that a run file names, as far as a quick look tells."""
-    return [
+    found = [
         *_model_problems(spec),
         *_task_problems(spec),
         *_backbone_problems(spec),
         *_place_problems(spec),
     ]
+    return list(dict.fromkeys(found))  # problems and reward may lack the same file
 
 
 def _place_problems(spec: RunSpec) -> list[str]:
@@ -53,9 +55,12 @@ def _place_problems(spec: RunSpec) -> list[str]:
 def _model_problems(spec: RunSpec) -> list[str]:
     if spec.model.build:
         return _function_problems("model.build", spec.model.build, "build")
-    folder = Path(spec.model.path or "")
-    if not folder.is_dir():
-        return [f"model.path: there is no folder {folder}"]
+    path = spec.model.path or ""
+    folder = model_folder(path)
+    if folder is None:
+        if not is_hub_name(path):
+            return [f"model.path: there is no folder {path}"]
+        return [f"model.path: {reason}"] if (reason := why_not(path)) else []
     if not (folder / "config.json").is_file():
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
     if damaged := [*wrong_config(folder), *wrong_tensors(folder), *no_tensors(folder)]:
@@ -122,7 +127,7 @@ def _task_problems(spec: RunSpec) -> list[str]:
             found += _function_problems("task.python", f"{task.python}:reward", "reward")
     if task.reward:
         found += _function_problems("task.reward", task.reward, "reward")
-    for name in ("jsonl", "held_out_jsonl"):
+    for name in ("jsonl", "held_out_jsonl", "chat_template"):
         file = getattr(task, name)
         if file and not Path(file).is_file():
             found.append(f"task.{name}: there is no file {file}")

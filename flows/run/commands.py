@@ -57,13 +57,13 @@ def at_site(
     return found + [worker(GENERATOR, first[1] + n, record, places, site) for n in range(generators)]
 
 
-def worker(role: str, instance: int, record: RunRecord, places: Places, site: Site | None = None) -> Worker:
+def worker(role: str, number: int, record: RunRecord, places: Places, site: Site | None = None) -> Worker:
     """Return the command of one process, which can also be started by hand like this."""
     argv = [
         sys.executable, "-m", module(MODULES[role]), "--store", places.store_url, "--run", record.id,
-        "--instance", str(instance), *(site.argv() if site else ()),
+        "--number", str(number), *(site.argv() if site else ()),
     ]  # fmt: skip
-    name = f"{role}-{instance}" if role in (GENERATOR, RELAY) else role
+    name = f"{role}-{number}" if role in (GENERATOR, RELAY) else role
     return Worker(name, role, argv, places.env | environment(role, record.spec))
 
 

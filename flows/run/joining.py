@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from flows.run.commands import GENERATOR, Worker, at_site, worker
 from flows.run.far_files import model_here, reward_here
-from flows.run.locations import Places, logs_folder, store_url
+from flows.run.locations import Places, logs_folder, named_store, store_url
 from flows.run.request import RunFailed
 from flows.run.supervision import RunProcesses
 from infra.bus import near_ends, read_all
@@ -39,7 +39,7 @@ def joining(
     the model is fetched, if it is nowhere here.
     """
     url = store_url(store)
-    record = find(open_store(url), run)
+    record = find(named_store(store), run)
     places = Places(record.bootstrap_servers, url, {"STREAMRL_HOME": str(StackPaths.locate().home)})
     planned = record.spec.placement.sites.get(site or "")
     if generators is None:

@@ -53,11 +53,29 @@ def _places(spec: RunSpec, running: stack.Stack) -> Places:
     kafka = spec.placement.kafka.bootstrap_servers
     env: dict[str, str] = {"STREAMRL_HOME": str(running.paths.home)}
     url = store_url(spec.placement.store, running.paths)
-    if url.startswith("s3") and running.s3 is not None and not _own_s3():
-        env |= running.s3.env()
-        os.environ.update(running.s3.env())  # this process reads and writes the store too
+    env |= use_local_keys(url, running)
     servers = running.bootstrap_servers if kafka == LOCAL else kafka
     return Places(servers or "", url, env)
+
+
+def use_local_keys(url: str, running: stack.Stack | None = None) -> dict[str, str]:
+    """Have this process use the keys of the local S3 server, and return them.
+
+    Nothing is done if a URL is not S3's, if there is no local server, or if the environment names another.
+    """
+    if not url.startswith("s3") or _own_s3():
+        return {}
+    s3 = (running or stack.current()).s3
+    keys = {} if s3 is None else s3.env()
+    os.environ.update(keys)
+    return keys
+
+
+def named_store(store: str) -> Store:
+    """Open a store by its URL, or this machine's by `local`."""
+    url = store_url(store)
+    use_local_keys(url)
+    return open_store(url)
 
 
 def _own_s3() -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from flows.run import locations
 from flows.run.checks import check, check_context
+from flows.run.host import NO_HOST, Host, HostOrder
+from flows.run.inspection import inspect_built, inspect_start
 from flows.run.locations import Places, start_local_stack
 from flows.run.report_phase import make_report
-from flows.run.request import RunCancelled, RunFailed, RunRequest, RunResult
-from flows.run.start_model import prepare_model
+from flows.run.request import LastingFailure, RunCancelled, RunFailed, RunRequest, RunResult
+from flows.run.run_state import StateKeeper, read_state
+from flows.run.start_model import model_at_hand, prepare_model
 from flows.run.training_phase import run_training
 from flows.trackers.feeding import tracking
 from flows.view.screen import Screen, Screens
@@ -27,61 +31,107 @@ from producers.ranker.states import backbone_name, check_start
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
 
-F = TypeVar("F", bound=Callable[..., Any])
-AsPhase = Callable[[F], F]
+_LOOK_S = 0.2  # between looks whether a paused run may go on
 
 
-def conduct(
-    request: RunRequest,
-    screen: Screen,
-    *,
-    as_phase: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
-    told_to_stop: Callable[[], bool] = lambda: False,
-    call_site: Callable[[RunRecord, str], bool] = lambda record, site: False,
-) -> RunResult:
-    """Run a request to its report. However this ends, no process of the run is left.
-
-    `as_phase` wraps each phase. `told_to_stop`: whether the run shall be cancelled. `call_site` has a site
-    that is elsewhere take part, and returns False if it can't.
-    """
-    screen = Screens([screen])
-    spec: RunSpec = as_phase(check)(request)
-    places: Places = as_phase(start_local_stack)(spec, screen.say)
-    model: Path = as_phase(prepare_model)(spec, screen.progress)
+def conduct(request: RunRequest, screen: Screen, host: Host = NO_HOST) -> RunResult:
+    """Run a request to its report. However this ends, no process of the run is left."""
+    screen, phase = Screens([screen]), host.phase
+    spec: RunSpec = phase(check)(request)
+    phase(inspect_start)(spec, request.runfile, screen.say)
+    built = model_at_hand(spec) is None
+    places: Places = phase(start_local_stack)(spec, screen.say)
+    model: Path = phase(prepare_model)(spec, screen.progress)
     check_context(spec, model)
-    record: RunRecord = as_phase(create_run)(request, spec, places, model, screen.say)
+    if built:
+        inspect_built(spec, model, request.runfile, screen.say)
+    request = _of_this_flow_run(request, spec, places, host)
+    record: RunRecord = phase(create_run)(request, spec, places, model, screen.say, host.flow_run)
+    host.took_up(record)
     screen.say(f"run {record.id}: its logs are in {locations.logs_folder(record)}")
     for site, planned in spec.placement.sites.items():
-        if planned.elsewhere and not _called(call_site, record, site, screen):
+        if planned.elsewhere and not _called(host, record, site, screen):
             screen.say(f"site {site} takes part when this runs there: streamrl join {record.id} "
                        f"--store {record.store} --site {site}")  # fmt: skip
-    with tracking(record, locations.report_folder(record), screen.say):
+    go_on = resume_hint(request, record.id)
+    done = _is_trained(places.open_store(), record)
+    with (
+        StateKeeper(record, places.open_store(), go_on) as state,
+        tracking(record, locations.report_folder(record), screen.say),
+    ):
+        screen = Screens([screen, state])
         try:
-            as_phase(run_training)(record, places, screen, told_to_stop=told_to_stop)
+            if done:
+                screen.say(f"run {record.id} is trained to its end: only its report is written again. With "
+                           "more algorithm.iterations it is trained on")  # fmt: skip
+            else:
+                _train(record, places, screen, host, state)
+        except LastingFailure:
+            raise  # no advice to resume: the run would end by the same error
         except Explained as error:
             kind = RunCancelled if isinstance(error, RunCancelled) else RunFailed
-            raise kind(f"{error}\n{resume_hint(request, record.id)}") from error
+            raise kind(f"{error}\n{go_on}") from error
         except BaseException:
-            screen.say(resume_hint(request, record.id))
+            screen.say(go_on)
             raise
-        result: RunResult = as_phase(make_report)(record, places)
+        state.trained()
+        try:
+            result: RunResult = phase(make_report)(record, places)
+        except KeyboardInterrupt:
+            screen.say(f"run {record.id} is trained to its end, and only its report was interrupted. {go_on}")
+            raise
     return result
 
 
-def _called(
-    call_site: Callable[[RunRecord, str], bool], record: RunRecord, site: str, screen: Screen
-) -> bool:
+def _is_trained(store: Store, record: RunRecord) -> bool:
+    """Whether an earlier start of a run has trained it to the end that it shall have now."""
+    before = read_state(store, record.id)
+    return before is not None and before.trained and before.iterations == record.spec.algorithm.iterations
+
+
+def _train(record: RunRecord, places: Places, screen: Screen, host: Host, state: StateKeeper) -> None:
+    """Train a run to its end, however often it is paused."""
+
+    def order() -> HostOrder:
+        return HostOrder.CANCEL if state.stop_asked else host.order()
+
+    state.phase("training")
+    while not host.phase(run_training)(record, places, screen, order=order):
+        state.phase("paused")
+        screen.say(f"run {record.id} is paused: none of its processes is left")
+        host.paused()
+        while order() is HostOrder.PAUSE:
+            time.sleep(_LOOK_S)
+        if order() is HostOrder.CANCEL:
+            raise RunCancelled(f"run {record.id} was cancelled while it was paused")
+        state.phase("training")
+        screen.say(f"run {record.id} goes on")
+
+
+def _of_this_flow_run(request: RunRequest, spec: RunSpec, places: Places, host: Host) -> RunRequest:
+    """Return the request to go on with the run of a flow run that was retried or resumed, if it had one."""
+    if not host.started_again:
+        return request
+    run = runs.of_flow_run(places.open_store(), spec.run, host.flow_run)
+    return replace(request, resume=run) if run else request
+
+
+def _called(host: Host, record: RunRecord, site: str, screen: Screen) -> bool:
     try:
-        return call_site(record, site)
+        return host.call_site(record, site)
     except Exception as error:  # such as one of a Prefect server: the site can take part without
         screen.say(f"site {site} can't be told to take part: {type(error).__name__}: {error}")
         return False
 
 
 def create_run(
-    request: RunRequest, spec: RunSpec, places: Places, model: Path, say: Callable[[str], None]
-) -> RunRecord:
-    """Make a run's record in the store and its topics on the broker, or take up those of a resumed run."""
+    request: RunRequest, spec: RunSpec, places: Places, model: Path, say: Callable[[str], None],
+    flow_run: str = "",
+) -> RunRecord:  # fmt: skip
+    """Make a run's record in the store and its topics on the broker, or take up those of a resumed run.
+
+    `flow_run`: the id of the Prefect flow run that does so.
+    """
     store = places.open_store()
     if spec.lengths.start and not request.resume:
         check_start(spec.lengths.start, store, backbone_name(spec.lengths.backbone))
@@ -90,11 +140,11 @@ def create_run(
     if request.resume:
         run = _run_to_resume(request.resume, spec, places)
         record = runs.resume(store, run, spec, bootstrap_servers=places.bootstrap_servers,
-                             model=str(model), say=say)  # fmt: skip
+                             model=str(model), say=say, flow_run=flow_run)  # fmt: skip
     else:
         record = runs.create(
             store, spec, bootstrap_servers=places.bootstrap_servers, model=str(model),
-            topics=KafkaBus(places.bootstrap_servers).topic_names(),
+            topics=KafkaBus(places.bootstrap_servers).topic_names(), flow_run=flow_run,
         )  # fmt: skip
     bus = connect(record, "streamrl-run")
     topics = Topics(record.id, spec.lengths.classes)

@@ -11,14 +11,17 @@ import numpy as np
 from consumers.batches.log_places import fetch_rows
 from consumers.steps.ledger import steps_in_ledger
 from consumers.stream.recorded_groups import samples_topic
-from flows.run.locations import store_url
+from flows.run.locations import named_store
 from flows.view.metric_rows import MetricRow, step_row, with_rates
+from infra.bus import ends_of, near_ends
+from infra.gate import Gate, passed_over
 from infra.run_handle import RunHandle, opened_run
 from infra.runs import find
-from infra.stores.opening import open_store
 from producers.tokenizing import load_to_text
 from schemas.messages import Sample, StepRecord
 from schemas.runspec import RunSpec
+
+_NEWEST = 100  # records of the ledger's end: the same step may stand there more than once
 
 
 class OpenRun:
@@ -43,6 +46,22 @@ class OpenRun:
             if step is not None and record.step != step:
                 return
             yield from (row.sample for row in fetch_rows(self._handle, self._samples, record))
+
+    def newest_step(self) -> int | None:
+        """Return the number of the newest optimizer step; None if there is none yet."""
+        start = near_ends(self._handle.bus, self._handle.topics.ledger, _NEWEST)[0]
+        return max((record.step for record in steps_in_ledger(self._handle, start)), default=None)
+
+    def new_samples(self) -> Iterator[Sample]:
+        """Yield samples as generators finish them, from now on and without end: break or Ctrl-C ends it."""
+        bus, topic = self._handle.bus, self._handle.topics.samples
+        gate = Gate(Sample, self.id, passed_over)
+        reader = bus.reader(topic, ends_of(bus, topic), patient=True)
+        try:
+            while True:
+                yield from gate.messages(reader.poll(0.5))
+        finally:
+            reader.close()
 
     def metrics(self, start: int = 0) -> Iterator[MetricRow]:
         """Yield the metrics of the steps from step `start` on, as the file metrics.jsonl has them."""
@@ -72,6 +91,6 @@ def open_run(run: str, store: str = "local") -> Iterator[OpenRun]:
     `store`: the URL of the run's object store; `local`: the store of this machine. Raises RunError if there
     is no such run, BusError if the broker does not answer.
     """
-    opened = open_store(store_url(store))
+    opened = named_store(store)
     with opened_run(opened, find(opened, run), "streamrl-python") as handle:
         yield OpenRun(handle)

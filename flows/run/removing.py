@@ -152,7 +152,7 @@ def _alive(reader: Reader, end: int, gate: Gate[Heartbeat]) -> list[str]:
     until = time.monotonic() + LISTEN_S
     while time.monotonic() < until:
         for record, beat in gate.take(reader.poll(0.2)):
-            newest[beat.role, beat.instance] = beat, record.offset >= end
+            newest[beat.role, beat.number] = beat, record.offset >= end
         recent = [name for name, found in newest.items() if _is_alive(*found)]
         quiet = not newest or all(beat.state == "ended" for beat, _ in newest.values())
         if reader.positions()[0] >= end and (recent or quiet):

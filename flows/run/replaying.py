@@ -8,16 +8,16 @@ from pathlib import Path
 
 from consumers.ranks.choose_learner import learner_of
 from consumers.replay import Again, StepProgress
+from flows.run.locations import named_store
 from flows.run.request import RunFailed
 from infra.run_handle import opened_run
 from infra.runs import find
-from infra.stores.opening import open_store
 
 
 @contextmanager
-def replaying(run: str, store_url: str, progress: StepProgress) -> Iterator[Again]:
+def replaying(run: str, store_name: str, progress: StepProgress) -> Iterator[Again]:
     """Yield an object that replays steps of a run."""
-    store = open_store(store_url)
+    store = named_store(store_name)
     record = find(store, run).with_code("loss", "trainer")
     model = Path(record.model)
     if not model.is_dir():

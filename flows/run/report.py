@@ -1,5 +1,6 @@
 """Writes a run's report folder: `python -m flows.run.report --store URL --run ID --folder runs/ID`.
 
+    report.html     all of it on one page
     metrics.jsonl   one line for each optimizer step       run.yaml   the run file as it was used
     curves.png      reward, length, staleness and so on    model/     the trained model, for transformers
     summary.json    the result, before and after           logs/      of the run's processes
@@ -22,11 +23,15 @@ from typing import Any
 import yaml
 
 from flows.checkpoints.export_run import export_run
+from flows.page.page_data import ENDED, SaidState
+from flows.page.page_file import write_page
+from flows.page.run_files import SUMMARY_FILE
 from flows.view.curves import draw
 from flows.view.held_out_results import comparison
 from flows.view.line_files import METRICS_FILE, MetricsFile, complete, lines_of
 from flows.view.metric_rows import MetricRow, Thinned, evaluation_row
 from flows.view.process_notes import LEFT_OUT_FILE, PROCESSES_FILE
+from flows.view.reward_trouble import told
 from flows.view.totals import Totals
 from infra.bus import Bus, BusError, clamp, ends_of, near_ends, read_all, read_until
 from infra.files.private import make_private
@@ -36,6 +41,7 @@ from infra.run_bus import connect
 from infra.runs import RunError, RunRecord, find
 from infra.stores.opening import open_store
 from infra.stores.store import Missing, StoreError
+from infra.supervise.last_words import leave_last_words
 from infra.weights.versions import WeightStore
 from schemas.messages import DeadLetter, Evaluation
 from schemas.topics import Topics
@@ -64,6 +70,7 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
         "result": comparison(ends, _held_out(record)),
         "evaluations": evaluated,
         **totals.summary(),
+        "told": told(folder),
         "version": version,
         "dead_letters": letters,
         "dead_letter_reasons": reasons,
@@ -71,8 +78,16 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
         "generator_idle": _generators_idle(notes),
         "processes": _last_counters(notes),
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=1) + "\n")
+    _write_page(record, folder)
     return summary
+
+
+def _write_page(record: RunRecord, folder: Path) -> None:
+    try:
+        write_page(record, open_store(record.store), folder, said=SaidState(ENDED))
+    except Exception as error:  # the rest of the report is written: it is not lost with the page
+        set_up(record.id, "report").warning("the page can't be written: %s: %s", type(error).__name__, error)
 
 
 def export_model(record: RunRecord, target: Path) -> int | None:
@@ -157,7 +172,8 @@ def main() -> int:
     try:
         write_report(find(open_store(given.store), given.run), given.folder)
     except (BusError, StoreError, RunError, Missing, RuntimeError, OSError) as error:
-        log.exception("the report can't be written: %s", error)
+        log.exception("the report can't be written")
+        leave_last_words(str(error))
         return 1
     return 0
 

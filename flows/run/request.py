@@ -14,8 +14,18 @@ class RunFailed(Explained):
     """A run ended before it was done. The message says what happened, where the log is, how to go on."""
 
 
+class LastingFailure(RunFailed):
+    """A run ended by an error that it would meet again, until somebody changes something."""
+
+    lasting = True
+
+
 class RunCancelled(RunFailed):
     """Somebody cancelled the run."""
+
+
+class RunSuspended(BaseException):
+    """A paused run leaves this process, and its host starts it again later. Not an error."""
 
 
 @dataclass(frozen=True, slots=True)

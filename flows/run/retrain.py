@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flows.run.locations import store_url
+from flows.run.locations import named_store
 from infra.run_bus import connect
 from infra.runs import find
-from infra.stores.opening import open_store
 from producers.ranker.offline import Quality, RecordedIterations, judged, recorded, split, train_ranker
 from producers.ranker.states import RankerError, States
 from producers.ranking import backbone_of
@@ -36,7 +35,7 @@ def retrain(
     progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> Retrained:
     """Train a trial ranker and judge it by a fifth of the problems; then train one on all, and store it."""
-    opened = open_store(store_url(store))
+    opened = named_store(store)
     iterations: RecordedIterations = []
     for number, run in enumerate(runs):
         progress(0.1 * number / len(runs), f"reading what {run} recorded")

@@ -1,4 +1,4 @@
-"""Prepares the model that a run starts from: a folder, or one that a function of the user's builds once.
+"""Prepares the model that a run starts from: a folder, a name on the Hub, or a function that builds it once.
 
 .streamrl/models/<hash>          there whole or not at all: committed by a rename
 .streamrl/models/<hash>.lock     two runs don't build the same model twice
@@ -17,11 +17,12 @@ from pathlib import Path
 
 from flows.checkpoints.folder_writer import ShareProgress
 from flows.run.locations import models_folder
-from flows.run.request import RunFailed
+from flows.run.request import LastingFailure, RunFailed
 from infra.code import module
 from infra.credentials import unset_credentials
 from infra.files.locks import locked
 from infra.files.private import make_private
+from infra.hub import fetch_model, is_hub_name, model_folder
 from infra.supervise.team import Team
 from infra.waiting import Wait
 from schemas.runspec import RunSpec
@@ -29,8 +30,11 @@ from schemas.runspec import RunSpec
 
 def prepare_model(spec: RunSpec, progress: ShareProgress) -> Path:
     """Return the folder with the starting weights and the tokenizer. Builds the model if need be."""
-    if spec.model.path:
-        return Path(spec.model.path).resolve()
+    if path := spec.model.path:
+        if model_folder(path) is None and is_hub_name(path):
+            progress(0.0, f"fetching {path} from the Hugging Face Hub")
+            return fetch_model(path).resolve()
+        return (model_folder(path) or Path(path)).resolve()
     assert spec.model.build is not None
     target = models_folder() / build_key(spec.model.build, spec.seed)
     if target.is_dir():
@@ -46,7 +50,10 @@ def prepare_model(spec: RunSpec, progress: ShareProgress) -> Path:
 def model_at_hand(spec: RunSpec) -> Path | None:
     """Return the folder that `prepare_model` would return; None if it is not there. Builds nothing."""
     try:
-        folder = Path(spec.model.path or models_folder() / build_key(spec.model.build or "", spec.seed))
+        if spec.model.path:
+            found = model_folder(spec.model.path)
+            return found.resolve() if found else None
+        folder = models_folder() / build_key(spec.model.build or "", spec.seed)
         return folder.resolve() if folder.is_dir() else None
     except (OSError, RunFailed):
         return None
@@ -108,7 +115,8 @@ def _build(spec: RunSpec, target: Path, progress: ShareProgress) -> None:
                     progress(fraction, text)
                 wait.progress() if lines else wait.check()
         if ended[0].code or ended[0].signal:
-            raise RunFailed(f"model.build {spec.model.build} failed: {ended[0].story}")
+            one = ended[0]
+            raise LastingFailure(f"model.build {spec.model.build} failed: {one.words} (its log is {one.log})")
         (work / "model").replace(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)

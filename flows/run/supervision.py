@@ -4,6 +4,7 @@ starting ──► running ──► ended with 0: done
                │  ▲
                ▼  │ after a moment that doubles with each death; it is short again after a healthy time
              died ──► replaced by a start elsewhere: the run fails here, and goes on there
+               ├────► of an error that lasts: as after too many deaths, at once
                └────► more than `placement.restarts` times within an hour, or the same error twice in a row:
                         trainer, feeder: the run fails
                         generator, relay: left out for a while; the run goes on while anyone makes samples
@@ -16,10 +17,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker
-from flows.run.request import RunFailed
-from infra.roles.entry import REPLACED
+from flows.run.request import LastingFailure, RunFailed
+from infra.roles.entry import LASTING, REPLACED
 from infra.supervise.team import Ended, GuardDied, Team
 
 _TIME = re.compile(r"\d\d:\d\d:\d\d ")
@@ -39,6 +41,8 @@ class _Member:
     started_at: float = 0.0
     start_at: float | None = None  # when it is to be started again; None: it is not
     left_out: str = ""  # why it is left out; empty: it is not
+    log: Path | None = None
+    lasting: str = ""  # the error by which it is left out, if another start would meet it again
 
     @property
     def needed(self) -> bool:
@@ -55,6 +59,7 @@ class RunProcesses:
     ) -> None:  # fmt: skip
         self._team, self._restarts, self._say, self._clock = team, restarts, say, clock
         self._members = {worker.name: _Member(worker) for worker in workers}
+        self._unsaid: list[str] = []  # news of members that are left out
         self._guards: deque[float] = deque()  # when guards died, within the last hour
 
     def start(self) -> None:
@@ -96,6 +101,9 @@ class RunProcesses:
         if ended.code == REPLACED:
             self._give_up(member, ended, "it was started elsewhere, and the run goes on there")
             return
+        if ended.code == LASTING:
+            self._give_up(member, ended, "another start would fail likewise")
+            return
         if now - member.started_at >= HEALTHY_S:
             member.in_a_row, member.last_words = 0, ""
         if excused:
@@ -119,30 +127,47 @@ class RunProcesses:
         self._say(f"{ended.name} {ended.how}; it is started again{after}{count}; log: {ended.log}")
 
     def _give_up(self, member: _Member, ended: Ended, why: str) -> None:
+        lasting = ended.code == LASTING
+        if member.needed and lasting:
+            raise LastingFailure(_paragraph(ended.name, ended.words, ended.log))
         if member.needed:
-            raise RunFailed(f"{ended.name} is not started again, since {why}: {ended.story}")
+            kind = LastingFailure if ended.code == REPLACED else RunFailed  # there is nothing to resume
+            raise kind(f"{ended.name} is not started again, since {why}: {ended.story}")
         first = not member.left_out
-        member.left_out = f"{why}: {ended.story}"
-        member.start_at = self._clock() + LEFT_OUT_S
+        member.left_out, member.lasting = f"{why}: {ended.story}", ended.words if lasting else ""
+        member.log, member.start_at = ended.log, self._clock() + LEFT_OUT_S
         if first:
-            self._say(
+            words = f": {ended.words}" if ended.words else ""
+            self._unsaid.append(
                 f"{ended.name} is left out, and tried again every {LEFT_OUT_S / 60:.0f} minutes: {why}; "
-                f"the last time it {ended.how}; log: {ended.log}"
+                f"the last time it {ended.how}{words}; log: {ended.log}"
             )
 
     def check(self, others: Callable[[], bool] = lambda: False) -> None:
         """Raise RunFailed if nobody can make samples. `others`: whether generators elsewhere are heard."""
-        own = [member for member in self._members.values() if member.worker.role == GENERATOR]
+        own = self._own_generators
         if own and all(member.left_out for member in own) and not self._alive(own) and not others():
-            stories = "\n".join(member.left_out for member in own[:3])
+            first = own[0]
+            if first.lasting and len({member.lasting for member in own}) == 1:
+                assert first.log is not None
+                who = first.worker.name if len(own) == 1 else f"all {len(own)} generators"
+                raise LastingFailure(_paragraph(who, first.lasting, first.log))
+            stories = "\n".join(dict.fromkeys(member.left_out for member in own[:3]))
             raise RunFailed(f"no samples can be made: all {len(own)} generators are left out: {stories}")
+        for text in self._unsaid:  # not if the run ends: then the error says it
+            self._say(text)
+        self._unsaid.clear()
+
+    @property
+    def _own_generators(self) -> list[_Member]:
+        return [member for member in self._members.values() if member.worker.role == GENERATOR]
 
     def _alive(self, members: Sequence[_Member]) -> bool:
         return any(member.worker.name in self._team.running for member in members)
 
     def _same_again(self, member: _Member, ended: Ended) -> bool:
         """Whether it ended by itself with the same last line as before: another start would end so, too."""
-        last = ended.last_lines.rpartition("\n")[2]
+        last = ended.words
         last = last.partition(" ")[2] if _TIME.match(last) else last
         before, member.last_words = member.last_words, last
         return bool(ended.code and last and last == before)
@@ -190,6 +215,11 @@ class RunProcesses:
                 self._team.poll(0.2)
         except GuardDied:
             return  # all workers died with the guard
+
+
+def _paragraph(who: str, words: str, log: Path) -> str:
+    """Say why a run ended that no other start can help."""
+    return f"{words}\n({who} ended by this error, and another start would, too; the log is {log})"
 
 
 def _within_an_hour(times: deque[float], now: float) -> int:

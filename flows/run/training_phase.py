@@ -10,13 +10,17 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from flows.monitoring.exporter import exporting
 from flows.run.commands import workers
+from flows.run.failure_page import page_on_failure
+from flows.run.host import HostOrder
 from flows.run.locations import Places, logs_folder, report_folder
 from flows.run.request import RunCancelled, RunFailed
 from flows.run.supervision import RunProcesses
 from flows.view.follow import Follower
 from flows.view.line_files import METRICS_FILE, MetricsFile
 from flows.view.process_notes import ProcessNotes
+from flows.view.reward_trouble import RewardSayings
 from flows.view.run_view import RunView
 from flows.view.screen import Screen
 from infra.files.locks import locked
@@ -31,22 +35,28 @@ TICK_S = 0.3
 
 
 def run_training(
-    record: RunRecord, places: Places, screen: Screen, *, told_to_stop: Callable[[], bool]
-) -> None:
-    """Train until the last iteration is trained and the last evaluation is in. Raises RunFailed."""
+    record: RunRecord, places: Places, screen: Screen, *, order: Callable[[], HostOrder]
+) -> bool:
+    """Train until the last iteration is trained and the last evaluation is in. Raises RunFailed.
+
+    Returns False if the run was told to pause before that; its processes have ended then.
+    """
     folder = report_folder(record)
     with ExitStack() as stack_:
         # a flow that was killed lets go only when its guard has ended the workers
         lock = stack_.enter_context(
             locked(folder / ".lock", what=f"run {record.id}", deadline_s=END_GRACE_S + 15.0)
         )
+        stack_.enter_context(page_on_failure(record, places, screen.say))
         team = stack_.enter_context(Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock,)))
         follower = stack_.enter_context(Follower(record, metrics=MetricsFile(folder / METRICS_FILE)))
+        stack_.enter_context(exporting(record, follower, screen.say))
         crew = RunProcesses(
             team, workers(record, places), restarts=record.spec.placement.restarts, say=screen.say
         )  # fmt: skip
         broker = _Broker(record, screen.say)
         stillness, notes = Stillness(record), ProcessNotes(folder, record.created_at, screen.say)
+        sayings = RewardSayings(folder, screen.say)
         crew.start()
         while not crew.done:
             crew.poll(TICK_S, excused=lambda: broker.was_away(check_now=True))
@@ -57,15 +67,21 @@ def run_training(
             follower.see(lambda view: view.leave_out(crew.left_out))
             follower.see(screen.show)
             follower.see(notes.note)
+            follower.see(lambda view: sayings.see(view.rewards))
             follower.see(stillness.check)
-            if told_to_stop():
-                raise RunCancelled(f"run {record.id} was cancelled")
+            match order():
+                case HostOrder.CANCEL:
+                    raise RunCancelled(f"run {record.id} was cancelled")
+                case HostOrder.PAUSE:
+                    return False
         crew.dismiss(END_GRACE_S)
         # The last steps are shown, too: the view is a second behind.
         last = record.spec.algorithm.iterations
         follower.wait_for(lambda view: view.iterations_begun() >= last, END_GRACE_S)
         follower.see(screen.show)
+        follower.see(lambda view: sayings.see(view.rewards))
         follower.see(notes.note_all)
+    return True
 
 
 class _Broker:

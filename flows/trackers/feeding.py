@@ -1,7 +1,7 @@
-"""Feeds a run's trackers from its file metrics.jsonl, each in a thread of its own.
+"""Feeds a run's trackers from the files in its folder, each in a thread of its own.
 
-metrics.jsonl ──► thread of a tracker ──► tracker.step()       a tracker that is slow or fails stops nothing
-                       └──► trackers/NAME.json: the last step that it has, for the next start
+metrics.jsonl ─────┬──► thread of a tracker ──► tracker.step()   a tracker that is slow or fails stops nothing
+evaluations.jsonl ─┘         └──► trackers/NAME.json: the last step that it has, for the next start
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows.trackers.tracker import TrackedRun, Tracker, TrackerSettings
+from flows.trackers.tracker import (
+    EvaluationTracker,
+    RecallingTracker,
+    TrackedRun,
+    Tracker,
+    TrackerSettings,
+)
 from flows.view.line_files import METRICS_FILE, lines_of
+from flows.view.process_notes import EVALUATIONS_FILE
 from infra.files.writing import write_whole
 from infra.runs import RunRecord
 from schemas.importing import BadImport, said
@@ -32,7 +40,7 @@ LAST_S = 30.0  # time for a tracker to take what is left when the run ends
 def tracking(record: RunRecord, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Feed the trackers of a run while the block lasts. `say` gets a line if one fails."""
     end = threading.Event()
-    run = TrackedRun(record.id, record.spec, folder)
+    run = TrackedRun(record.id, record.spec, folder, record.identity)
     feeds = [_Feed(section, name, run, end, say) for name, section in _named(record.spec.trackers)]
     for feed in feeds:
         feed.start()
@@ -61,7 +69,7 @@ class _Feed:
         say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._section, self._name, self._run, self._end, self._say = section, name, run, end, say
-        self._rows = _Rows(run.folder / METRICS_FILE)
+        self._rows, self._evaluations = _Rows(run.folder / METRICS_FILE), _Rows(run.folder / EVALUATIONS_FILE)
         self._position = run.folder / "trackers" / f"{name}.json"
         self._troubled = False
         self._thread = threading.Thread(target=self._feed, name=f"tracker {name}", daemon=True)
@@ -96,33 +104,50 @@ class _Feed:
     def _follow(self) -> None:
         settings = TRACKERS.loaded(self._section)
         assert isinstance(settings, TrackerSettings)
-        tracker = settings.make(self._run)
+        had = self._had()
+        tracker = settings.make(replace(self._run, last_step=had.step))
         try:
-            last = self._last()
+            if isinstance(tracker, RecallingTracker) and (newest := tracker.newest_step()) is not None:
+                if newest < had.step:
+                    had = _Had(newest, -1)  # evaluations behind it may be missing as well
+                self._rows, self._evaluations = self._rows.again(), self._evaluations.again()
             while True:
                 ending = self._end.is_set()
-                last = self._give(tracker, last)
+                self._give(tracker, had)
                 if ending:
                     return
                 self._end.wait(LOOK_S)
         finally:
             tracker.close()
 
-    def _give(self, tracker: Tracker, last: int) -> int:
-        """Give the tracker the steps behind `last`. Return the last one that it has."""
-        had = last
+    def _give(self, tracker: Tracker, had: _Had) -> None:
+        """Give the tracker all that it has not had."""
+        before = replace(had)
         for row in self._rows.new():
-            if isinstance(step := row.get("step"), int) and step > last:
+            if isinstance(step := row.get("step"), int) and step > had.step:
                 tracker.step(row)
-                last = step
-        if last > had:
+                had.step = step
+        for row in self._evaluations.new():
+            if isinstance(version := row.get("version"), int) and version > had.version:
+                if isinstance(tracker, EvaluationTracker):
+                    tracker.evaluation(row)
+                had.version = version
+        if had != before:
             self._troubled = False
-            write_whole(self._position, json.dumps({"step": last}) + "\n")
-        return last
+            write_whole(self._position, json.dumps({"step": had.step, "version": had.version}) + "\n")
 
-    def _last(self) -> int:
-        found = next(lines_of(self._position), {}).get("step", -1)
-        return found if isinstance(found, int) else -1
+    def _had(self) -> _Had:
+        found = next(lines_of(self._position), {})
+        step, version = (found.get(name, -1) for name in ("step", "version"))
+        return _Had(step if isinstance(step, int) else -1, version if isinstance(version, int) else -1)
+
+
+@dataclass
+class _Had:
+    """The newest step, and the newest version whose evaluation, that a tracker has had."""
+
+    step: int
+    version: int
 
 
 class _Rows:
@@ -130,6 +155,10 @@ class _Rows:
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._file = path, 0, -1
+
+    def again(self) -> _Rows:
+        """Return the same rows, from the first one on."""
+        return _Rows(self._path)
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the rows that came since the last call."""

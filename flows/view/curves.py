@@ -9,6 +9,9 @@ from typing import Any
 
 from flows.view.line_files import lines_of
 from flows.view.metric_rows import MetricRow, Thinned
+from schemas.metrics import REWARD_PART
+
+_MOST_PARTS = 8  # more lines can't be told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,14 @@ _PANELS = (
         (("logprob_gap", "largest, same weights"), ("logprob_drift", "mean, older weights")),
     ),
     _Panel("samples a second", (("samples_per_s", "trained"),)),
+    _Panel("nats a token", (("entropy", "entropy"), ("divergence", "divergence from the reference"))),
+    _Panel("gradient norm, before it is clipped", (("grad_norm", "norm"),)),
+    _Panel(
+        "share of tokens",
+        (("clip_fraction", "held back by the loss's clip"), ("capped_fraction", "correction at its cap")),
+    ),
+    _Panel("loss", (("loss", "a step's loss"),)),
+    _Panel("learning rate", (("learning_rate", "of the update"),)),
 )
 
 
@@ -36,8 +47,9 @@ def draw(rows: Sequence[MetricRow], evaluations: Sequence[MetricRow], processes:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, grid = pyplot.subplots(2, 3, figsize=(15, 7.5), layout="constrained")
-    for axes, panel in zip(grid.flat, _PANELS, strict=False):
+    panels = [_PANELS[0], _parts(rows), *_PANELS[1:]]
+    figure, grid = pyplot.subplots(4, 3, figsize=(15, 14), layout="constrained")
+    for axes, panel in zip(grid.flat, panels, strict=False):
         axes.set_title(panel.title)
         axes.set_xlabel("optimizer step")
         for key, label in panel.lines:
@@ -45,13 +57,20 @@ def draw(rows: Sequence[MetricRow], evaluations: Sequence[MetricRow], processes:
             if any(value for _, value in points):
                 axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
     _add_evaluations(grid.flat[0], rows, evaluations)
-    _draw_idle(grid.flat[5], rows, processes)
+    _draw_idle(grid.flat[-1], rows, processes)
     for axes in grid.flat:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
+
+
+def _parts(rows: Sequence[MetricRow]) -> _Panel:
+    """Return the panel of the rewards' parts: of the first ones, if there are many."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(REWARD_PART))
+    lines = tuple((name, name.removeprefix(REWARD_PART)) for name in list(names)[:_MOST_PARTS])
+    return _Panel("parts of the reward", lines)
 
 
 def _add_evaluations(axes: Any, rows: Sequence[MetricRow], evaluations: Sequence[MetricRow]) -> None:

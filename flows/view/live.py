@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ from rich.text import Text
 from flows.view.run_view import RunView
 from flows.view.screen import Screen
 from schemas.messages import SiteReport
+from schemas.metrics import REWARD_PART
 
 PLAIN_EVERY_S = 5.0
+_MOST_PARTS = 4  # of a reward, on one line
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -102,6 +104,10 @@ def one_line(view: RunView) -> str:
         f"staleness {number(row['staleness'], 2)}",
         f"queued {_count(view.to_generate)} to generate {_count(view.to_train)} to train",
     ]
+    if view.rewards.failed:
+        parts.append(f"{view.rewards.failed} without a reward")
+    if view.rewards.without_gradient:
+        parts.append(f"no gradient in {view.rewards.without_gradient} iterations")
     if view.left_out:
         parts.append(f"left out: {', '.join(sorted(view.left_out))}")
     return ", ".join(parts) + _dead(view)
@@ -125,6 +131,13 @@ def picture(view: RunView) -> Group:
         "ranked", f"{share(row.get('ranker_recall'))} of the longest fifth were expected",
         "queued", f"{_count(view.to_generate)} to generate, {_count(view.to_train)} to train", "",
     )  # fmt: skip
+    facts.add_row(
+        "policy", f"entropy {number(row.get('entropy'), 2)}, clipped {share(row.get('clip_fraction'))}, "
+        f"divergence {tiny(row.get('divergence'))}",
+        "gradient norm", number(row.get("grad_norm"), 3), f"learning rate {tiny(row.get('learning_rate'))}",
+    )  # fmt: skip
+    if parts_ := reward_parts(row):
+        facts.add_row("reward parts", parts_, "", "", "")
     title = Text.assemble((f"run {view.run}", "bold"), "  ", (_spark(view), "green"))
     parts: list[Any] = [title, facts, _queues(view), _processes(view)]
     if view.sites:
@@ -133,9 +146,16 @@ def picture(view: RunView) -> Group:
         parts.append(Text(f"last dead letter: {view.last_dead}", style="yellow"))
     for name, why in sorted(view.left_out.items()):
         parts.append(Text(f"{name} is left out: {why.splitlines()[0]}", style="yellow"))
+    parts += [Text(one.text, style="red") for one in view.rewards.sentences()]
     if view.trouble:
         parts.append(Text(view.trouble, style="yellow"))
     return Group(*parts)
+
+
+def reward_parts(row: Mapping[str, Any]) -> str:
+    """Return the means of the first parts of a step's rewards."""
+    found = [(name.removeprefix(REWARD_PART), row[name]) for name in row if name.startswith(REWARD_PART)]
+    return ", ".join(f"{name} {number(value, 3)}" for name, value in found[:_MOST_PARTS])
 
 
 def _queues(view: RunView) -> Table:
@@ -204,6 +224,15 @@ def _dead(view: RunView) -> str:
 
 def _count(value: int | None) -> str:
     return "–" if value is None else str(value)
+
+
+def ago(at: float) -> str:
+    """Write for people how long ago a moment was."""
+    seconds = max(0.0, time.time() - at)
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def number(value: Any, digits: int) -> str:

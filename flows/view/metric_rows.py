@@ -94,8 +94,20 @@ def evaluation_row(record: Evaluation) -> MetricRow:
         "failed": record.failed,
         "newest": record.newest,
         "reward": _mean(rewards),
+        "reward_error": _standard_error(record),
         "length": _mean(record.lengths),
     }
+
+
+def _standard_error(record: Evaluation) -> float | None:
+    """Return the standard error of the mean reward. A problem's samples count as one: they are alike."""
+    scored = ~np.isnan(record.rewards)
+    if not scored.any():
+        return None
+    names = np.asarray(record.problem_ids, dtype=object)[scored].tolist()
+    _, place = np.unique(names, return_inverse=True)
+    means = np.bincount(place, record.rewards[scored]) / np.bincount(place)
+    return float(means.std(ddof=1) / np.sqrt(means.size)) if means.size > 1 else None
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -1,4 +1,9 @@
-"""Notes of the processes' heartbeats over time, for the report: the topic keeps only the newest heartbeats.
+"""Notes of a run over time, for its report: topics keep only the newest heartbeats, or nothing of the kind.
+
+processes.jsonl     the heartbeats: counters, and the seconds of each process by cause
+queues.jsonl        by length class, how many samples are finished and not trained
+evaluations.jsonl   a line for each evaluation
+left_out.jsonl      processes that can't be kept alive
 
 The longer a run, the rarer the notes, so that weeks of them are a few megabytes. A full disk costs notes and
 nothing else.
@@ -16,17 +21,21 @@ from flows.view.line_files import LinesFile
 from flows.view.run_view import RunView
 
 PROCESSES_FILE, LEFT_OUT_FILE = "processes.jsonl", "left_out.jsonl"
-_EVERY_S, _SHARE = 2.0, 0.001  # minimum time between notes: seconds, and a share of the run's age
+QUEUES_FILE, EVALUATIONS_FILE = "queues.jsonl", "evaluations.jsonl"
+_EVERY_S, _SHARE = 1.0, 0.001  # minimum time between notes: seconds, and a share of the run's age
 _MOST = 24  # maximum processes that are noted while the run goes on; at its end all are
 
 
 class ProcessNotes:
-    """Files that the flow writes, with a line for each process every now and then."""
+    """Files that the flow writes, with lines every now and then."""
 
     def __init__(self, folder: Path, began_at: float, say: Callable[[str], None]) -> None:
         self._began_at, self._say = began_at, say
         self._processes = LinesFile(folder / PROCESSES_FILE)
         self._left_out, self._known = LinesFile(folder / LEFT_OUT_FILE), dict[str, str]()
+        self._queues = LinesFile(folder / QUEUES_FILE)
+        self._evaluations = LinesFile(folder / EVALUATIONS_FILE)
+        self._evaluated: set[object] = set()
         self._next, self._said = 0.0, ""
 
     def note(self, view: RunView) -> None:
@@ -36,10 +45,19 @@ class ProcessNotes:
             self._next = time.monotonic() + max(_EVERY_S, _SHARE * age)
             alive = [name for name, process in view.processes.items() if process.alive]
             self._write(view, sorted(alive, key=_rank)[:_MOST])
+            self._note_stream(view)
 
     def note_all(self, view: RunView) -> None:
         """Write a line for every process, with its last heartbeat."""
         self._write(view, sorted(view.processes))
+        self._note_stream(view)
+
+    def _note_stream(self, view: RunView) -> None:
+        if (lag := view.lag()) is not None and view.last:
+            self._append(self._queues, [{"at": time.time(), "step": view.last["step"], "lag": lag}])
+        fresh = [row for row in view.evaluations if row["version"] not in self._evaluated]
+        self._append(self._evaluations, fresh)
+        self._evaluated = {row["version"] for row in view.evaluations}
 
     def left_out(self, found: Mapping[str, str]) -> None:
         """Write changes in which processes are left out, and why. The report names those of the end."""
@@ -55,7 +73,9 @@ class ProcessNotes:
         for name in names:
             process = view.processes[name]
             note = {"at": process.beat.sent_at, "process": name, "step": step, "idle": process.idle_share}
-            notes.append(note | {"cpu": process.cpu.per_s, "counters": process.beat.counters})
+            note |= {"cpu": process.cpu.per_s, "counters": process.beat.counters}
+            causes = {cause: round(seconds, 3) for cause, seconds in process.beat.causes.items()}
+            notes.append(note | {"pid": process.beat.pid, "host": process.beat.host, "causes": causes})
         self._append(self._processes, notes)
 
     def _append(self, file: LinesFile, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flows.view.metric_rows import MetricRow, evaluation_row, step_row
+from flows.view.reward_trouble import RewardTrouble
 from infra.liveness import Evidence
 from schemas.messages import (
     DeadLetter,
@@ -27,6 +28,7 @@ RATE_SPAN_S = 15.0
 QUIET_S = 10.0  # a process whose heartbeat is older is not shown as alive
 ROWS = 400  # newest steps, and evaluations, that a view holds
 _MOST, _MOST_POINTS = 2000, 400  # maximum processes or relays of a view, and points of a rate
+_LENGTHS, _LENGTHS_OF_STEP = 4000, 400  # newest pairs of lengths that a view holds; maximum of one step
 
 
 class Rate:
@@ -122,8 +124,11 @@ class RunView:
         self.sites: dict[tuple[str, int], SiteReport] = {}  # by site and relay
         self.dead_letters = 0  # all that there have ever been
         self.last_dead = ""
+        self.rewards = RewardTrouble()
         self.trouble = ""  # why the view itself is not up to date
         self.generated = np.zeros(classes, np.int64)  # samples on the topic, by class
+        self.behind = np.zeros(classes, np.int64)  # offset behind the newest trained sample, by class
+        self.lengths: deque[tuple[float, int]] = deque(maxlen=_LENGTHS)  # predicted and true, of samples
         self.edges: list[float] = []  # between the length classes in force for the newest prompt
         self.evidence = Evidence()
         self.live = False  # whether the records that come now have just been sent
@@ -165,24 +170,46 @@ class RunView:
         self.left_out = found
 
     def _take_beat(self, beat: Heartbeat) -> None:
-        name = f"{beat.role}-{beat.instance}"
+        name = f"{beat.role}-{beat.number}"
         if name not in self.processes and len(self.processes) >= _MOST:
             del self.processes[max(self.processes, key=lambda known: self.processes[known].silent_s)]
         self.processes.setdefault(name, ProcessView(beat)).hear(beat, live=self.live)
         self.evidence.heard(beat)
+        self.rewards.take_beat(beat)
 
     def _count_samples(self, ends: dict[int, int], at: float) -> None:
         for partition, end in ends.items():
             self.generated[partition] = end
-        self._generated_rate.add(at, float(self.generated.sum()))
+        if ends:
+            self._generated_rate.add(at, float(self.generated.sum()))
 
     def _take_step(self, record: StepRecord) -> None:
         if self.rows and (self.rows[-1]["step"] or 0) >= record.step:
             return  # a trainer that was thought dead wrote it: the first record of a step counts
         self.rows.append(step_row(record))
+        self.rewards.take_step(record)
+        rows = record.lengths.size
+        if record.predicted.size == rows:
+            self._take_lengths(record)
+        if self.spec.algorithm.mode != "offline" and record.partitions.size == record.offsets.size == rows:
+            # the samples of an offline run are on the topic of another one
+            known = record.partitions < self.behind.size
+            np.maximum.at(self.behind, record.partitions[known], record.offsets[known] + 1)
         self.version = max(record.version_out, self.version or 0)
         self._trained_total += int(record.groups.size)
         self._trained_rate.add(record.finished_at, float(self._trained_total))
+
+    def _take_lengths(self, record: StepRecord) -> None:
+        pick = slice(None, None, max(1, -(-record.lengths.size // _LENGTHS_OF_STEP)))
+        predicted, true = record.predicted[pick].tolist(), record.lengths[pick].tolist()
+        self.lengths.extend(zip(predicted, true, strict=True))
+
+    def lag(self) -> list[int] | None:
+        """Return, by class, how many samples came after the newest trained one; None if none is trained."""
+        if not self.behind.any():
+            return None
+        left: list[int] = np.maximum(0, self.generated - self.behind).tolist()
+        return left
 
     def makes_samples(self) -> bool:
         """Whether any generator sends heartbeats, on whichever machine."""

@@ -1,4 +1,4 @@
-"""Screens show how a run is doing. The terminal's is in `flows.view.live`, Prefect's in `flows.train`."""
+"""Screens show how a run is doing. The terminal's is in `flows.view.live`, Prefect's in `flows.flow_runs`."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ class Totals:
 
     def __init__(self) -> None:
         self._iterations, self._last_iteration, self._steps = 0, -1, 0
+        self._no_gradient = self._no_gradient_last = 0  # steps; those at the end in a row
         self._samples = self._tokens = self._failed = self._stalest = 0
         self._seconds = self._timed_samples = self._timed_tokens = self._waited = self._staleness = 0.0
         self._gap: float | None = None
@@ -25,6 +26,9 @@ class Totals:
         self._steps += 1
         self._samples, self._tokens = self._samples + samples, self._tokens + tokens
         self._failed += row.get("rewards_failed") or 0
+        skipped = bool(row.get("skipped"))
+        self._no_gradient += skipped
+        self._no_gradient_last = self._no_gradient_last + 1 if skipped else 0
         self._staleness += (row.get("staleness") or 0) * samples
         self._stalest = max(self._stalest, row.get("staleness_max") or 0)
         if row.get("gap_tokens", row.get("logprob_gap")):
@@ -46,6 +50,8 @@ class Totals:
             "samples": self._samples,
             "tokens": self._tokens,
             "rewards_failed": self._failed,
+            "steps_without_gradient": self._no_gradient,
+            "steps_without_gradient_at_end": self._no_gradient_last,
             "training_s": seconds,
             "samples_per_s": self._timed_samples / seconds if seconds else None,
             "tokens_per_s": self._timed_tokens / seconds if seconds else None,

@@ -29,7 +29,7 @@ class RoleContext(RunHandle):
     """The run, with the writer, heartbeat and end of a process that works on it."""
 
     role: str
-    instance: int
+    number: int
     writer: Writer
     heart: Heart
     stop: threading.Event
@@ -40,7 +40,7 @@ class RoleContext(RunHandle):
     @property
     def name(self) -> str:
         """The name of this process in messages for people."""
-        return f"{self.role}-{self.instance}@{host_name()}"
+        return f"{self.role}-{self.number}@{host_name()}"
 
     def wait(self, what: str, *, unblocked_by: str) -> Wait:
         """Return a wait that ends when nothing has moved anywhere for `deadlines.progress_s`."""

@@ -1,8 +1,9 @@
 """Begins and ends the process of a role.
 
-A role is started as `python -m producers.feeder --store URL --run count-1 [--instance 0]`, by the run flow or
-by hand. Exit codes: 0 done, 1 failed (the last line of the log says why), 3 told to stop, 4 a newer start of
-the same process has replaced it, so it must not be started again.
+A role is started as `python -m producers.feeder --store URL --run count-1 [--number 0]`, by the run flow or
+by hand. Exit codes: 0 done, 1 failed (another start may go well), 3 told to stop, 4 a newer start of the same
+process has replaced it, so it must not be started again, 5 failed, and another start would fail likewise. The
+last line of the log says why, and so do the last words (`infra.supervise.last_words`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ from infra.runs import find
 from infra.sites.place import site_of
 from infra.stores.opening import open_store
 from infra.stores.store_identity import check_identity
+from infra.supervise.last_words import leave_last_words
 from infra.waiting import NoSigns, Signs
+from schemas.importing import BadImport, said
+from schemas.loading import RunFileError
 from schemas.topics import Topics
 
-DONE, FAILED, STOPPED, REPLACED = 0, 1, 3, 4
+DONE, FAILED, STOPPED, REPLACED, LASTING = 0, 1, 3, 4, 5
 
 
 def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -39,7 +43,7 @@ def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(prog=f"python -m …{role}", description=f"The {role} of a run.")
     parser.add_argument("--store", required=True, help="object store of the run: s3://… or file://…")
     parser.add_argument("--run", required=True, help="id of the run, such as count-1")
-    parser.add_argument("--instance", type=int, default=0, help="number of this process among its role")
+    parser.add_argument("--number", type=int, default=0, help="number of this process among its role")
     parser.add_argument("--model", help="folder of the starting model, if it is elsewhere on this machine")
     parser.add_argument("--reward", help="FILE.py:function, if the reward is elsewhere on this machine")
     parser.add_argument("--site", help="name of the site that it is at, if that is far from the object store")
@@ -51,7 +55,7 @@ def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespac
 def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str] | None = None) -> int:
     """Open the run, call `body`, and end in an orderly way whatever happens. Return the exit code."""
     given = arguments(role, argv)
-    log = set_up(given.run, f"{role}-{given.instance}")
+    log = set_up(given.run, f"{role}-{given.number}")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -61,14 +65,14 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         store = open_store(given.store)
         record = find(store, given.run).here(given.model, given.reward)
         check_identity(store, record.store_id)
-        bus = connect(record, f"{role}-{given.instance}")
+        bus = connect(record, f"{role}-{given.number}")
         topics = Topics(record.id, record.spec.lengths.classes)
         if record.identity:
             check_owner(bus, record, topics)
-        heart = Heart(record.id, role, given.instance)
+        heart = Heart(record.id, role, given.number)
         site = site_of(given.site, given.cache, given.share)
         context = RoleContext(
-            record, store, bus, topics, log, role, given.instance, bus.writer(_batch(role)), heart, stop, site
+            record, store, bus, topics, log, role, given.number, bus.writer(_batch(role)), heart, stop, site
         )
         gc.disable()  # until all is loaded: among millions of new objects that stay it costs seconds
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
@@ -79,13 +83,16 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         log.info("this process was told to stop, and ends")
         return STOPPED
     except Replaced as error:
-        log.error("%s", error)
-        return REPLACED
+        return _ends(log, str(error), REPLACED)
     except Explained as error:
-        log.error("%s", error)
-        return FAILED
-    except Exception:
+        return _ends(log, str(error), LASTING if error.lasting else FAILED)
+    except (RunFileError, BadImport) as error:
+        return _ends(log, str(error), LASTING)
+    except MemoryError as error:
+        return _ends(log, f"there is not enough memory on this machine ({said(error)})", FAILED)
+    except Exception as error:
         log.exception("failed")
+        leave_last_words(f"an error that StreamRL does not explain, {said(error)}")
         return FAILED
     finally:
         ended.set()
@@ -93,6 +100,13 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
             context.signs.close()
             _say_goodbye(context, log)
         sys.stdout.flush()
+
+
+def _ends(log: logging.Logger, words: str, code: int) -> int:
+    """Say why this process ends, and return its exit code."""
+    log.error("%s", words)
+    leave_last_words(words)
+    return code
 
 
 def _signs(context: RoleContext) -> Signs:

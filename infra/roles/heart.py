@@ -6,10 +6,11 @@ import os
 import time
 
 from infra.bus import Writer
+from infra.roles.causes import Causes
 from infra.runs import host_name
 from infra.supervise import children
 from infra.weights import spent
-from schemas.messages import Heartbeat
+from schemas.messages import WAIT, Heartbeat
 from schemas.topics import Topics
 from schemas.wire import encode
 
@@ -20,24 +21,35 @@ STEADY_S = 2.0  # between heartbeats while the state stays
 class Heart:
     """The state and counters of this process, and the heartbeats on `<run>.status` that report them."""
 
-    def __init__(self, run: str, role: str, instance: int) -> None:
-        self._run, self._role, self._instance = run, role, instance
+    def __init__(self, run: str, role: str, number: int) -> None:
+        self._run, self._role, self._number = run, role, number
         self._state, self._waits_for, self._unblocked_by = "starting", "", ""
         self._since = time.time()
         self._work_s = 0.0
         self._said: tuple[str, str] = ("", "")  # state and wait, as they were sent last
         self._said_at = 0.0
         self.counters: dict[str, float] = {}
+        self.trouble = ""  # for people who watch; at most 1,000 characters
+        self._causes = Causes(self._state)
 
-    def working(self, state: str) -> None:
-        """Note that the process works now; `state` says at what."""
+    def working(self, state: str, *, cause: str = "") -> None:
+        """Note that the process works now; `state` says at what.
+
+        `cause`: a name without numbers under which the time is counted, if the state is no such name.
+        """
+        self._causes.begin(cause or state)
         if self._waits_for or self._state != state:
             self._switch(state, "", "")
 
-    def waiting(self, what: str, *, unblocked_by: str) -> None:
-        """Note that the process waits now; the time counts as idle."""
+    def waiting(self, what: str, *, unblocked_by: str, cause: str = "") -> None:
+        """Note that the process waits now; the time counts as idle. `cause`: as for `working`."""
+        self._causes.begin(f"{WAIT}{cause or what}")
         if self._waits_for != what:
             self._switch("waiting", what, unblocked_by)
+
+    def recount(self, cause: str, seconds: float) -> None:
+        """Count the last `seconds`, which have just been measured, for a cause of their own."""
+        self._causes.recount(cause, seconds)
 
     def _switch(self, state: str, waits_for: str, unblocked_by: str) -> None:
         now = time.time()
@@ -48,9 +60,11 @@ class Heart:
     def message(self) -> Heartbeat:
         """Return a heartbeat that says how the process is now."""
         return Heartbeat(
-            run=self._run, role=self._role, instance=self._instance, pid=os.getpid(), host=host_name(),
+            run=self._run, role=self._role, number=self._number, pid=os.getpid(), host=host_name(),
             state=self._state, waits_for=self._waits_for, unblocked_by=self._unblocked_by, since=self._since,
             counters=dict(self.counters) | self._used(), sent_at=time.time(),
+            trouble=self.trouble,
+            causes=self._causes.seconds(),
         )  # fmt: skip
 
     def _used(self) -> dict[str, float]:
@@ -71,4 +85,4 @@ class Heart:
     def beat(self, writer: Writer, topics: Topics) -> None:
         """Send a heartbeat."""
         self._said, self._said_at = (self._state, self._waits_for), time.monotonic()
-        writer.send(topics.status, encode(self.message()), key=f"{self._role}-{self._instance}")
+        writer.send(topics.status, encode(self.message()), key=f"{self._role}-{self._number}")

@@ -8,6 +8,6 @@ from infra.roles.context import RoleContext
 
 def refusal(context: RoleContext) -> Refuse:
     """Return a refusal that writes a dead letter in generator 0, and only logs in all other processes."""
-    if (context.role, context.instance) == ("generator", 0):
+    if (context.role, context.number) == ("generator", 0):
         return context.dead_letter
     return lambda record, reason: context.log.warning("%s is passed over: %s", record.place, reason)

@@ -29,7 +29,16 @@ JVM_OPTIONS = (
 Login = tuple[str, str]  # user name and password
 
 
-def server_properties(*, data: Path, port: int, controller_port: int, login: Login | None = None) -> str:
+def server_properties(
+    *,
+    data: Path,
+    port: int,
+    controller_port: int,
+    login: Login | None = None,
+    listen: str | None = None,
+    name: str | None = None,
+) -> str:
+    """Return the file that Kafka reads. A container listens at `listen`, and clients find it by `name`."""
     return _lines(
         {
             # One process is broker and controller.
@@ -38,8 +47,8 @@ def server_properties(*, data: Path, port: int, controller_port: int, login: Log
             "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
             "controller.listener.names": "CONTROLLER",
             # There is no TLS here, and no login if none is given: nothing but this machine may reach it.
-            "listeners": f"PLAINTEXT://{address()}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{address()}:{port}",
+            "listeners": f"PLAINTEXT://{listen or address()}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{name or address()}:{port}",
             "inter.broker.listener.name": "PLAINTEXT",
             **_access(login),
             "log.dirs": str(data),

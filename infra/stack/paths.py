@@ -1,11 +1,12 @@
 """The folders and files of the local stack.
 
-.streamrl/           STREAMRL_HOME, or .streamrl in the current folder
+.streamrl/           STREAMRL_HOME, or the .streamrl of the current folder or of one above it
 ├── kafka/lib        jars          ┐ fetched; STREAMRL_CACHE puts these two elsewhere,
 ├── bin              versitygw     ┘ so that several homes share one download
 ├── kafka/data       the log
 ├── s3/{objects,meta}
 ├── prefect          PREFECT_HOME
+├── prometheus       RUN.json, the address of a run's figures
 ├── logs             NAME.log
 └── run              NAME.json, NAME.port, credentials (0700)
 """
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from infra.files.private import make_private
 
+HOME_NAME = ".streamrl"
+
 
 @dataclass(frozen=True, slots=True)
 class StackPaths:
@@ -24,8 +27,11 @@ class StackPaths:
 
     @classmethod
     def locate(cls, home: Path | None = None) -> "StackPaths":
-        """Return the paths in the home that the argument names, else STREAMRL_HOME, else .streamrl here."""
-        root = home or Path(os.environ.get("STREAMRL_HOME") or ".streamrl")
+        """Return the paths in the home that the argument names, else STREAMRL_HOME, else the nearest one.
+
+        That is the .streamrl of the current folder or of one above it. Where there is none, it is made here.
+        """
+        root = home or Path(os.environ.get("STREAMRL_HOME") or _nearest(Path.cwd()))
         root = root.expanduser().absolute()
         cache = Path(os.environ.get("STREAMRL_CACHE") or root).expanduser().absolute()
         return cls(home=root, cache=cache)
@@ -55,6 +61,11 @@ class StackPaths:
         return self.home / "prefect"
 
     @property
+    def targets(self) -> Path:
+        """The folder that names the runs of this machine to Prometheus."""
+        return self.home / "prometheus"
+
+    @property
     def logs(self) -> Path:
         return self.home / "logs"
 
@@ -79,3 +90,8 @@ class StackPaths:
         for folder in (self.kafka, self.s3, self.prefect, self.logs, self.run):
             make_private(folder)
         self.run.chmod(0o700)
+
+
+def _nearest(folder: Path) -> Path:
+    above = (one / HOME_NAME for one in (folder, *folder.parents))
+    return next((home for home in above if home.is_dir()), folder / HOME_NAME)

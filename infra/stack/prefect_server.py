@@ -35,7 +35,7 @@ class PrefectService(Service):
                 "--port",
                 str(port),
             ],
-            env=base_env("PREFECT_") | client_env(context.paths, url) | _server_env(),
+            env=base_env("PREFECT_") | client_env(context.paths, url) | server_env(),
             url=url,
         )
 
@@ -57,7 +57,8 @@ def client_env(paths: StackPaths, api_url: str) -> dict[str, str]:
     }
 
 
-def _server_env() -> dict[str, str]:
+def server_env() -> dict[str, str]:
+    """Return the server's own settings."""
     return {
         # Its database is SQLite: on busy cores a statement waits for the lock longer than the usual 10 s.
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",

@@ -41,6 +41,8 @@ _ADVICE = {
     "NotImplemented": _ONCE,
     "501": _ONCE,
 }
+# Until somebody changes the environment or the store, each start would meet these again.
+LASTING_CODES = frozenset(_ADVICE) - {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
 _UNREACHABLE = "the server can't be reached: look at AWS_ENDPOINT_URL and the network"
 _CONNECTIONS = {"ConnectionError", "HTTPClientError", "TimeoutError"}  # of botocore, aiohttp and Python
 

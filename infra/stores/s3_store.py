@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 
 from infra.stores import multipart
-from infra.stores.s3_refusals import Refusal, code_of, explained, s3_refusal
+from infra.stores.s3_refusals import LASTING_CODES, Refusal, code_of, explained, s3_refusal
 from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, id_in, whole
 
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # before a put is tried again because another one was in its way
@@ -192,7 +192,9 @@ class FsspecStore:
     def _failed(self, key: str, what: str, error: Exception) -> StoreError:
         if isinstance(error, FileNotFoundError) and code_of(error) != "NoSuchBucket":
             return Missing(f"{self.url}/{key} is not there")
-        return StoreError(f"{self.url}/{key} can't be {what}: {explained(error)}")
+        failed = StoreError(f"{self.url}/{key} can't be {what}: {explained(error)}")
+        failed.lasting = code_of(error) in LASTING_CODES
+        return failed
 
 
 def _server_time(answer: dict[str, Any]) -> float:

@@ -27,9 +27,12 @@ from typing import Any
 from infra.code import ROOT, module
 from infra.errors import Explained
 from infra.files.private import make_private
+from infra.supervise.last_words import LAST_WORDS_VARIABLE, take_last_words
 from infra.supervise.lifeline import carrying
+from schemas.shortening import printable
 
 TEAM_VARIABLE = "STREAMRL_TEAM"
+_KILLED = "somebody killed it, or the kernel did, which happens when memory is short (`dmesg` says so)"
 _GONE_S = 10.0  # for killed processes to be gone
 
 
@@ -48,6 +51,7 @@ class Ended:
     asked: bool
     log: Path
     last_lines: str
+    error: str = ""  # the error that the worker ended by, as it said itself; empty: it said none
 
     @property
     def how(self) -> str:
@@ -57,10 +61,17 @@ class Ended:
         return f"ended with exit code {self.code}"
 
     @property
+    def words(self) -> str:
+        """The worker's own last words: its error, else the last line of its log."""
+        if self.signal and not self.error:
+            return _KILLED if self.signal == signal.SIGKILL else ""  # its log says nothing of that
+        return self.error or printable(self.last_lines.rpartition("\n")[2])
+
+    @property
     def story(self) -> str:
-        """The way in which the worker ended, in words, with the last lines of its log."""
-        lines = f"\n{self.last_lines}" if self.last_lines else ""
-        return f"{self.name} (process {self.pid}) {self.how}; its log is {self.log}{lines}"
+        """The way in which the worker ended, with its last words and the place of its log."""
+        words = f": {self.words}" if self.words else ""
+        return f"{self.name} (process {self.pid}) {self.how}; its log is {self.log}{words}"
 
 
 class GuardDied(SuperviseError):
@@ -151,7 +162,10 @@ class Team:
         if name in self._pids:
             raise SuperviseError(f"{name} runs already, as process {self._pids[name]}")
         variable, _, value = self._mark.partition("=")
-        environment = worker_environment() | dict(env or {}) | {variable: value}
+        words = self._words(name)
+        words.unlink(missing_ok=True)
+        environment = worker_environment() | dict(env or {})
+        environment |= {variable: value, LAST_WORDS_VARIABLE: str(words)}
         self._asked.discard(name)
         self._command(do="start", name=name, argv=list(argv), env=environment, log=str(self.log(name)))
         deadline = time.monotonic() + 30.0
@@ -185,10 +199,16 @@ class Team:
             name = event["name"]
             pid = self._pids.pop(name, 0)
             asked = name in self._asked
+            error = take_last_words(self._words(name))
             ended.append(
-                Ended(name, pid, event["code"], event["signal"], asked, self.log(name), self.tail(name))
+                Ended(
+                    name, pid, event["code"], event["signal"], asked, self.log(name), self.tail(name), error
+                )
             )
         return ended
+
+    def _words(self, name: str) -> Path:
+        return self._logs.absolute() / f"{name}.words"
 
     def tail(self, name: str, lines: int = 15) -> str:
         """Return the last lines of a worker's log; empty if it can't be read."""

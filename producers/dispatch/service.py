@@ -259,7 +259,7 @@ class Dispatching:
     def _count(self) -> None:
         counters = self._context.heart.counters
         counters["undispatched"], counters["dispatched"] = self._dispatcher.waiting, self._dispatcher.given
-        counters["instances"] = len(self._fleet)
+        counters["generators"] = len(self._fleet)
         counters.update(self._policy.counters())
         rule, why = self._policy.words()
         if rule != self._rule:

@@ -32,22 +32,13 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
-    """An unfinished sample, as far as this engine has made it."""
+class DrawnAnswer:
+    """The tokens that this engine drew for a request."""
 
     id: str
-    tokens: np.ndarray
-    logprobs: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
-    """A finished sample."""
-
-    id: str
-    tokens: np.ndarray  # int32; only the tokens that this engine made
+    tokens: np.ndarray  # int32; without those that other engines had drawn before
     logprobs: np.ndarray  # float32, of each token at the sampling temperature
-    finish: str  # "stop" or "length"
+    finish: str = ""  # "stop" or "length"; empty if the answer is not finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,7 @@ class Decoder(Protocol):
     def submit(self, request: SampleRequest) -> None:
         """Take a request. It runs as soon as a slot is free."""
 
-    def step(self, wait_s: float) -> list[FinishedRequest]:
+    def step(self, wait_s: float) -> list[DrawnAnswer]:
         """Make one decode step, and return the samples that finished in it.
 
         An engine in another process steps by itself: then wait for finished samples for at most `wait_s`
@@ -85,7 +76,7 @@ class Decoder(Protocol):
     def abort(self, ids: Sequence[str]) -> None:
         """Drop requests."""
 
-    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+    def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
         """Drop requests, and return their tokens so far. Unknown requests are left out."""
 
     def pace(self) -> Pace:

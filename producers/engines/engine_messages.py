@@ -48,8 +48,8 @@ class Ready(msgspec.Struct, tag="ready"):
     """From the engine: it can take requests."""
 
 
-class MadeReport(msgspec.Struct, tag="made"):
-    """From the engine: a sample's tokens. An empty `finish` means that the sample is not finished."""
+class AnswerReport(msgspec.Struct, tag="made"):
+    """From the engine: a DrawnAnswer, with its arrays as bytes."""
 
     id: str
     tokens: bytes  # int32
@@ -60,7 +60,7 @@ class MadeReport(msgspec.Struct, tag="made"):
 class Handed(msgspec.Struct, tag="handed"):
     """From the engine: the samples that it handed over, as far as it had made them."""
 
-    parts: list[MadeReport]
+    parts: list[AnswerReport]
 
 
 class PreparedReport(msgspec.Struct, tag="prepared"):
@@ -93,7 +93,8 @@ class Refused(msgspec.Struct, tag="refused"):
     """From the engine: the error that ends it."""
 
     reason: str
+    lasting: bool = False  # another start of the engine would meet it again
 
 
 Order = Submit | Abort | HandOver | Prepare | Install
-Report = Ready | MadeReport | Handed | PreparedReport | Took | Holds | Paced | Refused
+Report = Ready | AnswerReport | Handed | PreparedReport | Took | Holds | Paced | Refused

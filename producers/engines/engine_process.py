@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,14 +24,14 @@ import msgspec
 
 from infra.errors import Explained
 from infra.weights.patch import read_patch
-from producers.engines.engine import FinishedRequest, Installed, LocalEngine, Unfinished, engine_of
+from producers.engines.engine import DrawnAnswer, Installed, LocalEngine, engine_of
 from producers.engines.engine_messages import (
     Abort,
+    AnswerReport,
     EngineOptions,
     Handed,
     HandOver,
     Holds,
-    MadeReport,
     Order,
     Paced,
     Prepare,
@@ -41,6 +42,7 @@ from producers.engines.engine_messages import (
     Submit,
     Took,
 )
+from schemas.importing import said
 from schemas.runspec import RunSpec
 
 PACE_S = 0.5
@@ -80,11 +82,12 @@ def main() -> None:
 def answer(link: Connection, make: Callable[[], LocalEngine]) -> None:
     """Make the engine, then take orders, step, and report until the generator ends.
 
-    An Explained error is reported.
+    An error that ends the engine is reported; of one that is not Explained the log has the traceback, too.
     """
+    made = False
     try:
         gc.disable()  # it would take seconds, while millions of objects come and none goes
-        engine = make()
+        engine, made = make(), True
         gc.freeze()
         gc.enable()
         link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
@@ -93,7 +96,13 @@ def answer(link: Connection, make: Callable[[], LocalEngine]) -> None:
     except (EOFError, BrokenPipeError):
         pass  # the generator has ended
     except Explained as error:
-        link.send_bytes(_encode([Refused(str(error))]))
+        link.send_bytes(_encode([Refused(str(error), error.lasting)]))
+    except Exception as error:
+        traceback.print_exc()
+        unfit = not made and isinstance(error, ValueError | TypeError | NotImplementedError | KeyError)
+        doing = "works" if made else "starts"
+        reason = f"the engine failed while it {doing}: {said(error)}"
+        link.send_bytes(_encode([Refused(reason, unfit)]))
 
 
 class _Server:
@@ -107,7 +116,7 @@ class _Server:
             self._listen()
             if made := self._engine.step(0.0):
                 self._running.difference_update(sample.id for sample in made)
-                self._say(*(_made(sample, sample.finish) for sample in made))
+                self._say(*(_report(answer) for answer in made))
             if self._running and time.monotonic() - said_at > PACE_S:
                 said_at = time.monotonic()
                 self._say(Paced(self._engine.pace(), self._engine.unfinished()))
@@ -136,7 +145,7 @@ class _Server:
         elif isinstance(order, HandOver):
             parts = engine.hand_over(order.ids)
             self._running.difference_update(part.id for part in parts)
-            self._say(Handed([_made(part, "") for part in parts]))
+            self._say(Handed([_report(part) for part in parts]))
         elif isinstance(order, Prepare):
             file = Path(order.file)
             self._beside.do(lambda: engine.prepare(read_patch(file)), lambda _: self._say(PreparedReport()))
@@ -147,8 +156,8 @@ class _Server:
             self._beside.do(engine.digests, lambda digests: self._say(Holds(digests)))
 
 
-def _made(sample: FinishedRequest | Unfinished, finish: str) -> MadeReport:
-    return MadeReport(sample.id, sample.tokens.tobytes(), sample.logprobs.tobytes(), finish)
+def _report(answer: DrawnAnswer) -> AnswerReport:
+    return AnswerReport(answer.id, answer.tokens.tobytes(), answer.logprobs.tobytes(), answer.finish)
 
 
 if __name__ == "__main__":

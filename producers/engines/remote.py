@@ -21,15 +21,15 @@ import numpy as np
 from infra.code import module
 from infra.supervise.children import kill, start_child
 from infra.weights.patch import PatchFile
-from producers.engines.engine import EngineError, FinishedRequest, Installed, Pace, SampleRequest, Unfinished
+from producers.engines.engine import DrawnAnswer, EngineError, Installed, Pace, SampleRequest
 from producers.engines.engine_messages import (
     Abort,
+    AnswerReport,
     EngineOptions,
     Handed,
     HandOver,
     Holds,
     Install,
-    MadeReport,
     Order,
     Paced,
     Prepare,
@@ -51,7 +51,7 @@ class RemoteEngine:
     def __init__(self, options: EngineOptions, bell: threading.Event, *, deadline_s: float) -> None:
         self._options, self._bell, self._deadline = options, bell, deadline_s
         self._orders: list[Order] = []
-        self._made: list[MadeReport] = []
+        self._made: list[AnswerReport] = []
         self._pace, self._tokens = Pace([], []), dict[str, int]()
         self._preparing: deque[PatchFile] = deque()  # kept until the engine process has read them
         self._digests: Mapping[str, str] | None = None
@@ -89,21 +89,21 @@ class RemoteEngine:
     def abort(self, ids: Sequence[str]) -> None:
         self._orders.append(Abort(list(ids)))
 
-    def step(self, wait_s: float) -> list[FinishedRequest]:
+    def step(self, wait_s: float) -> list[DrawnAnswer]:
         self._flush()
         if not self._made and self._reports.empty():
             self._bell.wait(wait_s)
             self._bell.clear()
         self._take_all()
         made, self._made = self._made, []
-        return [FinishedRequest(m.id, *_arrays(m), m.finish) for m in made]
+        return [_answer(report) for report in made]
 
-    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+    def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
         self._orders.append(HandOver(list(ids)))
         self._flush()
         handed = self._await(Handed, "to hand over samples")
         assert isinstance(handed, Handed)
-        return [Unfinished(part.id, *_arrays(part)) for part in handed.parts]
+        return [_answer(part) for part in handed.parts]
 
     def unfinished(self) -> dict[str, int]:
         return self._tokens
@@ -175,8 +175,10 @@ class RemoteEngine:
             )
         for report in reports:
             if isinstance(report, Refused):
-                raise EngineError(report.reason)
-            if isinstance(report, MadeReport):
+                failed = EngineError(report.reason)
+                failed.lasting = report.lasting
+                raise failed
+            if isinstance(report, AnswerReport):
                 self._made.append(report)
             if isinstance(report, Paced):
                 self._pace, self._tokens = report.pace, report.tokens
@@ -199,5 +201,6 @@ class RemoteEngine:
             self._bell.set()
 
 
-def _arrays(made: MadeReport) -> tuple[np.ndarray, np.ndarray]:
-    return np.frombuffer(made.tokens, np.int32), np.frombuffer(made.logprobs, np.float32)
+def _answer(report: AnswerReport) -> DrawnAnswer:
+    tokens, logprobs = np.frombuffer(report.tokens, np.int32), np.frombuffer(report.logprobs, np.float32)
+    return DrawnAnswer(report.id, tokens, logprobs, report.finish)

@@ -7,6 +7,7 @@ There is no state to wind back, which is what breaks vLLM's seeded requests on a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,14 @@ def own_id(internal: str) -> str:
 
 
 class StreamSampler(torch.nn.Module):
-    """Replaces vLLM's top-k/top-p sampler, and keeps the log-probability of each drawn token."""
+    """Replaces vLLM's top-k/top-p sampler, and keeps the log-probability of each drawn token.
 
-    def __init__(self) -> None:
+    The first `min_tokens` tokens of an answer are none of `barred`: those have no probability there.
+    """
+
+    def __init__(self, min_tokens: int = 0, barred: Sequence[int] = ()) -> None:
         super().__init__()
+        self._min_tokens, self._barred = (min_tokens if barred else 0), list(barred)
         self.batch: Any = None  # the model runner's input batch
         self._seeds: dict[str, int] = {}
         self._before: dict[str, int] = {}  # tokens that other engines drew
@@ -60,6 +65,9 @@ class StreamSampler(torch.nn.Module):
         positions = [len(tokens) for tokens in self.batch.req_output_token_ids[:rows]]
         seeds = np.array([self._seeds.get(request, 0) for request in requests], dtype=np.uint64)
         before = np.array([self._before.get(request, 0) for request in requests])
+        if self._min_tokens:
+            early = np.flatnonzero(before + positions < self._min_tokens)
+            logits[torch.from_numpy(early).to(logits.device)[:, None], self._barred] = -torch.inf
         draws = torch.from_numpy(uniforms(seeds, before + positions)).to(logits.device)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         mass = logprobs.double().exp_().cumsum(dim=-1)

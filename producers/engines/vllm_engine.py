@@ -27,11 +27,12 @@ class VllmSettings(EngineSettings):
 
     def make(self, model: str, spec: RunSpec) -> VllmEngine:
         from producers.engines.vllm_in_process import VllmEngine
+        from producers.stopping import stopping_of
 
         engine = VllmEngine(
             model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
             temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
-            batch_invariant=self.batch_invariant,
+            batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
         )  # fmt: skip
         engine.profile()
         return engine

@@ -20,11 +20,12 @@ import torch
 from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
-from producers.engines.engine import EngineError, FinishedRequest, Pace, SampleRequest, Unfinished
+from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
+from producers.stopping import Stopping
 
 _PROFILE_S = 1.5
 _WARM, _MEASURED = 2, 10  # steps of a profile at each size
@@ -99,6 +100,7 @@ class VllmEngine:
         kv_cache_mib: int = 64,
         threads: int = 1,
         batch_invariant: bool = True,
+        stopping: Stopping | None = None,
     ) -> None:
         prepare_environment(threads)
         from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -137,12 +139,15 @@ class VllmEngine:
         core = self._engine.engine_core.engine_core
         runner = core.model_executor.driver_worker.worker.model_runner
         self._scheduler, self._runner = core.scheduler, runner
-        self._sampler = StreamSampler()
+        self._stopping = stopping or Stopping(lambda tokens: "")
+        self._made: dict[str, Sequence[int]] = {}  # tokens that other engines drew
+        self._sampler = StreamSampler(self._stopping.min_tokens, self._stopping.end_tokens)
         runner.sampler.topk_topp_sampler = self._sampler
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
 
     def submit(self, request: SampleRequest) -> None:
+        self._made[request.id] = request.made
         self._add(request, self._params(request.max_tokens - len(request.made)))
 
     def _add(self, request: SampleRequest, params: object) -> None:
@@ -178,7 +183,7 @@ class VllmEngine:
                 break
         self._times = found
 
-    def step(self, wait_s: float = 0.0) -> list[FinishedRequest]:
+    def step(self, wait_s: float = 0.0) -> list[DrawnAnswer]:
         self._sampler.batch = self._runner.input_batch
         finished = []
         samples, began = min(len(self._scheduler.requests), self._slots), time.perf_counter()
@@ -186,18 +191,41 @@ class VllmEngine:
         if samples:
             self._times.add(samples, time.perf_counter() - began)
         for output in outputs:
-            if not output.finished:
-                continue
-            completion = output.outputs[0]
-            logprobs = np.array(self._sampler.close(output.request_id), dtype=np.float32)
-            tokens = np.array(completion.token_ids, dtype=np.int32)
-            if len(tokens) != len(logprobs):
-                raise EngineError(
-                    f"the engine made {len(tokens)} tokens of sample {output.request_id}, but "
-                    f"{len(logprobs)} logprobs"
+            if output.finished:
+                completion = output.outputs[0]
+                finished.append(
+                    self._answer(output.request_id, completion.token_ids, completion.finish_reason)
                 )
-            finished.append(FinishedRequest(output.request_id, tokens, logprobs, completion.finish_reason))
-        return finished
+        return [*finished, *self._stopped()]
+
+    def _answer(self, name: str, drawn: Sequence[int], finish: str) -> DrawnAnswer:
+        """Return a finished answer. Its last token may be the last allowed, and complete a stop string."""
+        logprobs = np.array(self._sampler.close(name), dtype=np.float32)
+        tokens = np.array(drawn, dtype=np.int32)
+        if len(tokens) != len(logprobs):
+            raise EngineError(
+                f"the engine made {len(tokens)} tokens of sample {name}, but {len(logprobs)} logprobs"
+            )
+        made = self._made.pop(name, ())
+        if finish != "stop" and self._stopping.ends(drawn, made):
+            finish = "stop"
+        return DrawnAnswer(name, tokens, logprobs, finish)
+
+    def _stopped(self) -> list[DrawnAnswer]:
+        """End the answers whose last token completes a stop string.
+
+        vLLM itself would look for it in the tokens that it drew, and not in those of other engines.
+        """
+        if not self._stopping.looks:
+            return []
+        found = {}
+        for request in self._scheduler.running:
+            name, drawn = own_id(request.request_id), request.output_token_ids
+            if name in self._made and self._stopping.ends(drawn, self._made[name]):
+                found[name] = list(drawn)
+        if found:
+            self._engine.abort_request(list(found))
+        return [self._answer(name, drawn, "stop") for name, drawn in found.items()]
 
     def unfinished(self) -> dict[str, int]:
         requests = self._scheduler.requests
@@ -207,8 +235,9 @@ class VllmEngine:
         self._engine.abort_request(list(ids))
         for request in ids:
             self._sampler.close(request)
+            self._made.pop(request, None)
 
-    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+    def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
         wanted = set(ids)
         found = [
             (own_id(name), request)
@@ -217,8 +246,10 @@ class VllmEngine:
         ]
         tokens = {name: np.array(request.output_token_ids, dtype=np.int32) for name, request in found}
         self._engine.abort_request(list(tokens))
+        for name in tokens:
+            self._made.pop(name, None)
         return [
-            Unfinished(name, made, np.array(self._sampler.close(name)[: len(made)], dtype=np.float32))
+            DrawnAnswer(name, made, np.array(self._sampler.close(name)[: len(made)], dtype=np.float32))
             for name, made in tokens.items()
         ]
 

@@ -16,7 +16,7 @@ import numpy as np
 from infra.weights.bits import Bits
 from infra.weights.digest import model_digests
 from infra.weights.patch import Patch, PatchFile
-from producers.engines.engine import EngineError, FinishedRequest, Installed, Pace, SampleRequest, Unfinished
+from producers.engines.engine import DrawnAnswer, EngineError, Installed, Pace, SampleRequest
 
 
 class Clock(Protocol):
@@ -87,14 +87,14 @@ class ReplayEngine:
         heapq.heappush(self._waiting, (-request.priority, self._count, request))
         self._fill()
 
-    def step(self, wait_s: float) -> list[FinishedRequest]:
+    def step(self, wait_s: float) -> list[DrawnAnswer]:
         self._advance()
         if not self._ended:
             self._clock.sleep(max(0.0, min(wait_s, self.next_end() - self._clock.now())))
             self._advance()
         ended, self._ended = self._ended, []
         return [
-            FinishedRequest(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
+            DrawnAnswer(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
             for request, length in ended
         ]
 
@@ -120,12 +120,12 @@ class ReplayEngine:
         }
         return running | {request.id: 0 for _, _, request in self._waiting}
 
-    def hand_over(self, ids: Sequence[str]) -> list[Unfinished]:
+    def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
         made = self.unfinished()
         mine = [name for name in ids if name in made]
         self.abort(mine)
         return [
-            Unfinished(name, np.zeros(made[name], np.int32), np.zeros(made[name], np.float32))
+            DrawnAnswer(name, np.zeros(made[name], np.int32), np.zeros(made[name], np.float32))
             for name in mine
         ]
 

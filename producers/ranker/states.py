@@ -31,6 +31,8 @@ _NAME = re.compile(r".*/v(\d+)\.safetensors")
 class RankerError(Explained):
     """A stored ranker can't be used; the message names the file and says what to do."""
 
+    lasting = True
+
 
 def backbone_name(backbone: str) -> str:
     """Return a backbone's name as it is stored with rankers: the last part of its folder."""

@@ -20,10 +20,10 @@ from infra.roles.heart import Heart
 from infra.stack import local
 from infra.stores.opening import open_store
 from infra.weights.digest import digests_of, root_digest
+from producers.chat import load_tokenize_prompt
 from producers.planner import Planner
 from producers.ranker.ranker import Question
 from producers.tasks import load_problems
-from producers.tokenizing import load_tokenize
 from schemas.loading import load_run_file
 from schemas.messages import Prompt, Sample
 from schemas.runspec import RunSpec
@@ -45,7 +45,7 @@ def spec_of(iterations: int, *changes: str) -> RunSpec:
 
 def samples_of(spec: RunSpec, model: Path) -> list[list[Sample]]:
     """By iteration: right answers, of which some end too soon; rewards by chance."""
-    tokenize = load_tokenize(str(model))
+    tokenize = load_tokenize_prompt(str(model), spec.task, 0.0)
     problems = load_problems(spec, spec.task.train_split)
     by_id = {problem["id"]: problem for problem in problems}
     planner = Planner("bench", spec, problems, tokenize)

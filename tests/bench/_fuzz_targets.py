@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import zstandard
 
-from consumers.steps.checkpoint import Checkpoints
+from consumers.steps.checkpoint import Checkpoints, RunPosition
 from infra import runs
 from infra.bus import Record
 from infra.errors import Explained
@@ -182,9 +182,10 @@ def _run(raw: bytes) -> object:
 def _checkpoint() -> tuple[str, dict[str, bytes]]:
     store = Held()
     Checkpoints(store, RUN).save(
-        {"w": torch.ones(3)}, keep=2, iteration=4, trainer_epoch=1, step=4, root="00", positions={0: 5, 1: 6},
-        ledger=4,
-    )  # fmt: skip
+        {"w": torch.ones(3)},
+        RunPosition(iteration=4, trainer_epoch=1, step=4, root="00", positions={0: 5, 1: 6}, ledger=4),
+        keep=2,
+    )
     (key,) = (key for key in store.objects if key.endswith("/manifest.json"))
     return key, store.objects
 

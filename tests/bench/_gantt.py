@@ -1,4 +1,4 @@
-"""Draws who ran what when: one panel a policy, one band an instance, as high as its batch."""
+"""Draws who ran what when: one panel a policy, one band a generator, as high as its batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def draw(traces: Mapping[str, Sequence[Span]], title: str, file: Path) -> None:
         last = max(span.end for span in spans)
         panel.axvline(last, color="black", lw=0.8)
         panel.set_yticks([])
-        panel.set_ylabel("instances")
+        panel.set_ylabel("generators")
         panel.set_title(f"{name}: {last:.0f} s", loc="left", fontsize=10)
     panels[0, 0].legend(loc="upper right", ncols=4, fontsize=8)
     panels[-1, 0].set_xlabel("seconds; the height of a band is the number of samples that run there")

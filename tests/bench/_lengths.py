@@ -32,9 +32,9 @@ def paper_lengths(count: int, longest: int, rng: np.random.Generator) -> np.ndar
 
 
 def work_of_pace(tables: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of g: what a token costs its instance at the least, by the seconds that it takes.
+    """Corners of g: what a token costs its generator at the least, by the seconds that it takes.
 
-    A token made in a batch of b takes PTL(b), and 1/b of that from its instance; g is the lower convex hull
+    A token made in a batch of b takes PTL(b), and 1/b of that from its generator; g is the lower convex hull
     of those points.
     """
     points = sorted({(float(t[b]), float(t[b]) / b) for t in tables for b in range(1, len(t))})
@@ -54,7 +54,7 @@ def work_of_pace(tables: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def bound(lengths: Sequence[int], tables: Sequence[np.ndarray]) -> float:
     """No schedule is faster: sum of g(T / L) L <= N T, and the longest alone on the fastest.
 
-    With unequal instances the envelope is over all of them, which keeps it a bound.
+    With unequal generators the envelope is over all of them, which keeps it a bound.
     """
     xs, ys = work_of_pace(tables)
     wanted = np.asarray(lengths, float)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from consumers.learners.learner import TorchLearner
+from consumers.steps.step_metrics import OptimizerUpdate
 from consumers.steps.step_record import StepParts
 from consumers.stream.sample_stream import Stream
 from consumers.trainer import Trainer
@@ -49,8 +50,8 @@ class TimedTrainer(Trainer):
             self.took.append((time.perf_counter() - self._began) / BLOCK)
             self._between(range(self._number - BLOCK, self._number))
 
-    def _record(self, step: StepParts, root: str, norm: float) -> StepRecord:
-        record = super()._record(step, root, norm)
+    def _record(self, step: StepParts, root: str, done: OptimizerUpdate) -> StepRecord:
+        record = super()._record(step, root, done)
         self.done.append(record.finished_at)
         self.waited.append(record.metrics["waited_s"])
         self.padding.append(record.metrics["padding_waste"])

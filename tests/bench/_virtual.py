@@ -28,7 +28,7 @@ _DIGESTS, _PATCH = digests_of(_TENSORS), make_patch(_TENSORS)
 
 @dataclass(frozen=True)
 class Span:
-    """A sample on its instance."""
+    """A sample on its generator."""
 
     generator: int
     begin: float

@@ -157,7 +157,7 @@ class Far:
         words = [
             sys.executable, "-m", module, "--store", self.near.store.url, "--run", self.near.record.id,
             "--site", self.site, "--cache", f"file://{self.home}/cache",
-            "--instance", str(len(self.processes)),
+            "--number", str(len(self.processes)),
         ]  # fmt: skip
         environment = {**os.environ, "STREAMRL_HOME": str(self.home), "PYTHONPATH": str(ROOT), **env}
         with (self.home / f"{name}.log").open("ab") as log:

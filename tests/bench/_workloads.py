@@ -1,4 +1,4 @@
-"""What dispatch is measured on: lengths, what a ranker says of them, and how fast the instances are."""
+"""What dispatch is measured on: lengths, what a ranker says of them, and how fast the generators are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Case:
     says: Error = _noisy
     before: Error | None = None  # None: as now
     size: int = 1  # of a group
-    slow: float = 1.0  # every other instance is so much slower
+    slow: float = 1.0  # every other generator is so much slower
     shapes: tuple[tuple[int, int], ...] = ()  # in a quick run
 
     @property
@@ -67,7 +67,7 @@ class Case:
         return self._draw(SAMPLES, self.says, rng), self._draw(KEPT_PAIRS, self.before or self.says, rng)
 
     def tables(self, generators: int, slots: int) -> list[np.ndarray]:
-        """Seconds of a step of each instance."""
+        """Seconds of a step of each generator."""
         fast, slow = CURVE.table(slots), CURVE.scaled(self.slow).table(slots)
         return [slow if number % 2 else fast for number in range(generators)]
 

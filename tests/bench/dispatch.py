@@ -110,7 +110,7 @@ def _draw(file: Path, rng: np.random.Generator) -> None:
     _one(paper(20_000), 8, 256, rng, traces)
     wanted = ("fifo", "longest_first", "algorithm2", "ours", "ours_oracle")
     shown = {name.replace("_", " "): traces[name] for name in wanted}
-    draw_gantt(shown, f"{SAMPLES} samples on 8 instances of 256 slots", file)
+    draw_gantt(shown, f"{SAMPLES} samples on 8 generators of 256 slots", file)
 
 
 def _one(

@@ -55,18 +55,18 @@ def _measured(model: str, samples: int, invariant: bool) -> dict[str, float]:
 
 def measure(model: str, samples: int, invariant: bool) -> None:
     """In a process of its own: print seconds, tokens, and how many samples are the same alone."""
-    from producers.engines.engine import FinishedRequest, SampleRequest
+    from producers.engines.engine import DrawnAnswer, SampleRequest
     from producers.engines.vllm_in_process import VllmEngine
 
     engine = VllmEngine(
         model, slots=256, max_model_len=248, kv_cache_mib=256, threads=1, batch_invariant=invariant
     )
 
-    def made(numbers: Sequence[int]) -> dict[str, FinishedRequest]:
+    def made(numbers: Sequence[int]) -> dict[str, DrawnAnswer]:
         for number in numbers:
             prompt = [2 + (number * step) % 36 for step in (1, 7, 11)]
             engine.submit(SampleRequest(f"{number:07d}-00", prompt, 200, number, 0.0))
-        found: dict[str, FinishedRequest] = {}
+        found: dict[str, DrawnAnswer] = {}
         while engine.unfinished():
             found |= {one.id: one for one in engine.step()}
         return found

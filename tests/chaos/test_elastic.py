@@ -22,20 +22,20 @@ SPEC = make_spec(
 )
 
 
-def join(run: Run, *instances: int) -> None:
+def join(run: Run, *numbers: int) -> None:
     """Start generators, and let the run go on when they are there."""
     there = len({report.start for report in run.read("generators", GeneratorReport)})
     with run.standing_still("trainer-0"):
-        for instance in instances:
-            run.start("generator", instance)
-        run.wait_for_generators(there + len(instances))
+        for number in numbers:
+            run.start("generator", number)
+        run.wait_for_generators(there + len(numbers))
 
 
-def kill(run: Run, *instances: int) -> None:
+def kill(run: Run, *numbers: int) -> None:
     """kill -9, each in the middle of its work: others take it over."""
-    for instance in instances:
-        wait_for_samples_of(run, f"generator-{instance}")
-        run.kill(f"generator-{instance}")
+    for number in numbers:
+        wait_for_samples_of(run, f"generator-{number}")
+        run.kill(f"generator-{number}")
 
 
 def wait_for_samples_of(run: Run, generator: str) -> None:

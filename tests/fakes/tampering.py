@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 from producers.engines import engine_process, vllm_in_process
-from producers.engines.engine import FinishedRequest
+from producers.engines.engine import DrawnAnswer
 
 
 class Tampering(vllm_in_process.VllmEngine):
@@ -22,7 +22,7 @@ class Tampering(vllm_in_process.VllmEngine):
             self.weights.tensor("model.layers.0.self_attn.k_proj.weight")[0, 0] += 1
         return tokens
 
-    def step(self, wait_s: float = 0.0) -> list[FinishedRequest]:
+    def step(self, wait_s: float = 0.0) -> list[DrawnAnswer]:
         finished = super().step(wait_s)
         if finished and self._installs == 2:
             self._ended.set()

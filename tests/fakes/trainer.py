@@ -68,6 +68,9 @@ def announce(context: RoleContext, weights: WeightStore, version: int) -> None:
 
 def make_step(run: str, iteration: int, rows: list) -> StepRecord:
     records, samples = [r for r, _ in rows], [s for _, s in rows]
+    rewards = np.array([s.reward for s in samples])
+    if failing := os.environ.get("FAKE_REWARDS_FAIL", ""):
+        rewards[0] = np.nan
     return fill(
         StepRecord,
         run=run,
@@ -84,7 +87,7 @@ def make_step(run: str, iteration: int, rows: list) -> StepRecord:
         groups=np.array([s.group for s in samples]),
         indexes=np.array([s.index for s in samples]),
         lengths=np.array([s.true_length for s in samples]),
-        rewards=np.array([s.reward for s in samples]),
+        rewards=rewards,
         versions=np.array([int(s.versions[0]) for s in samples]),
         seeds=np.zeros(len(rows)),
         predicted=np.zeros(len(rows)),
@@ -93,6 +96,8 @@ def make_step(run: str, iteration: int, rows: list) -> StepRecord:
         losses=np.array([0.1]),
         metrics={"logprob_gap": 1e-6},
         finished_at=time.time(),
+        failed_reason=failing,
+        failed_sample=f"s-{iteration}" if failing else "",
     )
 
 

@@ -28,7 +28,7 @@ def test_a_long_run_is_looked_at_and_reported_in_seconds(tmp_path: Path, kafka: 
     bus.create_topics(topics.all())
     writer = bus.writer()
     for number in range(BEATS):
-        beat = fill(Heartbeat, run=record.id, role="generator", instance=number % 300, sent_at=time.time())
+        beat = fill(Heartbeat, run=record.id, role="generator", number=number % 300, sent_at=time.time())
         writer.send(topics.status, encode(beat), key=f"generator-{number % 300}")
     for number in range(STEPS):
         writer.send(topics.ledger, encode(step(number, run=record.id)), key=str(number))

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from flows.cli.shared.pool import POOL, ensure_pool
+from flows.cli.shared.prefect_setup import POOL, ensure_pool
 from infra.stack.local import Stack
 from infra.stores.opening import open_store
 from producers.ranker.states import States

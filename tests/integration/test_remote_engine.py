@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from infra.supervise.children import start_child
 from infra.weights.digest import digests_of
 from producers.engines import remote
-from producers.engines.engine import EngineError, FinishedRequest, Installed, SampleRequest
+from producers.engines.engine import DrawnAnswer, EngineError, Installed, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from schemas.messages import GeneratorReport, Sample
@@ -76,8 +76,8 @@ def request(number: int) -> SampleRequest:
     return SampleRequest(f"{number:07d}-00", [4 + number % 9, 5, 6], 8 + number % 40, 1000 + number, 1.0)
 
 
-def run(engine: RemoteEngine, requests: list[SampleRequest]) -> dict[str, FinishedRequest]:
-    found: dict[str, FinishedRequest] = {}
+def run(engine: RemoteEngine, requests: list[SampleRequest]) -> dict[str, DrawnAnswer]:
+    found: dict[str, DrawnAnswer] = {}
     for one in requests:
         engine.submit(one)
 
@@ -106,7 +106,7 @@ def test_makes_the_same_samples_again(engine: RemoteEngine) -> None:
 def test_says_what_it_holds_and_how_far_its_samples_are(engine: RemoteEngine, model: Path) -> None:
     installed = give(engine, weights(model, 1.01), [request(number) for number in range(4)])
     assert set(installed.tokens) == {request(number).id for number in range(3)}
-    found: dict[str, FinishedRequest] = {}
+    found: dict[str, DrawnAnswer] = {}
 
     def all_there() -> bool:
         found.update({finished.id: finished for finished in engine.step(0.2)})

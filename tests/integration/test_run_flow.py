@@ -10,18 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import psutil
 import pytest
 import yaml
-from safetensors.numpy import save_file
 
 from flows.run import commands
 from flows.run.request import RunFailed
 from flows.run.without_prefect import train_plainly
 from flows.view.run_view import RunView
 from infra.runs import RunError
-from tests.factories import TASK, make_spec
+from schemas.loading import RunFileError
+from tests.factories import TASK, make_model_files, make_spec
 from tests.stacks import processes_of
 from tests.waiting import wait_until
 
@@ -42,9 +41,7 @@ def folder(tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch) -> Itera
     """A folder with a run file of five iterations; its home is in the environment of all that is started."""
     monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(commands, "MODULES", FAKES)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    save_file({"w": np.zeros(1, np.float32)}, tmp_path / "model" / "model.safetensors")
+    make_model_files(tmp_path / "model")
     (tmp_path / "task.py").write_text(TASK)
     name = re.sub("[^a-z0-9]+", "-", tmp_path.name.lower())
     spec = make_spec(
@@ -79,6 +76,12 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (report / "metrics.jsonl").read_text().splitlines()]
 
 
+def page(folder: Path) -> str:
+    """The page that the run wrote of itself."""
+    (report,) = (folder / "runs").iterdir()
+    return (report / "report.html").read_text()
+
+
 def test_a_run_and_its_report(folder: Path) -> None:
     result = train_plainly(str(folder / "run.yaml"))
     assert working(folder) == []
@@ -94,8 +97,15 @@ def test_a_run_and_its_report(folder: Path) -> None:
         "model",
         "logs",
         "processes.jsonl",
+        "queues.jsonl",
+        "evaluations.jsonl",
     } <= files
-    assert {path.name for path in (result.report / "model").iterdir()} == {"config.json", "model.safetensors"}
+    shown = page(folder)
+    assert ">ended</span>" in shown and "5 optimizer steps" in shown and "held-out ± standard error" in shown
+    assert "trainer-0</b>" in shown and "topics can&#x27;t be read" not in shown
+    assert {path.name for path in (result.report / "model").iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json",
+    }  # fmt: skip
 
 
 def test_a_trainer_that_is_killed_is_started_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +151,7 @@ def test_a_generator_that_can_not_be_kept_alive_is_left_out(folder: Path) -> Non
 
         def show(self, view: RunView) -> None:
             for process in processes_of(folder / "home"):
-                if process.cmdline()[-2:] == ["--instance", "1"]:
+                if process.cmdline()[-2:] == ["--number", "1"]:
                     process.kill()
 
     changes = ["placement.restarts=0", "placement.generators=2", "algorithm.iterations=30"]
@@ -163,6 +173,7 @@ def test_a_process_that_can_not_go_on_is_named_with_its_last_words(
     assert "No module named tests.fakes.no_such_module" in message
     assert "go on with the run: streamrl run " in message.splitlines()[-1]
     assert working(folder) == []
+    assert ">failed</span>" in page(folder) and "No module named tests.fakes.no_such_module" in page(folder)
 
 
 def test_resuming_with_other_settings_is_refused(folder: Path) -> None:
@@ -196,6 +207,79 @@ def test_a_run_that_is_stopped_leaves_nothing_and_is_resumed(
         assert code == 130
         assert "stopped; every process of the run has ended" in told
         assert "--set algorithm.iterations=200 --resume " in told
+        assert ">interrupted</span>" in page(folder) and "optimizer steps" in page(folder)
     done = train_plainly(str(folder / "run.yaml"), ["algorithm.iterations=30"], resume=True)
     assert [row["step"] for row in steps(folder)] == list(range(done.summary["steps"]))
     assert done.summary["steps"] >= 30
+    assert ">ended</span>" in page(folder)
+
+
+FAILING = """
+import sys
+from infra.roles.entry import run_role
+from producers.problems import TaskError
+
+def body(context):
+    raise TaskError("problem 3 of task.jsonl has no text in 'prompt'")
+
+sys.exit(run_role("ROLE", body))
+"""
+
+
+@pytest.mark.parametrize("role", ["feeder", "generator"])
+def test_an_error_that_comes_again_ends_the_command_at_once_in_one_paragraph(
+    role: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / f"failing_{role}.py").write_text(FAILING.replace("ROLE", role))
+    program = PROGRAM.replace(
+        "from flows.cli", f"commands.MODULES['{role}'] = 'failing_{role}'\nfrom flows.cli"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(folder)]))
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", str(folder / "run.yaml"), "--no-prefect"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stdout + done.stderr
+    first, second = done.stderr.strip().splitlines()
+    name = "feeder" if role == "feeder" else "generator-0"
+    (report,) = (folder / "runs").iterdir()
+    assert first == "problem 3 of task.jsonl has no text in 'prompt'"
+    assert second == (
+        f"({name} ended by this error, and another start would, too; the log is {report}/logs/{name}.log)"
+    )
+    for word in ("started again", "left out", "resume", "Traceback", "problem 3"):
+        assert word not in done.stdout, word
+    assert (report / "logs" / f"{name}.log").read_text().count("problem 3") == 1
+    assert working(folder) == []
+
+
+def test_nothing_is_started_if_something_is_wrong(folder: Path) -> None:
+    (folder / "task.py").write_text(TASK + "\nraise OSError('no such disk')\n")
+    with pytest.raises(RunFileError, match=r"reward: .*task.py can't be imported: OSError: no such disk"):
+        train_plainly(str(folder / "run.yaml"))
+    assert not (folder / "runs").exists() and not (folder / "store").exists()
+
+
+def test_failing_rewards_are_said_once_each_and_in_the_summary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake trainer's records have a reason; the flow says it, and the summary keeps it."""
+    monkeypatch.setenv("FAKE_REWARDS_FAIL", "KeyError: 'solution'")
+    said: list[str] = []
+
+    class Listening:
+        def say(self, text: str) -> None:
+            said.append(text)
+
+        def progress(self, fraction: float, text: str) -> None: ...
+
+        def show(self, view: RunView) -> None: ...
+
+    result = train_plainly(str(folder / "run.yaml"), screen=Listening())
+    (line,) = [text for text in said if "have no reward" in text]
+    assert re.fullmatch(
+        r"1 of the \d samples of iteration \d have no reward: KeyError: 'solution' \(as of sample s-\d\)",
+        line,
+    )
+    assert result.summary["told"] == [line]
+    assert result.summary["rewards_failed"] == 5

@@ -1,16 +1,21 @@
 """The local S3 server, through the client that the system uses."""
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import s3fs
+from typer.testing import CliRunner
 
+from flows.cli import app
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.stack.s3 import S3Access
 from infra.stack.services import read_record
 from infra.stack.stack_errors import WrongCredentials
+from tests.factories import make_model_files
 from tests.stacks import listens_on, processes_of
 
 
@@ -75,3 +80,26 @@ def test_the_secret_is_in_one_file_that_only_its_owner_reads(s3_home: StackPaths
     assert others
     assert not [path for path in others if secret.encode() in path.read_bytes()]
     assert secret not in repr(s3)
+
+
+def test_every_command_finds_the_local_keys(
+    s3: S3Access, s3_home: StackPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `up --s3`, with no variable set but the home."""
+    monkeypatch.setattr(os, "environ", {**os.environ})  # commands put the keys there
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("STREAMRL_HOME", str(s3_home.home))
+    store, model = f"{s3.url}/commands", make_model_files(tmp_path / "model")
+
+    def streamrl(*words: str) -> str:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)  # each command is a process of its own
+        done = CliRunner().invoke(app, [*words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert f"there are no runs in {store}" in streamrl("runs", "--store", store)
+    assert "version 0 is in" in streamrl("weights", "push", str(model), f"{store}/mine")
+    assert "1 versions, all whole" in streamrl("weights", "verify", f"{store}/mine")
+    assert "version 0 is in" in streamrl("weights", "pull", f"{store}/mine", str(tmp_path / "out"))

@@ -14,6 +14,9 @@ from typing import BinaryIO
 import psutil
 import pytest
 
+from flows.run.commands import FEEDER, GENERATOR, Worker
+from flows.run.request import LastingFailure
+from flows.run.supervision import RunProcesses
 from infra.supervise import guard
 from infra.supervise.team import GuardDied, SuperviseError, Team
 from tests.waiting import wait_until
@@ -140,9 +143,27 @@ def test_a_death_is_told_with_code_log_and_last_lines(tmp_path: Path) -> None:
         (ended,) = team.poll(30)
         assert (ended.name, ended.pid, ended.code, ended.signal, ended.asked) == ("one", pid, 7, 0, False)
         assert ended.story == (
-            f"one (process {pid}) ended with exit code 7; its log is {tmp_path / 'one.log'}\nout of luck"
+            f"one (process {pid}) ended with exit code 7; its log is {tmp_path / 'one.log'}: out of luck"
         )
         assert team.running == {}
+
+
+def test_last_words_are_told_rather_than_the_end_of_the_log_and_only_once(tmp_path: Path) -> None:
+    code = """
+from infra.supervise.last_words import leave_last_words
+leave_last_words("the disk is full: make room\x1b[2J")
+print("Traceback: noise of a library")
+raise SystemExit(5)
+"""
+    with Team(tmp_path) as team:
+        team.start("one", python(code))
+        (ended,) = team.poll(30)
+        assert ended.words == "the disk is full: make room\\x1b[2J"
+        assert ended.story.endswith(f"its log is {tmp_path / 'one.log'}: {ended.words}")
+        team.start("one", python("print('out of luck')"))
+        (again,) = team.poll(30)
+        assert again.words == "out of luck"
+    assert not list(tmp_path.glob("*.words"))
 
 
 def test_a_kill_is_told_with_its_signal(tmp_path: Path) -> None:
@@ -152,6 +173,7 @@ def test_a_kill_is_told_with_its_signal(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         (ended,) = team.poll(30)
         assert (ended.signal, ended.how) == (signal.SIGKILL, "was killed by SIGKILL")
+        assert "memory is short" in ended.story
     assert gone(below)
 
 
@@ -266,3 +288,36 @@ def test_folders_of_the_user_do_not_hide_ours(tmp_path: Path, monkeypatch: pytes
         team.start("one", python("import schemas.topics, mytask; print('found')"))
         (ended,) = team.poll(30)
         assert ended.last_lines == "found"
+
+
+LASTING_END = """
+import logging
+from infra.roles.entry import LASTING, _ends
+words = "task.jsonl: problem 3 has no text in 'prompt'"
+raise SystemExit(_ends(logging.getLogger("streamrl"), words, LASTING))
+"""
+
+
+@pytest.mark.parametrize(("role", "name"), [(FEEDER, "feeder"), (GENERATOR, "generator-0")])
+def test_a_process_whose_error_lasts_is_started_once_and_its_words_are_the_runs(
+    role: str, name: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with Team(tmp_path) as team:
+        crew = RunProcesses(team, [Worker(name, role, python(LASTING_END), {})], restarts=3, say=said.append)
+        crew.start()
+
+        def one_round() -> bool:
+            crew.poll(0.2)
+            crew.start_again()
+            crew.check()
+            return False
+
+        with pytest.raises(LastingFailure) as caught:
+            wait_until(one_round, what="the end of the process")
+    assert str(caught.value) == (
+        "task.jsonl: problem 3 has no text in 'prompt'\n"
+        f"({name} ended by this error, and another start would, too; the log is {tmp_path / f'{name}.log'})"
+    )
+    assert said == []
+    assert (tmp_path / f"{name}.log").read_text().count("problem 3") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +18,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from consumers.batches.micro_batches import micro_batch
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner
+from flows.run.inspection.supported_models import head_sizes
 from infra.stores.opening import open_store
 from infra.weights.bits import Bits, model_of
 from infra.weights.digest import digests_of, model_digests
@@ -23,7 +26,7 @@ from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
 from producers.engines import sampler
-from producers.engines.engine import FinishedRequest, SampleRequest
+from producers.engines.engine import DrawnAnswer, SampleRequest
 from producers.engines.vllm_in_process import VllmEngine
 from producers.installing import Newest
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
@@ -76,10 +79,10 @@ def request(number: int, tokens: int = 24) -> SampleRequest:
     return SampleRequest(f"{number:07d}-00", [4 + number % 9, 5, 6], tokens, 1000 + number, float(tokens))
 
 
-def run(engine: VllmEngine, requests: list[SampleRequest]) -> dict[str, FinishedRequest]:
+def run(engine: VllmEngine, requests: list[SampleRequest]) -> dict[str, DrawnAnswer]:
     for one in requests:
         engine.submit(one)
-    found: dict[str, FinishedRequest] = {}
+    found: dict[str, DrawnAnswer] = {}
     while engine.unfinished():
         found |= {finished.id: finished for finished in engine.step()}
     return found
@@ -178,7 +181,7 @@ def test_weights_are_made_ready_while_others_decode(engine: VllmEngine, model: P
             patch = PatchFile(old if number else {}, new, since=since, root=str(number + 1)).read()
             for one in asked:
                 engine.submit(one)
-            found: dict[str, FinishedRequest] = {}
+            found: dict[str, DrawnAnswer] = {}
             ready = beside.submit(engine.prepare, patch)
             while engine.unfinished() or not ready.done():
                 found |= {finished.id: finished for finished in engine.step()}
@@ -246,13 +249,13 @@ def test_the_same_bits_through_preemption(
 ) -> None:
     """More tokens than the KV cache holds: vLLM throws requests out midway and computes them again."""
     requests = [request(number, 200) for number in range(16)]
-    expected: dict[str, FinishedRequest] = {}
+    expected: dict[str, DrawnAnswer] = {}
     for start in range(0, 16, 4):
         expected |= run(engine, requests[start : start + 4])
     preempted = 0
     for one in requests:
         engine.submit(one)
-    found: dict[str, FinishedRequest] = {}
+    found: dict[str, DrawnAnswer] = {}
     while engine.unfinished():
         found |= {finished.id: finished for finished in engine.step()}
         preempted += sum(r.num_preemptions for r in engine._scheduler.requests.values())
@@ -312,7 +315,7 @@ def test_what_running_samples_go_on_with(
     new = weights(model, 3)
     made = give(engine, new, recompute=recompute)
     assert len(made) > 3 and max(made.values()) > 9
-    found: dict[str, FinishedRequest] = {}
+    found: dict[str, DrawnAnswer] = {}
     while engine.unfinished():
         found |= {finished.id: finished for finished in engine.step()}
     same = []
@@ -340,9 +343,36 @@ def test_weights_change_between_two_steps(engine: VllmEngine, model: Path) -> No
         engine.step()
     made = engine.unfinished()[asked.id]
     give(engine, weights(model, 3))
-    after: dict[str, FinishedRequest] = {}
+    after: dict[str, DrawnAnswer] = {}
     while engine.unfinished():
         after |= {finished.id: finished for finished in engine.step()}
     give(engine, weights(model, 0))
     np.testing.assert_array_equal(after[asked.id].logprobs[:made], before.logprobs[:made])
     assert not np.array_equal(after[asked.id].logprobs[made : made + 4], before.logprobs[made : made + 4])
+
+
+HEADS = """
+import torch
+import vllm._custom_ops as ops
+from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+def known(size):
+    begins, length = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
+    try:
+        ops.cpu_attn_get_scheduler_metadata(
+            num_reqs=1, num_heads=2, num_kv_heads=1, head_dim=size, seq_lens=length, dtype=torch.float32,
+            query_start_loc=begins, causal=True, sliding_window_size=-1,
+            isa=_get_attn_isa(torch.float32, 128, size), enable_kv_split=False,
+        )
+    except RuntimeError:
+        return False
+    return True
+
+print("sizes", *(size for size in range(4, 641, 4) if known(size)))
+"""
+
+
+def test_the_sizes_of_heads_that_a_start_allows_are_those_of_the_kernels() -> None:
+    done = subprocess.run([sys.executable, "-c", HEADS], capture_output=True, text=True, check=True)
+    line = done.stdout.splitlines()[-1].split()
+    assert tuple(map(int, line[1:])) == head_sizes()

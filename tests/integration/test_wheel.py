@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -14,40 +10,10 @@ import yaml
 
 from streamrl import __version__
 from tests.factories import TASK, make_model_files, make_spec
+from tests.wheels import env, run
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("flows", "consumers", "producers", "schemas", "infra")
-
-
-def run(*words: str | Path, cwd: Path, code: int = 0, **env: str) -> str:
-    done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env={**os.environ, **env}, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout[-4000:]
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run(
-        Path(sys.executable).with_name("uv"), "build", "--wheel", "--no-build-isolation", "--python",
-        sys.executable, "-o", folder, ROOT, cwd=folder,
-    )  # fmt: skip
-    (found,) = folder.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
-def bin_folder(wheel: Path) -> Path:
-    """An environment that holds the wheel alone; others' packages are found where they are."""
-    uv, environment = Path(sys.executable).with_name("uv"), wheel.parent / "environment"
-    run(uv, "venv", "--python", sys.executable, environment, cwd=wheel.parent)
-    run(
-        uv, "pip", "install", "--python", environment / "bin" / "python", "--no-deps", wheel, cwd=wheel.parent
-    )
-    return environment / "bin"
 
 
 @pytest.fixture
@@ -57,15 +23,6 @@ def elsewhere(tmp_path: Path) -> Path:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text(f"raise RuntimeError('the user\\'s own {room}')\n")
     return tmp_path
-
-
-def env(folder: Path) -> dict[str, str]:
-    others = sysconfig.get_path("purelib")
-    cache = os.environ["STREAMRL_CACHE"]  # Kafka's jars are there: see tests/conftest.py
-    return {
-        "PYTHONPATH": others, "STREAMRL_HOME": str(folder / "home"), "STREAMRL_CACHE": cache,
-        "COLUMNS": "200",
-    }  # fmt: skip
 
 
 def test_one_package_and_nothing_else_stands_at_the_top(wheel: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consumers.learners.snapshot import StateSnapshot
-from consumers.steps.checkpoint import Checkpoints
+from consumers.steps.checkpoint import Checkpoints, RunPosition
 from infra.stores.file_store import FileStore
 from infra.stores.opening import open_store
 from infra.stores.store import StoreError
@@ -20,10 +20,11 @@ STATE = {"weights.a": torch.arange(3.0), "rng": torch.arange(5, dtype=torch.uint
 
 def save(checkpoints: Checkpoints, iteration: int, **fields: Any) -> None:
     values = {
-        "keep": 2, "iteration": iteration, "step": iteration, "root": "r", "positions": {0: 5, 1: 7},
+        "iteration": iteration, "step": iteration, "root": "r", "positions": {0: 5, 1: 7},
         "ledger": iteration, "trainer_epoch": 0,
     } | fields  # fmt: skip
-    checkpoints.save(values.pop("state", STATE), **values)
+    state, keep = values.pop("state", STATE), values.pop("keep", 2)
+    checkpoints.save(state, RunPosition(**values), keep=keep)
 
 
 def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_safetensors
 from consumers.learners import snapshot
 from consumers.steps import checkpoint_manifest as manifests
 from consumers.steps import checkpoint_state
-from consumers.steps.checkpoint import Checkpoints, Damaged
+from consumers.steps.checkpoint import Checkpoints, Damaged, RunPosition
 from consumers.steps.checkpoint_manifest import CheckpointManifest
 from infra.keys import KeyRing
 from infra.stores.file_store import FileStore
@@ -44,8 +44,12 @@ class World:
 
     def save(self, iteration: int, keys: KeyRing) -> None:
         Checkpoints(self.store, "r-1", keys).save(
-            STATE, keep=9, iteration=iteration, step=2 * iteration, root="r", positions={0: 5, 1: 7},
-            ledger=iteration, trainer_epoch=0,
+            STATE,
+            RunPosition(
+                iteration=iteration, step=2 * iteration, root="r", positions={0: 5, 1: 7}, ledger=iteration,
+                trainer_epoch=0,
+            ),
+            keep=9,
         )  # fmt: skip
 
     def file(self, iteration: int, name: str = "manifest.json") -> Path:

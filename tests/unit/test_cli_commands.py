@@ -13,7 +13,23 @@ from flows.cli import app
 from infra.stack import doctor
 from infra.stack.doctor import Check
 
-COMMANDS = ("up", "down", "status", "run", "join", "doctor", "schema", "demo", "logs", "export", "rm", "skip")
+COMMANDS = (
+    "up",
+    "down",
+    "status",
+    "run",
+    "join",
+    "doctor",
+    "schema",
+    "demo",
+    "logs",
+    "export",
+    "rm",
+    "skip",
+    "runs",
+    "samples",
+    "stop",
+)
 
 
 @pytest.fixture

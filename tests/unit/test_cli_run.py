@@ -8,7 +8,11 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.cli.shared import running
+from flows.run.checks import check
+from flows.run.inspection import inspect_start
 from flows.run.request import RunCancelled, RunFailed, RunRequest, RunResult
+from infra.bus import BusError
+from infra.kafka_bus import KafkaBus
 from tests.factories import make_model_files
 
 RUN = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
@@ -65,7 +69,7 @@ def test_check_changes_nothing(cli: CliRunner, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.output.endswith("count.yaml is fine: 100 iterations of 32 × 8 samples, async\n")
     things = [line.split()[1] for line in result.output.splitlines()[:-1]]
-    assert things == ["model:", "task:", "tokenizer:", "reward:", "store:", "broker:"]
+    assert things == ["model:", "task:", "tokenizer:", "reward:", "report:", "store:", "broker:"]
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
@@ -96,7 +100,7 @@ def test_files_that_are_not_there(change: str, expected: str, cli: CliRunner) ->
     result = cli.invoke(app, ["run", "count.yaml", "--check", "--set", change])
     assert result.exit_code == 2
     assert result.stderr.startswith("count.yaml: ")
-    assert expected in result.stderr
+    assert result.stderr.count(expected) == 1
 
 
 def test_a_folder_that_is_no_model(cli: CliRunner, tmp_path: Path) -> None:
@@ -108,16 +112,51 @@ def test_a_folder_that_is_no_model(cli: CliRunner, tmp_path: Path) -> None:
 def test_the_task_is_imported_elsewhere_by_a_check(cli: CliRunner, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK + "\nimport os\nos._exit(3)\n")
     result = cli.invoke(app, ["run", "count.yaml", "--check"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "task.py:reward: the process ended with exit code 3" in result.stderr
 
 
-def test_the_task_is_not_imported_by_a_start(
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit('no')", "reward: .*task.py can't be imported: SystemExit: no"),
+        ("import time\ntime.sleep(600)", r"task: the import of .*: it takes longer than 2 s \(deadlines"),
+        ("def reward(problem, completion): return problem['x']", "reward: it fails on problem 'a': KeyE"),
+        ("def problems(split): return [{'prompt': '1' * 999}]", "tokenizer: .*none of the first 1 could"),
+    ],
+)
+def test_a_start_looks_at_the_task_before_anything_is_started(
+    code: str, said: str, cli: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task.py").write_text(f"{TASK}\n{code}\n")
+    monkeypatch.setattr(running, "run_here", lambda *_, **__: pytest.fail("it was started"))
+    result = cli.invoke(app, ["run", "count.yaml", "--set", "deadlines.start_s=2"])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert re.search(f"^count.yaml: {said}", result.stderr, re.MULTILINE), result.stderr
+    assert len(result.stderr.splitlines()) <= 2 and "Traceback" not in result.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_start_says_what_is_odd_and_goes_on(
     cli: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "task.py").write_text(TASK + "\nraise SystemExit('imported')\n")
+    rows = "[{'id': 'a', 'prompt': '1+1='}, {'id': 'b', 'prompt': '1' * 999}]"
+    code = f"def problems(split): return {rows}\ndef reward(problem, completion): return float(completion[0])"
+    (tmp_path / "task.py").write_text(code)
     monkeypatch.setattr(running, "run_here", lambda *_, **__: RunResult("count-1", Path("runs"), SUMMARY))
-    assert cli.invoke(app, ["run", "count.yaml"]).exit_code == 0
+    result = cli.invoke(app, ["run", "count.yaml"])
+    assert result.exit_code == 0
+    assert "256 are allowed (sampling.max_prompt_tokens): 1 of 2 are left out" in result.stderr
+    assert "reward: an empty answer has no reward: it fails on problem 'a': IndexError" in result.stderr
+
+
+def test_a_start_looks_once_although_its_flow_looks_too(cli: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK + "\nopen('looked', 'a').write('x')\n")
+    spec = check(RunRequest("count.yaml"))
+    for _ in range(2):
+        inspect_start(spec, "count.yaml", lambda text: None)
+    assert (tmp_path / "looked").read_text() == "x"
 
 
 def test_all_that_is_wrong_is_said_at_once(cli: CliRunner, tmp_path: Path) -> None:
@@ -204,7 +243,22 @@ def test_how_it_ends(
     assert "Traceback" not in result.output
 
 
+def test_a_broker_that_does_not_answer_may_answer_later(
+    cli: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(bus: KafkaBus) -> int:
+        raise BusError("Kafka at nowhere:9092 can't be reached")
+
+    monkeypatch.setattr(KafkaBus, "broker_count", away)
+    servers = ["--set", "placement.kafka.bootstrap_servers=nowhere:9092"]
+    for words in (["run", "count.yaml"], ["run", "count.yaml", "--check"]):
+        result = cli.invoke(app, words + servers)
+        assert result.exit_code == 1
+        assert "bootstrap_servers: Kafka at nowhere:9092 can't be reached" in result.stderr
+
+
 def test_resuming_what_never_ran(cli: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KafkaBus, "broker_count", lambda bus: 1)
     result = cli.invoke(
         app,
         [

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker
-from flows.run.request import RunFailed
+from flows.run.request import LastingFailure, RunFailed
 from flows.run.supervision import RunProcesses
-from infra.roles.entry import REPLACED
+from infra.roles.entry import LASTING, REPLACED
 from infra.supervise.team import Ended, GuardDied
 
 
@@ -38,8 +38,9 @@ class Clock:
         return self.now
 
 
-def ended(name: str, code: int = 0, signal: int = 0, last: str = "") -> Ended:
-    return Ended(name, 7, code, signal, asked=False, log=Path(f"{name}.log"), last_lines=last)
+def ended(name: str, code: int = 0, signal: int = 0, last: str = "", error: str = "") -> Ended:
+    log = Path(f"{name}.log")
+    return Ended(name, 7, code, signal, asked=False, log=log, last_lines=last, error=error)
 
 
 @pytest.fixture
@@ -70,7 +71,8 @@ def crew(team: FakeTeam, clock: Clock, said: list[str]) -> RunProcesses:
 def test_who_was_replaced_is_not_started_again(crew: RunProcesses, team: FakeTeam) -> None:
     """Two flows that start it again and again would end each other's trainers for ever."""
     with pytest.raises(
-        RunFailed, match=r"since it was started elsewhere, and the run goes on there: trainer .*exit code 4"
+        LastingFailure,
+        match=r"it was started elsewhere, and the run goes on there: trainer .*exit code 4",
     ):
         crew.heard(ended("trainer", code=REPLACED, last="start 3 of the trainer has replaced this one"))
     assert not team.started
@@ -227,3 +229,54 @@ def test_a_generator_that_was_done_serves_a_trainer_that_came_back(
     crew.start_again()
     crew.start_again()
     assert team.started == ["trainer", "generator-0"]
+
+
+WRONG_TASK = "task.py: problems('train') failed: OSError: no disk"
+
+
+@pytest.mark.parametrize("name", ["trainer", "feeder"])
+def test_an_error_that_lasts_ends_the_run_at_once_in_one_paragraph(
+    name: str, crew: RunProcesses, team: FakeTeam, said: list[str]
+) -> None:
+    with pytest.raises(LastingFailure) as caught:
+        dies(crew, team, name, code=LASTING, error=WRONG_TASK, last="Traceback (most recent call last)")
+    assert str(caught.value) == (
+        f"{WRONG_TASK}\n({name} ended by this error, and another start would, too; the log is {name}.log)"
+    )
+    assert caught.value.lasting
+    assert not team.started and not said
+
+
+def test_an_error_that_lasts_of_all_generators_is_said_once(
+    crew: RunProcesses, team: FakeTeam, said: list[str]
+) -> None:
+    dies(crew, team, "generator-0", code=LASTING, error=WRONG_TASK)
+    crew.check()
+    assert not team.started and len(said) == 1
+    dies(crew, team, "generator-1", code=LASTING, error=WRONG_TASK)
+    with pytest.raises(LastingFailure) as caught:
+        crew.check()
+    assert str(caught.value).count(WRONG_TASK) == 1
+    assert "(all 2 generators ended by this error" in str(caught.value)
+    assert not team.started
+
+
+def test_the_only_generator_is_not_said_to_be_left_out(team: FakeTeam, clock: Clock, said: list[str]) -> None:
+    worker = Worker("generator-0", GENERATOR, [], {})
+    crew = RunProcesses(team, [worker], restarts=3, say=said.append, clock=clock)  # type: ignore[arg-type]
+    crew.start()
+    dies(crew, team, "generator-0", code=LASTING, error=WRONG_TASK)
+    with pytest.raises(LastingFailure, match=r"\(generator-0 ended by this error"):
+        crew.check()
+    assert said == []
+    for _ in range(2):
+        crew.check(others=lambda: True)
+    assert len(said) == 1 and f"ended with exit code 5: {WRONG_TASK}; log: generator-0.log" in said[0]
+
+
+def test_errors_of_generators_that_differ_are_each_said_once(crew: RunProcesses, team: FakeTeam) -> None:
+    dies(crew, team, "generator-0", code=LASTING, error=WRONG_TASK)
+    dies(crew, team, "generator-1", code=LASTING, error="no such model")
+    with pytest.raises(RunFailed, match=r"no samples can be made") as caught:
+        crew.check()
+    assert str(caught.value).count(WRONG_TASK) == str(caught.value).count("no such model") == 1

@@ -138,7 +138,7 @@ def test_it_is_counted_and_said_what_is_in_force(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.INFO):
         service.report()
         service.admit(0)
-        service.wait("one instance", by_deadline=0.0, why_policy=float(Why.ALONE), choices=0)
+        service.wait("one generator", by_deadline=0.0, why_policy=float(Why.ALONE), choices=0)
         service.report("h")
         service.wait("two, and little to do", by_deadline=0.0, why_policy=float(Why.DEAR))
         policy = service.service._policy

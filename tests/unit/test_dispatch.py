@@ -205,7 +205,7 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
                 for key in back:
                     del home[key]
                 dispatcher.returned(name, back, now)
-        elif event == "late":  # of an instance that was thought dead
+        elif event == "late":  # of a generator that was thought dead
             key = data.draw(st.sampled_from(sorted(admitted)))
             home.pop(key, None)
             done.add(key)
@@ -232,7 +232,7 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
 
 
 def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
-    """A sample on a slow instance turns out to be long, and a fast one is empty by then."""
+    """A sample on a slow generator turns out to be long, and a fast one is empty by then."""
     beliefs = Beliefs(LONGEST)
     beliefs.observe([[(1000.0, float(true))] for true in np.linspace(500, 10_000, 500)])
     jobs = [job(group, 1000.0) for group in range(8)]

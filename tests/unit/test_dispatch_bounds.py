@@ -62,7 +62,7 @@ def _names(one: object) -> list[str]:
 
 
 class Run:
-    """Iterations of fakes through a dispatcher: instances come and go, some samples are never made."""
+    """Iterations of fakes through a dispatcher: generators come and go, some samples are never made."""
 
     def __init__(self, policy: Policy) -> None:
         self.dispatcher = Dispatcher(policy, latency_s=0.1)
@@ -182,7 +182,7 @@ def service(tmp_path: Path) -> Any:
 def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None:
     service = Service(tmp_path, dispatch={"policy": "longest_first"})
     service.report()
-    service.wait("an instance", instances=1)
+    service.wait("a generator", generators=1)
     sizes, said = [], service.service
     for iteration in range(300):
         groups = range(iteration * GROUPS, (iteration + 1) * GROUPS)
@@ -203,7 +203,7 @@ def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None
             dispatcher = service.service._dispatcher
             sizes.append(held(dispatcher) + len(service.service._unfit) + len(service.service._past.done))
     service.dispatched.close()
-    assert max(sizes) <= 100, f"{sizes}: an instance remembers 64 ends, and nothing else stays"
+    assert max(sizes) <= 100, f"{sizes}: a generator remembers 64 ends, and nothing else stays"
 
 
 def test_an_evaluation_is_open_until_it_is_done(service: Service) -> None:
@@ -305,7 +305,7 @@ def test_whatever_a_dead_letter_wants_dispatch_goes_on(service: Service) -> None
 
 
 def test_a_report_that_says_nothing_new_costs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """256 idle instances once took 1.7 s of a core each second."""
+    """256 idle generators once took 1.7 s of a core each second."""
     made: list[int] = []
     table = LatencyCurve.table
 

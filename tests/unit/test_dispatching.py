@@ -1,4 +1,4 @@
-"""The dispatcher on the log: instances report, samples appear, and assignments follow."""
+"""The dispatcher on the log: generators report, samples appear, and assignments follow."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def dispatching(context: RoleContext) -> Dispatched:
 
 
 def soon(condition: Callable[[], object], what: str, *alive: Instance) -> None:
-    """Wait, while instances say that they are there."""
+    """Wait, while generators say that they are there."""
 
     def look() -> object:
-        for instance in alive:
-            instance.report()
+        for generator in alive:
+            generator.report()
         return condition()
 
     wait_until(look, what=what, deadline_s=20)
@@ -140,7 +140,7 @@ def test_a_late_report_of_a_process_that_was_replaced_is_passed_over(tmp_path: P
         soon(lambda: len(old.look()) == 8, "all for the only one", old)
         soon(lambda: len(new.look()) == 8, "all for the new one", new)
         old.has.clear()
-        soon(lambda: new.look() and context.heart.counters["instances"] == 1, "nothing", old, new)
+        soon(lambda: new.look() and context.heart.counters["generators"] == 1, "nothing", old, new)
         assert len(new.has) == 8
         assert not old.look()
 
@@ -153,7 +153,7 @@ def test_a_dispatcher_that_starts_again_leaves_everyone_what_they_have(tmp_path:
     first.finish(first.has[0])
     second = Instance(context, "b", "1")
     with dispatching(context):
-        soon(lambda: context.heart.counters.get("instances") == 2, "both", first, second)
+        soon(lambda: context.heart.counters.get("generators") == 2, "both", first, second)
         soon(lambda: first.look() and first.withdrawn, "a request to give back", first, second)
         assert len(first.has) == len(set(first.has)) == 7
         assert not second.look(), "nothing is given twice"
@@ -269,7 +269,7 @@ def test_one_that_measured_slow_and_was_left_out_is_tried_again(
 
     def both() -> bool:
         say()
-        return context.heart.counters.get("instances") == 2
+        return context.heart.counters.get("generators") == 2
 
     try:
         wait_until(both, what="both", deadline_s=10)
@@ -301,7 +301,7 @@ def test_who_was_heard_during_a_long_turn_is_not_taken_for_dead(
 
     monkeypatch.setattr(Dispatcher, "turn", long_turn)
     with caplog.at_level(logging.INFO), dispatching(context):
-        soon(lambda: context.heart.counters.get("instances") == 2, "both", first, second)
+        soon(lambda: context.heart.counters.get("generators") == 2, "both", first, second)
         armed.set()
         soon(held.is_set, "a long turn", first, second)
         until = time.monotonic() + 1.5 * SPEC.dispatch.silence_s
@@ -309,5 +309,5 @@ def test_who_was_heard_during_a_long_turn_is_not_taken_for_dead(
         go.set()
         until = time.monotonic() + 0.5
         soon(lambda: time.monotonic() > until, "some more turns", first, second)
-        assert context.heart.counters["instances"] == 2
+        assert context.heart.counters["generators"] == 2
     assert "not heard of" not in caplog.text

@@ -11,13 +11,17 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from consumers.losses.objective import LossStats
-from consumers.steps.step_metrics import step_metrics
+from consumers.steps.step_metrics import OptimizerUpdate, step_metrics
 from docs.generate.__main__ import DOCS, generated
 from docs.generate.topics import messages_of
+from flows.cli.shared.talk import EXIT_CODES
 from flows.view.line_files import BEHIND
 from flows.view.metric_rows import step_row, with_rates
+from infra.kafka_security import KAFKA_OPTIONS
+from infra.roles.entry import DONE, FAILED, LASTING, REPLACED, STOPPED
 from schemas.loading import load_run_file
 from schemas.messages import StepRecord
 from schemas.metrics import METRICS
@@ -41,18 +45,23 @@ def test_every_topic_has_its_messages() -> None:
     assert all(messages_of(topic) for topic in topics) and len(kinds) == len(set(kinds)) == 14
 
 
+def _placeholder(found: re.Match[str]) -> str:
+    return f"{found[1]}_{'N' if found[1] == 'tokens_class' else 'NAME'}"
+
+
 def test_every_metric_is_explained() -> None:
     spec = make_spec(loss="ppo")
     rows = rows_of(spec)
-    samples = [row.sample for row in rows]
+    samples = [replace(row.sample, reward_parts={"word": 0.2}) for row in rows]
     stats = [LossStats(0.0, 1, 0, 0.0, 0.0, 1, 0.0, 0, 0.0, returns=1.0)]
-    found = step_metrics(samples, [], stats, iteration=0, norm=1.0, compute_s=1.0, waited_s=1.0)
+    done = OptimizerUpdate(1.0)
+    found = step_metrics(samples, [], stats, iteration=0, update=done, compute_s=1.0, waited_s=1.0)
     record = fill(
         StepRecord, run="test-1", metrics=found, groups=np.zeros(2), lengths=np.full(2, 7),
         rewards=np.full(2, 0.5), versions=np.zeros(2), predicted=np.full(2, 5.0),
     )  # fmt: skip
     row = with_rates([step_row(record)])[0]
-    names = {"tokens_class_N" if name.startswith("tokens_class") else name for name in (*row, *found)}
+    names = {re.sub(r"^(tokens_class|reward_part)_.*", _placeholder, name) for name in (*row, *found)}
     assert names | {BEHIND} == set(METRICS)
 
 
@@ -91,3 +100,35 @@ def test_snippets_import_what_is_there() -> None:
         if isinstance(node, ast.ImportFrom) and node.module:
             module = importlib.import_module(node.module)
             assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+OURS_ALONE = {
+    "TEAM",
+    "SERVICE",
+    "PROBE",
+    "S3_ENDPOINT",
+    "BOOTSTRAP_SERVERS",
+    "LAST_WORDS",
+}  # for our own processes
+
+
+def test_every_environment_variable_is_explained() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    rooms = ("flows", "consumers", "producers", "schemas", "infra")
+    code = "".join(file.read_text() for room in rooms for file in (ROOT / room).rglob("*.py"))
+    names = set(re.findall(r"STREAMRL_([A-Z0-9_]*[A-Z0-9])\b", code))
+    names |= {f"KAFKA_{option}" for option in KAFKA_OPTIONS}
+    names |= {f"{service}_PORT" for service in ("KAFKA", "S3", "PREFECT")}
+    assert len(names) > 25
+    missing = sorted(name for name in names - OURS_ALONE if f"`STREAMRL_{name}`" not in page)
+    assert not missing, f"docs/reference/environment.md lacks STREAMRL_{missing}"
+
+
+def test_every_exit_code_is_on_the_page_about_errors() -> None:
+    page = (DOCS / "how-to" / "when-something-is-wrong.md").read_text()
+    table = page[page.index("## Exit codes") :]
+    assert [int(found) for found in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == sorted(EXIT_CODES)
+    roles = {DONE: "done", FAILED: "another start may go well", STOPPED: "told to stop",
+             REPLACED: "replaced by a newer start", LASTING: "the error lasts"}  # fmt: skip
+    flat = " ".join(page.split())
+    assert all(f"{code} ({meaning})" in flat for code, meaning in roles.items())

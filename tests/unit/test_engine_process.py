@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from infra.weights.patch import Patch, PatchFile
-from producers.engines.engine import EngineError, FinishedRequest, Pace, SampleRequest
+from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.engine_messages import (
     Abort,
+    AnswerReport,
     Holds,
     Install,
-    MadeReport,
     Order,
     Paced,
     Prepare,
@@ -45,15 +45,13 @@ class CountingEngine:
             raise EngineError(f"{request.id} may have no token")
         self.left[request.id] = self.length[request.id] = request.max_tokens
 
-    def step(self, wait_s: float) -> list[FinishedRequest]:
+    def step(self, wait_s: float) -> list[DrawnAnswer]:
         self.left = {name: tokens - 1 for name, tokens in self.left.items()}
         done = [name for name, tokens in self.left.items() if tokens == 0]
         for name in done:
             del self.left[name]
         return [
-            FinishedRequest(
-                name, np.arange(self.length[name], dtype=np.int32), np.zeros(0, np.float32), "stop"
-            )
+            DrawnAnswer(name, np.arange(self.length[name], dtype=np.int32), np.zeros(0, np.float32), "stop")
             for name in done
         ]
 
@@ -116,7 +114,7 @@ def read(link: Connection) -> list[Report]:
 
 
 def names(reports: Sequence[Report]) -> list[str]:
-    return [report.id for report in reports if isinstance(report, MadeReport)]
+    return [report.id for report in reports if isinstance(report, AnswerReport)]
 
 
 def test_makes_what_it_is_told_and_reports_together_what_finishes_together(link: Connection) -> None:
@@ -124,7 +122,7 @@ def test_makes_what_it_is_told_and_reports_together_what_finishes_together(link:
     first, second = read(link), read(link)
     assert names(first) == ["s1"]
     assert sorted(names(second)) == ["s2", "x"]
-    (made,) = (report for report in first if isinstance(report, MadeReport))
+    (made,) = (report for report in first if isinstance(report, AnswerReport))
     assert np.frombuffer(made.tokens, np.int32).tolist() == [0]
 
 

@@ -60,6 +60,9 @@ def test_makes_what_is_assigned_and_says_which_weights_made_it(start: Callable[[
         assert sample.reward_error == ("it is bad" if group else "")
         assert sample.reward == 1.0 or group
     assert running.context.heart.counters["failed_rewards"] == 2
+    assert running.context.heart.message().trouble in {
+        f"sample {name} has no reward: it is bad" for name in ("0000001-00", "0000001-01")
+    }
 
 
 def test_reports_what_it_has_gives_back_and_leaves(start: Callable[[], Running]) -> None:

@@ -41,9 +41,9 @@ class Clock:
         return self.now
 
 
-def beat(role: str, instance: int = 0, **fields: Any) -> Heartbeat:
+def beat(role: str, number: int = 0, **fields: Any) -> Heartbeat:
     given: dict[str, Any] = {"run": "test-1", "host": "h", "pid": 7, "state": "working", "sent_at": 1.0}
-    return fill(Heartbeat, role=role, instance=instance, **(given | fields))
+    return fill(Heartbeat, role=role, number=number, **(given | fields))
 
 
 class World:

@@ -42,7 +42,7 @@ def put(context: RoleContext, groups: int, size: int) -> list[Placed]:
 
 
 def report(context: RoleContext, name: str, **fields: object) -> None:
-    """That an instance is there, and has nothing."""
+    """That a generator is there, and has nothing."""
     values = {
         "run": context.run, "generator": name, "start": "1", "slots": context.spec.generator.slots,
         "batches": [1, 256], "seconds": [0.01, 0.05], "version": 0, "groups": np.zeros(0, np.int64),
@@ -113,7 +113,7 @@ def test_256_generators_of_256_slots_with_large_prompts(tmp_path: Path) -> None:
         for name in names:
             report(context, name)
         wait_until(
-            lambda: context.heart.counters.get("instances") == count, what="all of them", deadline_s=60
+            lambda: context.heart.counters.get("generators") == count, what="all of them", deadline_s=60
         )
         dispatched.admit(put(context, 1100, size))
         wait_until(

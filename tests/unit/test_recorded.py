@@ -121,6 +121,9 @@ def test_what_can_not_be_trained_again_is_said(tmp_path: Path, model: str) -> No
     warm = make_spec(algorithm=OFFLINE, sampling={"temperature": 0.5})
     with pytest.raises(RecordedError, match=r"sampled at temperature 1, and sampling\.temperature is 0\.5"):
         trained(another(context, warm, "test-2"), model)
+    barred = make_spec(algorithm=OFFLINE, sampling={"min_tokens": 2})
+    with pytest.raises(RecordedError, match=r"sampled with min_tokens 0, and sampling\.min_tokens is 2 here"):
+        trained(another(context, barred, "test-6"), model)
     large = make_spec(algorithm=OFFLINE | {"groups": 17})
     with pytest.raises(RecordedError, match="has trained 16 groups; a step of this run takes 17"):
         trained(another(context, large, "test-3"), model)

@@ -52,7 +52,7 @@ class Made:
 
     def beat(self, state: str, *, ago_s: float = 0.0) -> None:
         beat = Heartbeat(
-            run="test-1", role="trainer", instance=0, pid=1, host="h", state=state, waits_for="",
+            run="test-1", role="trainer", number=0, pid=1, host="h", state=state, waits_for="",
             unblocked_by="", since=0.0, counters={}, sent_at=time.time() - ago_s,
         )  # fmt: skip
         self.bus.append(Topics("test-1", 2).status, 0, b"trainer-0", encode(beat))

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from consumers.learners.learner import TorchLearner
 from consumers.replay import Again
+from consumers.steps.failed_rewards import RewardsFail
 from consumers.steps.failing import FailedSteps, TrainingFailed
 from flows.cli import app
 from flows.run import replaying
@@ -225,3 +226,22 @@ def test_a_step_without_a_gradient_leaves_weights_and_optimizer_alone(tmp_path: 
     again_ = world.live()
     assert "skipped_steps" not in again_.heart.counters
     assert again(world, model).step(4).equal
+
+
+def test_a_run_of_failing_rewards_ends_and_can_be_resumed(tmp_path: Path, model: str) -> None:
+    """The steps stand, each with the reason and an example, and a resumed run goes on behind them."""
+    world = world_of(tmp_path, model, algorithm={"iterations": 4, "groups": 4})
+
+    def fails(sample: Sample) -> Sample:
+        failed = sample.iteration in (1, 2) and sample.group % 4
+        return structs.replace(sample, reward_error=f"KeyError: {sample.iteration}") if failed else sample
+
+    world.edit = fails
+    with pytest.raises(RewardsFail, match=r"^12 of the 16 samples of iterations 1 and 2 have no reward"):
+        world.live()
+    steps = world.ledger()
+    assert [(step.failed_reason, step.failed_sample) for step in steps] == [
+        ("", ""), ("KeyError: 1", "0000005-00"), ("KeyError: 2", "0000009-00"),
+    ]  # fmt: skip
+    world.live()
+    assert len(world.ledger()) == 4

@@ -97,7 +97,8 @@ def test_every_built_in_thing_can_be_chosen_by_its_name() -> None:
     assert names["loss"] == ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo", "tb"]
     assert names["trainer"] == ["torch", "deepspeed"] and names["generator"] == ["vllm"]
     assert names["dispatch"] == ["deadline", "longest_first", "round_robin", "algorithm2", "random"]
-    assert names["trackers"] == ["csv"] and STORES.built_in() == ["file", "s3"]
+    assert names["trackers"] == ["csv", "tensorboard", "wandb", "mlflow", "trackio"]
+    assert STORES.built_in() == ["file", "s3"]
     for section, seam in SEAMS.items():
         for name in names[section]:
             given = {seam.key: name}
@@ -165,6 +166,8 @@ def test_reading_a_record_runs_no_code_but_ours(folder: Path) -> None:
 def test_a_record_that_lies_about_its_code_is_refused_by_name(folder: Path) -> None:
     said = load_run_file(folder / "run.yaml").model_dump(mode="json")
     said["loss"]["strength"] = -1
+    with pytest.raises(ValueError, match="resample must be a number from 0 to 64, not '9'"):
+        RunSpec.model_validate(said | {"loss": said["loss"] | {"resample": "9"}})
     record = RunRecord(
         id="mine-1", spec=RunSpec.model_validate(said), bootstrap_servers="", store="",
         model="", created_at=0.0,

@@ -59,7 +59,7 @@ def test_a_view_holds_as_much_of_a_run_of_any_length(view: RunView) -> None:
     for number in range(100_000):
         view.rows.append({"step": number})
     for number in range(3000):
-        view.take_all([step(100_000 + number, 2), beat("generator", instance=number)], {0: number})
+        view.take_all([step(100_000 + number, 2), beat("generator", number=number)], {0: number})
         view.take(fill(SiteReport, site="far", relay=number))
         view.take(fill(Evaluation, version=number))
     assert view.last is not None and view.last["step"] == 102_999

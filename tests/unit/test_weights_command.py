@@ -81,7 +81,8 @@ def test_a_folder_that_was_changed_is_mended(steps: list[Path], tmp_path: Path) 
 def test_what_is_wrong_is_said(steps: list[Path], tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store/mine"
     assert "has no versions of weights" in run("ls", url, code=2)
-    assert "is no folder of weights: a URL is expected" in run("ls", "mine", code=1)
+    assert "is no folder of weights: a URL is expected" in run("ls", "file://mine", code=1)
+    assert "there is no run mine in" in run("ls", "mine", code=2)
     run("push", steps[0], url)
     assert "has no version 3; it has 0 (older" in run("pull", url, tmp_path / "x", "--version", 3, code=1)
     assert "does not hold version 0" in run("push", steps[1], url, "--old", steps[1], code=1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
+from flows.page.page_file import PAGE_FILE
 from flows.run.request import RunResult
 from flows.view.live import number, share, tiny
 
@@ -35,8 +39,8 @@ def show_result(console: Console, result: RunResult) -> None:
         f"idle: trainer {share(summary['trainer_idle'])}, generators {share(summary['generator_idle'])}",
     ]
     console.print("; ".join(facts), highlight=False)
-    if summary["rewards_failed"]:
-        console.print(f"{summary['rewards_failed']} samples had no reward", style="yellow", highlight=False)
+    for line in _about_rewards(summary):
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if summary["dead_letters"]:
         reasons = "; ".join(summary["dead_letter_reasons"])
         console.print(
@@ -46,3 +50,17 @@ def show_result(console: Console, result: RunResult) -> None:
             markup=False,
         )
     console.print(f"report: {result.report}", highlight=False, soft_wrap=True)
+    page = result.report / PAGE_FILE
+    if page.is_file():
+        console.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+def _about_rewards(summary: dict[str, Any]) -> Iterator[str]:
+    """Yield what was wrong with the rewards of a run."""
+    if failed := summary["rewards_failed"]:
+        yield f"{failed} of {summary['samples']} samples had no reward"
+    if none := summary.get("steps_without_gradient"):
+        last = summary["steps_without_gradient_at_end"]
+        at_end = f", {last} of them at the end" if last else ""
+        yield f"{none} of {summary['steps']} steps had no gradient{at_end}, and left the weights as they were"
+    yield from summary.get("told", ())

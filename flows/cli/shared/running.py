@@ -6,7 +6,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,23 @@ def _as_flow(request: RunRequest, screen: Screen, env: dict[str, str]) -> RunRes
 
     from flows.train import train
 
+    _keep_states_true()
     with _everything_sent(), _seen_by(screen), _quick_end():
         try:
             found: dict[str, Any] = train(request.runfile, list(request.overrides), request.resume)
         except CancelledRun as cancelled:
             raise RunCancelled(str(cancelled)) from None
     return RunResult(found.pop("run"), Path(found.pop("report")), found)
+
+
+def _keep_states_true() -> None:
+    """Make the automations that call a flow run crashed when it is killed. A server may refuse."""
+    from prefect.client.orchestration import get_client
+
+    from flows.flow_runs.automations import ensure_automations
+
+    with suppress(Exception), get_client(sync_client=True) as client:
+        ensure_automations(lambda path, body: client.request("POST", path, json=body).json())
 
 
 @contextmanager
@@ -90,7 +101,7 @@ def _everything_sent() -> Iterator[None]:
 
 @contextmanager
 def _quick_end() -> Iterator[None]:
-    """Turn off the flow's heartbeats: it ends a second sooner, and the terminal sees whether it lives."""
+    """Turn off Prefect's heartbeats: the flow ends a second sooner, and has a sign of life of its own."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+FAILED, USER_ERROR, LASTING, INTERRUPTED = 1, 2, 3, 130
+EXIT_CODES = {
+    0: "It is done.",
+    FAILED: "It failed. Trying again, or resuming the run, may go well.",
+    USER_ERROR: "The command line, the run file, or something that it names is wrong. Nothing was started.",
+    LASTING: "It failed by an error that comes again until something is changed. The message says what.",
+    INTERRUPTED: "It was interrupted (Ctrl-C, SIGTERM, a closed terminal) or cancelled; it can be resumed.",
+}
 
 
 def out() -> Console:
@@ -36,10 +43,17 @@ def fail(message: str, code: int = USER_ERROR) -> NoReturn:
     raise typer.Exit(code)
 
 
+def warn(message: str) -> None:
+    """Print a message in yellow to standard error."""
+    from rich.console import Console
+
+    Console(stderr=True).print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that errors with a message for people are shown without a traceback.
 
-    The command then exits with 2 if the run file or a name is wrong, else with 1. Other errors are raised.
+    The command then exits with one of `EXIT_CODES`. Other errors are raised.
     """
 
     @functools.wraps(command)
@@ -65,7 +79,9 @@ def _code_of(error: Exception) -> int | None:
 
     if isinstance(error, RunFileError | RunError):
         return USER_ERROR
-    return FAILED if isinstance(error, Explained) else None
+    if isinstance(error, Explained):
+        return LASTING if error.lasting else FAILED
+    return None
 
 
 @contextmanager

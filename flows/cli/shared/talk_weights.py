@@ -14,12 +14,25 @@ if TYPE_CHECKING:
     from infra.weights.garbage import ByteProgress
     from infra.weights.versions import WeightStore
 
+
+def _url(said: str) -> str:
+    from flows.run.series_url import series_url
+    from infra.errors import Explained
+
+    try:
+        return series_url(said)
+    except Explained as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 UrlArgument = Annotated[
     str,
     typer.Argument(
-        help="A folder of versions, such as s3://bucket/models/mine, or s3://bucket/store/runs/count-1/weights."
+        metavar="WHERE", callback=_url,
+        help="Versions of weights: a run of this machine such as count-1, a path such as ./mine, or a URL: "
+        "s3://bucket/models/mine or s3://bucket/store/runs/count-1/weights.",
     ),
-]
+]  # fmt: skip
 VersionOption = Annotated[int | None, typer.Option("--version", min=0, help="By default the newest.")]
 
 AllowOlder = Annotated[

@@ -32,21 +32,25 @@ def generated() -> frozenset[str]:
 
 def _tables(package: str, file: str) -> list[tuple[str, ast.expr]]:
     """Return the names that a package's file assigns at its top level, each with the expression."""
-    try:
-        found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:
-            return []
-        tree = ast.parse((Path(found.origin).parent / file).read_text())
-    except (ImportError, OSError, ValueError, SyntaxError):
-        return []
     tables: list[tuple[str, ast.expr]] = []
-    for node in tree.body:
+    for node in source_of(package, file).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
             targets = [node.target]
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         tables += [(one.id, value) for one in targets if isinstance(one, ast.Name) and value is not None]
     return tables
+
+
+def source_of(package: str, file: str) -> ast.Module:
+    """Return the code of a file of an installed package, without importing it; no code if it is not there."""
+    try:
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            return ast.Module([], [])
+        return ast.parse((Path(found.origin).parent / file).read_text())
+    except (ImportError, OSError, ValueError, SyntaxError):
+        return ast.Module([], [])
 
 
 def _literal(node: ast.expr) -> object:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from infra.background import Background
 from infra.errors import Explained
 from schemas.shortening import printable
 
@@ -20,6 +20,8 @@ class Finding:
     thing: str
     said: str
     wrong: bool = False
+    away: bool = False  # it is wrong since it does not answer: that may mend itself
+    noted: bool = False  # it is not wrong, and people should know it all the same
 
     @property
     def line(self) -> str:
@@ -34,19 +36,10 @@ class NoAnswer(Explained):
 def within(seconds: float, ask: Callable[[], _T]) -> _T:
     """Return the result of `ask`. Raises NoAnswer after `seconds`, and leaves the asking thread behind."""
     answers: list[_T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            answers.append(ask())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="look", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
+    asking = Background(lambda: answers.append(ask()), "look")
+    asking.start()
+    asking.join(seconds)
+    asking.check()
     if not answers:
         raise NoAnswer(f"no answer within {seconds:g} s")
     return answers[0]

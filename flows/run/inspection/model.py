@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from flows.run.inspection.architectures import generated, trained
 from flows.run.inspection.finding import Finding
+from flows.run.inspection.supported_models import TRIED, why_not_generated, why_not_trained
 from infra.safetensors_header import NoHeader, header_of
 from infra.weights.folder import ModelFolder
 from infra.weights.weights_error import WeightsError
@@ -31,7 +32,9 @@ def look_at_model(folder: Path) -> Iterator[Finding]:
     if not wrong:
         shapes = len(ModelFolder(folder).shapes)
         kind = config_of(folder).get("model_type")
-        yield Finding("model", f"{folder} has a {kind} of {shapes} tensors, and a tokenizer")
+        untried = "" if kind in TRIED else "; nobody has tried to train this kind of model yet"
+        said = f"{folder} has a {kind} of {shapes} tensors, and a tokenizer{untried}"
+        yield Finding("model", said, noted=bool(untried))
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def wrong_config(folder: Path) -> list[str]:
     known = generated() | set(trained().values())
     if classes and generated() and not known & set(classes):
         return [f"{file}: the installed vLLM does not generate with the architecture {shown(classes[0])}"]
-    return []
+    return [f"{file}: {why}" for why in (why_not_trained(config), why_not_generated(config)) if why]
 
 
 def longest_context(folder: Path) -> int | None:

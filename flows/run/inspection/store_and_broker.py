@@ -24,11 +24,18 @@ _FILE = "file://"
 def look_at_places(spec: RunSpec) -> Iterator[Finding]:
     """Yield findings about the store, the caches of sites on this machine, and the broker."""
     places = known_places(spec)
+    yield _report(spec)
     yield _store("store", "placement.store", places.store_url)
     for name, site in spec.placement.sites.items():
         if site.cache != LOCAL and not site.elsewhere:
             yield _store(f"cache of site {name}", f"placement.sites.{name}.cache", site.cache)
     yield _broker(spec, places.bootstrap_servers)
+
+
+def _report(spec: RunSpec) -> Finding:
+    folder = Path(spec.report).absolute()
+    wrong = wrong_folder("report", f"{_FILE}{folder}").replace(_FILE, "", 1)
+    return Finding("report", wrong or f"reports go to {folder}", wrong=bool(wrong))
 
 
 def wrong_folder(field: str, url: str) -> str:
@@ -58,14 +65,14 @@ def _store(thing: str, field: str, url: str) -> Finding:
         free = shutil.disk_usage(_nearest(Path(url.removeprefix(_FILE)))).free
         full = free < _LITTLE
         said = f"{url} can be written; {free / (1 << 30):.1f} GiB are free"
-        said += ", too little for a model" if full else ""
-        return Finding(thing, said, wrong=full)
+        said += ", which is little" if full else ""
+        return Finding(thing, said, noted=full)
     try:
         within(_ANSWER_S, lambda: open_store(url).list("streamrl-looks-here"))
     except NoAnswer as error:
-        return Finding(thing, f"{field}: {url}: {error}", wrong=True)
+        return Finding(thing, f"{field}: {url}: {error}", wrong=True, away=True)
     except Explained as error:
-        return Finding(thing, f"{field}: {error}", wrong=True)
+        return Finding(thing, f"{field}: {error}", wrong=True, away=not error.lasting)
     return Finding(thing, f"{url} answers, and can be listed")
 
 
@@ -81,9 +88,11 @@ def _broker(spec: RunSpec, servers: str) -> Finding:
     try:
         brokers = within(_ANSWER_S, lambda: KafkaBus(servers, name="streamrl-check").broker_count())
     except NoAnswer as error:
-        return Finding("broker", f"placement.kafka.bootstrap_servers: {servers}: {error}", wrong=True)
+        said = f"placement.kafka.bootstrap_servers: {servers}: {error}"
+        return Finding("broker", said, wrong=True, away=True)
     except BusError as error:
-        return Finding("broker", f"placement.kafka.bootstrap_servers: {error}", wrong=True)
+        said = f"placement.kafka.bootstrap_servers: {error}"
+        return Finding("broker", said, wrong=True, away=not error.lasting)
     if brokers < kafka.replication:
         few = f"{servers} has {brokers} brokers: placement.kafka.replication is {kafka.replication}, lower it"
         return Finding("broker", few, wrong=True)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import psutil
 from flows.run.inspection.finding import Finding
 from infra.code import module
 from infra.credentials import without_credentials
+from infra.hub import advice, cached, is_offline
 from infra.supervise.children import kill, start_child
 from infra.supervise.lifeline import carrying
 from infra.supervise.team import worker_environment
@@ -36,30 +37,45 @@ from schemas.shortening import printable, shown
 FIRST = 32  # problems that are read of each split
 LONGEST_S = 60.0  # for an import, and for reading the first problems
 MOST_MEMORY = min(8 << 30, psutil.virtual_memory().total // 2)  # bytes of the process and its children
+_LONG_S = 5.0  # what takes longer is said before a start
 _MOST_ANSWERS = 1 << 20  # bytes
 _MARK = "STREAMRL_PROBE"
 _START = "the start of its process"
 
 
-def look_at_task(spec: RunSpec, model: Path | None) -> list[Finding]:
-    """Return the findings about the task. `model`: the folder with the tokenizer; None if it is not there."""
+def look_at_task(
+    spec: RunSpec, model: Path | None, say: Callable[[str], None] | None = None, *,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[Finding]:  # fmt: skip
+    """Return the findings about the task. `model`: the folder with the tokenizer; None if it is not there.
+
+    `meanwhile` is called once the task's process is started.
+
+    `say`: a run is about to start. Then the task gets as long as deadlines.start_s allows, and if it takes
+    more memory than a look may, that is no fault.
+    """
     task = spec.task
-    if task.dataset and not Path(task.dataset).exists():
+    if task.dataset and not Path(task.dataset).exists() and cached(task.dataset, "dataset") is None:
+        if is_offline():
+            said = advice(task.dataset, "dataset", "HF_HUB_OFFLINE is set")
+            return [Finding("task", f"task.dataset: {said}", wrong=True)]
         return [Finding("task", f"the dataset {task.dataset} is not on this machine; a run fetches it")]
     held_out = [task.held_out_split] if spec.evaluation.problems else []
     job = ProbeRequest(
         task=task, splits=[task.train_split, *held_out], first=min(FIRST, task.limit),
         tokenizer=None if model is None else str(model), longest=spec.sampling.max_prompt_tokens,
     )  # fmt: skip
-    with _Probe(job, spec) as probe:
+    with _Probe(job, spec, say) as probe:
+        meanwhile()
         return list(probe.findings())
 
 
 class _Probe:
     """The process that imports the task: it is started, its answers are read, and it is killed."""
 
-    def __init__(self, job: ProbeRequest, spec: RunSpec) -> None:
-        self._job, self._spec = job, spec
+    def __init__(self, job: ProbeRequest, spec: RunSpec, say: Callable[[str], None] | None) -> None:
+        self._job, self._spec, self._say = job, spec, say
+        self._told = ""  # the thing of which was said that it takes long
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._doing, self._since = _START, time.monotonic()
         self._output, self._rest, self._size = b"", b"", 0
@@ -68,7 +84,8 @@ class _Probe:
     def __enter__(self) -> _Probe:
         self._answers, theirs = os.pipe()
         name, _, value = self._mark.partition("=")
-        environment = without_credentials(worker_environment()) | {name: value}
+        offline = "1" if self._job.task.dataset else os.environ.get("HF_HUB_OFFLINE", "1")  # as in a run
+        environment = without_credentials(worker_environment()) | {name: value, "HF_HUB_OFFLINE": offline}
         try:
             self._process = start_child(
                 [
@@ -106,7 +123,13 @@ class _Probe:
                 if "doing" in answer:
                     self._doing, self._since = str(answer["doing"]), time.monotonic()
                 else:
-                    yield Finding(str(answer["thing"]), str(answer["said"]), wrong=bool(answer["wrong"]))
+                    wrong, noted = bool(answer["wrong"]), bool(answer.get("noted"))
+                    yield Finding(str(answer["thing"]), str(answer["said"]), wrong=wrong, noted=noted)
+            if self._say is not None:
+                self._tell(self._say)
+                if (memory := self._memory()) > MOST_MEMORY:
+                    yield Finding("task", f"{self._doing}: {_much(memory)}; the run tries it", noted=True)
+                    return
             if trouble := self._trouble():
                 yield self._wrong(trouble)
                 return
@@ -142,12 +165,13 @@ class _Probe:
             setting = (
                 "task.reward_deadline_s" if self._scores else f"deadlines.start_s, {LONGEST_S:g} at most"
             )
+            if self._say is not None and not self._scores:
+                setting = "deadlines.start_s"
             return f"it takes longer than {self._limit:g} s ({setting})"
         if self._size > _MOST_ANSWERS or len(self._rest) > _MOST_ANSWERS:
             return "it writes to descriptors that it did not open"
         if (memory := self._memory()) > MOST_MEMORY:
-            most = f"{MOST_MEMORY / (1 << 30):.1f} are allowed here"
-            return f"it takes {memory / (1 << 30):.1f} GiB of memory; {most}"
+            return _much(memory)
         code = self._process.poll()
         if code is None or (self._answers in self._open and select.select([self._answers], [], [], 0)[0]):
             return ""  # it is alive, or has left something to read
@@ -164,7 +188,14 @@ class _Probe:
             return LONGEST_S
         if self._scores:
             return self._spec.task.reward_deadline_s
-        return min(LONGEST_S, self._spec.deadlines.start_s)
+        longest = self._spec.deadlines.start_s
+        return longest if self._say is not None else min(LONGEST_S, longest)
+
+    def _tell(self, say: Callable[[str], None]) -> None:
+        """Say what takes long, once."""
+        if self._told != self._doing and time.monotonic() - self._since > _LONG_S:
+            self._told = self._doing
+            say(f"looking at the task before the start: {self._doing} takes long, {self._limit:g} s at most")
 
     def _memory(self) -> int:
         with contextlib.suppress(psutil.Error):
@@ -177,6 +208,11 @@ class _Probe:
         lines = self._output.decode(errors="replace").strip().splitlines()
         last = f"; its last line: {shown(printable(lines[-1], 200))}" if lines else ""
         return Finding("task", f"{self._doing}: {trouble}{last}", wrong=True)
+
+
+def _much(memory: int) -> str:
+    most = f"{MOST_MEMORY / (1 << 30):.1f} are allowed here"
+    return f"it takes {memory / (1 << 30):.1f} GiB of memory; {most}"
 
 
 def _resident(process: psutil.Process) -> int:

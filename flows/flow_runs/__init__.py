@@ -1,0 +1,1 @@
+"""Flow runs: their states, names, pages and deployments at a Prefect server."""

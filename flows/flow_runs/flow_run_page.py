@@ -1,0 +1,118 @@
+"""The page of a flow run: its log, how far the run is, its result, and links to the report."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from flows.run.locations import report_folder
+from flows.run.request import RunResult
+from flows.view.live import number, one_line
+from flows.view.run_view import RunView
+from infra.runs import RunRecord
+
+ARTIFACT_EVERY_S = 10.0
+PAGE = "report.html"  # the report as one page, if it is in the report folder
+_LONGEST_REASON = 2000
+
+
+class PrefectScreen:
+    """A screen that writes news to the flow run's log, and the state of the run to a progress artifact."""
+
+    def __init__(self) -> None:
+        self._log = get_run_logger()
+        self._artifact: UUID | None = None
+        self._next, self._percent = 0.0, 0.0
+
+    def say(self, text: str) -> None:
+        self._log.info("%s", text)
+
+    def progress(self, fraction: float, text: str) -> None:
+        if self._due():
+            self._log.info("%3.0f%% %s", 100 * fraction, text)
+
+    def show(self, view: RunView) -> None:
+        percent = min(100.0, 100.0 * view.iterations_begun() / view.spec.algorithm.iterations)
+        if not self._due() and (percent < 100.0 or self._percent == percent):
+            return
+        self._log.info("%s", one_line(view))
+        with suppress(Exception):  # an artifact must not end the run: the server may be busy or away
+            if self._artifact is None:
+                self._artifact = _id(
+                    create_progress_artifact(percent, key=f"{view.run}-progress", description=view.run)
+                )
+            else:
+                update_progress_artifact(self._artifact, progress=percent, description=one_line(view))
+            self._percent = percent  # not set after an error, so that it is tried again
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + ARTIFACT_EVERY_S
+        return True
+
+
+def _id(value: Any) -> UUID:
+    return value if isinstance(value, UUID) else UUID(str(value))
+
+
+def show_result_artifacts(result: RunResult) -> None:
+    """Show a result: held-out rewards as a table, and all figures as a page."""
+    with suppress(Exception):  # the run is done: an artifact that can't be made does not undo it
+        if rows := result.summary["result"]:
+            create_table_artifact(
+                rows, key=f"{result.run}-result", description=f"Held-out reward of {result.run}"
+            )
+        create_markdown_artifact(
+            result_page(result), key=f"{result.run}-report", description=f"Report of {result.run}"
+        )
+
+
+def show_failure(record: RunRecord, reason: str) -> None:
+    """Show why a run ended before it was done, and where its logs are."""
+    with suppress(Exception):
+        create_markdown_artifact(
+            failure_page(record, reason), key=f"{record.id}-report", description=f"Report of {record.id}"
+        )
+
+
+def show_links(record: RunRecord) -> None:
+    """Link to the report folder and to the page in it. However the run ended, some of the report is there."""
+    folder = report_folder(record).absolute()
+    with suppress(Exception):
+        create_link_artifact(folder.as_uri(), key=f"{record.id}-folder", link_text="report folder")
+        if (folder / PAGE).exists():
+            create_link_artifact((folder / PAGE).as_uri(), key=f"{record.id}-page", link_text="report page")
+
+
+def result_page(result: RunResult) -> str:
+    """Return the result as a page in Markdown."""
+    summary = result.summary
+    lines = [f"# {result.run}", "", "| | problems | before | after | gain |", "|---|---|---|---|---|"]
+    for row in summary["result"]:
+        numbers = [number(row[name], 3) for name in ("before", "after", "gain")]
+        lines.append(f"| {row['what']} | {row['problems']} | {' | '.join(numbers)} |")
+    counts = f"{summary['iterations']} iterations, {summary['samples']} samples"
+    lines += ["", f"{counts}, {summary['dead_letters']} dead letters. Report: `{result.report}`"]
+    if (result.report / PAGE).exists():
+        lines += ["", f"The page with curves and samples: `{result.report / PAGE}`"]
+    return "\n".join(lines)
+
+
+def failure_page(record: RunRecord, reason: str) -> str:
+    """Return a page in Markdown about a run that ended before it was done. The reason is shown as it is."""
+    shown = reason[:_LONGEST_REASON].replace("```", "'''")
+    told = f"# {record.id}\n\nThe run ended before it was done:\n\n```\n{shown}\n```"
+    return f"{told}\n\nReport and logs: `{report_folder(record)}`"

@@ -1,0 +1,1 @@
+"""Monitoring: the figures of a run and its processes, as Prometheus reads them."""

@@ -1,0 +1,1 @@
+"""Files for Prometheus and Grafana: a configuration, alert rules and a board."""
