@@ -16,21 +16,21 @@ from flows.run.retrain import retrain
 
 
 @flow(name="refresh-ranker", description="Train a length ranker from runs' recorded samples.")
-@watched()
 def refresh_ranker(
     runs: Annotated[list[str], Field(min_length=1, description="Ids of runs, such as count-1.")],
     store: Annotated[str, Field(description="The runs' object store.")] = "local",
     name: Annotated[str | None, Field(description="Name of the ranker; by default the run's.")] = None,
 ) -> dict[str, Any]:
     """Train and keep a ranker. Returns how well it ranks and, as `start`, its key for `lengths.start`."""
-    result = retrain(runs, store=store, name=name)
-    quality = result.quality
-    get_run_logger().info("%s/%s: trained from %d groups", result.url, result.key, result.groups)
-    row = {
-        "ranker": result.key, "trained from groups": result.groups, "judged by groups": quality.groups,
-        "recall of the longest 20 %": round(quality.recall[0], 3),
-        "10 %": round(quality.recall[1], 3), "5 %": round(quality.recall[2], 3),
-        "Kendall's tau": round(quality.tau, 3), "error (log)": round(quality.error, 3),
-    }  # fmt: skip
-    create_table_artifact([row], key="ranker", description=f"Length ranker {result.key}")
-    return {"start": result.key, **row}
+    with watched():
+        result = retrain(runs, store=store, name=name)
+        quality = result.quality
+        get_run_logger().info("%s/%s: trained from %d groups", result.url, result.key, result.groups)
+        row = {
+            "ranker": result.key, "trained from groups": result.groups, "judged by groups": quality.groups,
+            "recall of the longest 20 %": round(quality.recall[0], 3),
+            "10 %": round(quality.recall[1], 3), "5 %": round(quality.recall[2], 3),
+            "Kendall's tau": round(quality.tau, 3), "error (log)": round(quality.error, 3),
+        }  # fmt: skip
+        create_table_artifact([row], key="ranker", description=f"Length ranker {result.key}")
+        return {"start": result.key, **row}

@@ -27,7 +27,6 @@ _EVERY_S = 10.0
 
 
 @flow(name="sync-weights", description="A site takes part in a run, with relays that follow its weights.")
-@watched()
 def sync_weights(
     run: Annotated[str, Field(min_length=1, description="The run's id, such as count-1.")],
     site: Annotated[str, Field(min_length=1, description="The site's name.")],
@@ -48,24 +47,25 @@ def sync_weights(
 
     A flow run that is cancelled leaves no process behind.
     """
-    log = get_run_logger()
-    record, workers = joining(
-        run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
-        reward=reward, progress=_tenths(partial(log.info, "%d %% of the model is here")),
-    )  # fmt: skip
-    with Follower(record) as follower:
-        due = time.monotonic() + _EVERY_S
+    with watched():
+        log = get_run_logger()
+        record, workers = joining(
+            run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
+            reward=reward, progress=_tenths(partial(log.info, "%d %% of the model is here")),
+        )  # fmt: skip
+        with Follower(record) as follower:
+            due = time.monotonic() + _EVERY_S
 
-        def show() -> None:
-            nonlocal due
-            if time.monotonic() >= due:
-                due = time.monotonic() + _EVERY_S
-                _publish(run, follower.see(_rows))
+            def show() -> None:
+                nonlocal due
+                if time.monotonic() >= due:
+                    due = time.monotonic() + _EVERY_S
+                    _publish(run, follower.see(_rows))
 
-        take_part(record, workers, lambda text: log.info("%s", text), tick=show)
-    rows = _rows(look_once(record))  # read again: the follower may have missed the end
-    _publish(run, rows)
-    return rows
+            take_part(record, workers, lambda text: log.info("%s", text), tick=show)
+        rows = _rows(look_once(record))  # read again: the follower may have missed the end
+        _publish(run, rows)
+        return rows
 
 
 def _tenths(say: Callable[[int], None]) -> ByteProgress:

@@ -29,33 +29,37 @@ VersionParameter = Annotated[int | None, Field(ge=0, description="By default the
 
 
 @flow(name="keyframe", description="Give a version of weights a way from nothing, for those who join late.")
-@watched()
 def keyframe(url: UrlParameter, version: VersionParameter = None) -> dict[str, Any]:
     """Add a keyframe to a version unless it has one. Returns its size and the seconds it took."""
-    weights, since = weights_at(url), time.monotonic()
-    manifest, new = weights.add_keyframe(newest_version(weights, url, version))
-    path = manifest.path(None)
-    assert path is not None
-    row = {"version": manifest.version, "new": new, "bytes": path.size, "bytes of the model": manifest.size}
-    return _reported("keyframe", f"Keyframe in {url}", row, since=since)
+    with watched():
+        weights, since = weights_at(url), time.monotonic()
+        manifest, new = weights.add_keyframe(newest_version(weights, url, version))
+        path = manifest.path(None)
+        assert path is not None
+        row = {
+            "version": manifest.version,
+            "new": new,
+            "bytes": path.size,
+            "bytes of the model": manifest.size,
+        }
+        return _reported("keyframe", f"Keyframe in {url}", row, since=since)
 
 
 @flow(name="verify", description="Audit all versions of weights: manifests, objects, and where ways lead.")
-@watched()
 def verify(url: UrlParameter) -> dict[str, Any]:
     """Read every version. Returns what was read and the seconds it took; raises if anything is wrong."""
-    weights, since = weights_at(url), time.monotonic()
-    version, audit = newest_version(weights, url, None), Audit(weights)
-    problems = list(audit.problems())
-    row = {"version": version, "versions": len(audit.versions), "bytes": audit.size, "wrong": audit.wrong}
-    row = _reported("verify", "\n\n".join([f"Audit of {url}", *problems]), row, since=since)
-    if problems:
-        raise WeightsError(f"{audit.wrong} things are wrong with {url}: {'; '.join(problems[:3])}")
-    return row
+    with watched():
+        weights, since = weights_at(url), time.monotonic()
+        version, audit = newest_version(weights, url, None), Audit(weights)
+        problems = list(audit.problems())
+        row = {"version": version, "versions": len(audit.versions), "bytes": audit.size, "wrong": audit.wrong}
+        row = _reported("verify", "\n\n".join([f"Audit of {url}", *problems]), row, since=since)
+        if problems:
+            raise WeightsError(f"{audit.wrong} things are wrong with {url}: {'; '.join(problems[:3])}")
+        return row
 
 
 @flow(name="collect", description="Remove old versions of weights, and objects that none names any more.")
-@watched()
 def collect(
     url: UrlParameter,
     keep: Annotated[int, Field(ge=1, description="So many of the newest versions stay.")] = 16,
@@ -64,19 +68,19 @@ def collect(
     ] = COLLECT_GRACE_S,
 ) -> dict[str, Any]:
     """Remove old versions and leftovers of killed writes. Returns what went, what stays and the seconds."""
-    weights, since = weights_at(url), time.monotonic()
-    newest_version(weights, url, None)
-    found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
-    row = {
-        "version": found.kept[-1], "oldest": found.kept[0], "removed": len(found.removed),
-        "objects removed": found.chunks, "killed writes": orphans, "objects that go later": found.waiting,
-        "bytes": found.size,
-    }  # fmt: skip
-    return _reported("collect", f"Garbage collection of {url}", row, since=since)
+    with watched():
+        weights, since = weights_at(url), time.monotonic()
+        newest_version(weights, url, None)
+        found, orphans = weights.collect(keep, grace_s=grace_s), weights.sweep()
+        row = {
+            "version": found.kept[-1], "oldest": found.kept[0], "removed": len(found.removed),
+            "objects removed": found.chunks, "killed writes": orphans, "objects that go later": found.waiting,
+            "bytes": found.size,
+        }  # fmt: skip
+        return _reported("collect", f"Garbage collection of {url}", row, since=since)
 
 
 @flow(name="promote", description="Write a version of weights as a Hugging Face checkpoint.")
-@watched()
 def promote(
     url: UrlParameter,
     folder: Annotated[str, Field(min_length=1, description="A new or empty folder on the worker's machine.")],
@@ -87,13 +91,14 @@ def promote(
     adapter: Annotated[bool, Field(description="Of an adapter: it alone, for peft.")] = False,
 ) -> dict[str, Any]:
     """Write a version into a folder. Returns what was written and the seconds it took."""
-    weights, since = weights_at(url), time.monotonic()
-    seen = seen_at(url)
-    number = newest_version(weights, url, version, seen)
-    found = promote_version(weights, VersionSource.at(url, base), number, Path(folder), adapter=adapter)
-    seen.remember(number)
-    row = {"version": number, "folder": str(found.folder), "bytes": found.size}
-    return _reported("promote", f"Version {number} of {url}: `{where_to_read(found)}`", row, since=since)
+    with watched():
+        weights, since = weights_at(url), time.monotonic()
+        seen = seen_at(url)
+        number = newest_version(weights, url, version, seen)
+        found = promote_version(weights, VersionSource.at(url, base), number, Path(folder), adapter=adapter)
+        seen.remember(number)
+        row = {"version": number, "folder": str(found.folder), "bytes": found.size}
+        return _reported("promote", f"Version {number} of {url}: `{where_to_read(found)}`", row, since=since)
 
 
 def _reported(key: str, text: str, row: dict[str, Any], *, since: float) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _resource(kind: str, number: UUID, name: str) -> dict[str, str]:
 
 @contextmanager
 def watched() -> Iterator[FlowRunWatch]:
-    """Watch this flow run while the block lasts. `@watched()` below `@flow` does so for a whole flow."""
+    """Watch this flow run while the block lasts. As a decorator it would hide annotations from Prefect."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None and context.flow is not None
     with FlowRunWatch(context.flow_run, context.flow.name) as watch:

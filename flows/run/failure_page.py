@@ -1,4 +1,4 @@
-"""Writes the page of a run that fails or is interrupted."""
+"""Writes the last metrics and the page of a run that fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ from flows.page.page_data import FAILED, INTERRUPTED, SaidState
 from flows.page.page_file import write_page
 from flows.run.locations import Places, report_folder
 from flows.run.request import RunCancelled
+from flows.view.follow import Follower
+from flows.view.line_files import METRICS_FILE, MetricsFile, complete
 from infra.errors import Explained
+from infra.run_bus import connect
 from infra.runs import RunRecord
+from schemas.topics import Topics
 
-_PAGE_S, _MOST_S = 5.0, 12.0  # for the topics, and for all: whoever pressed Ctrl-C waits for it
+# For the ledger, for the topics, and for all: whoever pressed Ctrl-C waits for it.
+_METRICS_S, _PAGE_S, _MOST_S = 4.0, 5.0, 12.0
 _LONGEST = 4000
 
 
 @contextlib.contextmanager
-def page_on_failure(record: RunRecord, places: Places, say: Callable[[str], None]) -> Iterator[None]:
-    """If the block raises, write the run's page within seconds; the same error goes on.
+def page_on_failure(
+    record: RunRecord, places: Places, say: Callable[[str], None], follower: Follower | None = None
+) -> Iterator[None]:
+    """If the block raises, write the run's last metrics and its page within seconds; the same error goes on.
 
     Nothing that goes wrong here hides that error, and another Ctrl-C ends the writing.
+    `follower`: the one that writes the metrics, until the block ends.
     """
     try:
         yield
     except BaseException as error:
         with contextlib.suppress(Exception, KeyboardInterrupt):
-            _write_soon(record, places, _said(error), say)
+            _write_soon(record, places, _said(error), say, follower)
         raise
 
 
@@ -39,16 +47,28 @@ def _said(error: BaseException) -> SaidState:
     return SaidState(FAILED, why[:_LONGEST])
 
 
-def _write_soon(record: RunRecord, places: Places, said: SaidState, say: Callable[[str], None]) -> None:
-    """Write the page in a thread, and wait for it only for some seconds."""
+def _write_soon(
+    record: RunRecord, places: Places, said: SaidState, say: Callable[[str], None], follower: Follower | None
+) -> None:
+    """Write all in a thread, and wait for it only for some seconds."""
     written: list[Path] = []
 
     def write() -> None:
+        folder = report_folder(record)
+        if follower is not None and follower.has_ended(_METRICS_S):
+            with contextlib.suppress(Exception):
+                _complete_metrics(record, folder)
         with contextlib.suppress(Exception):
-            store, folder = places.open_store(), report_folder(record)
-            written.append(write_page(record, store, folder, said=said, deadline_s=_PAGE_S))
+            written.append(write_page(record, places.open_store(), folder, said=said, deadline_s=_PAGE_S))
 
     thread = threading.Thread(target=write, name="page", daemon=True)
     thread.start()
     thread.join(_MOST_S)
     say(f"the page of the run: {written[0] if written else f'streamrl report {record.id} writes it'}")
+
+
+def _complete_metrics(record: RunRecord, folder: Path) -> None:
+    """Add the steps that were trained since the follower last looked."""
+    bus, topics = connect(record, "streamrl-page"), Topics(record.id, record.spec.lengths.classes)
+    bus.check()
+    complete(MetricsFile(folder / METRICS_FILE), bus, topics, record.id, deadline_s=_METRICS_S)

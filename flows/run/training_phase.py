@@ -47,9 +47,10 @@ def run_training(
         lock = stack_.enter_context(
             locked(folder / ".lock", what=f"run {record.id}", deadline_s=END_GRACE_S + 15.0)
         )
-        stack_.enter_context(page_on_failure(record, places, screen.say))
+        follower = Follower(record, metrics=MetricsFile(folder / METRICS_FILE))
+        stack_.enter_context(page_on_failure(record, places, screen.say, follower))
         team = stack_.enter_context(Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock,)))
-        follower = stack_.enter_context(Follower(record, metrics=MetricsFile(folder / METRICS_FILE)))
+        stack_.enter_context(follower)
         stack_.enter_context(exporting(record, follower, screen.say))
         crew = RunProcesses(
             team, workers(record, places), restarts=record.spec.placement.restarts, say=screen.say

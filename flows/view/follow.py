@@ -196,6 +196,11 @@ class Follower:
         if kind is None:
             self._thread.join(5)  # not after an error: a user who cancels must not wait
 
+    def has_ended(self, deadline_s: float) -> bool:
+        """Return whether it follows no more. Waits so long for the thread, once the block has ended."""
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
     def _started(self) -> threading.Thread:
         return threading.Thread(target=self._follow, name="follower", daemon=True)
 

@@ -129,17 +129,19 @@ class MetricsFile:
         self.position = record.offset + 1
 
 
-def complete(metrics: MetricsFile, bus: Bus, topics: Topics, run: str) -> None:
+def complete(
+    metrics: MetricsFile, bus: Bus, topics: Topics, run: str, *, deadline_s: float = _READ_S
+) -> None:
     """Add the steps that the file lacks. Reads only the ledger's end, unless steps in between are missing."""
     metrics.open()
     if metrics.position is not None and _is_whole(metrics.path):
-        for record, step in _ledger(bus, topics, run, metrics.position):
+        for record, step in _ledger(bus, topics, run, metrics.position, deadline_s):
             metrics.take(record, step)
         return
     whole = MetricsFile(metrics.path.with_suffix(".new"))
     whole.path.unlink(missing_ok=True)
     rows: Iterator[_Found] = (row for row in lines_of(metrics.path) if isinstance(row.get("step"), int))
-    steps: Iterator[_Found] = _ledger(bus, topics, run, 0)
+    steps: Iterator[_Found] = _ledger(bus, topics, run, 0, deadline_s)
     for found in heapq.merge(steps, rows, key=_step):
         if isinstance(found, dict):
             whole.put(found)
@@ -162,13 +164,15 @@ def _is_whole(path: Path) -> bool:
     return count == last + 1
 
 
-def _ledger(bus: Bus, topics: Topics, run: str, start: int) -> Iterator[tuple[Record, StepRecord]]:
+def _ledger(
+    bus: Bus, topics: Topics, run: str, start: int, deadline_s: float
+) -> Iterator[tuple[Record, StepRecord]]:
     """Yield the ledger's steps from an offset, or from its oldest record, up to its end as it is now."""
     reader = bus.reader(topics.ledger, {0: 0})
     try:
         begin, ends = reader.begin_offsets()[0], reader.end_offsets()
         reader.seek({0: max(begin, start)})
         gate = Gate(StepRecord, run, passed_over)
-        yield from gate.take(read_until(reader, ends, topics.ledger, deadline_s=_READ_S))
+        yield from gate.take(read_until(reader, ends, topics.ledger, deadline_s=deadline_s))
     finally:
         reader.close()

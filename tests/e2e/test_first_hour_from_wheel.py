@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,22 +31,21 @@ def test_the_first_hour(tmp_path: Path, bin_folder: Path, here: dict[str, str]) 
         return run(bin_folder / "streamrl", *words, cwd=tmp_path, code=code, **here)
 
     assert "streamrl run three/run.yaml --check" in streamrl("init", "three")
+    model = tmp_path / "three" / "model.py"
+    model.write_text(model.read_text().replace("STEPS, BATCH = 200", "STEPS, BATCH = 80"))
     settings = ("evaluation.problems=16", "algorithm.groups=8", "algorithm.iterations=300")
     fewer = [word for one in settings for word in ("--set", one)]
     assert "three/run.yaml is fine" in streamrl("run", "three/run.yaml", "--check", *fewer)
 
-    with (tmp_path / "run.log").open("w") as log:
-        going_on = subprocess.Popen(
-            [bin_folder / "streamrl", "run", "three/run.yaml", "--no-prefect", *fewer], cwd=tmp_path,
-            env={**os.environ, **here}, stdout=log, stderr=log,
-        )  # fmt: skip
+    words = [bin_folder / "streamrl", "run", "three/run.yaml", "--no-prefect", *fewer]
+    with started(words, tmp_path, here) as going_on:
 
         def steps() -> int:
             assert going_on.poll() is None, (tmp_path / "run.log").read_text()[-4000:]
             file = tmp_path / "runs" / "three-1" / "metrics.jsonl"
             return len(file.read_text().splitlines()) if file.exists() else 0
 
-        wait_until(lambda: steps() >= 3, what="three steps", deadline_s=170)
+        wait_until(lambda: steps() >= 3, what="three steps", deadline_s=300)
         assert "training" in streamrl("runs") and "three-1" in streamrl("runs")
         assert "run three-1: training" in streamrl("status")
         shown = streamrl("samples", "three-1", "--step", "1", "-n", "2")
@@ -83,6 +83,18 @@ def test_the_first_hour(tmp_path: Path, bin_folder: Path, here: dict[str, str]) 
 
     assert "run three-1 is gone" in streamrl("rm", "three-1", "--yes", "--report")
     assert "there are no runs" in streamrl("runs") and not (tmp_path / "runs" / "three-1").exists()
+
+
+@contextmanager
+def started(words: list[str | Path], folder: Path, here: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that goes on beside the block, and no longer; what it says goes into run.log."""
+    with (folder / "run.log").open("w") as log:
+        process = subprocess.Popen(words, cwd=folder, env={**os.environ, **here}, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def steps_of(folder: Path) -> int:

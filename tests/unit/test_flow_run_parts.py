@@ -13,7 +13,7 @@ import pytest
 from prefect import Flow
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
-from prefect.exceptions import Pause
+from prefect.exceptions import ParameterTypeError, Pause
 from prefect.states import Cancelling, Completed, Crashed, Paused, Running, Suspended
 
 from flows.cli.shared.deploying import job_variables
@@ -128,8 +128,19 @@ def test_automations_are_made_once_and_prefect_takes_them() -> None:
 
 
 def test_automations_are_about_every_flow_of_ours() -> None:
+    assert {flow.name for flow in all_flows()} == set(automations.FLOWS)
+
+
+def test_prefect_checks_the_parameters_of_each_flow() -> None:
+    for flow in all_flows():
+        empty = dict.fromkeys(flow.parameters.required, "")
+        with pytest.raises(ParameterTypeError, match=r"should (have at least 1|be a valid list)"):
+            flow.validate_parameters(empty)
+
+
+def all_flows() -> list[Flow[..., Any]]:
     found = [value for name in FLOW_MODULES for value in vars(importlib.import_module(name)).values()]
-    assert {flow.name for flow in found if isinstance(flow, Flow)} == set(automations.FLOWS)
+    return [one for one in found if isinstance(one, Flow)]
 
 
 def test_a_deployment_holds_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
