@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import runpy
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,9 @@ def test_init_writes_a_run_that_is_fine(folder: Path, chat: list[str]) -> None:
     spec = load_run_file(folder / "mine" / "run.yaml")
     assert spec.task.python == str(folder / "mine" / "task.py")
     assert ("messages" in (folder / "mine" / "task.py").read_text()) == bool(chat)
+    model = runpy.run_path(str(folder / "mine" / "model.py"))
+    prompt, _ = next(model["demonstrations"](model["make_tokenizer"](), random.Random(0)))
+    assert len(prompt) <= spec.sampling.max_prompt_tokens, "no prompt would be used"
 
 
 def test_init_replaces_nothing_unless_it_is_told_to(folder: Path) -> None:

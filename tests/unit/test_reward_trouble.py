@@ -210,3 +210,15 @@ def test_the_summary_and_the_result_say_it() -> None:
     assert "2 of 96 samples had no reward\n" in lines
     assert "3 of 4 steps had no gradient, 2 of them at the end, and left the weights as they were\n" in lines
     assert "have no reward: KeyError: 'x'\n" in lines
+
+
+def test_the_result_of_a_single_step_compares_nothing() -> None:
+    totals = Totals()
+    totals.add({"step": 0, "iteration": 0, "samples": 4, "reward": 0.5})
+    console = Console(file=io.StringIO(), width=200)
+    summary = {**SUMMARY, **totals.summary(), "result": []}
+    show_result(console, RunResult("test-1", Path("runs"), summary))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith("run test-1: reward of the only step 0.500")
+    assert lines[1].startswith("1 iteration, 4 samples; staleness")

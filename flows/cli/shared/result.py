@@ -26,14 +26,16 @@ def show_result(console: Console, result: RunResult) -> None:
             )
         console.print(table)
     else:
+        first, last = number(summary["reward_first"], 3), number(summary["reward_last"], 3)
+        steps = f"only step {first}" if summary["steps"] == 1 else f"first step {first}, of the last {last}"
         console.print(
-            f"run {result.run}: reward of the first step {number(summary['reward_first'], 3)}, "
-            f"of the last {number(summary['reward_last'], 3)} (evaluation.problems compares more)",
-            highlight=False,
+            f"run {result.run}: reward of the {steps} (evaluation.problems compares more)", highlight=False
         )
-    facts = [
-        f"{summary['iterations']} iterations, {summary['samples']} samples",
-        f"{number(summary['training_s'], 0)} s, {number(summary['samples_per_s'], 0)} samples/s",
+    many = "1 iteration" if summary["iterations"] == 1 else f"{summary['iterations']} iterations"
+    facts = [f"{many}, {summary['samples']} samples"]
+    if summary["samples_per_s"] is not None:  # it takes two steps to measure
+        facts.append(f"{number(summary['training_s'], 0)} s, {number(summary['samples_per_s'], 0)} samples/s")
+    facts += [
         f"staleness {number(summary['staleness'], 2)}, at most {summary['staleness_max']}",
         f"logprob gap {tiny(summary['logprob_gap'])}",
         f"idle: trainer {share(summary['trainer_idle'])}, generators {share(summary['generator_idle'])}",
