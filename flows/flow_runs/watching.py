@@ -86,18 +86,21 @@ class FlowRunWatch:
         self._shown_as = name, sorted({*self.flow_run.tags, *tags})
 
     def _watch(self) -> None:
-        while not self._closed.is_set():
+        while True:
             # The server may be busy or away, or answer what can't be read: it is asked again.
             with suppress(Exception), get_client(sync_client=True) as client:
                 self._watch_by(client)
-            self._closed.wait(ASK_EVERY_S)
+            if self._closed.wait(ASK_EVERY_S):
+                return
 
     def _watch_by(self, client: SyncPrefectClient) -> None:
-        while not self._closed.is_set():
+        while True:
             if time.monotonic() >= self._alive_at:
                 self._alive_at = time.monotonic() + ALIVE_EVERY_S
                 self._tell(ALIVE)
             self._show(client)
+            if self._closed.is_set():  # only now: a flow run that fails at once has its name, too
+                return
             self._ask(client)
             self._closed.wait(ASK_EVERY_S)
 

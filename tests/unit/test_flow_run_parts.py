@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from prefect.exceptions import ParameterTypeError, Pause
 from prefect.states import Cancelling, Completed, Crashed, Paused, Running, Suspended
 
 from flows.cli.shared.deploying import job_variables
-from flows.flow_runs import automations, flow_run_page
+from flows.flow_runs import automations, flow_run_page, watching
 from flows.flow_runs.automations import ensure_automations
 from flows.flow_runs.prefect_host import PrefectHost, tags_of
 from flows.flow_runs.watching import FlowRunWatch
@@ -29,6 +29,7 @@ from infra import runs
 from infra.runs import RunRecord
 from infra.stores.opening import open_store
 from tests.factories import make_model_files, make_spec
+from tests.waiting import wait_until
 
 FLOW_MODULES = ("flows.train", "flows.sync_weights", "flows.refresh_ranker", "flows.weights")
 
@@ -86,6 +87,16 @@ def test_tags_of_the_users_stay() -> None:
     watch._show(server)  # type: ignore[arg-type]
     watch._show(server)  # type: ignore[arg-type]
     assert server.updates == [{"name": "count-1", "tags": ["mine", "mode:sync"]}]
+
+
+def test_a_flow_run_that_ends_at_once_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, watch = Server(Running(), Running()), make_watch()
+    monkeypatch.setattr(watching, "get_client", lambda **_: nullcontext(server))
+    monkeypatch.setattr(watching, "emit_event", lambda *_, **__: None)
+    with watch:
+        wait_until(lambda: watch.state is not None, what="the first look")
+        watch.show_as("count-1", [])
+    assert [one["name"] for one in server.updates] == ["count-1"]
 
 
 @pytest.mark.parametrize(
