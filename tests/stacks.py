@@ -5,6 +5,14 @@ from pathlib import Path
 import psutil
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """A process's command line; nothing once it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def processes_of(home: Path) -> list[psutil.Process]:
     """Every process whose command line or environment names this home, this one excepted."""
     found = []

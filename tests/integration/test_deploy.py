@@ -22,7 +22,7 @@ from infra.stack.local import Stack
 from infra.stores.opening import open_store
 from infra.weights.places import weights_at
 from tests.factories import TASK, make_spec, make_tiny_model
-from tests.stacks import processes_of
+from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,14 +96,7 @@ class Site:
 
     def processes(self) -> list[psutil.Process]:
         """The processes of the run that are alive."""
-        return [one for one in processes_of(self.home) if set(PROCESSES) & _words(one)]
-
-
-def _words(process: psutil.Process) -> set[str]:
-    try:
-        return set(process.cmdline())
-    except psutil.Error:  # it ended since
-        return set()
+        return [one for one in processes_of(self.home) if set(PROCESSES) & set(words_of(one))]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from flows.flow_runs.automations import ensure_automations
 from flows.run import commands
 from infra.stack.local import Stack
 from tests.factories import TASK, make_model_files, make_spec
-from tests.stacks import processes_of
+from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ class Place:
 
     def roles(self) -> set[str]:
         """The roles that have a process now."""
-        words = {word for process in processes_of(self.home) for word in process.cmdline()}
+        words = {word for process in processes_of(self.home) for word in words_of(process)}
         return {role for role in (*commands.MODULES, "trainer") if f"tests.fakes.{role}" in words}
 
     def steps(self) -> list[int]:

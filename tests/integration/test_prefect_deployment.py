@@ -21,7 +21,7 @@ from infra.stack.local import Stack
 from infra.stores.opening import open_store
 from producers.ranker.states import States
 from tests.factories import TASK, make_spec, make_tiny_model
-from tests.stacks import processes_of
+from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,15 +81,8 @@ class Deployed:
     def roles(self) -> set[str]:
         """The roles of a run that have a process now."""
         wanted = ("consumers.trainer", "producers.feeder", "producers.generator", "infra.supervise.guard")
-        words = [word for process in processes_of(self.home) for word in _words(process)]
+        words = [word for process in processes_of(self.home) for word in words_of(process)]
         return {role for role in wanted if role in words}
-
-
-def _words(process: Any) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except Exception:  # it ended since
-        return []
 
 
 @pytest.fixture(scope="module")

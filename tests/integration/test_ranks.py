@@ -19,6 +19,7 @@ from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
 from tests.harness import running, trained_ids
+from tests.stacks import words_of
 from tests.training import train
 from tests.waiting import wait_until
 
@@ -187,7 +188,7 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
 
 
 def rank_processes(trainer: psutil.Process) -> list[psutil.Process]:
-    return [child for child in trainer.children() if "consumers.ranks.rank" in child.cmdline()]
+    return [child for child in trainer.children() if "consumers.ranks.rank" in words_of(child)]
 
 
 @pytest.mark.timeout(600)

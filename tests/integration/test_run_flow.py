@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil
 import pytest
 import yaml
 
@@ -21,7 +20,7 @@ from flows.view.run_view import RunView
 from infra.runs import RunError
 from schemas.loading import RunFileError
 from tests.factories import TASK, make_model_files, make_spec
-from tests.stacks import processes_of
+from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,17 +57,9 @@ def folder(tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def working(folder: Path) -> list[str]:
     """What runs for this folder, beside this process."""
-    found = []
-    for process in processes_of(folder / "home"):
-        try:
-            found += [
-                word
-                for word in process.cmdline()
-                if word.startswith(("tests.fakes", "infra.supervise", "3600"))
-            ]
-        except psutil.Error:
-            continue
-    return found
+    ours = ("tests.fakes", "infra.supervise", "3600")
+    words = [word for process in processes_of(folder / "home") for word in words_of(process)]
+    return [word for word in words if word.startswith(ours)]
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
@@ -130,7 +121,7 @@ def test_a_killed_guard_is_started_again_and_the_run_goes_on(
             if view.last is None or killed:
                 return
             for process in processes_of(folder / "home"):
-                if "infra.supervise.guard" in process.cmdline():
+                if "infra.supervise.guard" in words_of(process):
                     killed.append(process.pid)
                     process.kill()
 
@@ -151,7 +142,7 @@ def test_a_generator_that_can_not_be_kept_alive_is_left_out(folder: Path) -> Non
 
         def show(self, view: RunView) -> None:
             for process in processes_of(folder / "home"):
-                if process.cmdline()[-2:] == ["--number", "1"]:
+                if words_of(process)[-2:] == ["--number", "1"]:
                     process.kill()
 
     changes = ["placement.restarts=0", "placement.generators=2", "algorithm.iterations=30"]
