@@ -22,8 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 KEPT_PAIRS = 4096
+ENOUGH = 256  # pairs to believe anything by
 QUANTILES = 64
-_NEAR = 0.3  # in log units: width at which the weight of a neighbouring pair falls
+_NEAR = 0.02  # in log units: least width at which the weight of a neighbouring pair falls
+_BEYOND = 1.05  # nothing is believed to be longer than the longest sample that was seen, times this
 _UNKNOWN = 0.5  # deviation of the log of a length while there are few pairs
 _UNKNOWN_WEIGHT = 8.0  # the log-normal weighs as much as so many neighbouring pairs
 _BINS = 48
@@ -34,6 +36,9 @@ _SHARES = np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in _SCORES]
 LEVELS: np.ndarray = np.interp(
     (np.arange(QUANTILES) + 0.5) / QUANTILES, _SHARES, _SCORES
 )  # scores of the quantiles
+
+_FURTHEST, _FINE = 4.0, 0.02  # in log units
+_ERRORS = np.arange(-_FURTHEST, _FURTHEST + _FINE, _FINE)
 
 Pair = tuple[float, float]  # predicted, true
 
@@ -57,6 +62,7 @@ class Beliefs:
         self._longest = float(longest)
         self._pairs: deque[tuple[float, float, int]] = deque(maxlen=KEPT_PAIRS)  # logs of both, and the group
         self._seen = self._fitted = self._groups = 0
+        self._longest_seen = 0.0
         self.rho = 0.0  # correlation of the scores in a group; 0: a sample says nothing of the others
         self._table: np.ndarray | None = None  # errors by bin and level; computed when it is needed
         self._fit()
@@ -66,8 +72,18 @@ class Beliefs:
         for pairs in groups:
             self._groups += 1
             for predicted, true in pairs:
+                self.saw(true)
                 self._pairs.append((math.log(max(predicted, 1.0)), math.log(max(true, 1.0)), self._groups))
             self._seen += len(pairs)
+
+    def saw(self, tokens: float) -> None:
+        """Note that a sample has so many tokens: others may become as long."""
+        self._longest_seen = max(self._longest_seen, tokens)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there are pairs enough to believe anything."""
+        return len(self._pairs) >= ENOUGH
 
     def quantiles(self, predicted: np.ndarray) -> np.ndarray:
         """Return QUANTILES equally likely lengths for each prediction, ascending."""
@@ -81,13 +97,15 @@ class Beliefs:
         errors = (1 - part) * table[low] + part * table[low + 1]
         return self._clip(predicted[:, None] * np.exp(errors))
 
-    def doubted(self, rows: np.ndarray, doubt: float) -> np.ndarray:
-        """Mix into each belief, with weight `doubt`, the lengths of all kept pairs: any of these may come."""
-        if not (doubt and self._pairs):
+    def drifted(self, rows: np.ndarray, shift: float, wild: float) -> np.ndarray:
+        """Return beliefs with shifted logs; with probability `wild`, any kept pair's length is believed."""
+        self._refit()
+        rows = self._clip(rows * math.exp(shift))
+        if not (wild and self._any_length.size):
             return rows
-        any_length = np.exp(np.quantile([true for _, true, _ in self._pairs], self._levels))
+        any_length = np.exp(np.quantile(self._any_length, self._levels))
         either = np.concatenate([rows, np.broadcast_to(any_length, rows.shape)], axis=1)
-        weight = np.repeat([1 - doubt, doubt], QUANTILES) / QUANTILES
+        weight = np.repeat([1 - wild, wild], QUANTILES) / QUANTILES
         order = np.argsort(either, axis=1)
         below = np.cumsum(weight[order], axis=1) - 0.5 * weight[order]
         either = np.take_along_axis(either, order, axis=1)
@@ -100,10 +118,12 @@ class Beliefs:
         rng: np.random.Generator,
         kin: Kin | None = None,
         doubt: float = 0.0,
+        shift: tuple[float, float] = (0.0, 0.0),
     ) -> np.ndarray:
         """Draw `count` lengths for each prediction, evenly spread over its belief.
 
         `kin` makes groups alike; with probability `doubt` a length is that of any kept pair.
+        `shift`: mean and deviation of what is added to the log of all lengths of a draw.
         """
         self._refit()
         shares = _spread(count, len(predicted), rng)
@@ -116,11 +136,38 @@ class Beliefs:
         for place in np.unique(places := self._bin(predicted)):
             mine = places == place
             errors[:, mine] = np.interp(shares[:, mine], self._shares[place], self._errors)
-        lengths = self._clip(predicted[None, :] * np.exp(errors))
+        mean, deviation = shift
+        common = mean + deviation * np.interp(_spread(count, 1, rng), _SHARES, _SCORES)
+        lengths = self._clip(predicted[None, :] * np.exp(errors + common))
         if doubt and self._pairs:
             wrong = rng.random(lengths.shape) < doubt
             lengths[wrong] = np.exp(rng.choice([true for _, true, _ in self._pairs], int(wrong.sum())))
         return lengths
+
+    def likelihood(
+        self, predicted: np.ndarray, tokens: np.ndarray, done: np.ndarray, shifts: np.ndarray
+    ) -> np.ndarray:
+        """Return, for each sample and each shift of all log lengths, how likely what is seen of it is.
+
+        `done`: samples whose length is `tokens`; that of the others is greater.
+        """
+        self._refit()
+        error = np.log(np.maximum(tokens, 1.0)) - np.log(np.maximum(predicted, 1.0))
+        place = (error[:, None] - shifts[None, :] + _FURTHEST) / _FINE
+        place = np.clip(np.round(place), 1, len(_ERRORS) - 2).astype(int)
+        rows = self._below[self._bin(predicted)]
+        density = np.take_along_axis(rows, place + 1, axis=1) - np.take_along_axis(rows, place - 1, axis=1)
+        longer = 1 - np.take_along_axis(rows, place, axis=1)
+        return np.where(done[:, None], density / (2 * _FINE), longer)
+
+    def likelihood_of_any(self, tokens: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Return the same for samples whose prediction says nothing: theirs may be the length of any pair."""
+        self._refit()
+        logs = np.log(np.maximum(tokens, 1.0))
+        count = max(len(self._any_length), 1)
+        below, upto, above = (np.searchsorted(self._any_length, logs + by) for by in (-0.1, 0.0, 0.1))
+        density, longer = above - below, count - upto
+        return np.where(done, density / (0.2 * count), longer / count)
 
     @property
     def exact(self) -> bool:
@@ -132,7 +179,8 @@ class Beliefs:
         return np.argmin(np.abs(np.log(np.maximum(predicted, 1.0))[:, None] - self._centers[None, :]), axis=1)
 
     def _clip(self, lengths: np.ndarray) -> np.ndarray:
-        return np.clip(lengths, 1.0, self._longest)
+        seen = self._longest_seen * _BEYOND if self._pairs else self._longest
+        return np.clip(lengths, 1.0, min(self._longest, max(seen, 1.0)))
 
     def _refit(self) -> None:
         if self._seen > self._fitted * 1.05:
@@ -146,11 +194,12 @@ class Beliefs:
         low, high = (known[:, 0].min(), known[:, 0].max()) if len(known) else (0.0, np.log(self._longest))
         self._centers = np.linspace(low, max(high, low + 1e-3), _BINS)
         errors = known[:, 1] - known[:, 0]
-        enough = len(known) >= KEPT_PAIRS // 16
+        enough = len(known) >= ENOUGH
         if not enough:
             errors = np.concatenate([errors, unknown])
         order = np.argsort(errors)
-        near = np.exp(-0.5 * ((self._centers[:, None] - known[None, :, 0]) / _NEAR) ** 2) + 1e-6
+        width = max(_NEAR, 1.06 * float(known[:, 0].std()) * len(known) ** -0.2) if len(known) else 1.0
+        near = np.exp(-0.5 * ((self._centers[:, None] - known[None, :, 0]) / width) ** 2) + 1e-6
         if not enough:
             extra = np.full((_BINS, len(unknown)), _UNKNOWN_WEIGHT / len(unknown))
             near = np.concatenate([near, extra], axis=1)
@@ -159,11 +208,13 @@ class Beliefs:
         self._shares = (below - 0.5 * near) / below[:, -1:]
         self._errors = errors[order]
         self._table = None
+        self._below = np.stack([np.interp(_ERRORS, self._errors, row, 0.0, 1.0) for row in self._shares])
+        self._any_length = np.sort(known[:, 1])
         self.rho = 0.0 if self._flawless else self._likeness(known)
 
     @property
     def _flawless(self) -> bool:
-        return bool(len(self._pairs) >= KEPT_PAIRS // 16 and np.abs(self._errors).max() < 1e-6)
+        return bool(len(self._pairs) >= ENOUGH and np.abs(self._errors).max() < 1e-6)
 
     def _likeness(self, known: np.ndarray) -> float:
         """Estimate rho: the mean product of two scores of a group, over the mean square.

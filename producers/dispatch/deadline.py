@@ -42,6 +42,7 @@ SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # the same in later choices, in units of 
 _PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # of the distance between those deadlines: tried around the best ones
 _PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
+_LOOKS = 64  # looks during one makespan whether samples come out as believed
 _LEAST_GAIN = 0.003  # a deadline that gains a smaller share is not worth changing to
 
 
@@ -67,6 +68,7 @@ class Why(enum.IntEnum):
     DEAR = 2  # choosing would take too long
     COLD = 3  # the code that chooses is being compiled
     CHOSEN = 4  # the plan is expected to end soonest
+    UNKNOWN = 5  # too few lengths are known to believe anything
 
     @property
     def words(self) -> str:
@@ -76,6 +78,7 @@ class Why(enum.IntEnum):
             Why.DEAR: "to choose a plan would take longer than is worth it",
             Why.COLD: "the code that chooses a plan is still being compiled",
             Why.CHOSEN: "this plan is expected to end soonest",
+            Why.UNKNOWN: "too few lengths are known yet",
         }[self]  # fmt: skip
 
 
@@ -124,7 +127,7 @@ class DeadlinePolicy:
         move_s: float | None = None,
         warm: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.group_beliefs, self._replans, self._thrift, self._warm = group_beliefs, replans, thrift, warm
+        self.group_beliefs, self._replans, self._thrift, self.warm = group_beliefs, replans, thrift, warm
         self.costs = Costs()
         self._is_cold = False  # a choice waits until the code is compiled
         self.why = Why.NOTHING  # the reason for the plan in force
@@ -134,7 +137,7 @@ class DeadlinePolicy:
         ] = []  # running jobs, and the generators that shall continue them
         self._rng = np.random.default_rng(seed)
         self.plan: DeadlineRule | None = None
-        self.wakes_at = float("inf")
+        self._choose_at = float("inf")  # when to choose again, if nothing happens before
         self._span_s = 0.0  # from the newest admission to the end that was expected then
         self._said: dict[
             SampleKey, float
@@ -143,7 +146,7 @@ class DeadlinePolicy:
         self._kept: list[_TurnJobs] | None = None
         self._told: dict[SampleKey, float] = {}  # declared lengths of waiting jobs
         self._all_alive = np.ones(0, np.bool_)
-        self._doubted = 0.0  # the doubt at the last choice
+        self._look_at = float("inf")  # when to look whether the beliefs drift
         self._came = False  # whether jobs came since then
         self._regrouped_at: float | None = None  # when generators came or went since then
         self._chosen_at = float("-inf")
@@ -154,6 +157,11 @@ class DeadlinePolicy:
     def regrouped(self, board: Board, now: float) -> None:
         self._regrouped_at = now
         self._last = {name: last for name, last in self._last.items() if name in board.generators}
+
+    @property
+    def wakes_at(self) -> float:
+        """When the policy has to be asked again at the latest."""
+        return min(self._choose_at, self._look_at)
 
     @property
     def by_deadline(self) -> bool:
@@ -193,22 +201,26 @@ class DeadlinePolicy:
     def tick(self, board: Board, now: float) -> bool:
         """Choose again if it is time. Return whether that was done."""
         came = self._came
-        if self._is_cold and self._warm():
+        if self._is_cold and self.warm():
             self._is_cold, came = False, True
-        if not (
-            came
-            or self._must_regroup(now)
-            or now >= self.wakes_at
-            or self.group_beliefs.doubt > self._doubted
-        ):
+        if not (came or self._must_regroup(now) or now >= self._choose_at or self._drifts(board, now)):
             return False
         again = not came and self._regrouped_at is None
         self._came, self._regrouped_at, self._chosen_at = False, None, now
-        self.wakes_at = float("inf")
+        self._choose_at = float("inf")
         self._choose(board, now, again=again)
         if came and self.plan is not None:
             self._span_s = self.plan.ends - now
+        looks = self._replans and self.why is Why.CHOSEN and self._span_s > 0
+        self._look_at = now + self._span_s / _LOOKS if looks else float("inf")
         return True
+
+    def _drifts(self, board: Board, now: float) -> bool:
+        """Whether samples come out so differently that the choice should be made again."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + self._span_s / _LOOKS
+        return self.group_beliefs.drift_seen(board).differs(self.group_beliefs.drift)
 
     def _must_regroup(self, now: float) -> bool:
         """Whether to choose again because generators came or went.
@@ -341,14 +353,13 @@ class DeadlinePolicy:
     def _choose(self, board: Board, now: float, *, again: bool = False) -> None:
         count = len(board.waiting) + sum(len(one.running) for one in board.generators.values())
         if not board.generators or not count:
-            self.wakes_at = float("inf")
+            self._choose_at = float("inf")
             return
         began = time.monotonic()
         self._kept = None
         self._told.clear()
         if len(board.generators) > 1:  # the only generator gets the longest first anyway
             self.group_beliefs.look(board)
-        self._doubted = self.group_beliefs.doubt
         work = count * (_HEAP + len(board.generators))
         if why := self._why_not(board, work):
             self._stay(board, now, why)
@@ -359,7 +370,7 @@ class DeadlinePolicy:
         if self._replans and plan is not None and plan.ends > now:
             # of the time that is left, but not ever more often towards the end
             step = max(plan.ends - now, self._span_s / 2) / self._replans
-            self.wakes_at = now + step
+            self._choose_at = now + step
 
     def _choose_now(self, board: Board, now: float, again: bool) -> None:
         self._said.clear()  # running jobs are declared anew, by the new quantile
@@ -378,10 +389,12 @@ class DeadlinePolicy:
         """Return the reason why no choice is made now; Why.NOTHING if one is made."""
         if len(board.generators) == 1:
             return Why.ALONE
+        if not self.group_beliefs.beliefs.are_known:
+            return Why.UNKNOWN
         if self._thrift < float("inf") and self.costs.of(work) > min(self._worth_s(board), _LONGEST_CHOICE_S):
             self.costs.fade()
             return Why.DEAR
-        if not self._warm():
+        if not self.warm():
             self._is_cold = True
             return Why.COLD
         return Why.NOTHING
@@ -441,8 +454,9 @@ class DeadlinePolicy:
 
     def _draws(self, state: SampleTable, count: int) -> np.ndarray:
         """Draw lengths, each greater than the number of tokens that its sample has already."""
+        drift = self.group_beliefs.drift
         draws = self.group_beliefs.beliefs.draws(
-            state.predicted, count, self._rng, state.kin, self.group_beliefs.doubt
+            state.predicted, count, self._rng, state.kin, drift.wild, (drift.shift, drift.error)
         )
         for row in np.flatnonzero(state.tokens > 0):
             tokens = state.tokens[row]

@@ -9,8 +9,7 @@ something, too:
 
 with rho as `Beliefs` measured it. With rho 0 nothing is corrected.
 
-The ranker may also meet prompts unlike any before. `doubt` is the share of samples that came out far outside
-their beliefs; that share of all predictions is taken to be worthless.
+The ranker may also err as never before: all beliefs follow the drift that is seen (`drift.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,9 @@ import numpy as np
 
 from producers.dispatch.beliefs import LEVELS, Beliefs, Kin, Pair
 from producers.dispatch.board import Board
+from producers.dispatch.drift import Drift, SeenLengths, drift_of
 from producers.dispatch.jobs import SampleJob
 from schemas.identity import SampleKey
-
-_FAR = 1.3  # a length beyond the belief by this factor is a surprise
-_SOME = 3  # so many surprises, and ...
-_MANY = 0.03  # ... that share of all samples: the ranker is doubted
 
 
 @dataclass
@@ -59,9 +55,8 @@ class GroupBeliefs:
             SampleKey, tuple[float, float]
         ] = {}  # mean and deviation of the group's common part
         self._groups: dict[int, _Group] = {}
-        self.doubt = 0.0
-        self._seen = 0
-        self._surprises: set[SampleKey] = set()
+        self.drift = Drift()
+        self._done: list[tuple[float, int, float]] = []  # since jobs came: predicted, length and weight
 
     def admitted(self, jobs: Sequence[SampleJob]) -> None:
         """Add jobs. The pairs of finished samples are learned first."""
@@ -69,8 +64,8 @@ class GroupBeliefs:
         for group in self._groups.values():
             group.pairs = []
         self._groups = {number: group for number, group in self._groups.items() if group.open}
-        self._seen, self.doubt = 0, 0.0
-        self._surprises.clear()
+        self._done.clear()
+        self.drift = Drift()
         predicted, which = np.unique([job.prompt.predicted for job in jobs], return_inverse=True)
         rows = list(self.beliefs.quantiles(predicted))
         for job, one in zip(jobs, which.tolist(), strict=True):
@@ -103,43 +98,48 @@ class GroupBeliefs:
         group = self._groups.get(job.prompt.group)
         if group is None or job.key not in group.open:
             return []
-        said, prior = self._said[job.key], self._prior[job.key]
+        prior = self._prior[job.key]
         self.forget(job)
         group.pairs.append((job.prompt.predicted, float(length)))
         group.fresh.append((length, prior))
-        self._seen += 1
-        if not said[0] / _FAR <= length <= said[-1] * _FAR:
-            self._surprises.add(job.key)
-            if self._doubts(1.5):
-                return list(self.row)
+        self._done.append((job.prompt.predicted, length, self._weight(job)))
         if not of_running and not any(key in board.waiting for key in group.open):
             return []
         return self._correct(board, group)
 
     def look(self, board: Board) -> None:
         """Correct all beliefs by how long the running samples are already."""
-        for generator in board.generators.values():
-            self._surprises.update(
-                key for key in generator.running if generator.tokens(key) > self._said[key][-1] * _FAR
-            )
-        self._doubts(0.0)
+        self._follow(self.drift_seen(board))
         for group in self._groups.values():
             self._correct(board, group)
 
-    def _doubts(self, times: float) -> bool:
-        """Set the doubt to the share of surprises, if that is large and at least `times` the present doubt.
+    def drift_seen(self, board: Board) -> Drift:
+        """Return the drift by all that is seen now. The beliefs follow it at the next `look`."""
+        if not (self._corrects and self._said) or self.beliefs.exact:
+            return Drift()
+        rows = [(predicted, float(length), True, weight) for predicted, length, weight in self._done]
+        for generator in board.generators.values():
+            for key, job in generator.running.items():
+                if (tokens := generator.tokens(key)) > self._said[key][0]:
+                    rows.append((job.prompt.predicted, tokens, False, self._weight(job)))
+        if not rows:
+            return Drift()  # a plan for each drift that may come would gain nothing
+        columns = np.array(rows, float).reshape(-1, 4).T
+        return drift_of(self.beliefs, SeenLengths(columns[0], columns[1], columns[2] > 0, columns[3]))
 
-        Return whether it was set.
-        """
-        count = len(self._surprises)
-        share = count / max(self._seen, count, 1)
-        if not (self._corrects and self._said) or count < _SOME or share < max(_MANY, times * self.doubt):
-            return False
-        self.doubt = min(share, 0.9)
-        rows = self.beliefs.doubted(np.stack(list(self._said.values())), self.doubt)
-        self._prior = dict(zip(self._said, rows, strict=True))
+    def _weight(self, job: SampleJob) -> float:
+        """Return how much a sample tells of all: less where others of its group tell the same."""
+        return 1.0 / (1 + (job.prompt.size - 1) * self.beliefs.rho)
+
+    def _follow(self, drift: Drift) -> None:
+        if not self._said or drift == self.drift:
+            return
+        self.drift = drift
+        said = {id(row): row for row in self._said.values()}  # samples of a group share one
+        rows = self.beliefs.drifted(np.stack(list(said.values())), drift.shift, drift.wild)
+        drifted = dict(zip(said, rows, strict=True))
+        self._prior = {key: drifted[id(row)] for key, row in self._said.items()}
         self.row = dict(self._prior)
-        return True
 
     def kin(self, jobs: Sequence[SampleJob]) -> Kin | None:
         """Return the model of these jobs' scores; None if samples of a group say nothing of each other."""

@@ -1,16 +1,21 @@
-"""The dispatcher's start: samples that were done before, and dead letters about samples."""
+"""The dispatcher's start: samples that were done before, lengths that came of predictions, dead letters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from infra.bus import Record
+from infra.bus import Record, near_ends, read_all
 from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
+from producers.dispatch.beliefs import KEPT_PAIRS, Pair
 from producers.dispatch.jobs import RecordPlace
 from schemas.identity import SampleKey
-from schemas.messages import DeadLetter
+from schemas.messages import DeadLetter, StepRecord
+
+_READ_S = 60.0
+_MOST_STEPS = 256
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,24 @@ class SampleDeadLetters:
             for letter in self._gate.messages(records)
             if letter.topic == self._samples
         ]
+
+
+def lengths_before(context: RoleContext) -> list[list[Pair]]:
+    """Return predicted and true lengths of the newest trained samples, by group, the oldest first.
+
+    The ledger has both. Its end is read: as many steps as have enough samples.
+    """
+    algorithm, ledger = context.spec.algorithm, context.topics.ledger
+    samples = algorithm.groups * algorithm.group_size / algorithm.optimizer_steps
+    newest = min(math.ceil(KEPT_PAIRS / samples) + 1, _MOST_STEPS)
+    records = read_all(context.bus, ledger, near_ends(context.bus, ledger, newest), deadline_s=_READ_S)
+    steps = {
+        step.step: step for step in reversed(Gate(StepRecord, context.run, passed_over).messages(records))
+    }
+    groups: dict[int, list[Pair]] = {}
+    for _, step in sorted(steps.items()):
+        for group, *pair in zip(
+            step.groups.tolist(), step.predicted.tolist(), step.lengths.tolist(), strict=True
+        ):
+            groups.setdefault(group, []).append((float(pair[0]), float(pair[1])))
+    return list(groups.values())

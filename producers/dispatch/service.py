@@ -30,7 +30,7 @@ from producers.dispatch.fleet import Fleet
 from producers.dispatch.jobs import Placed, SampleJob
 from producers.dispatch.on_the_way import Moves
 from producers.dispatch.policies.policy import policy_of
-from producers.dispatch.recovery import Past, SampleDeadLetters
+from producers.dispatch.recovery import Past, SampleDeadLetters, lengths_before
 from schemas.identity import SampleKey, sample_key
 from schemas.messages import TRAIN, Assignment, GeneratorReport, Part, Prompt
 from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
@@ -85,6 +85,8 @@ class Dispatching:
     def open(self) -> Dispatching:
         """Follow the topics, ask all generators for their samples, and start the thread. Return itself."""
         bus, topics = self._context.bus, self._context.topics
+        if (group_beliefs := self._policy.group_beliefs) is not None:
+            group_beliefs.beliefs.observe(lengths_before(self._context))
         letters = SampleDeadLetters(self._context)
         dead = bus.reader(topics.dead, {0: self._past.letters}, patient=True)
         self._letters = Tail(dead, letters.take, self._bell).open()

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from infra.background import Background
-from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.beliefs import ENOUGH, Beliefs
 from producers.dispatch.curve import LatencyCurve
 from producers.dispatch.deadline import DeadlinePolicy, DeadlineRule
 from producers.dispatch.dispatcher import Dispatcher
@@ -39,7 +39,9 @@ class WarmUp:
 
 def choose_once() -> None:
     """Choose a plan for a few jobs, by the same code as for many."""
-    policy = DeadlinePolicy(GroupBeliefs(Beliefs(1000)), move_s=1e-4)
+    beliefs = Beliefs(1000)
+    beliefs.observe([[(float(length), float(length + 10))] for length in range(ENOUGH)])
+    policy = DeadlinePolicy(GroupBeliefs(beliefs), replans=1, move_s=1e-4)
     dispatcher = Dispatcher(policy)
     table = LatencyCurve((1, 2), (0.01, 0.02)).table(2)
     for name in ("a", "b"):

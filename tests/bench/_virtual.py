@@ -1,7 +1,14 @@
-"""One iteration in virtual time: real dispatcher and generators, on `ReplayEngine`s that know the lengths."""
+"""One iteration in virtual time: real dispatcher and generators, on `ReplayEngine`s that know the lengths.
+
+The dispatcher's own time is charged: whatever it decides reaches the generators as much later as it took to
+decide, in seconds of this machine's CPU. The engines go on meanwhile.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,8 +49,13 @@ def generate(
     tables: Sequence[np.ndarray],
     policy: Policy,
     trace: list[Span] | None = None,
+    *,
+    thinking: bool = True,
 ) -> float:
-    """Seconds until the last sample is finished; all are admitted at the start. `trace` is filled."""
+    """Seconds until the last sample is finished; all are admitted at the start. `trace` is filled.
+
+    `thinking`: whether the dispatcher's own time is charged.
+    """
     clock = VirtualClock()
 
     def length_of(request: SampleRequest) -> int:
@@ -61,23 +73,38 @@ def generate(
     dispatcher.admit(jobs, 0.0)
     left = len(jobs)
     ends = dict.fromkeys(engines, float("inf"))  # when each engine's next sample is done
+    on_the_way: list[tuple[float, int, str, SampleJob]] = []  # jobs that are dealt, and when they arrive
+    number_of = itertools.count()
     while True:
-        touched: set[str] = set()
-        for name, given in dispatcher.turn(clock.time).items():
-            touched.add(name)
+        began = time.thread_time()
+        dealt = dispatcher.turn(clock.time)
+        moved = dispatcher.moved(clock.time)
+        arrives = clock.time + (time.thread_time() - began if thinking else 0.0)
+        for name, given in dealt.items():
             for job in given:
-                generators[name].take(job)
-        for job, source, target in dispatcher.moved(clock.time):
-            touched |= {source, target}
+                heapq.heappush(on_the_way, (arrives, next(number_of), name, job))
+        touched: set[str] = set()
+        for job, source, target in moved:
+            touched.add(source)
             for handed in generators[source].hand_over([sample_id(*job.key)]):  # none: it is done just now
-                generators[target].take(replace(job, part=handed.part("bench", source, clock.time)))
-                dispatcher.arrived(job.key)
+                moving = replace(job, part=handed.part("bench", source, clock.time))
+                heapq.heappush(on_the_way, (arrives, next(number_of), target, moving))
         if not left:
             return clock.time
         for name in touched:
+            ends[name] = engines[name].next_end()
+        due = on_the_way[0][0] if on_the_way else float("inf")
+        clock.time = min(max(dispatcher.wakes_at, arrives), due, *ends.values())
+        touched.clear()
+        while on_the_way and on_the_way[0][0] <= clock.time:
+            _, _, name, job = heapq.heappop(on_the_way)
+            touched.add(name)
+            generators[name].take(job)
+            if job.part is not None:
+                dispatcher.arrived(job.key)
+        for name in touched:
             generators[name].fill()
             ends[name] = engines[name].next_end()
-        clock.time = min(dispatcher.wakes_at, *ends.values())
         for number, (name, generator) in enumerate(generators.items()):
             if ends[name] > clock.time:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,11 @@ from tests.bench._lengths import CURVE, paper_lengths
 
 SAMPLES, SIGMA = 1024, 0.25  # deviation of the log of the ranker's error
 ALIKE = 0.65  # share of the error's variance that the samples of a group have in common
-INDEPENDENT = "independent"
 LONGEST = 20_000
+BUDGET = 32_768  # sampling.max_tokens: as in a run, well above the lengths that come
 
-Draw = Callable[[int, np.random.Generator], np.ndarray]
+Lengths = Callable[[int, np.random.Generator], np.ndarray]
+Ranker = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # what it says of lengths
 
 
 @dataclass(frozen=True)
@@ -37,81 +38,63 @@ class Workload:
         return list(groups.values())
 
 
-Error = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # what a ranker says of lengths
+def _paper(longest: int) -> Lengths:
+    return lambda count, rng: paper_lengths(count, longest, rng)
 
 
-def _noisy(lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _bimodal(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Seven of ten are short answers, the others long chains of thought."""
+    long = rng.random(count) < 0.3
+    return _whole(np.where(long, rng.normal(14_000, 1_500, count), rng.normal(2_000, 400, count)))
+
+
+def _pareto(count: int, rng: np.random.Generator) -> np.ndarray:
+    """A power law of exponent 1.5: most are short, few are very long."""
+    return _whole(600 * (1 + rng.pareto(1.5, count)))
+
+
+def _math(count: int, rng: np.random.Generator) -> np.ndarray:
+    """A log-normal body, and one of thirty that thinks until it is cut off."""
+    body = rng.lognormal(np.log(2_500), 0.75, count)
+    return _whole(np.where(rng.random(count) < 1 / 30, LONGEST, body))
+
+
+def _near_uniform(count: int, rng: np.random.Generator) -> np.ndarray:
+    """All about as long."""
+    return _whole(rng.normal(5_000, 500, count))
+
+
+def _whole(lengths: np.ndarray) -> np.ndarray:
+    return np.clip(lengths, 1, LONGEST).astype(int)
+
+
+LENGTHS: Mapping[str, Lengths] = {
+    "paper": _paper(LONGEST), "bimodal": _bimodal, "Pareto 1.5": _pareto, "math": _math,
+    "near-uniform": _near_uniform, "paper 10K": _paper(LONGEST // 2), "paper 5K": _paper(LONGEST // 4),
+}  # fmt: skip
+
+
+def _symmetric(lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return lengths * np.exp(rng.normal(0, SIGMA, len(lengths)))
 
 
-@dataclass(frozen=True)
-class Case:
-    """How samples come out, and who makes them. The ranker's errors of before are those of `before`."""
-
-    name: str
-    lengths: str
-    drawn: Draw
-    says: Error = _noisy
-    before: Error | None = None  # None: as now
-    size: int = 1  # of a group
-    slow: float = 1.0  # every other generator is so much slower
-    shapes: tuple[tuple[int, int], ...] = ()  # in a quick run
-
-    @property
-    def grouped(self) -> bool:
-        """Whether samples tell of one another."""
-        return self.size > 1
-
-    def draw(self, rng: np.random.Generator) -> tuple[Workload, Workload]:
-        """The samples to be made, and those that were made before."""
-        return self._draw(SAMPLES, self.says, rng), self._draw(KEPT_PAIRS, self.before or self.says, rng)
-
-    def tables(self, generators: int, slots: int) -> list[np.ndarray]:
-        """Seconds of a step of each generator."""
-        fast, slow = CURVE.table(slots), CURVE.scaled(self.slow).table(slots)
-        return [slow if number % 2 else fast for number in range(generators)]
-
-    def _draw(self, count: int, says: Error, rng: np.random.Generator) -> Workload:
-        if self.size == 1:
-            true = self.drawn(count, rng)
-            return Workload(true, says(true, rng), np.arange(count))
-        typical = self.drawn(count // self.size, rng)
-        predicted = typical * np.exp(rng.normal(0, SIGMA * np.sqrt(ALIKE), len(typical)))
-        group = np.repeat(np.arange(len(typical)), self.size)
-        true = typical[group] * np.exp(rng.normal(0, SIGMA * np.sqrt(1 - ALIKE), count))
-        return Workload(np.clip(true, 1, LONGEST).astype(int), predicted[group], group)
+def _regressed(lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """As a trained ranker says it: what is to be expected of a length that was seen through noise."""
+    seen = np.log(_symmetric(lengths, rng))
+    trust = max(0.0, 1 - SIGMA**2 / seen.var())
+    return np.exp(seen.mean() + trust * (seen - seen.mean()))
 
 
-def paper(longest: int) -> Case:
-    """The paper's histogram, scaled."""
-    return Case(INDEPENDENT, f"{longest // 1000}K", lambda count, rng: paper_lengths(count, longest, rng))
-
-
-def own(name: str, lengths: np.ndarray) -> Case:
-    """Lengths of one's own."""
-    return Case(INDEPENDENT, name, lambda count, rng: rng.choice(lengths, count))
-
-
-def _paper(count: int, rng: np.random.Generator) -> np.ndarray:
-    return paper_lengths(count, LONGEST, rng)
-
-
-def _heavy(count: int, rng: np.random.Generator) -> np.ndarray:
-    """A power law: most are short, few are very long."""
-    return np.clip(600 * (1 + rng.pareto(1.1, count)), 1, LONGEST).astype(int)
-
-
-def _light(count: int, rng: np.random.Generator) -> np.ndarray:
-    """All about as long."""
-    return np.clip(rng.normal(5000, 800, count), 1, LONGEST).astype(int)
-
-
-def _partly(share: float, wrong: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> Error:
+def _partly(share: float, wrong: Ranker) -> Ranker:
     def says(lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         taken = np.where(rng.random(len(lengths)) < share, wrong(lengths, rng), lengths)
-        return _noisy(taken, rng)
+        return _symmetric(taken, rng)
 
     return says
+
+
+def _shifted(factor: float) -> Ranker:
+    return lambda lengths, rng: _symmetric(lengths * factor, rng)
 
 
 def _inverted(lengths: np.ndarray, _: np.random.Generator) -> np.ndarray:
@@ -124,15 +107,64 @@ def _shuffled(lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(lengths)
 
 
-_AMPLE = ((8, 256),)
-_TWO = ((8, 32), (8, 256))
-CASES = (
-    Case("groups of 8", "20K", _paper, size=8, shapes=((4, 64), (4, 256), (8, 64), (8, 256))),
-    Case("groups of 16", "20K", _paper, size=16, shapes=((4, 256), (8, 64))),
-    Case("a fifth shuffled", "20K", _paper, _partly(0.2, _shuffled), shapes=_AMPLE),
-    Case("a fifth inverted", "20K", _paper, _partly(0.2, _inverted), shapes=_AMPLE),
-    Case("a fifth inverted, unseen before", "20K", _paper, _partly(0.2, _inverted), _noisy, shapes=_AMPLE),
-    Case("heavy tail", "power law", _heavy, shapes=_AMPLE),
-    Case("light tail", "normal", _light, shapes=_AMPLE),
-    Case("every other half as fast", "20K", _paper, slow=2.0, shapes=_TWO),
-)
+@dataclass(frozen=True)
+class Errors:
+    """What a ranker says now, and what it said of the samples before (None: there were none)."""
+
+    now: Ranker
+    before: Ranker | None
+
+
+ERRORS: Mapping[str, Errors] = {
+    "regressed": Errors(_regressed, _regressed),
+    "symmetric": Errors(_symmetric, _symmetric),
+    "10 % wild, unseen": Errors(_partly(0.1, _shuffled), _symmetric),
+    "twice too short, unseen": Errors(_shifted(0.5), _symmetric),
+    "1.3 too short, unseen": Errors(_shifted(1 / 1.3), _symmetric),
+    "1.3 too long, unseen": Errors(_shifted(1.3), _symmetric),
+    "a fifth inverted": Errors(_partly(0.2, _inverted), _partly(0.2, _inverted)),
+    "a fifth inverted, unseen": Errors(_partly(0.2, _inverted), _symmetric),
+    "cold": Errors(_symmetric, None),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Lengths, a ranker's errors, and how fast the generators are."""
+
+    lengths: str
+    errors: str
+    size: int = 1  # of a group; in groups, errors are symmetric
+    slow: float = 1.0  # every other generator is so much slower
+    drawn: Lengths | None = None  # instead of LENGTHS[lengths]
+
+    @property
+    def name(self) -> str:
+        """The case in words, without its lengths."""
+        parts = [self.errors]
+        if self.size > 1:
+            parts.append(f"groups of {self.size}")
+        if self.slow > 1:
+            parts.append(f"every other {self.slow:g} times as slow")
+        return ", ".join(parts)
+
+    def draw(self, rng: np.random.Generator) -> tuple[Workload, Workload | None]:
+        """The samples to be made, and those that were made before."""
+        errors = ERRORS[self.errors]
+        before = self._draw(KEPT_PAIRS, errors.before, rng) if errors.before else None
+        return self._draw(SAMPLES, errors.now, rng), before
+
+    def tables(self, generators: int, slots: int) -> list[np.ndarray]:
+        """Seconds of a step of each generator."""
+        fast, slow = CURVE.table(slots), CURVE.scaled(self.slow).table(slots)
+        return [slow if number % 2 else fast for number in range(generators)]
+
+    def _draw(self, count: int, says: Ranker, rng: np.random.Generator) -> Workload:
+        drawn = self.drawn or LENGTHS[self.lengths]
+        typical = drawn(count // self.size, rng)
+        group = np.repeat(np.arange(len(typical)), self.size)
+        if self.size == 1:
+            return Workload(typical, says(typical, rng), group)
+        true = _whole(typical[group] * np.exp(rng.normal(0, SIGMA * np.sqrt(1 - ALIKE), count)))
+        seen = typical * np.exp(rng.normal(0, SIGMA * np.sqrt(ALIKE), len(typical)))
+        return Workload(true, seen[group], group)

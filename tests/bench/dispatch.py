@@ -1,10 +1,11 @@
 """Generation time of one iteration by dispatch policy, on replayed lengths, in units of random FIFO.
 
-1,024 samples of the paper's length histogram (section 4.2's latency curve), all waiting at the start;
-the ranker errs log-normally (sigma 0.25), or knows (oracle). What it is worth is measured on 4,096
-samples before, as a run would have them. The feeder's planner, the dispatcher and the generators' core are
-the real ones, on `ReplayEngine`s in virtual time.
-Other cases: samples in groups; and what a policy may not have been made for (`_workloads.py`).
+1,024 samples, all waiting at the start, and what a ranker says of them: by kind of lengths and by kind of
+error (`_workloads.py`). What the ranker's word is worth is learned from 4,096 samples before, as in a run; a
+cold start has none. The feeder's planner, the dispatcher, its policies with a run's settings, and the
+generators' core are the real ones, on `ReplayEngine`s in virtual time, to which the time is added that the
+dispatcher took to decide. No policy knows more than a run would: `sampling.max_tokens` lies well above all
+lengths. Only `*_oracle` are told the true lengths.
 """
 
 from __future__ import annotations
@@ -30,38 +31,54 @@ from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.algorithm2_policy import Algorithm2
 from producers.dispatch.policies.longest_first_policy import LongestFirst
-from producers.dispatch.policies.policy import Policy
+from producers.dispatch.policies.policy import Policy, policy_of
 from producers.dispatch.policies.random_policy import RandomFifo
 from producers.dispatch.policies.round_robin_policy import RoundRobin
 from producers.planner import Planner
 from producers.ranker.ranker import Question, question_of
+from schemas.runspec import RunSpec
 from tests.bench._gantt import draw as draw_gantt
 from tests.bench._lengths import bound
-from tests.bench._virtual import PREFILL_S, Span, generate
-from tests.bench._workloads import CASES, INDEPENDENT, LONGEST, SAMPLES, Case, Workload, own, paper
+from tests.bench._virtual import Span, generate
+from tests.bench._workloads import BUDGET, SAMPLES, Case, Workload
 from tests.factories import make_spec
+from tests.waiting import wait_until
 
-REPLANS = 8
 SHAPES = [(generators, slots) for generators in (4, 8, 16) for slots in (32, 64, 256)]
+SIX = [(4, 64), (4, 256), (8, 64), (8, 256), (16, 64), (16, 256)]  # with few slots all policies are alike
+QUICK = [(4, 256), (8, 64), (16, 64)]
+TABLE_LENGTHS = ("paper", "bimodal", "Pareto 1.5", "math", "near-uniform")
+TABLE_ERRORS = ("regressed", "symmetric", "10 % wild, unseen", "twice too short, unseen", "cold")
+MORE = (
+    Case("paper", "symmetric", size=8), Case("paper", "symmetric", size=16),
+    Case("paper", "symmetric", slow=2.0), Case("paper", "a fifth inverted"),
+    Case("paper", "a fifth inverted, unseen"), Case("paper", "1.3 too short, unseen"),
+    Case("paper", "1.3 too long, unseen"), Case("paper 10K", "symmetric"), Case("paper 5K", "symmetric"),
+)  # fmt: skip
 COLUMNS = (
     "fifo", "round_robin", "longest_first", "longest_first_corrected", "algorithm2", "algorithm2_oracle",
-    "ours_static", "ours", "ours_oracle", "bound",
+    "ours", "ours_oracle", "bound",
 )  # fmt: skip
+SIMPLE = ("fifo", "round_robin", "longest_first", "algorithm2")
 
 
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench dispatch")
     parser.add_argument("--seed", type=int, default=0, help="draw anew")
-    parser.add_argument("--draws", type=int, default=20, help="of each case (default: %(default)s)")
-    parser.add_argument("--case", help="only the cases whose name has this in it")
+    parser.add_argument(
+        "--draws", type=int, default=2 if quick else 10, help="of each case (default: %(default)s)"
+    )
+    parser.add_argument("--case", help="only the cases whose name or lengths have this in them")
     parser.add_argument("--possible", action="store_true", help="say what could be reached (slow)")
     parser.add_argument("--lengths", type=Path, help="a file with lengths of your own, one a line")
     parser.add_argument("--draw", type=Path, help="draw one iteration by policy (8 x 256) into this file")
     given = parser.parse_args(argv)
     if given.draw:
         _draw(given.draw, np.random.default_rng(given.seed))
-    cases = [case for case in _cases(given.lengths, quick) if (given.case or "") in case[0].name]
+    cases = _cases(given.lengths, quick)
+    if given.case:
+        cases = [case for case in cases if given.case in f"{case[0].name}, {case[0].lengths}"]
     draws = [(case, number) for case in range(len(cases)) for number in range(given.draws)]
     with ProcessPoolExecutor(
         cores(), get_context("fork"), _Drawing, (cases, given.seed, given.possible)
@@ -98,16 +115,20 @@ class _Drawing:
 
 def _cases(file: Path | None, quick: bool) -> list[tuple[Case, tuple[int, int]]]:
     if file is not None:
-        mine = own(file.name, np.array([int(line) for line in file.read_text().split()]))
-        return [(mine, shape) for shape in SHAPES]
-    longest = (20_000,) if quick else (20_000, 10_000, 5_000)
-    wanted = [(paper(length), shape) for length in longest for shape in SHAPES]
-    return wanted + [(case, shape) for case in CASES for shape in (case.shapes if quick else SHAPES)]
+        mine = np.array([int(line) for line in file.read_text().split()])
+        own = Case(file.name, "symmetric", drawn=lambda count, rng: rng.choice(mine, count))
+        return [(own, shape) for shape in SHAPES]
+    table = [Case(lengths, errors) for errors in TABLE_ERRORS for lengths in TABLE_LENGTHS]
+    if quick:
+        return [(case, shape) for case in table for shape in QUICK] + [(case, (8, 64)) for case in MORE]
+    paper = Case("paper", "symmetric")
+    few_slots = [(paper, shape) for shape in SHAPES if shape not in SIX]
+    return [(case, shape) for case in (*table, *MORE) for shape in SIX] + few_slots
 
 
 def _draw(file: Path, rng: np.random.Generator) -> None:
     traces: dict[str, list[Span]] = {}
-    _one(paper(20_000), 8, 256, rng, traces)
+    _one(Case("paper", "symmetric"), 8, 256, rng, traces)
     wanted = ("fifo", "longest_first", "algorithm2", "ours", "ours_oracle")
     shown = {name.replace("_", " "): traces[name] for name in wanted}
     draw_gantt(shown, f"{SAMPLES} samples on 8 generators of 256 slots", file)
@@ -129,10 +150,12 @@ def _one(
     noisy, oracle = _jobs(now, now.predicted), _jobs(now, now.true.astype(float))
     lengths = {job.key: int(length) for job, length in zip(noisy, now.true, strict=True)}
 
-    def group_beliefs(*, exact: bool = False, corrects: bool = True) -> GroupBeliefs:
-        beliefs = Beliefs(max(int(now.true.max()), int(before.true.max())))
-        beliefs.observe(before.pairs(exact=exact))
-        return GroupBeliefs(beliefs, corrects=corrects)
+    def beliefs(*, exact: bool = False) -> GroupBeliefs:
+        """What a run has learned: of the samples before, and of no other."""
+        learned = Beliefs(BUDGET)
+        if before is not None:
+            learned.observe(before.pairs(exact=exact))
+        return GroupBeliefs(learned)
 
     policies: dict[str, tuple[Sequence[SampleJob], Policy]] = {
         "fifo": (noisy, RandomFifo(seed)),
@@ -140,12 +163,11 @@ def _one(
         "longest_first": (noisy, LongestFirst()),
         "algorithm2": (noisy, Algorithm2()),
         "algorithm2_oracle": (oracle, Algorithm2()),
-        "ours_static": (noisy, DeadlinePolicy(group_beliefs(corrects=False), seed=seed)),
-        "ours": (noisy, DeadlinePolicy(group_beliefs(), seed=seed, replans=REPLANS, move_s=PREFILL_S)),
-        "ours_oracle": (oracle, DeadlinePolicy(group_beliefs(exact=True), seed=seed)),
+        "ours": (noisy, _production(beliefs(), seed)),
+        "ours_oracle": (oracle, _production(beliefs(exact=True), seed)),
     }
-    if case.grouped:
-        policies["longest_first_corrected"] = noisy, LongestFirst(group_beliefs())
+    if case.size > 1:
+        policies["longest_first_corrected"] = noisy, LongestFirst(beliefs())
     found = {"bound": bound(now.true.tolist(), tables)}
     for name, (jobs, policy) in policies.items():
         trace: list[Span] = []
@@ -156,8 +178,22 @@ def _one(
     if possible:
         from tests.bench._possible import possible as reachable
 
-        found["possible"] = reachable(group_beliefs().beliefs.quantiles(now.predicted), tables)
+        found["possible"] = reachable(beliefs().beliefs.quantiles(now.predicted), tables)
     return {name: value / found["fifo"] for name, value in found.items()}
+
+
+def _spec(**sections: Any) -> RunSpec:
+    budget = {"max_tokens": BUDGET, "max_prompt_tokens": 8}
+    return make_spec(sampling=budget, trainer={"microbatch_tokens": 2 * BUDGET}, **sections)
+
+
+def _production(beliefs: GroupBeliefs, seed: int) -> DeadlinePolicy:
+    """The policy of a run that says nothing of dispatch."""
+    policy = policy_of(_spec(seed=seed))
+    assert isinstance(policy, DeadlinePolicy)
+    policy.group_beliefs = beliefs
+    wait_until(policy.warm, what="compiled code", deadline_s=120.0)  # in a run, while engines start
+    return policy
 
 
 @dataclass(frozen=True)
@@ -176,10 +212,7 @@ def _jobs(workload: Workload, predicted: np.ndarray) -> list[SampleJob]:
     first = np.unique(workload.group, return_index=True)[1]
     problems = [{"id": str(group), "prompt": ""} for group in range(len(first))]
     size = len(workload.group) // len(first)
-    spec = make_spec(
-        sampling={"max_tokens": LONGEST, "max_prompt_tokens": 8}, trainer={"microbatch_tokens": 2 * LONGEST},
-        algorithm={"groups": len(first), "group_size": max(2, size)}, task={"shuffle": False},
-    )  # fmt: skip
+    spec = _spec(algorithm={"groups": len(first), "group_size": max(2, size)}, task={"shuffle": False})
     told = {
         question_of(problem["id"], None, []).key: float(length)
         for problem, length in zip(problems, predicted[first], strict=True)
@@ -207,22 +240,43 @@ def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
             row["case"], row["lengths"], str(row["generators"]), str(row["slots"]),
             *(f"{row[c]:.3f}" for c in COLUMNS),
         )  # fmt: skip
-    Console(width=170).print(table)
-    independent = [row for row in rows if row["case"] == INDEPENDENT]
+    console = Console(width=170)
+    console.print(table)
+    console.print(_summary(rows))
+    known = [row for row in rows if row["case"] in TABLE_ERRORS[:2]]
     grouped = [row for row in rows if "group" in row["case"]]
     found: dict[str, float] = {}
-    for which, mine in (("", independent), ("groups_", grouped)):
-        for name in [name for name in ("ours_static", "ours", "possible") if mine and name in mine[0]]:
+    for which, mine in (("", known), ("groups_", grouped)):
+        for name in [name for name in ("ours", "possible") if mine and name in mine[0]]:
             found[f"{which}{name}_gain"] = float(np.mean([1 - row[name] / _simple(row) for row in mine]))
-    over = [row["ours_oracle"] / row["bound"] for row in independent]
+    over = [row["ours_oracle"] / row["bound"] for row in known]
     if over:
         found |= {"oracle_over_bound": float(np.mean(over)), "oracle_over_bound_worst": max(over)}
-    for name in ("ours_static", "ours"):
-        found[f"{name}_over_simple_worst"] = max((row[name] / _simple(row) for row in rows), default=0.0)
+    cells = _cells(rows)
+    found["cell_worst"] = max((mean for mean, _ in cells.values()), default=0.0)
+    found["ours_over_simple_worst"] = max((worst for _, worst in cells.values()), default=0.0)
     rounded = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
     return {"rows": rounded, **{name: round(value, 4) for name, value in found.items()}}
 
 
+def _cells(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
+    """By case and lengths: ours over the best simple policy, the mean of all shapes and the worst shape."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        found.setdefault((row["case"], row["lengths"]), []).append(row["ours"] / _simple(row))
+    return {cell: (float(np.mean(ratios)), max(ratios)) for cell, ratios in found.items()}
+
+
+def _summary(rows: list[dict[str, Any]]) -> Table:
+    cells = _cells(rows)
+    lengths = list(dict.fromkeys(row["lengths"] for row in rows))
+    table = Table("errors", *lengths, title="ours over the best simple policy: mean of the shapes (worst)")
+    for case in dict.fromkeys(row["case"] for row in rows):
+        shown = (cells.get((case, one)) for one in lengths)
+        table.add_row(case, *("" if one is None else f"{one[0]:.3f} ({one[1]:.2f})" for one in shown))
+    return table
+
+
 def _simple(row: dict[str, Any]) -> float:
-    """The best simple policy, which corrects nothing."""
-    return float(min(row["round_robin"], row["longest_first"]))
+    """The best simple policy of a row's mean."""
+    return float(min(row[policy] for policy in SIMPLE))

@@ -11,21 +11,34 @@ import pytest
 
 from producers.backlog import Backlog
 from producers.dispatch import deadline as deadline_module
-from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.beliefs import KEPT_PAIRS, Beliefs
 from producers.dispatch.board import NO_DEADLINE
 from producers.dispatch.deadline import Costs, DeadlinePolicy, DeadlineRule, Why
 from producers.dispatch.dispatcher import ALONE, Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.longest_first_policy import LongestFirst
+from producers.dispatch.recovery import lengths_before
 from producers.dispatch.warm import WarmUp
 from schemas.messages import EVAL
+from schemas.wire import encode
 from tests.bench._lengths import CURVE
+from tests.dispatching import Dispatched
+from tests.factories import make_context, make_sample, make_spec
+from tests.feeding import make_step
 from tests.unit.test_backlog import prompt
 from tests.unit.test_dispatch_bounds import Service
 from tests.waiting import wait_until
 
 LONGEST = 20_000
+
+
+def known() -> GroupBeliefs:
+    """Beliefs of a ranker that erred before, too."""
+    draw, beliefs = np.random.default_rng(0), Beliefs(LONGEST)
+    true = draw.lognormal(8, 0.8, 300)
+    beliefs.observe([[pair] for pair in zip(true * draw.lognormal(0, 0.25, 300), true, strict=True)])
+    return GroupBeliefs(beliefs)
 
 
 def jobs_of(count: int, *, first: int = 0) -> list[SampleJob]:
@@ -52,7 +65,7 @@ def in_force(policy: DeadlinePolicy) -> DeadlineRule:
 
 def test_no_choice_is_made_before_all_is_compiled() -> None:
     warm = threading.Event()
-    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1.0, warm=warm.is_set)
+    policy = DeadlinePolicy(known(), thrift=1.0, warm=warm.is_set)
     dispatcher = dispatching(policy)
     given = dispatcher.turn(0.0)
     assert policy.why is Why.COLD and not policy.by_deadline and policy.costs.count == 0
@@ -67,7 +80,7 @@ def test_no_choice_is_made_before_all_is_compiled() -> None:
 
 
 def test_a_choice_that_is_too_dear_leaves_the_plan_in_force() -> None:
-    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1e-9)
+    policy = DeadlinePolicy(known(), thrift=1e-9)
     dispatcher = dispatching(policy)
     plan = in_force(policy)
     dispatcher.turn(0.0)
@@ -83,7 +96,7 @@ def test_a_choice_that_is_too_dear_leaves_the_plan_in_force() -> None:
 
 
 def test_with_one_instance_there_is_nothing_to_choose() -> None:
-    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1.0)
+    policy = DeadlinePolicy(known(), thrift=1.0)
     dispatcher = dispatching(policy, generators=2)
     in_force(policy)
     dispatcher.leave("g1", 0.0)
@@ -92,9 +105,16 @@ def test_with_one_instance_there_is_nothing_to_choose() -> None:
     assert policy.why is Why.ALONE and not policy.by_deadline
 
 
+def test_nothing_is_chosen_by_what_nobody_knows() -> None:
+    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=1.0)
+    given = dispatching(policy).turn(0.0)
+    assert policy.why is Why.UNKNOWN and not policy.by_deadline
+    assert sum(map(len, given.values())) == 256, "it is longest first"
+
+
 def test_a_choice_never_holds_everybody_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much time there is for it: meanwhile nobody is given anything."""
-    policy = DeadlinePolicy(GroupBeliefs(Beliefs(LONGEST)), thrift=100.0)
+    policy = DeadlinePolicy(known(), thrift=100.0)
     monkeypatch.setattr(deadline_module, "_LONGEST_CHOICE_S", 1e-3)
     dispatcher = dispatching(policy)
     dispatcher.turn(0.0)
@@ -140,7 +160,7 @@ def test_it_is_counted_and_said_what_is_in_force(tmp_path: Path, caplog: pytest.
         service.admit(0)
         service.wait("one generator", by_deadline=0.0, why_policy=float(Why.ALONE), choices=0)
         service.report("h")
-        service.wait("two, and little to do", by_deadline=0.0, why_policy=float(Why.DEAR))
+        service.wait("two, and nothing known", by_deadline=0.0, why_policy=float(Why.UNKNOWN))
         policy = service.service._policy
         assert isinstance(policy, DeadlinePolicy)
         policy.plan = DeadlineRule(0.5, 1e9, 1e9)
@@ -149,7 +169,7 @@ def test_it_is_counted_and_said_what_is_in_force(tmp_path: Path, caplog: pytest.
         service.wait("none", by_deadline=0.0)
     service.service.close()
     assert "dispatched towards a deadline" in caplog.text
-    assert "dispatched the longest first: to choose a plan would take longer than is worth it" in caplog.text
+    assert "dispatched the longest first: too few lengths are known yet" in caplog.text
 
 
 def test_the_first_generator_does_not_get_everything() -> None:
@@ -195,3 +215,25 @@ def test_an_evaluation_has_its_turn_behind_what_needs_the_same_weights() -> None
         order.append(job.key)
         dispatcher.finished(job.key, 1, float(now))
     assert order == wanted
+
+
+def test_a_dispatcher_that_starts_again_knows_what_predictions_were_worth(tmp_path: Path) -> None:
+    spec = make_spec(algorithm={"groups": 64, "group_size": 4, "iterations": 40})
+    context = make_context(spec, tmp_path, role="feeder")
+    for iteration in range(30):
+        samples = [
+            make_sample(spec, 64 * iteration + number // 4, number % 4, length=3 + number % 9, predicted=5.0)
+            for number in range(256)
+        ]
+        for epoch in range(1 + (iteration == 29)):  # a trainer that was thought dead repeats the last step
+            record = make_step(spec, iteration, samples, trainer_epoch=epoch)
+            context.writer.send(context.topics.ledger, encode(record), key=str(iteration))
+    found = lengths_before(context)
+    assert [pair for group in found for pair in group][:9] == [(5.0, 3.0 + number) for number in range(9)]
+    assert sum(map(len, found)) == KEPT_PAIRS and all(len(group) == 4 for group in found)
+    dispatched = Dispatched(context)
+    try:
+        group_beliefs = dispatched.service._policy.group_beliefs
+        assert group_beliefs is not None and group_beliefs.beliefs.are_known
+    finally:
+        dispatched.close()

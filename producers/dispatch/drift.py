@@ -1,0 +1,80 @@
+"""Estimates how the samples of now differ from those that the beliefs were learned of.
+
+A ranker may err as never before in two ways: all its predictions are too short or too long by one factor
+(the shift), or a share of them is worthless (the wild ones). Samples that are done tell, and running ones do
+as soon as they are longer than was believed. Both are estimated together, by the likelihood of all that is
+seen, on a grid. Small drifts are likely beforehand, and large ones possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from producers.dispatch.beliefs import Beliefs
+
+SHIFTS: np.ndarray = np.linspace(-1.2, 1.2, 49)  # of the log of lengths
+WILD: np.ndarray = np.array([0.0, 0.03, 0.1, 0.2, 0.4, 0.8])  # shares of worthless predictions
+_WILD_BEFORE = np.array([0.82, 0.08, 0.05, 0.03, 0.01, 0.01])
+_STEADY, _USUAL, _UNUSUAL = 0.9, 0.05, 0.4  # so many iterations drift by _USUAL (deviation), others _UNUSUAL
+_UNLIKELY = 1e-3  # no single sample makes a hypothesis impossible
+_MOST = 4096  # samples that are looked at
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far off the predictions are, by all that is seen."""
+
+    shift: float = 0.0  # by how much the log of each length exceeds its belief
+    error: float = 0.0  # standard deviation of `shift`
+    wild: float = 0.0  # share of predictions that say nothing
+
+    def differs(self, other: Drift) -> bool:
+        """Whether a plan that was made by the other one should be made anew."""
+        return abs(self.shift - other.shift) > max(0.05, other.error) or (
+            abs(self.wild - other.wild) > 0.03 + 0.5 * other.wild
+        )
+
+
+def _before() -> np.ndarray:
+    steady = np.exp(-0.5 * (SHIFTS / _USUAL) ** 2)
+    other = np.exp(-0.5 * (SHIFTS / _UNUSUAL) ** 2)
+    shifts = _STEADY * steady / steady.sum() + (1 - _STEADY) * other / other.sum()
+    return np.log(shifts)[:, None] + np.log(_WILD_BEFORE)[None, :]
+
+
+_BEFORE = _before()
+
+
+@dataclass(frozen=True)
+class SeenLengths:
+    """Lengths as far as they are seen, one row a sample."""
+
+    predicted: np.ndarray
+    tokens: np.ndarray
+    done: np.ndarray  # bool: `tokens` is the length; otherwise it is longer
+    weight: np.ndarray  # what a row counts: less where it says the same as others of its group
+
+
+def drift_of(beliefs: Beliefs, seen: SeenLengths) -> Drift:
+    """Return the drift that is to be expected after what is seen."""
+    if len(seen.predicted) > _MOST:
+        rows = np.linspace(0, len(seen.predicted) - 1, _MOST).astype(int)
+        scale = len(seen.predicted) / _MOST
+        seen = SeenLengths(
+            seen.predicted[rows], seen.tokens[rows], seen.done[rows], seen.weight[rows] * scale
+        )
+    posterior = _BEFORE
+    if len(seen.predicted):
+        own = beliefs.likelihood(seen.predicted, seen.tokens, seen.done, SHIFTS)
+        any_length = beliefs.likelihood_of_any(seen.tokens, seen.done)
+        said = [
+            seen.weight @ np.log((1 - wild) * own + wild * any_length[:, None] + _UNLIKELY) for wild in WILD
+        ]
+        posterior = _BEFORE + np.stack(said, axis=1)
+    chances = np.exp(posterior - posterior.max())
+    chances /= chances.sum()
+    of_shift, of_wild = chances.sum(axis=1), chances.sum(axis=0)
+    shift = float(of_shift @ SHIFTS)
+    return Drift(shift, float(np.sqrt(of_shift @ (SHIFTS - shift) ** 2)), float(of_wild @ WILD))

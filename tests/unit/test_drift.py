@@ -1,0 +1,120 @@
+"""How far off all predictions are: what is done tells, and what runs for longer than was believed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from producers.dispatch.beliefs import ENOUGH, KEPT_PAIRS, Beliefs
+from producers.dispatch.board import Board, BoardGenerator
+from producers.dispatch.drift import Drift, SeenLengths, drift_of
+from producers.dispatch.group_beliefs import GroupBeliefs
+from tests.bench._lengths import CURVE
+from tests.unit.test_ranks import group_of
+
+LONGEST = 32_768
+SIGMA = 0.25
+
+
+def known(seed: int = 0, count: int = KEPT_PAIRS) -> Beliefs:
+    """Of a ranker that errs log-normally, about lengths that do."""
+    rng = np.random.default_rng(seed)
+    true = rng.lognormal(8.0, 0.7, count)
+    beliefs = Beliefs(LONGEST)
+    beliefs.observe([[pair] for pair in zip(true * np.exp(rng.normal(0, SIGMA, count)), true, strict=True)])
+    beliefs.quantiles(np.ones(1))
+    return beliefs
+
+
+KNOWN = known()
+
+
+def seen(count: int, shift: float, *, done: bool, wild: float = 0.0, seed: int = 0) -> SeenLengths:
+    """Samples that are `shift` longer than they should be; of those that run, a third of the tokens."""
+    rng = np.random.default_rng([seed, count])
+    true = rng.lognormal(8.0, 0.7, count)
+    said = np.where(rng.random(count) < wild, rng.permutation(true), true)
+    predicted = said * np.exp(rng.normal(0, SIGMA, count) - shift)
+    if done:
+        return SeenLengths(predicted, true, np.ones(count, bool), np.ones(count))
+    tokens = np.full(count, np.quantile(true, 1 / 3))
+    running = true > tokens
+    return SeenLengths(predicted, np.where(running, tokens, true), ~running, np.ones(count))
+
+
+def test_before_anything_is_seen_a_drift_is_possible() -> None:
+    found = drift_of(KNOWN, seen(0, 0.0, done=True))
+    assert found.shift == pytest.approx(0, abs=1e-9)
+    assert 0.05 < found.error < 0.15 and 0 < found.wild < 0.05
+    assert not found.differs(Drift())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-0.9, 0.9), st.booleans(), st.integers(0, 1000))
+def test_a_common_factor_is_found(shift: float, done: bool, seed: int) -> None:
+    samples = seen(300, shift, done=done, seed=seed)
+    found = drift_of(KNOWN, samples)
+    assert found.wild < 0.1
+    true = seen(300, shift, done=True, seed=seed).tokens
+    rows = KNOWN.drifted(KNOWN.quantiles(samples.predicted), found.shift, found.wild)
+    assert np.log(true / np.median(rows, axis=1)).mean() == pytest.approx(0, abs=0.12)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
+def test_a_share_of_nonsense_is_found(share: float) -> None:
+    found = drift_of(KNOWN, seen(1000, 0.0, done=True, wild=share))
+    assert found.wild == pytest.approx(share, rel=0.5)
+    assert abs(found.shift) < 0.08
+
+
+@given(st.floats(500, 20_000), st.floats(1.0, 1e9), st.booleans())
+def test_one_sample_convinces_nobody(predicted: float, tokens: float, done: bool) -> None:
+    one = SeenLengths(np.array([predicted]), np.array([tokens]), np.array([done]), np.ones(1))
+    assert abs(drift_of(KNOWN, one).shift) < 0.35
+
+
+def test_very_many_samples_tell_the_same_as_some() -> None:
+    few, many = drift_of(KNOWN, seen(4096, 0.4, done=True)), drift_of(KNOWN, seen(100_000, 0.4, done=True))
+    assert few.shift == pytest.approx(many.shift, abs=0.03)
+
+
+def test_beliefs_follow_as_soon_as_samples_run_for_longer_than_was_said() -> None:
+    group_beliefs, board = GroupBeliefs(known()), Board()
+    table = CURVE.table(64)
+    generator = board.generators["a"] = BoardGenerator("a", 64, table, 0.0)
+    jobs = [group_of(number, 400.0 + 5 * number, 1)[0] for number in range(64)]
+    group_beliefs.admitted(jobs)
+    before = np.median(group_beliefs.row[jobs[0].key])
+    for job in jobs:
+        generator.start(job)
+    assert not group_beliefs.drift_seen(board).differs(Drift())
+    generator.advance(1000 * float(table[64]))
+    assert group_beliefs.drift_seen(board).differs(Drift())
+    group_beliefs.look(board)
+    assert group_beliefs.drift.shift > 0.4
+    assert np.median(group_beliefs.row[jobs[0].key]) > 1.4 * before
+    group_beliefs.admitted([group_of(100, 400.0, 1)[0]])
+    assert group_beliefs.drift == Drift(), "the next samples may be as they used to be"
+
+
+def test_what_is_alike_is_believed_to_be_alike() -> None:
+    """All answers are about as long, and predictions are noise: beliefs are as narrow as the answers."""
+    rng = np.random.default_rng(0)
+    true = rng.normal(5000, 400, KEPT_PAIRS)
+    predicted = true * np.exp(rng.normal(0, SIGMA, KEPT_PAIRS))
+    beliefs = Beliefs(LONGEST)
+    beliefs.observe([[pair] for pair in zip(predicted, true, strict=True)])
+    rows = beliefs.quantiles(np.quantile(predicted, [0.05, 0.5, 0.95]))
+    spread = np.log(rows[:, -4] / rows[:, 3]) / np.log(np.quantile(true, 0.95) / np.quantile(true, 0.05))
+    assert spread.max() < 1.5
+    assert rows.max() <= 1.05 * true.max(), "nothing so long was ever seen"
+
+
+def test_few_pairs_are_not_believed() -> None:
+    assert not known(count=ENOUGH - 1).are_known
+    assert known(count=ENOUGH).are_known
+    assert math.isclose(known(count=ENOUGH).rho, 0.0)
