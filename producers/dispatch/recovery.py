@@ -66,8 +66,8 @@ def lengths_before(context: RoleContext) -> list[list[Pair]]:
     }
     groups: dict[int, list[Pair]] = {}
     for _, step in sorted(steps.items()):
-        for group, *pair in zip(
-            step.groups.tolist(), step.predicted.tolist(), step.lengths.tolist(), strict=True
-        ):
-            groups.setdefault(group, []).append((float(pair[0]), float(pair[1])))
+        rows = zip(step.groups.tolist(), step.predicted.tolist(), step.lengths.tolist(), strict=True)
+        for group, predicted, length in rows:
+            if math.isfinite(predicted):
+                groups.setdefault(group, []).append((predicted, float(length)))
     return list(groups.values())
