@@ -72,13 +72,9 @@ class Beliefs:
         for pairs in groups:
             self._groups += 1
             for predicted, true in pairs:
-                self.saw(true)
+                self._longest_seen = max(self._longest_seen, true)
                 self._pairs.append((math.log(max(predicted, 1.0)), math.log(max(true, 1.0)), self._groups))
             self._seen += len(pairs)
-
-    def saw(self, tokens: float) -> None:
-        """Note that a sample has so many tokens: others may become as long."""
-        self._longest_seen = max(self._longest_seen, tokens)
 
     @property
     def are_known(self) -> bool:
@@ -117,12 +113,12 @@ class Beliefs:
         count: int,
         rng: np.random.Generator,
         kin: Kin | None = None,
-        doubt: float = 0.0,
+        wild: float = 0.0,
         shift: tuple[float, float] = (0.0, 0.0),
     ) -> np.ndarray:
         """Draw `count` lengths for each prediction, evenly spread over its belief.
 
-        `kin` makes groups alike; with probability `doubt` a length is that of any kept pair.
+        `kin` makes groups alike; with probability `wild` a length is that of any kept pair.
         `shift`: mean and deviation of what is added to the log of all lengths of a draw.
         """
         self._refit()
@@ -139,8 +135,8 @@ class Beliefs:
         mean, deviation = shift
         common = mean + deviation * np.interp(_spread(count, 1, rng), _SHARES, _SCORES)
         lengths = self._clip(predicted[None, :] * np.exp(errors + common))
-        if doubt and self._pairs:
-            wrong = rng.random(lengths.shape) < doubt
+        if wild and self._pairs:
+            wrong = rng.random(lengths.shape) < wild
             lengths[wrong] = np.exp(rng.choice([true for _, true, _ in self._pairs], int(wrong.sum())))
         return lengths
 

@@ -50,7 +50,7 @@ class GroupBeliefs:
         self.beliefs, self._corrects = beliefs, corrects
         self.row: dict[SampleKey, np.ndarray] = {}
         self._said: dict[SampleKey, np.ndarray] = {}  # the belief by the prediction alone
-        self._prior: dict[SampleKey, np.ndarray] = {}  # the belief by prediction and doubt
+        self._prior: dict[SampleKey, np.ndarray] = {}  # the belief by prediction and drift
         self._common: dict[
             SampleKey, tuple[float, float]
         ] = {}  # mean and deviation of the group's common part
