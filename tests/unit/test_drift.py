@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from producers.dispatch.beliefs import ENOUGH, KEPT_PAIRS, Beliefs
 from producers.dispatch.board import Board, BoardGenerator
@@ -53,8 +51,9 @@ def test_before_anything_is_seen_a_drift_is_possible() -> None:
     assert not found.differs(Drift())
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.floats(-0.9, 0.9), st.booleans(), st.integers(0, 1000))
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("shift", [-0.7, -0.3, 0.0, 0.3, 0.7])
 def test_a_common_factor_is_found(shift: float, done: bool, seed: int) -> None:
     samples = seen(300, shift, done=done, seed=seed)
     found = drift_of(KNOWN, samples)
@@ -71,10 +70,13 @@ def test_a_share_of_nonsense_is_found(share: float) -> None:
     assert abs(found.shift) < 0.08
 
 
-@given(st.floats(500, 20_000), st.floats(1.0, 1e9), st.booleans())
+@pytest.mark.parametrize("predicted", [500.0, 3000.0, 20_000.0])
+@pytest.mark.parametrize("tokens", [1.0, 150.0, 600.0, 3000.0, 9000.0, 1e9])
+@pytest.mark.parametrize("done", [True, False])
 def test_one_sample_convinces_nobody(predicted: float, tokens: float, done: bool) -> None:
     one = SeenLengths(np.array([predicted]), np.array([tokens]), np.array([done]), np.ones(1))
-    assert abs(drift_of(KNOWN, one).shift) < 0.35
+    found = drift_of(KNOWN, one)
+    assert abs(found.shift) <= max(0.1, 2 * found.error), "two standard errors: it may be nothing"
 
 
 def test_very_many_samples_tell_the_same_as_some() -> None:
