@@ -22,7 +22,7 @@ import torch
 
 from consumers.batches.log_places import Gone
 from consumers.batches.micro_batches import plan
-from consumers.batches.training_rows import TrainingRow
+from consumers.batches.training_rows import TrainingRow, drawn_again
 from consumers.learners.learner import Learner
 from consumers.learners.optimizing import NotFinite, rate_share
 from consumers.ranks.choose_learner import learner_of
@@ -36,6 +36,7 @@ from consumers.steps.scoring import Scoring
 from consumers.steps.step_metrics import OptimizerUpdate
 from consumers.steps.step_record import StepParts, recipe_of, step_record
 from consumers.steps.telling import tell
+from consumers.stream.arrival_stream import ArrivalStream
 from consumers.stream.recorded_groups import RecordedStream, Replay, samples_topic
 from consumers.stream.roots import TrainerRoots
 from consumers.stream.sample_stream import Bundle, SampleStream, StepKey, Stream
@@ -46,6 +47,7 @@ from infra.roles.entry import run_role
 from infra.stores.store import StoreError
 from schemas.algorithm import AlgorithmSection
 from schemas.messages import StepRecord
+from schemas.taken import TakenGroups
 
 _POLL_S = 0.1
 _FENCE_S = 5.0  # between looks for a newer trainer, while there is nothing to do
@@ -70,6 +72,7 @@ class Trainer:
         self._ledger = Ledger(context, self._epoch, self._start.check)
         self._failed_rewards = FailedRewards(context.run, self._spec.task.max_failed_rewards)
         self._roots = TrainerRoots(context.spec, self._published_root)
+        self._taken = TakenGroups(self._algorithm)
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
         self._root = ""
         self._updates = 0  # of the weights: steps without a gradient make none
@@ -79,6 +82,7 @@ class Trainer:
         try:
             manifest = self._restore()
             redone = self._redo(manifest.ledger if manifest else 0)
+            self._taken.make_up(self._number)
             with contextlib.closing(self._open(manifest)) as stream:
                 if redone and not self._mini:
                     self._checkpoint(stream)  # another crash must not cost these steps again
@@ -98,11 +102,14 @@ class Trainer:
             return RecordedStream(self._context, self._learner.vocabulary).open()
         if self._spec.loss.old_groups:
             self._replay = Replay(self._context, self._number)
-        return SampleStream(
+        begins = (
             self._context, self._learner.vocabulary, manifest.positions if manifest else {},
-            (self._iteration, self._mini), self._roots.of, fence=self._start.check,
-            letters=manifest.letters if manifest else 0,
-        ).open()  # fmt: skip
+            (self._iteration, self._mini), self._roots.of,
+        )  # fmt: skip
+        fence, letters = self._start.check, manifest.letters if manifest else 0
+        if self._algorithm.order == "arrival":
+            return ArrivalStream(*begins, taken=self._taken, fence=fence, letters=letters).open()
+        return SampleStream(*begins, fence=fence, letters=letters).open()
 
     def _published_root(self, version: int) -> str | None:
         found = self._publisher.find(version)
@@ -116,6 +123,7 @@ class Trainer:
             return None
         self._iteration, self._number = manifest.iteration, manifest.step
         self._roots.keep_all(manifest.roots)
+        self._taken = TakenGroups(self._algorithm, manifest.iteration, manifest.taken, manifest.redrawn)
         self._came_to(manifest.root)
         self._context.log.info("resumed at iteration %d from its checkpoint", manifest.iteration)
         return manifest
@@ -155,12 +163,14 @@ class Trainer:
         if record.step > self._number:
             self._go_past(f"the ledger has step {record.step} and no step {self._number}", record.step)
         if record.step < self._number:
+            self._taken.add(record)
             return  # the published weights include it
         at_step(record.step)
         self._begin()
         try:
             taken = take_again(self._context, self._samples, self._learner, self._scoring, record)
         except Gone as error:
+            self._taken.add(record)
             self._go_past(str(error), record.step + 1)
             return
         except NotFinite as error:
@@ -168,6 +178,7 @@ class Trainer:
                 f"step {record.step} can't be taken again: {error}; samples {named(error.rows)}"
             ) from error
         self._updates += bool(taken.batches)
+        self._taken.add(record, drawn_again(taken.rows, self._spec.loss.most_draws))
         root = taken.root if taken.root == record.root_out else self._adopt(record, taken.root)
         self._advance(record.last_of_iteration)
         self._came_to(root)
@@ -217,6 +228,7 @@ class Trainer:
         iteration, mini = divmod(self._number - 1, self._algorithm.optimizer_steps)
         if self._replay is not None:
             self._replay.add(record)
+        self._taken.make_up(self._number)
         stream.trained((iteration, mini))
         if not self._mini:
             self._checkpoint(stream)
@@ -258,6 +270,7 @@ class Trainer:
         last = record.last_of_iteration
         if self._replay is not None:
             self._replay.add(record)
+        self._taken.add(record, drawn_again(step.rows, self._spec.loss.most_draws))
         self._advance(last)
         self._came_to(made.root)
         stream.trained(key)
@@ -274,6 +287,7 @@ class Trainer:
         step = StepParts(self._iteration, self._number)
         if self._replay is not None and (rows := self._replay.rows(self._number)):
             self._train(step, rows)
+            step.replayed = len(rows)
         groups = self._algorithm.groups // self._algorithm.optimizer_steps
         wait = self._context.wait(f"samples of iteration {key[0]}", unblocked_by="the generators")
         while step.groups < groups:
@@ -369,6 +383,7 @@ class Trainer:
         at = RunPosition(
             iteration=self._iteration, trainer_epoch=self._epoch, step=self._number, root=self._root,
             positions=positions, ledger=self._ledger.position(self._number), letters=letters, roots=roots,
+            taken=self._taken.known(), redrawn=self._taken.redrawn(),
         )  # fmt: skip
         keep = self._spec.trainer.keep_checkpoints
         self._publisher.submit(lambda: self._checkpoints.save(state, at, keep=keep), dropped=snapshot.abandon)

@@ -25,8 +25,8 @@ task: prompt_field id_field dataset_config chat system train_split held_out_spli
 model: dtype
 model.lora: rank alpha targets
 sampling: temperature max_tokens max_prompt_tokens stop min_tokens
-algorithm: mode recorded staleness groups group_size optimizer_steps learning_rate warmup_steps betas
-algorithm: weight_decay max_grad_norm
+algorithm: mode recorded staleness order staleness_cap groups group_size optimizer_steps learning_rate
+algorithm: warmup_steps betas weight_decay max_grad_norm
 loss: kind average kl kl_in kl_estimator correction correction_cap correct_fresh
 lengths: classes edges backbone start
 trainer: compose bundle_tokens

@@ -149,9 +149,7 @@ class Feeder:
             self._planner.begin_at(self._found.trained)
             self._steps.number = self._planner.steps
             self._ranking.reached(self._found.trained)
-        groups = range(self._planner.version * self._spec.algorithm.groups, self._planner.admitted)
-        lost = set(groups) - self._found.prompts.keys()
-        self._send(self._planner.again(lost))
+        self._send(self._planner.again(self._planner.open_groups() - self._found.prompts.keys()))
         self._resume_evaluations(first)
         self._found.prompts.clear()
 

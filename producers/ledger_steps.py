@@ -118,17 +118,17 @@ class Behind:
 
     def __init__(
         self,
-        lookahead: float,
+        most_stale: float,
         settled: Positions | None = None,
         pending: Mapping[int, Positions] | None = None,
     ) -> None:
-        self._lookahead = lookahead
+        self._most_stale = most_stale
         self.settled = dict(settled or {})
         self.pending = {iteration: dict(one) for iteration, one in (pending or {}).items()}
 
     def take(self, step: StepRecord) -> None:
         """Note the positions of a trained step's samples."""
-        if self._lookahead == float("inf"):
+        if self._most_stale == float("inf"):
             return  # an offline step: its samples are on another run's log
         positions = self.pending.setdefault(step.iteration, {})
         for partition, offset in zip(step.partitions.tolist(), step.offsets.tolist(), strict=True):
@@ -136,7 +136,7 @@ class Behind:
 
     def at(self, iteration: int) -> Positions:
         """Return the positions for an iteration. Later calls must not ask for an earlier one."""
-        for old in [one for one in self.pending if one < iteration - self._lookahead - 1]:
+        for old in [one for one in self.pending if one < iteration - self._most_stale - 1]:
             for partition, position in self.pending.pop(old).items():
                 self.settled[partition] = max(self.settled.get(partition, 0), position)
         return dict(self.settled)

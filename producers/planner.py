@@ -23,10 +23,11 @@ from producers.lengths import class_edges, class_of, have_moved
 from producers.ranker.ranker import Predictor, Question, question_of
 from producers.snapshots import Lot, PlannerState
 from producers.tasks import Problem, TaskError
-from schemas.admission import admissible, iteration_of, oldest_version
+from schemas.admission import admissible, first_open, iteration_of, latest_iteration, oldest_version
 from schemas.identity import ROUND, derive_seed
 from schemas.messages import EVAL, TRAIN, Prompt, StepRecord
 from schemas.runspec import RunSpec
+from schemas.taken import TakenGroups
 
 _RECENT_WINDOWS = 4  # iterations whose predictions the class edges are computed from
 
@@ -43,7 +44,7 @@ class _Told:
 class _Turn(NamedTuple):
     """When a group is trained, or evaluated."""
 
-    iteration: int
+    iteration: int  # with order arrival: at the latest
     min_version: int  # the oldest weights that may draw its samples
     mini: int = 0  # the optimizer step within the iteration
     bundle: int = 0
@@ -92,6 +93,7 @@ class Planner:
         self._epoch_order: tuple[int, list[int]] = (-1, [])
         self.version = state.version  # iterations whose last step is in the ledger
         self._trained = max(trained, state.version)
+        self._taken = TakenGroups(spec.algorithm, state.version, state.taken)
         self._known = self._told(known)
 
     def _told(self, known: Iterable[Prompt]) -> dict[int, _Told]:
@@ -111,6 +113,7 @@ class Planner:
         return PlannerState(
             version=self.version, steps=self.steps, planned=self._planned, admitted=self._admitted,
             edges=list(self.edges), recent=list(self._recent), lots=list(self._lots),
+            taken=self._taken.known(),
         )  # fmt: skip
 
     def observe(self, record: StepRecord) -> bool:
@@ -121,6 +124,7 @@ class Planner:
         if record.step < self.steps:
             return False  # a repeated step, of a trainer that was thought dead: the first record counts
         self.steps = record.step + 1
+        self._taken.add(record)
         before, self.version = self.version, record.iteration + record.last_of_iteration
         self._trained = max(self._trained, self.version)
         return self.version > before
@@ -128,6 +132,7 @@ class Planner:
     def begin_at(self, version: int) -> None:
         """Go on after `version` trained iterations, whose steps are gone from the ledger."""
         self.version, self.steps = version, version * self._spec.algorithm.optimizer_steps
+        self._taken.begin(version)
         self._trained = max(self._trained, version)
 
     @property
@@ -147,11 +152,13 @@ class Planner:
 
     def _is_missing(self, group: int) -> bool:
         """Whether a group has to be planned: it was neither sent nor trained."""
-        return group not in self._known and iteration_of(group, self._spec.algorithm.groups) >= self._trained
+        if group in self._known or group in self._taken:
+            return False
+        return latest_iteration(group, self._spec.algorithm) >= self._trained
 
     def first_incomplete(self, trained: int) -> int:
         """Return the oldest version at which something is to be planned, if `trained` is the newest."""
-        first = max(self._admitted, self._trained * self._spec.algorithm.groups)
+        first = max(self._admitted, first_open(self._trained, self._spec.algorithm))
         missing = (group for group in range(first, self._allowed(trained)) if self._is_missing(group))
         group = next(missing, None)
         if group is None:
@@ -189,7 +196,9 @@ class Planner:
         return [
             prompt
             for prompt in self._prompts(lot)
-            if prompt.iteration >= self._trained and prompt.group not in known
+            if prompt.iteration >= self._trained
+            and prompt.group not in known
+            and prompt.group not in self._taken
         ]
 
     def _pass_over(self, version: int, fresh: Sequence[int]) -> None:
@@ -209,7 +218,12 @@ class Planner:
 
     def _is_open(self, lot: Lot) -> bool:
         last = lot.first + len(lot.predicted) - 1
-        return iteration_of(last, self._spec.algorithm.groups) >= self._trained
+        return latest_iteration(last, self._spec.algorithm) >= self._trained
+
+    def open_groups(self) -> set[int]:
+        """Return the groups that are admitted and not trained, without resampled ones."""
+        groups = range(first_open(self.version, self._spec.algorithm), self._admitted)
+        return {group for group in groups if group not in self._taken}
 
     def again(self, lost: Collection[int]) -> list[Prompt]:
         """Return again the prompts of `lost` groups: they were sent, and are gone from the log."""
@@ -219,6 +233,9 @@ class Planner:
         """Yield the prompts of a lot: the same ones whenever this is called."""
         groups = self._spec.algorithm.groups
         members = range(lot.first, lot.first + len(lot.predicted))
+        if self._spec.algorithm.order == "arrival":
+            yield from (self._of_arrival(group, lot) for group in members)
+            return
         for iteration in sorted({iteration_of(group, groups) for group in members}):
             yield from self._of_iteration(
                 iteration, [g for g in members if iteration_of(g, groups) == iteration], lot
@@ -273,6 +290,13 @@ class Planner:
                         _Turn(iteration, self._oldest(group), mini, bundle[0], len(bundle)),
                         _Prediction(predicted[group], lot.predictor, lot.edges),
                     )  # fmt: skip
+
+    def _of_arrival(self, group: int, lot: Lot) -> Prompt:
+        """Return the prompt of a group that no step has to wait for before its last iteration."""
+        problem, epoch = self._problem(group)
+        turn = _Turn(latest_iteration(group, self._spec.algorithm), self._oldest(group), bundle=group)
+        prediction = _Prediction(lot.predicted[group - lot.first], lot.predictor, lot.edges)
+        return self._prompt(TRAIN, group, problem, epoch, self._spec.algorithm.group_size, turn, prediction)
 
     def _bundles(self, groups: Sequence[int], predicted: Mapping[int, float]) -> list[list[int]]:
         """Cut groups into bundles of about trainer.bundle_tokens tokens each, named by their first group."""

@@ -26,9 +26,9 @@ from producers.ranker.ranker import Answered, Backbone, NoBackbone, Question, Ra
 from producers.ranker.states import RankerError, States, start_from
 from producers.sample_feed import AdmittedSample, SampleFeed
 from producers.tasks import TaskError
-from schemas.admission import iteration_of
 from schemas.identity import round_of
 from schemas.messages import TRAIN, StepRecord
+from schemas.taken import trained_first
 
 _POLL_S = 0.25
 _KEPT = 8  # versions kept in the store beyond the staleness; up to twice as many until old ones are collected
@@ -143,12 +143,15 @@ class Ranking:
 
     def _rows(self, step: StepRecord) -> list[tuple[int, int, _Told]]:
         """Return the step's samples of its own iteration's groups, without those of resampled groups."""
-        columns = (step.groups, step.indexes, step.lengths, step.predicted)
+        columns = (
+            trained_first(step, self._context.spec.algorithm), step.groups, step.indexes, step.lengths,
+            step.predicted,
+        )  # fmt: skip
         rows = zip(*(column.tolist() for column in columns), step.problem_ids, strict=True)
         return [
             (group, index, _Told(length, predicted, problem))
-            for group, index, length, predicted, problem in rows
-            if self._is_first(group) and iteration_of(group, self._groups) == step.iteration
+            for is_first, group, index, length, predicted, problem in rows
+            if is_first and self._is_first(group)
         ]
 
     def _is_first(self, group: int) -> bool:
@@ -213,6 +216,8 @@ class Ranking:
         sample = taken.sample
         if taken.fault or sample.purpose != TRAIN or not self._is_first(sample.group):
             return None
+        if self._context.spec.algorithm.order == "arrival":
+            return None  # only the ledger says which iteration trains it
         predicted = float(np.float32(sample.predicted))  # as the ledger has it
         told = _Told(sample.true_length, predicted, sample.problem_id)
         return sample.iteration, sample.group, sample.index, told

@@ -21,7 +21,7 @@ from producers.planner import Planner
 from producers.sample_feed import FeederRoots
 from producers.snapshots import FeederSnapshot, Opened, Positions
 from producers.tasks import Problem
-from schemas.admission import iteration_of
+from schemas.admission import latest_iteration
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, DeadLetter, Evaluation, Prompt, StepRecord
 from schemas.runspec import RunSpec
@@ -74,17 +74,17 @@ def look_at(
     context: RoleContext, snapshot: FeederSnapshot | None, train: list[Problem], tokenize: Tokenize
 ) -> FeederState:
     """Read the records since a snapshot; without a snapshot, all that the log still has."""
-    lookahead = context.spec.algorithm.lookahead
-    behind = Behind(lookahead)
+    most_stale = context.spec.algorithm.most_stale
+    behind = Behind(most_stale)
     if snapshot:
-        behind = Behind(lookahead, snapshot.samples, snapshot.samples_of)
+        behind = Behind(most_stale, snapshot.samples, snapshot.samples_of)
     roots = FeederRoots(context)
     trained = _trained(context, snapshot, behind, roots)
     opened = snapshot.opened() if snapshot else Opened()
     letters = letters_of(context, opened.dead)
     evaluated, evals = _evaluations(context, snapshot, letters)
     open_then = {one.version for one in snapshot.evaluations} if snapshot else set()
-    first = snapshot.planner.version if snapshot else trained - math.ceil(min(lookahead, 64)) - 1
+    first = snapshot.planner.version if snapshot else trained - int(min(most_stale, 128)) - 1
 
     def is_being_evaluated(version: int) -> bool:
         return version not in evaluated and (version >= first or version in open_then)
@@ -96,7 +96,7 @@ def look_at(
         state=snapshot.planner if snapshot else None, trained=trained,
     )  # fmt: skip
     start = behind.at(trained)
-    if math.isinf(lookahead):  # its samples are all of evaluations
+    if math.isinf(most_stale):  # its samples are all of evaluations
         start = dict(snapshot.samples) if snapshot else {}
     for evaluation in snapshot.evaluations if snapshot else []:
         if evaluation.version not in evaluated:
@@ -209,7 +209,7 @@ def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
         return f"it is of class {prompt.length_class}, with {edges} edges; lengths.classes is {classes}"
     if prompt.purpose == EVAL:
         return "" if prompt.group < 0 else f"group {prompt.group} is no group of an evaluation"
-    if prompt.group < 0 or prompt.iteration != iteration_of(prompt.group, algorithm.groups):
+    if prompt.group < 0 or prompt.iteration != latest_iteration(prompt.group, algorithm):
         return f"group {prompt.group} is not of iteration {prompt.iteration}"
     if prompt.size != algorithm.group_size or round_of(prompt.group) > spec.loss.most_draws:
         return f"this run has no group {prompt.group} of {prompt.size} samples"

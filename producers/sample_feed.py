@@ -27,7 +27,7 @@ from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
 from infra.tail import Inbox
 from infra.weights.versions import WeightStore
-from schemas.admission import iteration_of
+from schemas.admission import is_of_run, latest_iteration
 from schemas.fitness import contradiction, fault, weights_fault
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, Prompt, Sample, StepRecord
@@ -251,8 +251,9 @@ class SampleFeed:
         spec = self._context.spec
         if sample.purpose == EVAL:
             return sample.group < 0 and trained < sample.iteration <= spec.algorithm.iterations
-        iteration = iteration_of(sample.group, spec.algorithm.groups)
-        return trained <= iteration < spec.algorithm.iterations and round_of(sample.group) <= self._resample
+        if not is_of_run(sample.group, spec.algorithm) or round_of(sample.group) > self._resample:
+            return False
+        return trained <= latest_iteration(sample.group, spec.algorithm)
 
     def _hold(self, record: Record, sample: Sample) -> None:
         self._held.append((record, sample))

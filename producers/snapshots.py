@@ -54,6 +54,7 @@ class PlannerState(_Part):
     edges: list[float]
     recent: list[float] = []  # predictions that the edges are computed from
     lots: list[Lot] = []  # of iterations that are not trained yet
+    taken: list[int] = []  # groups that are trained, of those that could still be (order arrival)
 
 
 class Opened(_Part):

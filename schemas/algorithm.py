@@ -85,6 +85,21 @@ class AlgorithmSection(Section):
         description="async: how many iterations old the weights may be that draw a sample. 1.5: half of the "
         "samples 2, the others 1. More hides longer tails and makes samples older.",
     )
+    order: Literal["window", "arrival"] = Field(
+        "window",
+        description="async: which groups an iteration trains. window: exactly the next `groups` in the order "
+        "in which they were admitted; a long answer holds up its iteration. arrival: the first `groups` that "
+        "are whole; long answers are trained later, and `staleness_cap` bounds how much later.",
+    )
+    staleness_cap: int | None = Field(
+        None,
+        ge=0,
+        le=128,
+        description="order arrival: how many iterations old the weights may be that draw a sample, without "
+        "exception: a group that would become older is waited for. `staleness` then bounds the mean. Where "
+        "both are equal, the order is that of window. Default: twice `staleness`, rounded up, and at least "
+        "`staleness` + 2.",
+    )
     iterations: int = Field(
         100, gt=0, le=100_000_000, description="Iterations of the whole run. A resumed run may have more."
     )
@@ -132,6 +147,15 @@ class AlgorithmSection(Section):
             sync = "sync is on-policy, its staleness is 0"
             why = sync if self.mode == "sync" else "in mode offline nothing is generated"
             raise ValueError(f"staleness {self.staleness:g} needs mode async; {why}")
+        if self.order == "arrival" and self.mode != "async":
+            raise ValueError(f"order arrival needs mode async; in mode {self.mode} each iteration is one lot")
+        if self.staleness_cap is not None and self.order != "arrival":
+            raise ValueError("staleness_cap is for order arrival; with order window `staleness` is the cap")
+        if self.staleness_cap is not None and self.staleness_cap < self.staleness:
+            raise ValueError(
+                f"staleness_cap ({self.staleness_cap}) must be at least staleness ({self.staleness:g}), "
+                "which bounds the mean"
+            )
         if (self.mode == "offline") != (self.recorded is not None):
             raise ValueError(
                 "mode offline needs `recorded`: the id of the run whose samples are trained"
@@ -152,3 +176,12 @@ class AlgorithmSection(Section):
     def lookahead(self) -> float:
         """How many iterations generation may run ahead of training."""
         return {"sync": 0.0, "async": self.staleness, "offline": math.inf}[self.mode]
+
+    @property
+    def most_stale(self) -> float:
+        """How many iterations older than the trained weights those may be that drew a sample."""
+        if self.order == "window":
+            return math.ceil(self.lookahead) if math.isfinite(self.lookahead) else math.inf
+        if self.staleness_cap is not None:
+            return self.staleness_cap
+        return max(math.ceil(2 * self.staleness), math.ceil(self.staleness) + 2)

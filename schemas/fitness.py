@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from schemas.admission import iteration_of, oldest_version
+from schemas.admission import is_of_run, latest_iteration, oldest_version
 from schemas.identity import round_of
 from schemas.messages import Prompt, Sample
 from schemas.runspec import RunSpec
@@ -25,16 +25,18 @@ def _of_place(sample: Sample, spec: RunSpec) -> str:
     algorithm, resample = spec.algorithm, spec.loss.most_draws
     if sample.size != algorithm.group_size or not 0 <= sample.index < sample.size:
         return f"index {sample.index} of {sample.size} does not fit groups of {algorithm.group_size}"
-    if sample.group < 0 or sample.iteration != iteration_of(sample.group, algorithm.groups):
+    if sample.group < 0 or sample.iteration != latest_iteration(sample.group, algorithm):
         return f"group {sample.group} is not of iteration {sample.iteration}"
-    if sample.iteration >= algorithm.iterations:
-        return f"the run has {algorithm.iterations} iterations, and no iteration {sample.iteration}"
+    if not is_of_run(sample.group, algorithm):
+        return f"the run has {algorithm.iterations} iterations, and none of them trains group {sample.group}"
     if round_of(sample.group) > resample:
         return f"its group was drawn again more often than loss.resample allows ({resample})"
     if not 0 <= sample.mini < algorithm.optimizer_steps:
         return f"an iteration has {algorithm.optimizer_steps} optimizer steps, and no step {sample.mini}"
     if not 1 <= sample.bundle_groups <= algorithm.groups:
         return f"a bundle can't have {sample.bundle_groups} groups; an iteration has {algorithm.groups}"
+    if algorithm.order == "arrival" and (sample.mini, sample.bundle) != (0, sample.group):
+        return "it is bound to an optimizer step or a bundle; in order arrival no group is"
     if not 0 <= sample.length_class < spec.lengths.classes:
         return f"there is no length class {sample.length_class}"
     if sample.predicted <= 0:

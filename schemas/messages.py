@@ -307,6 +307,7 @@ class StepRecord(Message, frozen=True, kw_only=True):
     metrics: dict[str, float]
     finished_at: float
     failed_reason: Line = ""  # the most frequent reason why samples have no reward; empty: all have one
+    replayed: Count = 0  # the first so many rows are of groups that an earlier step trained (loss.replay)
     failed_sample: Line = ""  # the id of a sample that has none for that reason
 
     def wrong(self) -> str:

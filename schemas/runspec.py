@@ -450,10 +450,16 @@ class RunSpec(Section):
             raise ValueError("model.lora is for trainer.learner torch: an adapter is too small to divide")
         if self.loss.is_read:
             self._check_loss()
-        if self.algorithm.mode == "async" and self.trainer.keep_weights <= self.algorithm.lookahead:
+        if self.algorithm.mode == "async" and self.trainer.keep_weights <= self.algorithm.most_stale:
+            bound = "staleness" if self.algorithm.order == "window" else "staleness_cap"
             raise ValueError(
-                f"trainer.keep_weights ({self.trainer.keep_weights}) must be more than algorithm.staleness "
-                f"({self.algorithm.staleness:g}): samples are checked against the weights that made them"
+                f"trainer.keep_weights ({self.trainer.keep_weights}) must be more than algorithm.{bound} "
+                f"({self.algorithm.most_stale:g}): samples are checked against the weights that made them"
+            )
+        if self.algorithm.order == "arrival" and self.trainer.compose == "admission":
+            raise ValueError(
+                "trainer.compose admission fixes at admission what is trained together, and with "
+                "algorithm.order arrival that is known when groups are whole: leave compose at auto"
             )
         if self.evaluation.problems * (self.algorithm.iterations + 1) >= ROUND:
             raise ValueError(

@@ -17,7 +17,7 @@ from infra.runs import RunRecord
 from infra.stores.opening import open_store
 from infra.weights.bits import model_of
 from infra.weights.patch import PatchFile
-from schemas.admission import iteration_of, oldest_version
+from schemas.admission import latest_iteration, oldest_version
 from schemas.messages import TRAIN, Sample
 from schemas.runspec import RunSpec
 from schemas.topics import Topics
@@ -82,7 +82,8 @@ def make_sample(spec: RunSpec, group: int, index: int, **fields: Any) -> Sample:
     values: dict[str, Any] = {
         "run": "test-1", "purpose": TRAIN, "group": group, "index": index, "attempt": 0,
         "size": algorithm.group_size, "problem_id": str(group), "epoch": 0,
-        "iteration": iteration_of(group, algorithm.groups), "mini": group % algorithm.optimizer_steps,
+        "iteration": latest_iteration(group, algorithm),
+        "mini": group % algorithm.optimizer_steps if algorithm.order == "window" else 0,
         "bundle": group, "bundle_groups": 1, "prompt_tokens": np.array([4, 5], dtype=np.int32),
         "tokens": draw.integers(2, 20, length).astype(np.int32),
         "logprobs": -draw.random(length).astype(np.float32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from consumers.stream.arrival_order import ArrivalOrder
 from infra.bus import read_all
 from infra.epochs import Replaced
 from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext, Stopped
 from infra.roles.heart import Heart
 from producers.feeder import Feeder
-from schemas.admission import iteration_of, oldest_version
+from schemas.admission import latest_iteration, oldest_version
 from schemas.messages import TRAIN, DeadLetter, Evaluation, Prompt, Sample, StepRecord
 from schemas.runspec import RunSpec
+from schemas.taken import TakenGroups
 from schemas.topics import Topic
 from schemas.wire import MessageT, encode
 from tests.factories import make_context, make_sample
@@ -36,7 +39,8 @@ def make_prompt(spec: RunSpec, group: int, **fields: Any) -> Prompt:
     values: dict[str, Any] = {
         "run": "test-1", "purpose": TRAIN, "group": group, "size": algorithm.group_size,
         "problem_id": str(group), "problem": "{}", "epoch": 0, "tokens": np.array([4, 5], np.int32),
-        "iteration": iteration_of(group, algorithm.groups), "mini": group % algorithm.optimizer_steps,
+        "iteration": latest_iteration(group, algorithm),
+        "mini": group % algorithm.optimizer_steps if algorithm.order == "window" else 0,
         "bundle": group, "bundle_groups": 1, "min_version": version, "predicted": 4.0, "predictor": "x",
         "length_class": group % spec.lengths.classes, "edges": [5.0] * (spec.lengths.classes - 1),
         "admitted_at": 0.0,
@@ -93,6 +97,7 @@ class Others:
         self.spec = spec
         self.context = context or make_context(spec, folder, role="feeder")
         self.answered: set[tuple[int, int]] = set()
+        self.taken = TakenGroups(spec.algorithm)
 
     def life(self) -> RoleContext:
         """A context for one more feeder of the same run."""
@@ -122,7 +127,8 @@ class Others:
     def generate(self, purpose: str = TRAIN, iteration: int | None = None) -> None:
         """Answer what was not answered yet."""
         for prompt in self.prompts().values():
-            if prompt.purpose == purpose and iteration in (None, prompt.iteration):
+            is_due = self.spec.algorithm.order == "arrival" or iteration in (None, prompt.iteration)
+            if prompt.purpose == purpose and is_due:
                 for index in range(prompt.size):
                     if (prompt.group, index) not in self.answered:
                         self.answered.add((prompt.group, index))
@@ -133,19 +139,43 @@ class Others:
         self.context.writer.send(topic, encode(sample), key=sample.id, partition=sample.length_class)
 
     def train(self, iteration: int) -> None:
-        """Record an iteration, of all its samples."""
+        """Record an iteration, of all its samples; with order arrival, of some groups of many."""
         steps = self.spec.algorithm.optimizer_steps
         rows: dict[int, list[tuple[Sample, tuple[int, int]]]] = {mini: [] for mini in range(steps)}
         records = read_all(self.context.bus, self.context.topics.samples, deadline_s=5)
-        for record, sample in Gate(Sample, self.context.run, passed_over).take(records):
-            if sample.purpose == TRAIN and sample.iteration == iteration:
-                rows[sample.mini].append((sample, (record.partition, record.offset)))
+        found = [
+            (record, sample)
+            for record, sample in Gate(Sample, self.context.run, passed_over).take(records)
+            if sample.purpose == TRAIN
+        ]
+        arrived = self._arrived(iteration, {sample.group for _, sample in found})
+        for record, sample in found:
+            if sample.group in arrived if arrived else sample.iteration == iteration:
+                mini = arrived.get(sample.group, sample.mini)
+                rows[mini].append((sample, (record.partition, record.offset)))
         for mini, mine in rows.items():
             step = make_step(
                 self.spec, iteration, [sample for sample, _ in mine], mini=mini,
                 places=[place for _, place in mine],
             )  # fmt: skip
+            self.taken.add(step)
             self.context.writer.send(self.context.topics.ledger, encode(step), key=str(step.step))
+
+    def _arrived(self, iteration: int, whole: set[int]) -> dict[int, int]:
+        """Which groups an iteration takes, and in which step, if they came in an order of their own."""
+        algorithm = self.spec.algorithm
+        if algorithm.order == "window":
+            return {}
+        waiting = sorted(group for group in whole if group not in self.taken)
+        random.Random(iteration).shuffle(waiting)
+        order = ArrivalOrder(algorithm.model_copy(update={"optimizer_steps": 1}), self.taken, iteration, 0)
+        found: dict[int, int] = {}
+        while order.left:
+            group = next(one for one in waiting if order.takes(one))
+            waiting.remove(group)
+            order.took(group)
+            found[group] = len(found) * algorithm.optimizer_steps // algorithm.groups
+        return found
 
     def await_groups(self, wanted: Iterable[int], deadline_s: float = 30.0) -> None:
         groups = set(wanted)

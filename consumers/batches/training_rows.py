@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.admission import tells_nothing
+from schemas.identity import round_of
 from schemas.messages import Sample
 
 
@@ -39,6 +40,15 @@ class TrainingRow:
 def says_nothing(samples: Iterable[Sample]) -> bool:
     """Return whether a group's rewards are all alike."""
     return tells_nothing(math.nan if sample.reward_error else sample.reward for sample in samples)
+
+
+def drawn_again(rows: Iterable[TrainingRow], most_draws: int) -> set[int]:
+    """Return the groups in whose place others are drawn, since their rewards are all alike."""
+    samples: dict[int, list[Sample]] = {}
+    for row in rows:
+        if round_of(row.sample.group) < most_draws:
+            samples.setdefault(row.sample.group, []).append(row.sample)
+    return {group for group, members in samples.items() if says_nothing(members)}
 
 
 def groups_of(rows: Sequence[TrainingRow]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -51,6 +51,8 @@ class RunPosition:
     ledger: int
     letters: int | None = None
     roots: Mapping[int, str] = field(default_factory=dict)
+    taken: Sequence[int] = ()
+    redrawn: Sequence[int] = ()
 
 
 class Checkpoints:
@@ -88,6 +90,7 @@ class Checkpoints:
         manifest = CheckpointManifest(
             format=2, run=self._run, iteration=at.iteration, step=at.step, root=at.root,
             positions=dict(at.positions), ledger=at.ledger, letters=at.letters, roots=dict(at.roots),
+            taken=list(at.taken), redrawn=list(at.redrawn),
             trainer_epoch=at.trainer_epoch, state=key, tensors=dict(tensors), created_at=time.time(),
         )  # fmt: skip
         self._store.put_new(f"{_folder(key)}/manifest.json", manifests.written(manifest, self._keys))

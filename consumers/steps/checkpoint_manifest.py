@@ -42,6 +42,8 @@ class AnyCheckpointManifest(BaseModel):
     ledger: Number  # position in `<run>.ledger`: the steps behind it are taken again from their records
     letters: Number | None = None  # position in `<run>.dead`: letters before it are of no interest any more
     roots: dict[Number, str] = {}  # of versions whose samples may still come
+    taken: list[Number] = []  # groups that are trained, of those that could still be (order arrival)
+    redrawn: list[Number] = []  # those of them in whose place others are drawn
     trainer_epoch: Number
     state: str  # key of the state's object
     created_at: FiniteFloat

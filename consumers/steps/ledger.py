@@ -127,11 +127,12 @@ class Ledger:
         return Record(topic.name, 0, self._first[number][0], b"", b"").place
 
     def _check(self, first: StepRecord, mine: StepRecord) -> None:
-        if first.root_out != mine.root_out:
+        same_groups = set(first.groups.tolist()) == set(mine.groups.tolist())
+        if first.root_out != mine.root_out or not same_groups:  # steps without a gradient have equal weights
             raise AnotherTrainer(
                 f"another trainer took step {mine.step} before this one (start {first.trainer_epoch}; "
-                f"this is start {self._epoch}), and came to other weights. End the other trainer: this one, "
-                "started again, goes on behind that step"
+                f"this is start {self._epoch}), and came to other weights or took other groups. End the "
+                "other trainer: this one, started again, goes on behind that step"
             )
 
     def _taken_by_none_newer(self, record: Record) -> StepRecord | None:

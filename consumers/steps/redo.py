@@ -23,6 +23,7 @@ from schemas.topics import Topic
 class RedoneStep:
     """The result of taking a step again."""
 
+    rows: Sequence[TrainingRow]
     batches: Sequence[MicroBatch]
     stats: Sequence[LossStats]
     norm: float
@@ -37,7 +38,7 @@ def take_again(
     stats = [stat for batches in plans for stat in learner.accumulate(batches)]
     batches = [batch for batches in plans for batch in batches]
     done = update(learner, rows, record.step, any_gradient=bool(batches))
-    return RedoneStep(batches, stats, done.norm, learner.made().root)
+    return RedoneStep(rows, batches, stats, done.norm, learner.made().root)
 
 
 def plans_again(

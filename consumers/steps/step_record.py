@@ -14,7 +14,7 @@ from consumers.batches.training_rows import TrainingRow
 from consumers.losses.objective import LossStats
 from consumers.steps.failed_rewards import example_of
 from consumers.steps.step_metrics import OptimizerUpdate, step_metrics
-from schemas.algorithm import SamplingSection
+from schemas.algorithm import AlgorithmSection, SamplingSection
 from schemas.losses import LossSection
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
@@ -34,6 +34,7 @@ class StepParts:
     iteration: int
     number: int
     taken: set[int] = field(default_factory=set)  # numbers of bundles
+    replayed: int = 0  # rows, which come first
     groups: int = 0  # groups that are final: none will be drawn in their place
     plans: list[MicroBatchPlan] = field(default_factory=list)  # in the order of accumulation
     stats: list[LossStats] = field(default_factory=list)
@@ -61,12 +62,18 @@ def recipe_of(spec: RunSpec) -> str:
     trainer = spec.trainer
     sums = "exact" if trainer.sums_exactly else trainer.rank_sums
     settings = [
-        spec.algorithm.model_copy(update={"iterations": 1}).model_dump_json(), _loss_settings(spec.loss),
+        _algorithm_settings(spec.algorithm), _loss_settings(spec.loss),
         _sampling_settings(spec.sampling), spec.model.dtype, trainer.logits_chunk, trainer.threads, sums,
     ]  # fmt: skip
     if spec.model.lora is not None:
         settings.append(spec.model.lora.model_dump_json())
     return hashlib.blake2b(repr(settings).encode(), digest_size=8).hexdigest()
+
+
+def _algorithm_settings(algorithm: AlgorithmSection) -> str:
+    """Write the settings of the algorithm that a step depends on; those of order window as always."""
+    lately = {"order", "staleness_cap"} if algorithm.order == "window" else set[str]()
+    return algorithm.model_copy(update={"iterations": 1}).model_dump_json(exclude=lately)
 
 
 def _sampling_settings(sampling: SamplingSection) -> str:
@@ -118,5 +125,5 @@ def step_record(
             samples, step.plans, step.stats, iteration=step.iteration, update=update,
             compute_s=step.compute_s, waited_s=step.waited_s,
         ),
-        finished_at=time.time(), failed_reason=reason, failed_sample=example,
+        replayed=step.replayed, finished_at=time.time(), failed_reason=reason, failed_sample=example,
     )  # fmt: skip

@@ -3,8 +3,8 @@
     partition of <run>.prompts    trained ….│….  groups in work  …│ end
                                             └─ found by bisection, then followed
 
-All groups of an iteration are admitted before any iteration that is later by more than the lookahead. So no
-record before a group of iteration i is of an iteration after i + lookahead.
+All groups of an iteration are admitted before any iteration that is later by more than the staleness bound.
+So no record before a group of iteration i is of an iteration after i + that bound.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Admitted:
 
     def _starts(self, reader: Reader, trained: int) -> dict[int, int]:
         """Return for each partition a position before all groups of iterations from `trained` on."""
-        oldest = trained - math.ceil(self._context.spec.algorithm.lookahead) - 1
+        oldest = trained - int(self._context.spec.algorithm.most_stale) - 1
         begins, ends = reader.begin_offsets(), reader.end_offsets()
         found = {}
         for partition, begin in begins.items():

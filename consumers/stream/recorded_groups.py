@@ -31,8 +31,10 @@ from infra.roles.context import RoleContext
 from infra.run_handle import RunHandle
 from infra.runs import RunRecord, find
 from infra.stores.store import Exists
-from schemas.identity import ROUND, derive_seed
+from schemas.algorithm import AlgorithmSection
+from schemas.identity import derive_seed
 from schemas.messages import Evaluation, StepRecord
+from schemas.taken import trained_first
 from schemas.topics import Topic, Topics
 
 _REPLAYED = 1000  # newest iterations whose groups are trained again: older ones are hardly of this policy
@@ -48,14 +50,15 @@ class RecordedError(Explained):
 class Recorded:
     """Places of the groups of a ledger's steps, in the order in which these were trained first.
 
-    A group is trained first in the iteration that it belongs to. Steps of other iterations that have it
-    replayed it, and it is not counted again. To save memory, only places are kept, and only of the newest
-    `kept` iterations.
+    A group that a step replayed is not counted again. To save memory, only places are kept, and only of the
+    newest `kept` iterations.
     """
 
-    def __init__(self, groups: int, steps: Iterable[StepRecord] = (), *, kept: float = math.inf) -> None:
-        """`groups`: number of groups in an iteration. `kept`: number of newest iterations to keep."""
-        self._groups, self._kept, self._newest = groups, kept, -1
+    def __init__(
+        self, algorithm: AlgorithmSection, steps: Iterable[StepRecord] = (), *, kept: float = math.inf
+    ) -> None:
+        """`algorithm`: of the run that took the steps. `kept`: number of newest iterations to keep."""
+        self._algorithm, self._kept, self._newest = algorithm, kept, -1
         self._steps: deque[_Step] = deque()
         self._before = 0  # groups of steps that were dropped
         self._ends: list[int] = []  # number of groups up to and including each step
@@ -67,8 +70,7 @@ class Recorded:
         if step.step <= self._newest:
             return  # of a trainer thought dead, or read again: the first record of a step counts
         self._newest = step.step
-        iterations = step.groups % ROUND // self._groups
-        order = np.flatnonzero(iterations == step.iteration)
+        order = np.flatnonzero(trained_first(step, self._algorithm))
         order = order[np.lexsort((step.indexes[order], step.groups[order]))]
         _, starts = np.unique(step.groups[order], return_index=True)
         self._append(
@@ -128,7 +130,7 @@ class Replay:
         self._count = round(context.spec.loss.old_groups * algorithm.groups / algorithm.optimizer_steps)
         start = max(0, step - _REPLAYED * algorithm.optimizer_steps)  # each step has at least one record
         earlier = (one for one in steps_in_ledger(context, start) if one.step < step)
-        self._recorded = Recorded(algorithm.groups, earlier, kept=_REPLAYED)
+        self._recorded = Recorded(algorithm, earlier, kept=_REPLAYED)
 
     def add(self, step: StepRecord) -> None:
         """Add a step that was trained."""
@@ -175,7 +177,7 @@ class RecordedStream:
         self._samples = Topics(source.id, source.spec.lengths.classes).samples
         self._size = algorithm.groups // algorithm.optimizer_steps
         self._minis = algorithm.optimizer_steps
-        self._recorded = Recorded(source.spec.algorithm.groups, _steps(context, source))
+        self._recorded = Recorded(source.spec.algorithm, _steps(context, source))
         if len(self._recorded) < self._size:
             raise RecordedError(
                 f"run {source.id} has trained {len(self._recorded)} groups; a step of this run takes "

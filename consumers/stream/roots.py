@@ -19,8 +19,8 @@ class TrainerRoots:
 
     def __init__(self, spec: RunSpec, published: Callable[[int], str | None]) -> None:
         """`published`: returns a version's root as its manifest says; None if there is none."""
-        lookahead = spec.algorithm.lookahead
-        self._kept = math.ceil(lookahead) + 2 if math.isfinite(lookahead) else 2
+        most_stale = spec.algorithm.most_stale
+        self._kept = int(most_stale) + 2 if math.isfinite(most_stale) else 2
         self._published = published
         self._known: dict[int, str] = {}
         self._asked: dict[int, str | None] = {}  # roots of other versions, as their manifests say

@@ -8,7 +8,6 @@ The trainer keeps positions itself: `low_watermarks` is where it must start to r
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from schemas.wire import encode
 StepKey = tuple[int, int]  # iteration and optimizer step in it
 CAME_BEFORE = "came before, and the first one counts"
 RootOf = Callable[[int], str | None]  # of a version; None if it is not known
-_LONGEST = 1 << 10  # iterations: the lookahead counts as no more than this
 
 
 @dataclass
@@ -105,7 +103,7 @@ class SampleStream:
         """`fence` raises if a newer trainer is at work. `letters`: see Unfit."""
         self._context, self._vocabulary, self._root_of, self._fence = context, vocabulary, root_of, fence
         self._trained = trained  # everything before this key is trained
-        self._open = math.ceil(min(context.spec.algorithm.lookahead, _LONGEST)) + 1  # iterations in work
+        self._open = int(context.spec.algorithm.most_stale) + 1  # iterations in work
         self._start, self._first_letter = start, letters
         self._admitted = Admitted(context)
         self._bell = threading.Event()
@@ -154,10 +152,7 @@ class SampleStream:
         return "" if sample.purpose == EVAL else f"its purpose is {sample.purpose[:64]!r}"
 
     def _take(self, sample: Sample, record: Record) -> None:
-        key = sample.iteration, sample.mini
-        if key < self._trained:
-            if sample.iteration == self._trained[0]:
-                self._finished.add(sample.group)
+        if self._is_trained(sample):
             self.duplicates += 1
             return
         if self._is_early(sample, record):
@@ -166,7 +161,7 @@ class SampleStream:
         if reason := reason or self._contradiction(sample):
             self._unfit.put(record, reason)
             return
-        bundle = self._bundles.setdefault(key, {}).setdefault(
+        bundle = self._bundles.setdefault((sample.iteration, sample.mini), {}).setdefault(
             sample.bundle, Bundle(sample.bundle, sample.bundle_groups)
         )
         rows = bundle.rows.setdefault(sample.group, {})
@@ -175,12 +170,24 @@ class SampleStream:
         if known is None:
             rows[sample.index] = TrainingRow(sample, record.partition, record.offset)
             self.received += 1
+            self._grew(bundle)
         elif sample.seed == known.sample.seed and not np.array_equal(known.sample.tokens, sample.tokens):
             self._unfit.put(record, f"sample {sample.id} came before with other tokens and the same seed")
         else:  # the same sample, or made again with newer weights
             self.duplicates += 1
             why = "a generator died behind its last write"
             self._unfit.put(record, f"sample {sample.id} {CAME_BEFORE}: {why}")
+
+    def _is_trained(self, sample: Sample) -> bool:
+        """Return whether a sample's group is trained. In the iteration in work its number does not say so."""
+        if (sample.iteration, sample.mini) >= self._trained:
+            return False
+        if sample.iteration == self._trained[0]:
+            self._finished.add(sample.group)
+        return True
+
+    def _grew(self, bundle: Bundle) -> None:
+        """Called when a bundle has got a sample."""
 
     def _is_early(self, sample: Sample, record: Record) -> bool:
         """Return whether a sample is of weights of this run that this trainer has not come to.
@@ -250,8 +257,12 @@ class SampleStream:
 
     def _is_missing(self, group: int, index: int, iteration: int) -> bool:
         """Return whether a sample is not here and still needed."""
-        there = group in self._finished or index in self._rows.get(group, {})
+        there = self._is_finished(group) or index in self._rows.get(group, {})
         return self._trained[0] <= iteration <= self._trained[0] + self._open and not there
+
+    def _is_finished(self, group: int) -> bool:
+        """Return whether a group that the iteration in work, or a later one, might train is trained."""
+        return group in self._finished
 
     @property
     def positions(self) -> dict[int, int]:
@@ -287,6 +298,10 @@ class SampleStream:
                 for group in bundle.rows:
                     del self._rows[group]
                     self._finished.add(group)
+        self._go_on(key)
+
+    def _go_on(self, key: StepKey) -> None:
+        """Note that all steps up to this one are trained."""
         iteration, mini = key
         last = mini + 1 == self._context.spec.algorithm.optimizer_steps
         self._trained = (iteration + 1, 0) if last else (iteration, mini + 1)

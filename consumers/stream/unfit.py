@@ -18,7 +18,7 @@ from infra.bus import Record, clamp, read_until
 from infra.errors import Explained
 from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
-from schemas.admission import iteration_of
+from schemas.admission import is_of_run, latest_iteration
 from schemas.identity import sample_id, sample_key
 from schemas.messages import DeadLetter, Sample
 from schemas.wire import Contradictory, decode
@@ -133,8 +133,9 @@ class Unfit:
             return ""
         if group < 0:
             return name  # of an evaluation: the feeder knows whether it is there, and twice does no harm
-        iteration = iteration_of(group, algorithm.groups)
-        if iteration >= algorithm.iterations or not self._is_missing(group, index, iteration):
+        if not is_of_run(group, algorithm):
+            return ""
+        if not self._is_missing(group, index, latest_iteration(group, algorithm)):
             return ""
         return name
 

@@ -95,7 +95,10 @@ def _rows(opened: OpenRun, step: int | None, *, follow: bool, names: list[str]) 
         fail(f"run {opened.id} has trained no step yet; --follow shows samples as generators finish them", 1)
     if step is not None and step > newest:
         fail(f"run {opened.id} has no step {step} yet: its newest is {newest}", 1)
-    rows = [sample_row(sample, opened.text) for sample in opened.samples(newest if step is None else step)]
+    number, algorithm = newest if step is None else step, opened.spec.algorithm
+    # with order arrival a sample knows only which iteration may train it at the latest
+    iteration = number // algorithm.optimizer_steps if algorithm.order == "arrival" else None
+    rows = [sample_row(sample, opened.text, iteration) for sample in opened.samples(number)]
     if not rows:
         fail(
             f"the ledger of run {opened.id} has no step {step} any more (placement.kafka.retention_hours)", 1

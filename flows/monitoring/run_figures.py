@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -35,7 +34,8 @@ def run_figures(view: RunView, began_at: float) -> Iterator[Metric]:
         "progress_deadline_seconds": ("deadlines.progress_s", spec.deadlines.progress_s),
         "weights_version": ("Newest version of the weights.", view.version),
         "staleness_limit_iterations": (
-            "Largest staleness that admission allows.", math.ceil(spec.algorithm.staleness)
+            "Largest staleness that a sample may have.",
+            int(spec.algorithm.most_stale) if spec.algorithm.mode == "async" else 0,
         ),
         "logprob_gap_nats": ("Logprob gap of the newest step that shows it.", view.logprob_gap),
         "logprob_gap_limit_nats": (

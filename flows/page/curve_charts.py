@@ -130,8 +130,9 @@ def staleness_chart(rows: Rows, spec: RunSpec) -> Chart:
         Curve("largest", points_of(rows, "staleness_max"), 3),
         Curve("mean", points_of(rows, "staleness"), 1),
     ]
-    limits = [Limit("algorithm.staleness, rounded up", math.ceil(spec.algorithm.lookahead))]
-    if not math.isfinite(spec.algorithm.lookahead) or spec.algorithm.mode != "async":
+    name = "staleness, rounded up" if spec.algorithm.order == "window" else "staleness_cap"
+    limits = [Limit(f"algorithm.{name}", spec.algorithm.most_stale)]
+    if spec.algorithm.mode != "async":
         limits = []
     return Chart(
         "Staleness", _STEP, lines, limits=limits, unit="versions", from_zero=True, note=hint("staleness_max")

@@ -29,12 +29,16 @@ class BadCondition(Explained):
     """A condition, or a field to sort by, that can't be understood."""
 
 
-def sample_row(sample: Sample, to_text: ToText) -> SampleRow:
-    """Return a sample's row. Its texts are as the model drew them: whoever shows them makes them harmless."""
+def sample_row(sample: Sample, to_text: ToText, iteration: int | None = None) -> SampleRow:
+    """Return a sample's row. Its texts are as the model drew them: whoever shows them makes them harmless.
+
+    `iteration`: the one that trained the sample, if that is known and the sample itself does not say it.
+    """
+    iteration = sample.iteration if iteration is None else iteration
     return {
         "id": sample.id,
         "problem": sample.problem_id,
-        "iteration": sample.iteration,
+        "iteration": iteration,
         "epoch": sample.epoch,
         "group": sample.group,
         "index": sample.index,
@@ -49,7 +53,7 @@ def sample_row(sample: Sample, to_text: ToText) -> SampleRow:
         "finish": sample.finish,
         "version": int(sample.versions.min()),
         "versions": sample.versions.tolist(),
-        "staleness": sample.iteration - int(sample.versions.min()),
+        "staleness": iteration - int(sample.versions.min()),
         "logprob": float(sample.logprobs.mean()) if sample.logprobs.size else None,
         "seconds": sample.finished_at - sample.started_at,
         "finished_at": sample.finished_at,

@@ -208,8 +208,8 @@ class Dispatching:
     def _is_evaluated(self, prompt: Prompt, trained: int, evaluating: Collection[int] | None) -> bool:
         if evaluating is not None:
             return prompt.iteration not in evaluating
-        lookahead = self._context.spec.algorithm.lookahead
-        soon = math.ceil(lookahead) if math.isfinite(lookahead) else 0  # until then one may be found unfit
+        most_stale = self._context.spec.algorithm.most_stale
+        soon = int(most_stale) if math.isfinite(most_stale) else 0  # until then one may be found unfit
         return prompt.iteration < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
 
     def _move(self, given: dict[str, list[SampleJob]], now: float) -> dict[str, list[SampleKey]]:

@@ -97,6 +97,41 @@ def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
         assert not run.dead_letters()
 
 
+@pytest.mark.timeout(600)
+def test_in_order_of_arrival_each_group_is_trained_once_and_in_time(
+    tmp_path: Path, kafka: str, tiny_model: Path
+) -> None:
+    """Whoever is killed, twice each. Which groups a step took only the ledger says, and that is enough."""
+    algorithm = {
+        **SPEC.algorithm.model_dump(), "mode": "async", "staleness": 1.5, "iterations": 40,
+        "order": "arrival", "staleness_cap": 3,
+    }  # fmt: skip
+    spec = make_spec(
+        algorithm=algorithm, trainer={"checkpoint_every": 7, "exact_sums": False, "keep_weights": 8}
+    )
+    with running(tmp_path, kafka, spec, tiny_model) as run:
+        for step in (3, 10):
+            for victim in ("trainer", "feeder", "generator"):
+                run.wait_for_steps(step)
+                run.kill(f"{victim}-0")
+                run.start(victim)
+                step += 2
+        run.wait_for_end()
+        steps = run.steps()
+        assert [step.step for step in steps] == list(range(40))
+        assert sorted(trained_ids(steps)) == [(g, i) for g in range(320) for i in range(4)]
+        assert [set(step.groups.tolist()) for step in steps] != [
+            set(range(8 * n, 8 * n + 8)) for n in range(40)
+        ]
+        assert max(step.iteration - int(step.versions.min()) for step in steps) <= 3
+        for name in ("trainer-0", "feeder-0"):
+            assert "has other bits" not in run.log(name).read_text()
+        assert not run.dead_letters()
+        for step in (2, 25, None):
+            with replaying(run.record.id, run.store.url, lambda done, total: None) as again:
+                assert again.step(step).equal
+
+
 @pytest.mark.timeout(400)
 def test_a_killed_broker_loses_nothing(
     tmp_path: Path, new_home: Callable[[str], StackPaths], tiny_model: Path, undisturbed: list[str]

@@ -24,6 +24,7 @@ from tests.waiting import wait_until
 
 SYNC = {"iterations": 6, "groups": 4, "group_size": 2}
 ASYNC = {**SYNC, "mode": "async", "staleness": 1.5}
+ARRIVAL = {**ASYNC, "order": "arrival", "staleness_cap": 3}
 
 
 class Killed(Exception):
@@ -67,7 +68,8 @@ def spec_of(**algorithm: Any) -> RunSpec:
 def on(others: Others, first: int = 0) -> None:
     """The rest of the run plays its part from a version to the end."""
     for version in range(first, others.spec.algorithm.iterations):
-        others.await_groups(set(others.admissible(version)[version * others.spec.algorithm.groups :]))
+        admitted = others.admissible(version)[version * others.spec.algorithm.groups :]
+        others.await_groups(group for group in admitted if group not in others.taken)
         others.generate(iteration=version)
         others.train(version)
 
@@ -129,7 +131,9 @@ def killed_again_and_again(spec: RunSpec, folder: Path, seed: int) -> Others:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [SYNC, ASYNC, {**SYNC, "optimizer_steps": 2}], ids=["sync", "async", "steps"]
+    "algorithm",
+    [SYNC, ASYNC, {**SYNC, "optimizer_steps": 2}, ARRIVAL, {**ARRIVAL, "optimizer_steps": 2}],
+    ids=["sync", "async", "steps", "arrival", "arrival, steps"],
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_a_feeder_killed_anywhere_plans_the_same(
@@ -180,6 +184,32 @@ def test_what_retention_took_is_not_sent_again_but_for_what_is_open(
             assert {prompt.group: essence(prompt) for prompt in others.sent()} == {
                 group: essence_ for group, essence_ in expected.items() if group >= trained
             }
+
+
+def test_what_retention_took_of_groups_that_came_late_is_sent_again(tmp_path: Path) -> None:
+    """With order arrival the number of a group does not say whether it is trained: the snapshot does."""
+    spec = spec_of(**ARRIVAL)
+    expected = calm(spec, tmp_path / "calm")
+    others = Others(spec, tmp_path / "old")
+    with fed(others):
+        for number in range(3):
+            others.await_groups(others.admissible(number))
+            others.generate()
+            others.train(number)
+        others.await_groups(others.admissible(3))
+    late = {group for group in others.admissible(3) if group not in others.taken}
+    assert min(late) < 3 * spec.algorithm.groups  # else this would show nothing
+    bus, topics = others.context.bus, others.context.topics
+    assert isinstance(bus, MemoryBus)
+    for topic in (topics.prompts, topics.samples, topics.ledger):
+        for partition in range(topic.partitions):
+            bus.truncate(topic, partition, bus.end(topic, partition))
+    others.answered.clear()
+    with fed(others):
+        others.await_groups(late)
+        assert others.prompts().keys() == late
+        on(others, 3)
+    assert all(essence(prompt) == expected[prompt.group] for prompt in others.sent())
 
 
 @pytest.mark.parametrize("without", ["ledger", "prompts"])

@@ -8,8 +8,8 @@ from schemas.loading import RunFileError, load_run_file
 
 GOOD = "run: count\ntask: {python: task.py}\nmodel: {path: model}\n"
 OF_ALGORITHM = (
-    "betas, group_size, groups, iterations, learning_rate, max_grad_norm, mode, optimizer_steps, recorded, "
-    "staleness, warmup_steps, weight_decay"
+    "betas, group_size, groups, iterations, learning_rate, max_grad_norm, mode, optimizer_steps, order, "
+    "recorded, staleness, staleness_cap, warmup_steps, weight_decay"
 )
 
 BROKEN = {
