@@ -97,8 +97,7 @@ class AlgorithmSection(Section):
         le=128,
         description="order arrival: how many iterations old the weights may be that draw a sample, without "
         "exception: a group that would become older is waited for. `staleness` then bounds the mean. Where "
-        "both are equal, the order is that of window. Default: twice `staleness`, rounded up, and at least "
-        "`staleness` + 2.",
+        "both are equal, the order is that of window. Default: twice `staleness`, rounded up, and 2 more.",
     )
     iterations: int = Field(
         100, gt=0, le=100_000_000, description="Iterations of the whole run. A resumed run may have more."
@@ -184,4 +183,4 @@ class AlgorithmSection(Section):
             return math.ceil(self.lookahead) if math.isfinite(self.lookahead) else math.inf
         if self.staleness_cap is not None:
             return self.staleness_cap
-        return max(math.ceil(2 * self.staleness), math.ceil(self.staleness) + 2)
+        return math.ceil(2 * self.staleness) + 2

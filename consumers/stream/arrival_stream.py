@@ -38,7 +38,7 @@ class ArrivalStream(SampleStream):
             self._whole[bundle.number] = bundle
 
     def complete(self, key: StepKey) -> list[Bundle]:
-        """Return the whole groups that the step has chosen so far. What is chosen stays chosen."""
+        """Return the whole groups that the step has chosen so far. A chosen group stays chosen."""
         order = self._order_of(key)
         for group, bundle in list(self._whole.items()):
             is_final = bool(bundle.settled(self._resample))  # else another is drawn, and it takes no place

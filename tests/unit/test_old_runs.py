@@ -94,7 +94,9 @@ def test_a_start_reads_the_end_of_long_logs(tmp_path: Path, read: dict[str, int]
 def test_what_is_kept_of_earlier_groups_is_bounded(tmp_path: Path) -> None:
     context = make_context(make_spec(), tmp_path)
     some = [step(context, number) for number in range(40)]
-    whole, window = Recorded(4, some), Recorded(4, some, kept=10)
+    algorithm = context.spec.algorithm
+    assert algorithm.groups == 4
+    whole, window = Recorded(algorithm, some), Recorded(algorithm, some, kept=10)
     assert (len(whole), len(window)) == (160, 40)
     assert window.places(range(40)) == whole.places(range(120, 160))
     window.drop({0: 130})

@@ -182,7 +182,8 @@ def test_the_first_record_of_a_step_counts() -> None:
         )  # fmt: skip
 
     found = Recorded(
-        2, [step(0, 0, [1, 0, 1, 0]), step(1, 0, [2, 2]), step(1, 1, [3, 3]), step(2, 1, [1, 4])]
+        make_spec(algorithm={"groups": 2}).algorithm,
+        [step(0, 0, [1, 0, 1, 0]), step(1, 0, [2, 2]), step(1, 1, [3, 3]), step(2, 1, [1, 4])],
     )
     assert len(found) == 4
     assert found.places([0, 1, 2, 3]) == [(0, 1), (0, 3), (0, 0), (0, 2), (0, 0), (0, 1), (0, 101)]
