@@ -30,6 +30,7 @@ from consumers.steps.checkpoint import AnyCheckpointManifest, Checkpoints, RunPo
 from consumers.steps.failed_rewards import FailedRewards
 from consumers.steps.failing import FailedSteps, TrainingFailed, named
 from consumers.steps.ledger import Ledger
+from consumers.steps.length_balance import LengthBalance
 from consumers.steps.publisher import Publisher
 from consumers.steps.redo import take_again, update, version_trained
 from consumers.steps.scoring import Scoring
@@ -83,6 +84,7 @@ class Trainer:
             manifest = self._restore()
             redone = self._redo(manifest.ledger if manifest else 0)
             self._taken.make_up(self._number)
+            self._balance = LengthBalance(self._algorithm, self._iteration + bool(self._mini))
             with contextlib.closing(self._open(manifest)) as stream:
                 if redone and not self._mini:
                     self._checkpoint(stream)  # another crash must not cost these steps again
@@ -265,6 +267,7 @@ class Trainer:
             raise self._failure(step, error) from error
         step.compute_s += time.monotonic() - began
         record = self._record(step, made.root, self._with_rate(done))
+        self._note_balance(record)
         heart.working("recording")
         self._ledger.append(record)
         last = record.last_of_iteration
@@ -362,6 +365,13 @@ class Trainer:
             step, run=self._context.run, trainer_epoch=self._epoch, recipe=self._recipe,
             last=self._mini + 1 == self._algorithm.optimizer_steps, root=root, update=done,
         )  # fmt: skip
+
+    def _note_balance(self, record: StepRecord) -> None:
+        """Add to a step's metrics whether order arrival trains all lengths alike."""
+        if self._algorithm.order == "arrival":
+            self._balance.add(record)
+            if record.last_of_iteration and (ratio := self._balance.ratio(record.iteration)) is not None:
+                record.metrics["length_balance"] = ratio
 
     def _failure(self, step: StepParts, error: NotFinite) -> TrainingFailed:
         """Keep the failed step's record in the store, as the ledger has none; return the error to raise."""

@@ -45,7 +45,11 @@ METRICS: dict[str, Metric] = {
     "staleness": Metric("iterations", "How much older the oldest weights of a sample are, in the mean.",
                         "at most algorithm.staleness"),
     "staleness_max": Metric("iterations", "The same, of the stalest sample.",
-                            "at most algorithm.staleness, rounded up"),
+                            "at most algorithm.staleness, rounded up; in order arrival staleness_cap"),
+    "length_balance": Metric("ratio", "order arrival: mean length of what was trained in the newest "
+                                      "staleness + staleness_cap iterations that can be judged, over that "
+                                      "of what was admitted for them.", ".9 to 1.1",
+                             "Some lengths are trained later than others: lower algorithm.staleness_cap."),
     "finished_at": Metric("seconds since 1970", "The moment at which the step was done."),
     "ranker_recall": Metric("share", "How many of the longest fifth of the groups were predicted to be so.",
                             "above .5 after some iterations",

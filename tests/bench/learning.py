@@ -1,8 +1,9 @@
 """Does it learn the same when it learns faster? Held-out reward against seconds, on the demo.
 
-Sync, async at staleness 1, 2 and 4, and a bare in-process loop, each with several seeds: the same model,
-task, batch and number of iterations. Ours runs whole (broker, Prefect, flow, feeder, generator, trainer);
-seconds count from the first prompt, and both measure the same held-out problems on the way.
+Sync, async at staleness 1, 2 and 4, in order window and in order arrival, and a bare in-process loop, each
+with several seeds: the same model, task, batch and number of iterations. `--task paying` takes a task in
+which longer answers earn more (`_paying_task.py`). Ours runs whole (broker, Prefect, flow, feeder, generator,
+trainer); seconds count from the first prompt, and both measure the same held-out problems on the way.
 trained_over_generated_length and length_distance say whether lengths were lost on the way to the trainer.
 """
 
@@ -37,7 +38,13 @@ SYNC = ("algorithm.mode=sync", "algorithm.staleness=0")
 MODES: dict[str, tuple[str, ...]] = {
     "sync": SYNC,
     **{f"async {k}": ("algorithm.mode=async", f"algorithm.staleness={k}") for k in (1, 2, 4)},
+    **{
+        f"arrival {k}": ("algorithm.mode=async", f"algorithm.staleness={k}", "algorithm.order=arrival")
+        for k in (1, 2, 4)
+    },
 }
+BARE = "bare"
+TASKS = {"demo": (), "paying": (f"task.python={Path(__file__).with_name('_paying_task.py')}",)}
 
 Point = dict[str, float]
 
@@ -45,25 +52,33 @@ Point = dict[str, float]
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench learning")
+    parser.add_argument("--task", choices=list(TASKS), default="demo")
+    parser.add_argument("--modes", nargs="+", choices=[*MODES, BARE], default=[*MODES, BARE], metavar="MODE")
     parser.add_argument("--seeds", type=int, default=1 if quick else 3)
     parser.add_argument("--iterations", type=int, default=12 if quick else 40)
     parser.add_argument("--every", type=int, default=6 if quick else 8, help="iterations between evaluations")
     parser.add_argument("--draw", type=Path, help="draw the curves into this file")
     parser.add_argument("--set", action="append", default=[], help="another setting of the run file, a.b=c")
     given = parser.parse_args(argv)
+    if given.modes == [BARE]:
+        parser.error("bare needs another mode beside it: that one's run builds the model")
     console, curves = Console(stderr=True), []
-    common = [f"algorithm.iterations={given.iterations}", f"evaluation.every={given.every}", *given.set]
+    common = [f"algorithm.iterations={given.iterations}", f"evaluation.every={given.every}"]
+    common += [*TASKS[given.task], *given.set]
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder, own_stack() as stack:
         for seed in range(1, given.seeds + 1):
             model = ""
             for name, changes in MODES.items():
+                if name not in given.modes:
+                    continue
                 console.print(f"{name}, seed {seed} …")
                 overrides = [*common, *changes, f"seed={seed}", f"report={folder}/runs"]
                 record = finish(start(str(RUNFILE), overrides, stack), stack)
                 model = record.model
                 curves.append(_curve(record, stack, name))
-            console.print(f"bare loop, seed {seed} …")
-            curves.append(_bare([*common, *SYNC, f"seed={seed}"], model, given.every, seed))
+            if BARE in given.modes:
+                console.print(f"bare loop, seed {seed} …")
+                curves.append(_bare([*common, *SYNC, f"seed={seed}"], model, given.every, seed))
     if given.draw:
         _draw(curves, given.draw)
     _print(curves)
@@ -157,7 +172,7 @@ def _draw(curves: Sequence[dict[str, Any]], file: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     names = dict.fromkeys((curve["mode"], curve["k"]) for curve in curves)
     for number, (mode, k) in enumerate(names):
-        label = f"{mode}, k = {k}" if mode == "async" else mode
+        label = f"{mode}, k = {k}" if k else mode
         for curve in (c for c in curves if (c["mode"], c["k"]) == (mode, k)):
             for place, key in enumerate(("reward", "reward_longest_fifth")):
                 line = [(p["seconds"], p[key]) for p in curve["points"]]
