@@ -149,6 +149,8 @@ class Dispatching:
             moving = self._move(given, now)
             for name in {*given, *withdrawn, *moving}:
                 self._assign(name, given.get(name, []), withdrawn.get(name, []), moving.get(name, []))
+            if self._dispatcher.has_more:
+                self._bell.set()
         self._ask_strangers()
         self._count()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.choosers import InThread
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.policies.policy import PolicySettings
@@ -32,4 +33,5 @@ class DeadlineSettings(PolicySettings):
         return DeadlinePolicy(
             GroupBeliefs(Beliefs(spec.sampling.max_tokens)), seed=spec.seed, replans=_REPLANS,
             thrift=_THRIFT, move_s=None if speed is None else 1 / speed, warm=WarmUp(),
+            beside=InThread(),
         )  # fmt: skip
