@@ -195,15 +195,13 @@ class Board:
         """Note that a generator has another curve, or may be given more or less than before."""
         self._changed.add(name)
 
-    def tokens(self, key: SampleKey) -> float:
-        """Return how many tokens a job has, as estimated; 0 if it does not run."""
-        if key in self.waiting:
-            return 0.0
-        known = self.generators.get(self.home.get(key, ""))
-        if known is None or key not in known.running:
-            return 0.0
-        known.advance(self.now)
-        return known.tokens(key)
+    def running(self, keys: Iterable[SampleKey]) -> Iterator[tuple[SampleKey, BoardGenerator]]:
+        """Yield those of the jobs that a generator has, with the generator, up to now."""
+        for key in keys:
+            if (name := self.home.get(key)) is not None:
+                generator = self.generators[name]
+                generator.advance(self.now)
+                yield key, generator
 
     def emptiest(self) -> BoardGenerator | None:
         """Return the generator with a free slot with the fastest next step; None if none is free."""

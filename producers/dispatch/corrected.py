@@ -13,25 +13,24 @@ from producers.dispatch.makespan import declared
 
 
 @njit(cache=True, nogil=True)
-def declared_each(
-    priors: np.ndarray, levels: np.ndarray, means: np.ndarray, spreads: np.ndarray, tokens: np.ndarray,
-    z: float,
-) -> np.ndarray:  # fmt: skip
-    """Return each sample's declared length, by a row of `priors`.
+def declared_each(priors: np.ndarray, levels: np.ndarray, samples: np.ndarray, z: float) -> np.ndarray:
+    """Return each sample's declared length.
 
-    means, spreads: of the scores at which the prior is read; a spread of 0: as it is.
+    samples: a row for each: its row of `priors`; mean and spread of the scores at which that is read (a
+    spread of 0: as it is); and the tokens that it has.
     """
-    found = np.empty(len(means))
+    found = np.empty(len(samples))
     count = len(levels)
     row = np.empty(count)
-    for sample in range(len(means)):
-        prior = priors[sample]
-        if spreads[sample] == 0.0:
-            found[sample] = declared(prior, tokens[sample], z)
+    for sample in range(len(samples)):
+        prior = priors[int(samples[sample, 0])]
+        mean, spread, tokens = samples[sample, 1], samples[sample, 2], samples[sample, 3]
+        if spread == 0.0:
+            found[sample] = declared(prior, tokens, z)
             continue
         low = 0
         for place in range(count):
-            score = means[sample] + spreads[sample] * levels[place]
+            score = mean + spread * levels[place]
             while low < count - 2 and levels[low + 1] <= score:
                 low += 1
             if score <= levels[0]:
@@ -41,5 +40,5 @@ def declared_each(
             else:
                 slope = (prior[low + 1] - prior[low]) / (levels[low + 1] - levels[low])
                 row[place] = slope * (score - levels[low]) + prior[low]
-        found[sample] = declared(row, tokens[sample], z)
+        found[sample] = declared(row, tokens, z)
     return found

@@ -135,7 +135,7 @@ class DeadlinePolicy:
     `move_s`: seconds to move a running sample, for each token that it has; None: samples are not moved.
     `thrift`: the share of its jobs' expected time that a choice may take; a longer choice is not made.
     `warm`: called before a choice; as long as it returns False, no choice is made.
-    `beside`: where choices are made; None: at once.
+    `chooser`: where choices are made; None: at once.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class DeadlinePolicy:
         thrift: float = float("inf"),
         move_s: float | None = None,
         warm: Callable[[], bool] = lambda: True,
-        beside: Chooser[tuple[DeadlineRule, NamedMoves]] | None = None,
+        chooser: Chooser[tuple[DeadlineRule, NamedMoves]] | None = None,
     ) -> None:
         self.group_beliefs, self._replans, self._thrift, self.warm = group_beliefs, replans, thrift, warm
         self.costs = Costs()
         self._is_cold = False  # a choice waits until the code is compiled
         self.why = Why.NOTHING  # the reason for the plan in force
         self._move_s = move_s
-        self.beside: Chooser[tuple[DeadlineRule, NamedMoves]] = beside or AtOnce()
+        self.chooser: Chooser[tuple[DeadlineRule, NamedMoves]] = chooser or AtOnce()
         self._pending: _Pending | None = None
         self._held_until = float("-inf")  # until then free slots wait for a choice
         self.moves: NamedMoves = []
@@ -181,7 +181,7 @@ class DeadlinePolicy:
         """When the policy has to be asked again at the latest."""
         if self._pending is None:
             return min(self._choose_at, self._look_at)
-        return min(self.beside.wakes_at, self._held_until if self._pending.held else float("inf"))
+        return min(self.chooser.wakes_at, self._held_until if self._pending.held else float("inf"))
 
     @property
     def by_deadline(self) -> bool:
@@ -214,7 +214,7 @@ class DeadlinePolicy:
             return self._stop_holding(now)
         if self.plan is not None and self.by_deadline:
             self._towards.catch_up(board, self.group_beliefs, self.plan.quantile)
-        came = self._came and not self.beside.rests(now)
+        came = self._came and not self.chooser.rests(now)
         if self._is_cold and self.warm():
             self._is_cold, came = False, True
         if not (came or self._must_regroup(now) or now >= self._choose_at or self._drifts(board, now)):
@@ -294,7 +294,7 @@ class DeadlinePolicy:
             return
         state = table_of(chosen, self.group_beliefs)
         self._pending = _Pending(came, now, chosen.work)
-        self.beside.begin(lambda: self._best(state, now, again), now)
+        self.chooser.begin(lambda: self._best(state, now, again), now)
         if not self._adopt(board, now) and came and self._is_idle(board):
             self._pending = replace(self._pending, held=True)
             self._held_until = now + min(worth_s, _LONGEST_HOLD_S)
@@ -306,7 +306,7 @@ class DeadlinePolicy:
 
     def _adopt(self, board: Board, now: float) -> bool:
         """Put the plan in force that was chosen. Return False if it is not there yet."""
-        pending, found = self._pending, self.beside.take(now)
+        pending, found = self._pending, self.chooser.take(now)
         if found is None or pending is None:
             return False
         (plan, self.moves), seconds = found

@@ -17,6 +17,7 @@ one prior; of very many predictions, those that differ by less than a thousandth
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +34,10 @@ from schemas.identity import SampleKey
 
 _MOST_PRIORS = 4096  # of the samples that come together
 _SAME = 1e-3  # in log units: if there were more, so near predictions share a prior
-_LOOKED_AT = 1024  # samples that tell of a drift between two choices
+_LOOKED_AT = 256  # samples that tell of a drift between two choices
 _LOOKED_AT_CLOSELY = 4096  # ... and before a choice
-_MIDDLE = len(LEVELS) // 2
+_LEVELS: list[float] = LEVELS.tolist()
+_MIDDLE = len(_LEVELS) // 2
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -69,7 +71,7 @@ class _Group:
 
     def scores(self) -> list[float]:
         """Return the scores of finished samples. Only here are new ones computed: often none are needed."""
-        self.done += [float(np.interp(length, prior, LEVELS)) for length, prior in self.fresh]
+        self.done += [_score(prior, length) for length, prior in self.fresh]
         self.fresh.clear()
         return self.done
 
@@ -151,24 +153,30 @@ class GroupBeliefs:
             return job.prompt.predicted
         row = one.prior.row
         spread = math.sqrt(one.variance + 1 - self.beliefs.rho)
-        expected = float(np.interp(one.mean + spread * LEVELS[_MIDDLE], LEVELS, row))
+        expected = _length(row, one.mean + spread * _LEVELS[_MIDDLE])
         return job.prompt.predicted * expected / max(row.item(_MIDDLE), 1.0)
 
     def declared(self, keys: Sequence[SampleKey], tokens: Sequence[float], z: float) -> list[float]:
         """Return the declared lengths of jobs that have so many tokens: quantile z of their beliefs."""
         from producers.dispatch.corrected import declared_each  # compiled: only who plans needs it
 
-        found: list[float] = []
-        for first in range(0, len(keys), _MOST_PRIORS):
-            some = [self._known[key] for key in keys[first : first + _MOST_PRIORS]]
-            rest = 1 - self.beliefs.rho
-            found += declared_each(
-                np.concatenate([one.prior.row for one in some]).reshape(-1, len(LEVELS)), LEVELS,
-                np.array([one.mean for one in some]),
-                np.array([math.sqrt(one.variance + rest) if one.variance >= 0 else 0.0 for one in some]),
-                np.array(tokens[first : first + _MOST_PRIORS], float), z,
-            ).tolist()  # fmt: skip
-        return found
+        known = self._known
+        rest = 1 - self.beliefs.rho
+        priors: dict[int, np.ndarray] = {}
+        rows: list[tuple[int, float, float, float]] = []
+        for key, has in zip(keys, tokens, strict=True):
+            one = known[key]
+            priors[id(one.prior)] = one.prior.row
+            spread = math.sqrt(one.variance + rest) if one.variance >= 0 else 0.0
+            rows.append((id(one.prior), one.mean, spread, has))
+        if len(priors) == 1:
+            ((number, prior),) = priors.items()
+            which, table = dict.fromkeys((number,), 0), prior.reshape(1, -1)
+        else:
+            which = {number: place for place, number in enumerate(priors)}
+            table = np.stack(list(priors.values()))
+        given = np.array([(which[row[0]], *row[1:]) for row in rows], float).reshape(-1, 4)
+        return list(declared_each(table, LEVELS, given, z).tolist())
 
     def forget(self, job: SampleJob) -> None:
         """Drop a job."""
@@ -290,19 +298,11 @@ class GroupBeliefs:
 
 def _floors(board: Board, jobs: Mapping[SampleKey, _OpenJob]) -> list[tuple[SampleKey, float]]:
     """Return the scores that running jobs exceed already, where these tell anything."""
-    long = [
-        (key, tokens, one.prior.row)
-        for key, one in jobs.items()
-        if (tokens := board.tokens(key)) > one.prior.shortest
+    return [
+        (key, _score(prior.row, tokens))
+        for key, generator in board.running(jobs)
+        if (tokens := generator.tokens(key)) > (prior := jobs[key].prior).shortest
     ]
-    if not long:
-        return []
-    prior = long[0][2]
-    if all(row is prior for _, _, row in long):
-        scores = np.interp([tokens for _, tokens, _ in long], prior, LEVELS).tolist()
-    else:
-        scores = [float(np.interp(tokens, row, LEVELS)) for _, tokens, row in long]
-    return [(key, score) for (key, _, _), score in zip(long, scores, strict=True)]
 
 
 def _some_running(board: Board, most: int) -> tuple[list[tuple[BoardGenerator, SampleKey]], int]:
@@ -316,6 +316,28 @@ def _some_running(board: Board, most: int) -> tuple[list[tuple[BoardGenerator, S
             generator.advance(board.now)
             found += [(generator, key) for key in keys]
     return found, step
+
+
+def _score(prior: np.ndarray, length: float) -> float:
+    """Return the score of a length in a belief, as `np.interp` does: that takes longer for one number."""
+    place = bisect.bisect_right(prior, length) - 1
+    if place < 0:
+        return _LEVELS[0]
+    if place >= len(_LEVELS) - 1:
+        return _LEVELS[-1]
+    low, high = prior.item(place), prior.item(place + 1)
+    return (_LEVELS[place + 1] - _LEVELS[place]) / (high - low) * (length - low) + _LEVELS[place]
+
+
+def _length(prior: np.ndarray, score: float) -> float:
+    """Return the length that has this score in a belief."""
+    place = bisect.bisect_right(_LEVELS, score) - 1
+    if place < 0:
+        return float(prior.item(0))
+    if place >= len(_LEVELS) - 1:
+        return float(prior.item(-1))
+    low, high = prior.item(place), prior.item(place + 1)
+    return float((high - low) / (_LEVELS[place + 1] - _LEVELS[place]) * (score - _LEVELS[place]) + low)
 
 
 def _row(prior: np.ndarray, rho: float, mean: float, variance: float) -> np.ndarray:

@@ -128,19 +128,12 @@ class TowardsDeadline:
         self, board: Board, keys: Sequence[SampleKey], group_beliefs: GroupBeliefs, quantile: float
     ) -> None:
         """Declare jobs anew: their beliefs have changed."""
-        running: list[tuple[BoardGenerator, SampleKey, float]] = []
-        for key in keys:
-            name = board.home.get(key)
-            if name is not None and name not in self._stale:
-                generator = board.generators[name]
-                generator.advance(board.now)
-                running.append((generator, key, generator.tokens(key)))
+        running = [one for one in board.running(keys) if one[1].name not in self._stale]
         if not running:
             return
-        lengths = group_beliefs.declared(
-            [key for _, key, _ in running], [tokens for _, _, tokens in running], quantile
-        )
-        for (generator, key, tokens), length in zip(running, lengths, strict=True):
+        has = [generator.tokens(key) for key, generator in running]
+        lengths = group_beliefs.declared([key for key, _ in running], has, quantile)
+        for (key, generator), tokens, length in zip(running, has, lengths, strict=True):
             last, before = self._last.get(generator.name, 0.0), self._said.get(key, 0.0)
             said = self._said[key] = generator.steps + length - tokens
             if said >= last:
@@ -160,6 +153,8 @@ class TowardsDeadline:
         """
         quantile, deadline = rule
         waiting = board.waiting
+        if not waiting:
+            return
         self._declare(board, group_beliefs, quantile)
         limit = max(deadline, self._latest_end(board, now))
         candidates = iter(asked)

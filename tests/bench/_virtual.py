@@ -53,6 +53,7 @@ class VirtualChooser:
         self._charged = charged
         self._found: tuple[Any, float] | None = None
         self.wakes_at = float("inf")
+        self.each_s: list[float] = []
         self.spent_s = 0.0  # in all
 
     def begin(self, work: Callable[[], Any], now: float) -> None:
@@ -60,6 +61,7 @@ class VirtualChooser:
         result = work()
         seconds = time.thread_time() - began
         self.spent_s += seconds
+        self.each_s.append(seconds)
         self._found = result, seconds
         self.wakes_at = now + (seconds if self._charged else 0.0)
 
@@ -71,6 +73,14 @@ class VirtualChooser:
 
     def rests(self, now: float) -> bool:
         return False
+
+
+def choose_virtually(policy: Policy, *, charged: bool = True) -> VirtualChooser:
+    """Have a policy's choices made beside it in virtual time. Return who makes them."""
+    chooser = VirtualChooser(charged=charged)
+    if isinstance(policy, DeadlinePolicy):
+        policy.chooser = chooser
+    return chooser
 
 
 def generate(
@@ -95,9 +105,7 @@ def generate(
         f"g{number:03d}": ReplayEngine(table, length_of, clock, prefill_s=PREFILL_S)
         for number, table in enumerate(tables)
     }
-    beside = VirtualChooser(charged=thinking)
-    if isinstance(policy, DeadlinePolicy):
-        policy.beside = beside
+    chooser = choose_virtually(policy, charged=thinking)
     dispatcher, generators = Dispatcher(policy), dict[str, Decoding]()
     for (name, engine), table in zip(engines.items(), tables, strict=True):
         generators[name] = Decoding(make_spec(generator={"slots": len(table) - 1}), engine, clock.now)
@@ -109,10 +117,10 @@ def generate(
     on_the_way: list[tuple[float, int, str, SampleJob]] = []  # jobs that are dealt, and when they arrive
     number_of = itertools.count()
     while True:
-        began = time.thread_time() - beside.spent_s
+        began = time.thread_time() - chooser.spent_s
         dealt = dispatcher.turn(clock.time)
         moved = dispatcher.moved(clock.time)
-        took_s = time.thread_time() - beside.spent_s - began
+        took_s = time.thread_time() - chooser.spent_s - began
         arrives = clock.time + (took_s if thinking else 0.0)
         for name, given in dealt.items():
             for job in given:

@@ -33,5 +33,5 @@ class DeadlineSettings(PolicySettings):
         return DeadlinePolicy(
             GroupBeliefs(Beliefs(spec.sampling.max_tokens)), seed=spec.seed, replans=_REPLANS,
             thrift=_THRIFT, move_s=None if speed is None else 1 / speed, warm=WarmUp(),
-            beside=InThread(),
+            chooser=InThread(),
         )  # fmt: skip
