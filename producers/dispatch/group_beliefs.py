@@ -35,7 +35,7 @@ from schemas.identity import SampleKey
 _MOST_PRIORS = 4096  # of the samples that come together
 _SAME = 1e-3  # in log units: if there were more, so near predictions share a prior
 _LOOKED_AT = 256  # samples that tell of a drift between two choices
-_LOOKED_AT_CLOSELY = 4096  # ... and before a choice
+_LOOKED_AT_CLOSELY = 1024  # ... and before a choice
 _LEVELS: list[float] = LEVELS.tolist()
 _MIDDLE = len(_LEVELS) // 2
 
@@ -160,23 +160,32 @@ class GroupBeliefs:
         """Return the declared lengths of jobs that have so many tokens: quantile z of their beliefs."""
         from producers.dispatch.corrected import declared_each  # compiled: only who plans needs it
 
+        return list(declared_each(*self._readings(keys, tokens), z).tolist())
+
+    def rows_of(self, keys: Sequence[SampleKey]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the beliefs of jobs, a row each, and by how much they make their predictions longer."""
+        from producers.dispatch.corrected import corrected_rows
+
+        priors, levels, samples = self._readings(keys, [0.0] * len(keys))
+        rows = corrected_rows(priors, levels, samples)
+        factors = rows[:, _MIDDLE] / np.maximum(priors[samples[:, 0].astype(int), _MIDDLE], 1.0)
+        return rows, np.where(samples[:, 2] > 0, factors, 1.0)
+
+    def _readings(
+        self, keys: Sequence[SampleKey], tokens: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return priors, the levels, and how each job's prior is read, for `corrected`."""
         known = self._known
         rest = 1 - self.beliefs.rho
-        priors: dict[int, np.ndarray] = {}
-        rows: list[tuple[int, float, float, float]] = []
+        places: dict[_Prior, int] = {}
+        rows: list[tuple[float, ...]] = []
         for key, has in zip(keys, tokens, strict=True):
             one = known[key]
-            priors[id(one.prior)] = one.prior.row
             spread = math.sqrt(one.variance + rest) if one.variance >= 0 else 0.0
-            rows.append((id(one.prior), one.mean, spread, has))
-        if len(priors) == 1:
-            ((number, prior),) = priors.items()
-            which, table = dict.fromkeys((number,), 0), prior.reshape(1, -1)
-        else:
-            which = {number: place for place, number in enumerate(priors)}
-            table = np.stack(list(priors.values()))
-        given = np.array([(which[row[0]], *row[1:]) for row in rows], float).reshape(-1, 4)
-        return list(declared_each(table, LEVELS, given, z).tolist())
+            rows.append((places.setdefault(one.prior, len(places)), one.mean, spread, has))
+        priors = [prior.row for prior in places]
+        table = priors[0].reshape(1, -1) if len(priors) == 1 else np.stack(priors)
+        return table, LEVELS, np.array(rows, float)
 
     def forget(self, job: SampleJob) -> None:
         """Drop a job."""

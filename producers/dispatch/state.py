@@ -109,10 +109,12 @@ def chosen_jobs(board: Board, now: float) -> ChosenJobs:
     running: list[tuple[SampleJob, int, float]] = []
     for place, generator in enumerate(chosen):
         generator.advance(now)
-        # jobs beyond its slots wait at the generator: for the plan, as if they waited here
-        ordered = sorted(generator.running.items(), key=lambda item: item[1].order_key)
+        ordered = list(generator.running.items())
         slots = generator.slots - generator.slots % each or each
+        if len(ordered) > slots:
+            ordered.sort(key=lambda item: item[1].order_key)
         running += [(job, place, generator.tokens(key)) for key, job in ordered[:slots:each]]
+        # jobs beyond its slots wait at the generator: for the plan, as if they waited here
         running += [(job, -1, 0.0) for _, job in ordered[slots::each]]
     if are_all:
         waiting = [job for job, _ in board.waiting]
@@ -157,12 +159,13 @@ def table_of(chosen: ChosenJobs, group_beliefs: GroupBeliefs) -> SampleTable:
     for place, generator in enumerate(generators):
         batches = np.minimum(np.arange(slots[place] + 1) * chosen.each, generator.slots)
         tables[place, : slots[place] + 1] = generator.seconds[batches]
+    keys = [job.key for job, _, _ in jobs]
+    predicted = np.array([job.prompt.predicted for job, _, _ in jobs])
+    beliefs, factors = group_beliefs.rows_of(keys)
     return SampleTable(
-        beliefs=np.stack([group_beliefs.row[job.key] for job, _, _ in jobs]),
-        predicted=np.array([job.prompt.predicted for job, _, _ in jobs]),
-        kin=group_beliefs.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],
+        beliefs=beliefs, predicted=predicted, kin=group_beliefs.kin([job for job, _, _ in jobs]), keys=keys,
         names=[generator.name for generator in generators],
-        order=np.argsort(np.array([group_beliefs.expected_length(job) for job, _, _ in jobs]), kind="stable"),
+        order=np.argsort(predicted * factors, kind="stable"),
         where=np.array([where for _, where, _ in jobs]),
         tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
         slots=np.array(slots), stalls=np.zeros(len(generators)), learned=group_beliefs.beliefs.frozen(),
