@@ -93,7 +93,7 @@ class LengthOrder:
         """Return the last job before the first that is declared longer than `most`; None: there is none."""
         number = bisect_right(self._limited(), most)
         if number == len(self._blocks):
-            return self.longest()
+            return self.longest() if self._blocks else None
         place = bisect_right(self._told[number], most) - 1
         if place >= 0:
             before = self._limited()[number - 1] if number else 0.0
