@@ -268,8 +268,11 @@ class DeadlinePolicy:
     def _at_once(self, board: Board) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         """Yield the longest jobs for some of the generators, one for each: every plan begins with these."""
         for generator in board.fastest_first[: len(board.generators) // _AT_ONCE or 1]:
-            if not generator.running and (longest := board.waiting.longest()) is not None:
+            longest = board.waiting.longest()
+            if longest is not None and not generator.running and generator.free > 0:
                 yield generator, longest
+        if not board.home and (longest := board.waiting.longest()) and (one := board.emptiest()):
+            yield one, longest
 
     def _stop_holding(self, now: float) -> bool:
         if self._pending is None or not self._pending.held or now < self._held_until:

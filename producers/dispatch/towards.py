@@ -34,11 +34,6 @@ class LatestEnd:
         self._places.clear()
         self._columns = np.zeros((5, 0))
 
-    def drop(self, name: str) -> None:
-        """Drop a generator."""
-        if (place := self._places.get(name)) is not None:
-            self._columns[0, place] = -np.inf
-
     def note(self, generator: BoardGenerator, last: float) -> None:
         """Note at which step the last of a generator's jobs ends."""
         place = self._places.get(generator.name)
@@ -95,9 +90,9 @@ class TowardsDeadline:
 
     def regrouped(self, board: Board) -> None:
         """Forget generators that are gone, and the jobs that they had."""
-        for name in [name for name in self._last if name not in board.generators]:
-            del self._last[name]
-            self._latest.drop(name)
+        self._last = {name: last for name, last in self._last.items() if name in board.generators}
+        self._latest.clear()
+        self._changed = set(board.generators)
         if len(self._said) > 2 * len(board.home) + 64:
             self._said = {key: said for key, said in self._said.items() if key in board.home}
 
