@@ -14,6 +14,7 @@ score is the quantile of the true length in the belief, as a point of the standa
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -75,6 +76,13 @@ class Beliefs:
                 self._longest_seen = max(self._longest_seen, true)
                 self._pairs.append((math.log(max(predicted, 1.0)), math.log(max(true, 1.0)), self._groups))
             self._seen += len(pairs)
+
+    def frozen(self) -> Beliefs:
+        """Return a copy that stays as it is, for another thread."""
+        self._refit()
+        other = copy.copy(self)
+        other._pairs = self._pairs.copy()
+        return other
 
     @property
     def are_known(self) -> bool:

@@ -1,15 +1,21 @@
-"""The board: which jobs wait, which generator runs which job, and how far. Dispatch policies decide by it."""
+"""The board: which jobs wait, which generator runs which job, and how far. Dispatch policies decide by it.
+
+Each change costs the same on a thousand generators as on ten: a generator's steps are counted when somebody
+asks for them, and the one whose next step is the fastest is kept at the top of a heap.
+"""
 
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from producers.dispatch.jobs import SampleJob, Turn
+from producers.dispatch.length_order import LengthOrder, OrderedJob, Teller
 from schemas.identity import SampleKey
 
 NO_DEADLINE = 1e300  # as a plan's deadline: no deadline, so longest first
@@ -24,21 +30,33 @@ class BoardGenerator:
     seconds: np.ndarray  # of a step, by the number of samples in it, 0 to `slots`
     now: float
     running: dict[SampleKey, SampleJob] = field(default_factory=dict)
-    steps: float = 0.0
+    steps: float = 0.0  # up to `now`
     ahead: int = 0  # jobs that it may be given beyond its slots
     _ends: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _began: dict[SampleKey, float] = field(default_factory=dict)  # `steps` at the time of its first token
 
     def advance(self, now: float) -> None:
         """Add the steps that the generator has made since the last call."""
-        if self.running and now > self.now:
-            self.steps += (now - self.now) / self.seconds[min(len(self.running), self.slots)]
-        self.now = max(now, self.now)
+        if now > self.now:
+            if self.running:
+                self.steps += (now - self.now) / self.step_s
+            self.now = now
+
+    @property
+    def step_s(self) -> float:
+        """The seconds of a step with the jobs that it has."""
+        return float(self.seconds.item(min(len(self.running), self.slots)))
+
+    @property
+    def next_step_s(self) -> float:
+        """The seconds of a step with one more job."""
+        return float(self.seconds.item(min(len(self.running) + 1, self.slots)))
 
     def start(self, job: SampleJob, tokens: float = 0.0) -> None:
         """Add a job to the running ones; `tokens`: how many it has already."""
-        self.running[job.key] = job
-        self._began[job.key] = self.steps - tokens
+        key = job.key
+        self.running[key] = job
+        self._began[key] = self.steps - tokens
 
     def rate(self, now: float) -> float:
         """Note that a job has finished. Return how many finish a second, over the last 64."""
@@ -51,13 +69,20 @@ class BoardGenerator:
         return self.running.pop(key, None)
 
     def tokens(self, key: SampleKey) -> float:
-        """Return how many tokens a running job has by now, as estimated."""
+        """Return how many tokens a running job has at the time of the last `advance`, as estimated."""
         return self.steps - self._began[key]
 
     def correct(self, key: SampleKey, tokens: float) -> None:
         """Set a job's number of tokens, as reported."""
         if key in self._began:
             self._began[key] = self.steps - tokens
+
+    def clear(self) -> list[SampleJob]:
+        """Remove all jobs and return them."""
+        jobs = list(self.running.values())
+        self.running.clear()
+        self._began.clear()
+        return jobs
 
     @property
     def free(self) -> int:
@@ -69,43 +94,68 @@ class Waiting:
     """Jobs that no generator has, by turn and predicted length."""
 
     def __init__(self) -> None:
-        self._by_turn: dict[Turn, list[tuple[float, SampleKey]]] = {}  # by turn: ascending predicted lengths
-        self._jobs: dict[SampleKey, tuple[SampleJob, float]] = {}
+        self._by_turn: dict[Turn, LengthOrder] = {}
+        self._turns: list[Turn] = []  # ascending
+        self._jobs: dict[SampleKey, OrderedJob] = {}
+        self._tell: Teller | None = None
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def __iter__(self) -> Iterator[tuple[SampleJob, float]]:
-        return iter(self._jobs.values())
+        return ((job, length) for length, _, job in self._jobs.values())
 
     def __contains__(self, key: SampleKey) -> bool:
         return key in self._jobs
 
     def add(self, job: SampleJob, predicted: float) -> None:
         """Add a job with its predicted length."""
-        self._jobs[job.key] = job, predicted
-        bisect.insort(self._by_turn.setdefault(job.turn, []), (predicted, job.key))
+        self.add_all([(predicted, job.key, job)])
+
+    def add_all(self, fresh: Iterable[OrderedJob]) -> None:
+        """Add jobs that do not wait yet."""
+        turns: dict[Turn, list[OrderedJob]] = {}
+        for one in fresh:
+            self._jobs[one[1]] = one
+            turns.setdefault(one[2].turn, []).append(one)
+        for turn, jobs in turns.items():
+            order = self._by_turn.get(turn)
+            if order is None:
+                order = self._by_turn[turn] = LengthOrder(self._tell)
+                bisect.insort(self._turns, turn)
+            order.add(jobs)
 
     def remove(self, key: SampleKey) -> SampleJob:
         """Remove a job and return it."""
-        job, predicted = self._jobs.pop(key)
-        jobs = self._by_turn[job.turn]
-        del jobs[bisect.bisect_left(jobs, (predicted, key))]
-        if not jobs:
+        one = self._jobs.pop(key)
+        job = one[2]
+        order = self._by_turn[job.turn]
+        order.remove(one)
+        if not order:
             del self._by_turn[job.turn]
+            self._turns.remove(job.turn)
         return job
 
     def reorder(self, key: SampleKey, predicted: float) -> None:
-        """Change a job's predicted length."""
-        self.add(self.remove(key), predicted)
+        """Change a job's predicted length. Its declared length is asked for anew."""
+        job = self.remove(key)
+        self.add_all([(predicted, key, job)])
 
-    def by_turn(self) -> list[list[tuple[float, SampleKey]]]:
+    def declare(self, tell: Teller | None) -> None:
+        """Have jobs' declared lengths given by this function from now on; None: nobody asks for these."""
+        if tell is None and self._tell is None:
+            return
+        self._tell = tell
+        for order in self._by_turn.values():
+            order.declare(tell)
+
+    def by_turn(self) -> list[LengthOrder]:
         """Return the jobs by turn, the first turn first; within a turn the shortest job comes first."""
-        return [self._by_turn[number] for number in sorted(self._by_turn)]
+        return [self._by_turn[turn] for turn in self._turns]
 
     def longest(self) -> SampleKey | None:
         """Return the longest job of the first turn; None if no job waits."""
-        return self._by_turn[min(self._by_turn)][-1][1] if self._by_turn else None
+        return self._by_turn[self._turns[0]].longest()[0][1] if self._turns else None
 
 
 @dataclass(eq=False)
@@ -115,24 +165,100 @@ class Board:
     waiting: Waiting = field(default_factory=Waiting)
     generators: dict[str, BoardGenerator] = field(default_factory=dict)
     home: dict[SampleKey, str] = field(default_factory=dict)  # the generator that has a job
+    now: float = float("-inf")  # the time of the newest event
     _fastest_first: list[BoardGenerator] = field(default_factory=list)
+    _free: list[tuple[float, str, int]] = field(default_factory=list)  # a heap: next step, name, stamp
+    _stamps: dict[str, int] = field(default_factory=dict)  # of the entry in `_free` that holds
+    _stamp: int = 0
+    _overfull: set[str] = field(default_factory=set)
+    _changed: set[str] = field(default_factory=set)  # generators to look at before these two are used
 
-    def tokens(self, key: SampleKey) -> float:
-        """Return how many tokens a job has, as estimated; 0 if it does not run."""
-        if key in self.waiting:
-            return 0.0
-        known = self.generators.get(self.home.get(key, ""))
-        if known is not None and key in known.running:
-            return known.tokens(key)
-        return next((i.tokens(key) for i in self.generators.values() if key in i.running), 0.0)
+    def start(self, generator: BoardGenerator, job: SampleJob, tokens: float = 0.0) -> None:
+        """Give a job to a generator; `tokens`: how many it has already."""
+        generator.advance(self.now)
+        generator.start(job, tokens)
+        self.home[job.key] = generator.name
+        self._changed.add(generator.name)
+
+    def end(self, key: SampleKey) -> tuple[BoardGenerator, SampleJob] | None:
+        """Take a job from its generator, and return both; None if no generator has it."""
+        if (name := self.home.pop(key, None)) is None:
+            return None
+        generator = self.generators[name]
+        generator.advance(self.now)
+        job = generator.end(key)
+        assert job is not None
+        self._changed.add(name)
+        return generator, job
+
+    def changed(self, name: str) -> None:
+        """Note that a generator has another curve, or may be given more or less than before."""
+        self._changed.add(name)
+
+    def running(self, keys: Iterable[SampleKey]) -> Iterator[tuple[SampleKey, BoardGenerator]]:
+        """Yield those of the jobs that a generator has, with the generator, up to now."""
+        for key in keys:
+            if (name := self.home.get(key)) is not None:
+                generator = self.generators[name]
+                generator.advance(self.now)
+                yield key, generator
+
+    def emptiest(self) -> BoardGenerator | None:
+        """Return the generator with a free slot with the fastest next step; None if none is free."""
+        self._settle()
+        while self._free:
+            _, name, stamp = self._free[0]
+            if self._stamps.get(name) == stamp:
+                return self.generators[name]
+            heapq.heappop(self._free)
+        return None
+
+    def overfull(self) -> list[BoardGenerator]:
+        """Return the generators that have more jobs than they may be given."""
+        self._settle()
+        return [self.generators[name] for name in sorted(self._overfull)]
+
+    def _settle(self) -> None:
+        for name in self._changed:
+            self._stamps.pop(name, None)
+            generator = self.generators.get(name)
+            free = 0 if generator is None else generator.free
+            if generator is not None and free > 0:
+                self._enter(generator)
+            if free < 0:
+                self._overfull.add(name)
+            else:
+                self._overfull.discard(name)
+        self._changed.clear()
+        if len(self._free) > 64 + 4 * len(self.generators):  # most of them hold no more
+            names = list(self._stamps)
+            self._free.clear()
+            for name in names:
+                self._enter(self.generators[name])
+
+    def _enter(self, generator: BoardGenerator) -> None:
+        self._stamp += 1
+        self._stamps[generator.name] = self._stamp
+        heapq.heappush(self._free, (generator.next_step_s, generator.name, self._stamp))
 
     @property
     def fastest_first(self) -> Sequence[BoardGenerator]:
         """The generators, by the duration of their shortest step."""
         if not self._fastest_first:
-            self._fastest_first = sorted(self.generators.values(), key=lambda i: (i.seconds[1], i.name))
+            self._fastest_first = sorted(self.generators.values(), key=speed_order)
         return self._fastest_first
 
-    def regrouped(self) -> None:
-        """Forget the order by speed: a generator came, went, or has a new latency curve."""
+    def regrouped(self, name: str) -> None:
+        """Note that a generator came, went, or has a new latency curve: the order by speed is another."""
         self._fastest_first = []
+        if name in self.generators:
+            self._changed.add(name)
+            return
+        self._stamps.pop(name, None)
+        self._overfull.discard(name)
+        self._changed.discard(name)
+
+
+def speed_order(generator: BoardGenerator) -> tuple[float, str]:
+    """Return the key by which the generators are in order of speed."""
+    return float(generator.seconds[1]), generator.name

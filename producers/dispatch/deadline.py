@@ -7,33 +7,48 @@ expected to help. While samples finish, more is known, and the choice is made ag
 
 A choice takes time, which is measured: one that would take too long is not made, and the present plan stays.
 Compiling is no part of that time: it is done in a thread, before the first choice.
+
+A choice is made beside the dispatcher (`choosers.py`), from a copy of the board or of a part of it
+(`state.py`). Meanwhile jobs are dealt by the plan in force. Only a fleet with many free slots waits for the
+next plan, since that decides about nearly all that there is: some of the longest jobs begin at once, and the
+others when the plan is there, or after a second.
 """
 
 from __future__ import annotations
 
 import enum
-import heapq
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from producers.dispatch.board import NO_DEADLINE, Board, BoardGenerator
+from producers.dispatch.choosers import AtOnce, Chooser
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
-from producers.dispatch.state import LONGEST_FIRST, SampleTable, Setting, compiled, state_of
+from producers.dispatch.state import (
+    LONGEST_FIRST,
+    ChosenJobs,
+    SampleTable,
+    Setting,
+    chosen_jobs,
+    compiled,
+    table_of,
+)
+from producers.dispatch.towards import TowardsDeadline
 from schemas.identity import SampleKey
 
 TRIED_QUANTILES = (0.5, 0.9, 0.95, 0.98, 0.999)
 DRAWS = 40  # of all lengths, to compare settings by
 SPAN = np.linspace(0.78, 1.06, 9)  # deadlines to try, in units of the makespan of longest-first
-_USUAL_COST_S = 0.5  # seconds of a choice about 1,024 samples on 8 generators
-_LONGEST_CHOICE_S = 2.0  # during a choice no generator is given anything
+_USUAL_COST_S, _USUAL_WORK = 0.5, 60_000.0  # of a choice about 1,024 samples on 8 generators
+_LONGEST_CHOICE_S = 2.0
+_LONGEST_HOLD_S = 1.0  # so long do free slots wait for a choice
+_MUCH_FREE = 0.25  # share of the slots: if so many are free, most of what waits is dealt by the next plan
+_AT_ONCE = 8  # during a choice, one of so many generators gets one of the longest jobs
 _LEAST_COST_S = 0.05
-_HEAP = 50  # in a plan's run, a sample costs as much as a look at so many generators
 _FADES = (
     0.9  # factor by which a choice's expected cost falls whenever it is too high to choose, for it may ...
 )
@@ -55,9 +70,17 @@ class DeadlineRule:
     ends: float  # expected end, on the same clock
 
 
-def _next_step(generator: BoardGenerator) -> tuple[float, str]:
-    """Return the seconds of the generator's step with one more job, and its name, which breaks ties."""
-    return float(generator.seconds[min(len(generator.running) + 1, generator.slots)]), generator.name
+NamedMoves = list[tuple[SampleKey, str]]  # running jobs, and the generators that shall continue them
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A choice that is being made."""
+
+    came: bool  # whether it is about jobs that came
+    began_at: float
+    work: float
+    held: bool = False  # whether slots wait for it
 
 
 class Why(enum.IntEnum):
@@ -86,7 +109,7 @@ class Costs:
     """Estimates how long choices take: by the median of the last three, in case the machine was busy once."""
 
     def __init__(self) -> None:
-        self._each_s = deque([_USUAL_COST_S / (1024 * (_HEAP + 8))] * 3, maxlen=3)
+        self._each_s = deque([_USUAL_COST_S / _USUAL_WORK] * 3, maxlen=3)
         self._faded = 1.0
         self.last_s = 0.0
         self.count = 0
@@ -106,15 +129,13 @@ class Costs:
         self._faded = max(_FADED, self._faded * _FADES)
 
 
-_TurnJobs = tuple[np.ndarray, list[SampleKey]]  # declared lengths, ascending, and the keys of their jobs
-
-
 class DeadlinePolicy:
     """`replans`: how often, during one makespan, the choice is made again by time; 0: never.
 
     `move_s`: seconds to move a running sample, for each token that it has; None: samples are not moved.
     `thrift`: the share of its jobs' expected time that a choice may take; a longer choice is not made.
     `warm`: called before a choice; as long as it returns False, no choice is made.
+    `chooser`: where choices are made; None: at once.
     """
 
     def __init__(
@@ -126,27 +147,24 @@ class DeadlinePolicy:
         thrift: float = float("inf"),
         move_s: float | None = None,
         warm: Callable[[], bool] = lambda: True,
+        chooser: Chooser[tuple[DeadlineRule, NamedMoves]] | None = None,
     ) -> None:
         self.group_beliefs, self._replans, self._thrift, self.warm = group_beliefs, replans, thrift, warm
         self.costs = Costs()
         self._is_cold = False  # a choice waits until the code is compiled
         self.why = Why.NOTHING  # the reason for the plan in force
         self._move_s = move_s
-        self.moves: list[
-            tuple[SampleKey, str]
-        ] = []  # running jobs, and the generators that shall continue them
+        self.chooser: Chooser[tuple[DeadlineRule, NamedMoves]] = chooser or AtOnce()
+        self._pending: _Pending | None = None
+        self._held_until = float("-inf")  # until then free slots wait for a choice
+        self.moves: NamedMoves = []
         self._rng = np.random.default_rng(seed)
         self.plan: DeadlineRule | None = None
         self._choose_at = float("inf")  # when to choose again, if nothing happens before
         self._span_s = 0.0  # from the newest admission to the end that was expected then
-        self._said: dict[
-            SampleKey, float
-        ] = {}  # by running job: its generator's step at which it is expected to end
-        self._last: dict[str, float] = {}  # by generator: the largest of these
-        self._kept: list[_TurnJobs] | None = None
-        self._told: dict[SampleKey, float] = {}  # declared lengths of waiting jobs
-        self._all_alive = np.ones(0, np.bool_)
+        self._towards = TowardsDeadline()
         self._look_at = float("inf")  # when to look whether the beliefs drift
+        self._moving: list[SampleKey] = []
         self._came = False  # whether jobs came since then
         self._regrouped_at: float | None = None  # when generators came or went since then
         self._chosen_at = float("-inf")
@@ -156,12 +174,14 @@ class DeadlinePolicy:
 
     def regrouped(self, board: Board, now: float) -> None:
         self._regrouped_at = now
-        self._last = {name: last for name, last in self._last.items() if name in board.generators}
+        self._towards.regrouped(board)
 
     @property
     def wakes_at(self) -> float:
         """When the policy has to be asked again at the latest."""
-        return min(self._choose_at, self._look_at)
+        if self._pending is None:
+            return min(self._choose_at, self._look_at)
+        return min(self.chooser.wakes_at, self._held_until if self._pending.held else float("inf"))
 
     @property
     def by_deadline(self) -> bool:
@@ -180,39 +200,28 @@ class DeadlinePolicy:
     def finished(
         self, board: Board, generator: BoardGenerator, job: SampleJob, length: int, now: float
     ) -> None:
-        self._told.pop(job.key, None)
-        if not self.by_deadline:
-            return
-        last = self._last.get(generator.name, 0.0)
-        if self._said.pop(job.key, 0.0) >= last - 1e-6 or last <= generator.steps:
-            self._look_again(generator)
+        if self.plan is not None and self.by_deadline:
+            self._towards.finished(board, generator, job.key, self.group_beliefs, self.plan.quantile)
 
     def corrected(self, board: Board, keys: Sequence[SampleKey]) -> None:
-        if not self.by_deadline:
-            return
-        self._kept = None
-        for key in keys:
-            self._told.pop(key, None)
-            self._said.pop(key, None)
-        for generator in board.generators.values():
-            if any(key in generator.running for key in keys):
-                self._look_again(generator)
+        if self.plan is not None and self.by_deadline:
+            self._towards.corrected(board, keys, self.group_beliefs, self.plan.quantile)
 
     def tick(self, board: Board, now: float) -> bool:
-        """Choose again if it is time. Return whether that was done."""
-        came = self._came
+        """Choose again if it is time. Return whether all generators are to be asked again."""
+        adopted = self._pending is not None and self._adopt(board, now)
+        if self._pending is not None:
+            return self._stop_holding(now)
+        if self.plan is not None and self.by_deadline:
+            self._towards.catch_up(board, self.group_beliefs, self.plan.quantile)
+        came = self._came and not self.chooser.rests(now)
         if self._is_cold and self.warm():
             self._is_cold, came = False, True
         if not (came or self._must_regroup(now) or now >= self._choose_at or self._drifts(board, now)):
-            return False
+            return adopted
         again = not came and self._regrouped_at is None
         self._came, self._regrouped_at, self._chosen_at = False, None, now
-        self._choose_at = float("inf")
-        self._choose(board, now, again=again)
-        if came and self.plan is not None:
-            self._span_s = self.plan.ends - now
-        looks = self._replans and self.why is Why.CHOSEN and self._span_s > 0
-        self._look_at = now + self._span_s / _LOOKS if looks else float("inf")
+        self._choose(board, now, came=came, again=again)
         return True
 
     def _drifts(self, board: Board, now: float) -> bool:
@@ -234,164 +243,114 @@ class DeadlinePolicy:
             self.plan is None or now >= self._chosen_at + max(self.costs.last_s, _LEAST_COST_S) / self._thrift
         )
 
-    def take_moves(self) -> list[tuple[SampleKey, str]]:
+    def take_moves(self) -> NamedMoves:
         moves, self.moves = self.moves, []
-        for key, _ in moves:
-            self._said.pop(key, None)
+        self._moving = [key for key, _ in moves]
         return moves
 
     def moved(self, board: Board) -> None:
-        if self.by_deadline:
-            for generator in board.generators.values():
-                self._look_again(generator)
+        if self.plan is not None and self.by_deadline:
+            self._towards.moved(board, self._moving)
+            self._towards.catch_up(board, self.group_beliefs, self.plan.quantile)
 
     def fill(
         self, board: Board, asked: Sequence[BoardGenerator], now: float
     ) -> Iterator[tuple[BoardGenerator, SampleKey]]:
-        if not self.by_deadline:
-            yield from self._longest_first(board)
-            return
-        while board.waiting and (chosen := self._pick(board, asked, now)) is not None:
-            yield chosen
-
-    def _longest_first(self, board: Board) -> Iterator[tuple[BoardGenerator, SampleKey]]:
-        """Yield the longest jobs, each with the generator whose next step would be the fastest."""
-        heap = [(_next_step(one), one) for one in board.generators.values() if one.free > 0]
-        heapq.heapify(heap)  # names differ, so generators are never compared
-        while heap and (longest := board.waiting.longest()) is not None:
-            generator = heap[0][1]
-            yield generator, longest
-            if generator.free > 0:
-                heapq.heapreplace(heap, (_next_step(generator), generator))
-            else:
-                heapq.heappop(heap)
-
-    def _pick(
-        self, board: Board, asked: Sequence[BoardGenerator], now: float
-    ) -> tuple[BoardGenerator, SampleKey] | None:
-        """Pick the next job to start, by the same rule as `makespan`.
-
-        If the longest job can't wait any longer, it starts at once where it runs fastest; else `pick`
-        decides.
-        """
-        generators, plan = board.fastest_first, self.plan
-        assert plan is not None
-        fastest = min((i for i in generators if i.free > 0), key=_next_step, default=None)
-        turns = self._turns(board)
-        if fastest is None or not turns:
-            return None
-        keys = turns[0][0]
-        idle = not any(i.running for i in generators)
-        soon = now + keys[-1] * _next_step(fastest)[0]
-        if soon >= plan.deadline or idle:
-            return self._start(fastest, turns[0], len(keys) - 1)
-        limit = max(plan.deadline, *(now + self._longest(i) * float(i.seconds[1]) for i in generators))
-        for generator in asked:
-            if generator.free <= 0:
-                continue
-            batch = min(len(generator.running), generator.slots - 1)
-            for turn in turns:
-                keys = turn[0]
-                place = compiled().pick(
-                    keys, self._all_alive[: len(keys)], len(keys) - 1, batch, self._longest(generator),
-                    generator.seconds, limit - now,
-                )  # fmt: skip
-                if place >= 0:
-                    return self._start(generator, turn, place)
-        return None
-
-    def _turns(self, board: Board) -> list[_TurnJobs]:
-        """Return the waiting jobs with declared lengths, by turn.
-
-        Cached until the next choice or correction.
-        """
-        if self._kept is None or sum(len(names) for _, names in self._kept) != len(board.waiting):
-            assert self.plan is not None
-            quantile = self.plan.quantile
-            self._kept = []
-            for turn in board.waiting.by_turn():
-                names = [key for _, key in turn]
-                for key in names:
-                    if key not in self._told:
-                        self._told[key] = compiled().declared(self.group_beliefs.row[key], 0.0, quantile)
-                keys = [self._told[key] for key in names]
-                self._kept.append((np.maximum.accumulate(keys), names))
-            most = max((len(names) for _, names in self._kept), default=0)
-            self._all_alive = np.ones(most, np.bool_)
-        return self._kept
-
-    def _start(
-        self, generator: BoardGenerator, turn: _TurnJobs, place: int
-    ) -> tuple[BoardGenerator, SampleKey]:
-        keys, names = turn
-        key = names.pop(place)
-        said = self._said[key] = generator.steps + float(keys[place])
-        self._last[generator.name] = max(self._last.get(generator.name, 0.0), said)
-        assert self._kept is not None
-        number = next(number for number, one in enumerate(self._kept) if one[1] is names)
-        if names:
-            self._kept[number] = np.delete(keys, place), names
+        if self._pending is not None and self._pending.held:
+            yield from self._at_once(board)
+        elif self.plan is None or not self.by_deadline:
+            while (longest := board.waiting.longest()) and (generator := board.emptiest()):
+                yield generator, longest
         else:
-            del self._kept[number]
-        return generator, key
+            rule = self.plan.quantile, self.plan.deadline
+            yield from self._towards.fill(board, asked, now, self.group_beliefs, rule)
 
-    def _longest(self, generator: BoardGenerator) -> float:
-        """Return how many more tokens the generator's longest job is expected to need."""
-        return max(0.0, self._last.get(generator.name, 0.0) - generator.steps) if generator.running else 0.0
+    def _at_once(self, board: Board) -> Iterator[tuple[BoardGenerator, SampleKey]]:
+        """Yield the longest jobs for some of the generators, one for each: every plan begins with these."""
+        for generator in board.fastest_first[: len(board.generators) // _AT_ONCE or 1]:
+            longest = board.waiting.longest()
+            if longest is not None and not generator.running and generator.free > 0:
+                yield generator, longest
+        if not board.home and (longest := board.waiting.longest()) and (one := board.emptiest()):
+            yield one, longest
 
-    def _look_again(self, generator: BoardGenerator) -> None:
-        """Find the generator's longest job again. Jobs that are longer than declared are declared anew."""
-        assert self.plan is not None
-        self._last[generator.name] = generator.steps
-        for key in generator.running:
-            if self._said.get(key, 0.0) <= generator.steps:
-                tokens = generator.tokens(key)
-                left = compiled().declared(self.group_beliefs.row[key], tokens, self.plan.quantile) - tokens
-                self._said[key] = generator.steps + left
-            self._last[generator.name] = max(self._last[generator.name], self._said[key])
+    def _stop_holding(self, now: float) -> bool:
+        if self._pending is None or not self._pending.held or now < self._held_until:
+            return False
+        self._pending = replace(self._pending, held=False)
+        return True
 
-    def _choose(self, board: Board, now: float, *, again: bool = False) -> None:
-        count = len(board.waiting) + sum(len(one.running) for one in board.generators.values())
-        if not board.generators or not count:
-            self._choose_at = float("inf")
+    def _choose(self, board: Board, now: float, *, came: bool, again: bool) -> None:
+        self._choose_at = float("inf")
+        if not board.generators or not (board.waiting or board.home):
+            self._chose(now, came)
             return
-        began = time.monotonic()
-        self._kept = None
-        self._told.clear()
+        chosen = chosen_jobs(board, now)
         if len(board.generators) > 1:  # the only generator gets the longest first anyway
-            self.group_beliefs.look(board)
-        work = count * (_HEAP + len(board.generators))
-        if why := self._why_not(board, work):
+            keys = None if chosen.are_all else [job.key for job, _, _ in chosen.jobs]
+            self.group_beliefs.look(board, keys)
+        worth_s = self._worth_s(board, chosen)
+        if why := self._why_not(board, chosen.work, worth_s):
             self._stay(board, now, why)
+            self._towards.waiting_anew()
+            self._chose(now, came)
+            return
+        state = table_of(chosen, self.group_beliefs)
+        self._pending = _Pending(came, now, chosen.work)
+        self.chooser.begin(lambda: self._best(state, now, again), now)
+        if not self._adopt(board, now) and came and self._is_idle(board):
+            self._pending = replace(self._pending, held=True)
+            self._held_until = now + min(worth_s, _LONGEST_HOLD_S)
+
+    @staticmethod
+    def _is_idle(board: Board) -> bool:
+        free = sum(max(0, one.free) for one in board.generators.values())
+        return free >= _MUCH_FREE * sum(one.slots for one in board.generators.values())
+
+    def _adopt(self, board: Board, now: float) -> bool:
+        """Put the plan in force that was chosen. Return False if it is not there yet."""
+        pending, found = self._pending, self.chooser.take(now)
+        if found is None or pending is None:
+            return False
+        (plan, self.moves), seconds = found
+        self._pending = None
+        self.costs.add(seconds, pending.work)
+        if pending.held and plan.deadline < NO_DEADLINE:  # nearly all begins only now
+            late = now - pending.began_at
+            plan = replace(plan, deadline=plan.deadline + late, ends=plan.ends + late)
+        self.plan, self.why = plan, Why.CHOSEN
+        if self.by_deadline:
+            self._towards.all_anew(board)  # by the new quantile
+            self._towards.catch_up(board, self.group_beliefs, plan.quantile)
         else:
-            self._choose_now(board, now, again)
-            self.costs.add(time.monotonic() - began, work)
+            self._towards.stop(board)
+        self._chose(now, pending.came)
+        return True
+
+    def _chose(self, now: float, came: bool) -> None:
+        """Note when to look whether beliefs drift, and when to choose again."""
         plan = self.plan
         if self._replans and plan is not None and plan.ends > now:
             # of the time that is left, but not ever more often towards the end
-            step = max(plan.ends - now, self._span_s / 2) / self._replans
-            self._choose_at = now + step
-
-    def _choose_now(self, board: Board, now: float, again: bool) -> None:
-        self._said.clear()  # running jobs are declared anew, by the new quantile
-        self.plan, self.why = self._best(state_of(board, self.group_beliefs, now), now, again), Why.CHOSEN
-        for generator in board.generators.values():
-            self._look_again(generator)
+            self._choose_at = now + max(plan.ends - now, self._span_s / 2) / self._replans
+        if came and plan is not None:
+            self._span_s = plan.ends - now
+        looks = self._replans and self.why is Why.CHOSEN and self._span_s > 0
+        self._look_at = now + self._span_s / _LOOKS if looks else float("inf")
 
     def _stay(self, board: Board, now: float, why: Why) -> None:
         """Keep a deadline that is in force: it is worth no less than before. Otherwise set longest first."""
         if not self.by_deadline or why is Why.ALONE:
             self.plan, self.why = DeadlineRule(0.5, NO_DEADLINE, now), why
-        running = [key for one in board.generators.values() for key in one.running]
-        self._said = {key: self._said[key] for key in running if key in self._said}
+            self._towards.stop(board)
 
-    def _why_not(self, board: Board, work: float) -> Why:
+    def _why_not(self, board: Board, work: float, worth_s: float) -> Why:
         """Return the reason why no choice is made now; Why.NOTHING if one is made."""
         if len(board.generators) == 1:
             return Why.ALONE
         if not self.group_beliefs.beliefs.are_known:
             return Why.UNKNOWN
-        if self._thrift < float("inf") and self.costs.of(work) > min(self._worth_s(board), _LONGEST_CHOICE_S):
+        if self._thrift < float("inf") and self.costs.of(work) > min(worth_s, _LONGEST_CHOICE_S):
             self.costs.fade()
             return Why.DEAR
         if not self.warm():
@@ -399,21 +358,20 @@ class DeadlinePolicy:
             return Why.COLD
         return Why.NOTHING
 
-    def _worth_s(self, board: Board) -> float:
+    def _worth_s(self, board: Board, chosen: ChosenJobs) -> float:
         """Return how many seconds a choice may take."""
-        tokens = [predicted for _, predicted in board.waiting]
-        tokens += [job.prompt.predicted for i in board.generators.values() for job in i.running.values()]
+        tokens = [job.prompt.predicted for job, _, _ in chosen.jobs]
         speed = sum(i.slots / float(i.seconds[-1]) for i in board.generators.values())
         alone = max(tokens) * min(float(i.seconds[1]) for i in board.generators.values())
-        return max(sum(tokens) / speed, alone) * self._thrift
+        return max(sum(tokens) * chosen.scale / speed, alone) * self._thrift
 
-    def _best(self, state: SampleTable, now: float, again: bool) -> DeadlineRule:
+    def _best(self, state: SampleTable, now: float, again: bool) -> tuple[DeadlineRule, NamedMoves]:
         """Find the best plan: compare all settings by few draws, the better ones by more, the best by all.
 
         Later, with a deadline in force, only settings near it are tried, by half the draws, since that
-        happens often.
+        happens often. Return the moves with it.
         """
-        stay, exact = self._in_force(now), self.group_beliefs.beliefs.exact
+        stay, exact = self._in_force(now), state.learned.exact
         near_it = again and 0 < stay[1] < NO_DEADLINE
         draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
         few = draws[: len(draws) // 8 or 1]
@@ -434,13 +392,13 @@ class DeadlinePolicy:
             settings[stay] = state.expected(draws, stay)
         if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
             best = stay
-        self.moves = []
-        if self._move_s is not None and not self.group_beliefs.beliefs.exact:
+        named: NamedMoves = []
+        if self._move_s is not None and not exact:
             moves, best, ends = find_moves(state, draws[: len(draws) // 2 or 1], best, self._move_s)
             settings[best] = ends
-            self.moves = [(state.keys[row], state.names[target]) for row, target in moves]
+            named = [(state.keys[row], state.names[target]) for row, target in moves]
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
-        return DeadlineRule(best[0], deadline, now + settings[best])
+        return DeadlineRule(best[0], deadline, now + settings[best]), named
 
     def _in_force(self, now: float) -> Setting:
         """Return the present settings, with the deadline counted from now."""
@@ -454,8 +412,8 @@ class DeadlinePolicy:
 
     def _draws(self, state: SampleTable, count: int) -> np.ndarray:
         """Draw lengths, each greater than the number of tokens that its sample has already."""
-        drift = self.group_beliefs.drift
-        draws = self.group_beliefs.beliefs.draws(
+        drift = state.drift
+        draws = state.learned.draws(
             state.predicted, count, self._rng, state.kin, drift.wild, (drift.shift, drift.error)
         )
         for row in np.flatnonzero(state.tokens > 0):

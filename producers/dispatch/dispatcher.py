@@ -10,10 +10,11 @@ It keeps only jobs that are admitted and not forgotten, so its memory does not g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.dispatch.board import Board, BoardGenerator
+from producers.dispatch.board import Board, BoardGenerator, speed_order
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy
 from schemas.identity import SampleKey
@@ -22,6 +23,18 @@ from schemas.identity import SampleKey
 # finds most of the work not given away. It gets more when a quarter of them is begun.
 ALONE = 1024
 
+# Of very many jobs the first are sent off before the last are dealt: so many in the first turn, and in each
+# further one twice as many, so that generators get few records.
+_FIRST_GIVEN, _MOST_GIVEN = 4096, 32_768
+
+
+@dataclass(slots=True)
+class _AdmittedGroup:
+    """A group that is admitted and not forgotten."""
+
+    count: int = 0  # the highest index of its jobs, plus 1
+    done: set[int] = field(default_factory=set)  # indexes of its samples that are done
+
 
 class Dispatcher:
     """Gives each job to one generator; the jobs of a generator that is lost are given again."""
@@ -29,10 +42,12 @@ class Dispatcher:
     def __init__(self, policy: Policy, *, latency_s: float = 0.0) -> None:
         """`latency_s`: seconds until a generator can begin a job that it is given."""
         self._policy, self._board, self._latency_s = policy, Board(), latency_s
-        self._done: dict[int, set[int]] = {}  # by admitted group: indexes of its done samples
+        self._groups: dict[int, _AdmittedGroup] = {}
         self._home = self._board.home
         self._ask: set[str] = set()  # generators with slots that have become free
         self._ask_all = False
+        self.has_more = False  # whether the last turn ended before all was dealt
+        self._most = _FIRST_GIVEN
         self._asked_back: set[SampleKey] = set()
         self._on_the_way: set[SampleKey] = set()  # jobs that move from one generator to another
 
@@ -44,7 +59,7 @@ class Dispatcher:
     @property
     def wakes_at(self) -> float:
         """When the next turn has to come at the latest."""
-        return self._policy.wakes_at
+        return self._board.now if self.has_more else self._policy.wakes_at
 
     @property
     def given(self) -> int:
@@ -62,40 +77,43 @@ class Dispatcher:
 
     def is_done(self, group: int, size: int) -> bool:
         """Whether all samples of a group are done."""
-        return len(self._done.get(group, ())) >= size
+        known = self._groups.get(group)
+        return known is not None and len(known.done) >= size
 
     def admit(self, jobs: Iterable[SampleJob], now: float) -> None:
         """Add jobs, except those that are known already."""
-        fresh = []
+        self._board.now = max(self._board.now, now)
+        fresh, waiting = [], self._board.waiting
         for job in jobs:
-            done = self._done.setdefault(job.prompt.group, set())
-            if job.index not in done and job.key not in self._home and job.key not in self._board.waiting:
+            known = self._groups.setdefault(job.prompt.group, _AdmittedGroup())
+            known.count = max(known.count, job.index + 1)
+            if job.index not in known.done and (key := job.key) not in self._home and key not in waiting:
                 fresh.append(job)
-        if fresh and self._policy.group_beliefs is not None:
+        if not fresh:
+            return
+        if self._policy.group_beliefs is not None:
             self._policy.group_beliefs.admitted(fresh)
-        for job in fresh:
-            self._wait(job)
-        if fresh:
-            self._policy.admitted(self._board, fresh, now)
-            self._ask_all = True
+        self._wait(fresh)
+        self._policy.admitted(self._board, fresh, now)
+        self._ask_all = True
 
-    def _wait(self, job: SampleJob) -> None:
-        group_beliefs = self._policy.group_beliefs
-        self._board.waiting.add(
-            job, job.prompt.predicted if group_beliefs is None else group_beliefs.expected_length(job)
-        )
+    def _wait(self, jobs: Iterable[SampleJob]) -> None:
+        if (group_beliefs := self._policy.group_beliefs) is None:
+            self._board.waiting.add_all([(job.prompt.predicted, job.key, job) for job in jobs])
+        else:
+            self._board.waiting.add_all([(group_beliefs.expected_length(job), job.key, job) for job in jobs])
 
     def forget(self, groups: Collection[int]) -> None:
         """Drop all jobs of these groups, whether they wait, run or are done."""
-        for job in [job for job, _ in self._board.waiting if job.prompt.group in groups]:
-            self._board.waiting.remove(job.key)
-            self._let_go(job)
-        for key in [key for key in self._home if key[0] in groups]:
-            if (lost := self._take_from_home(key)) is not None:
-                self._let_go(lost)
-            self._ask_all = True
         for group in groups:
-            self._done.pop(group, None)
+            known = self._groups.pop(group, None)
+            for index in range(known.count if known is not None else 0):
+                key = group, index
+                if key in self._board.waiting:
+                    self._let_go(self._board.waiting.remove(key))
+                elif (lost := self._take_from_home(key)) is not None:
+                    self._let_go(lost)
+                    self._ask_all = True
 
     def _let_go(self, job: SampleJob) -> None:
         if self._policy.group_beliefs is not None:
@@ -105,16 +123,18 @@ class Dispatcher:
         """Remove a job from the generator that has it, and return it; None if no generator has it."""
         self._asked_back.discard(key)
         self._on_the_way.discard(key)
-        if (name := self._home.pop(key, None)) is None:
+        if (found := self._board.end(key)) is None:
             return None
-        self._ask.add(name)
-        return self._board.generators[name].end(key)
+        generator, job = found
+        self._ask.add(generator.name)
+        return job
 
     def join(self, name: str, slots: int, seconds: np.ndarray, now: float) -> None:
         """Add a generator. A known one is taken to have started anew, so its jobs wait again."""
         self._put_back(name)
+        self._board.now = max(self._board.now, now)
         self._board.generators[name] = BoardGenerator(name, slots, seconds, now)
-        self._board.regrouped()
+        self._board.regrouped(name)
         self._regrouped(now)
 
     def adopt(self, name: str, keys: Iterable[SampleKey]) -> None:
@@ -122,21 +142,20 @@ class Dispatcher:
         generator = self._board.generators[name]
         for key in keys:
             if key in self._board.waiting:
-                generator.start(self._board.waiting.remove(key))
-                self._home[key] = name
+                self._board.start(generator, self._board.waiting.remove(key))
 
     def measured(self, name: str, seconds: np.ndarray, now: float) -> None:
         """Set how long a generator's steps take."""
         generator = self._board.generators[name]
         generator.advance(now)
         generator.seconds = seconds
-        self._board.regrouped()
+        self._board.regrouped(name)
 
     def leave(self, name: str, now: float) -> int:
         """Remove a generator; its jobs wait again. Return how many these were."""
         lost = self._put_back(name)
         if self._board.generators.pop(name, None) is not None:
-            self._board.regrouped()
+            self._board.regrouped(name)
             self._regrouped(now)
         return lost
 
@@ -145,8 +164,10 @@ class Dispatcher:
         return len(self._board.generators) == 1 and self._latency_s > 0
 
     def _regrouped(self, now: float) -> None:
-        for generator in self._board.generators.values():
-            generator.ahead = ALONE if self._is_alone else 0
+        if len(self._board.generators) <= 2:  # with more of them none was alone, and none is
+            for generator in self._board.generators.values():
+                generator.ahead = ALONE if self._is_alone else 0
+                self._board.changed(generator.name)
         self._policy.regrouped(self._board, now)
         self._ask_all = True
 
@@ -156,17 +177,17 @@ class Dispatcher:
         Of a generator's jobs, the last in order of work are asked back.
         """
         excess: dict[str, list[SampleKey]] = {}
-        if len(self._board.generators) < 2 or self._board.waiting:
+        if len(self._board.generators) < 2 or self._board.waiting or self._board.emptiest() is None:
             return excess
-        if not any(generator.free > 0 for generator in self._board.generators.values()):
-            return excess
-        for name, generator in self._board.generators.items():
-            if (count := -generator.free) > 0:
-                ordered = sorted(generator.running.values(), key=lambda job: job.order_key)
-                fresh = [job.key for job in ordered[-count:] if job.key not in self._asked_back]
-                self._asked_back.update(fresh)
-                if fresh:
-                    excess[name] = fresh
+        for generator in self._board.overfull():
+            count = -generator.free
+            if sum(key in self._asked_back for key in generator.running) >= count:
+                continue
+            ordered = sorted(generator.running.values(), key=lambda job: job.order_key)
+            fresh = [job.key for job in ordered[-count:] if job.key not in self._asked_back]
+            self._asked_back.update(fresh)
+            if fresh:
+                excess[generator.name] = fresh
         return excess
 
     def returned(self, name: str, keys: Iterable[SampleKey], now: float) -> None:
@@ -175,9 +196,9 @@ class Dispatcher:
         for key in keys:
             self._asked_back.discard(key)
             if self._home.get(key) == name and (job := self._take_from_home(key)) is not None:
-                self._wait(job)
                 back.append(job)
         if back:
+            self._wait(back)
             self._policy.admitted(self._board, back, now)
             self._ask_all = True
 
@@ -185,34 +206,32 @@ class Dispatcher:
         generator = self._board.generators.get(name)
         if generator is None:
             return 0
-        for key, job in generator.running.items():
-            self._home.pop(key, None)
-            self._asked_back.discard(key)
-            self._on_the_way.discard(key)
-            self._wait(job)
-        lost = len(generator.running)
-        generator.running.clear()
-        return lost
+        jobs = generator.clear()
+        for job in jobs:
+            self._home.pop(job.key, None)
+            self._asked_back.discard(job.key)
+            self._on_the_way.discard(job.key)
+        self._wait(jobs)
+        self._board.changed(name)
+        return len(jobs)
 
     def finished(self, key: SampleKey, length: int, now: float) -> None:
         """Note that a sample is done, by any generator: one that was thought lost may still arrive.
 
         A sample of a group that is not admitted is ignored: anyone could have made it up.
         """
-        if (done := self._done.get(key[0])) is None:
+        if (known := self._groups.get(key[0])) is None:
             return
-        done.add(key[1])
+        self._board.now = max(self._board.now, now)
+        known.done.add(key[1])
         if key in self._board.waiting:
             self._learn(self._board.waiting.remove(key), length)
             return
-        if (name := self._home.pop(key, None)) is None:
+        if (found := self._board.end(key)) is None:
             return
+        generator, job = found
         self._asked_back.discard(key)
         self._on_the_way.discard(key)
-        generator = self._board.generators[name]
-        generator.advance(now)
-        job = generator.end(key)
-        assert job is not None
         self._policy.finished(self._board, generator, job, length, now)
         self._learn(job, length)
         self._free(generator, now)
@@ -234,7 +253,7 @@ class Dispatcher:
     def again(self, job: SampleJob, now: float) -> None:
         """Have a job made again, even if a generator is at it: its sample could not be used."""
         self._take_from_home(job.key)
-        self._done.setdefault(job.prompt.group, set()).discard(job.index)
+        self._groups.setdefault(job.prompt.group, _AdmittedGroup()).done.discard(job.index)
         self.admit([job], now)
 
     def progress(self, name: str, tokens: Mapping[SampleKey, int], now: float) -> None:
@@ -249,24 +268,23 @@ class Dispatcher:
 
         Return each job, its source and target; report `arrived`.
         """
-        moves = []
+        moves, board = [], self._board
+        board.now = max(board.now, now)
         for key, target in self._policy.take_moves():
-            source = self._home.get(key)
-            if source is None or source == target or target not in self._board.generators:
-                continue
-            if key in self._on_the_way:
+            name = self._home.get(key)
+            if name is None or name == target or target not in board.generators or key in self._on_the_way:
                 continue
             self._on_the_way.add(key)
-            generator = self._board.generators[source]
-            tokens = generator.tokens(key)
-            job = generator.end(key)
-            assert job is not None
-            self._board.generators[target].start(job, tokens)
-            self._home[key] = target
-            self._ask.add(source)
-            moves.append((job, source, target))
+            source = board.generators[name]
+            source.advance(board.now)
+            tokens = source.tokens(key)
+            found = board.end(key)
+            assert found is not None
+            board.start(board.generators[target], found[1], tokens)
+            self._ask.add(name)
+            moves.append((found[1], name, target))
         if moves:
-            self._policy.moved(self._board)
+            self._policy.moved(board)
         return moves
 
     def arrived(self, key: SampleKey) -> None:
@@ -277,25 +295,34 @@ class Dispatcher:
         """Fill free slots as the dispatch policy decides. Return the given jobs by generator."""
         given: dict[str, list[SampleJob]] = {}
         board = self._board
+        self.has_more = False
         if not board.generators:
             return given
-        for generator in board.generators.values():
-            generator.advance(now)
+        board.now = max(board.now, now)
         if self._policy.tick(board, now):
             self._ask_all = True
-        asked = board.fastest_first
-        if not self._ask_all:
-            asked = [generator for generator in asked if generator.name in self._ask]
-        asked = [generator for generator in asked if generator.free > 0]
-        self._ask_all = False
+        asked = self._asked()
+        was_all, self._ask_all = self._ask_all, False
         self._ask.clear()
         if not asked and self._is_alone:
             return given  # the only generator has enough for now
-        for generator, key in self._policy.fill(board, asked, now):
+        for count, (generator, key) in enumerate(self._policy.fill(board, asked, now), 1):
             job = board.waiting.remove(key)
-            self._home[key] = generator.name
-            generator.start(job)
+            board.start(generator, job)
             given.setdefault(generator.name, []).append(job)
-        if board.waiting and not any(generator.running for generator in board.generators.values()):
+            if count == self._most:
+                self.has_more, self._ask_all = True, was_all
+                self._ask.update(one.name for one in asked)
+                break
+        self._most = min(2 * self._most, _MOST_GIVEN) if self.has_more else _FIRST_GIVEN
+        if board.waiting and not self._home:
             raise AssertionError("jobs wait, and the dispatch policy gave none to any generator")
         return given
+
+    def _asked(self) -> list[BoardGenerator]:
+        """Return the generators whose free slots are to be filled, the fastest first."""
+        board = self._board
+        if self._ask_all:
+            return [generator for generator in board.fastest_first if generator.free > 0]
+        known = (board.generators[name] for name in self._ask if name in board.generators)
+        return sorted((generator for generator in known if generator.free > 0), key=speed_order)

@@ -56,6 +56,7 @@ class Fleet:
             OrderedDict()
         )  # processes that were replaced, or left
         self.strangers: dict[str, str] = {}
+        self._fastest: np.ndarray | None = None  # None: to be found again
         self._looked_at = now
 
     def __len__(self) -> int:
@@ -103,6 +104,7 @@ class Fleet:
         fresh = _BoardGenerator(report.start, now, slots, curve, curve.table(slots), _said(report))
         held = _held(report)
         self._generators[name] = fresh
+        self._fastest = None
         self._dispatcher.join(name, slots, fresh.table, now)
         self._dispatcher.adopt(name, held)
         self._log.info("%s has come: it has %d slots, and %d samples to make", name, slots, len(held))
@@ -117,6 +119,7 @@ class Fleet:
             known.said = _said(report)
             known.curve = self._curve(report, known.curve)
             known.table = known.curve.table(known.slots)
+            self._fastest = None
         if is_new or known.is_left_out != was_left_out:
             self._dispatcher.measured(name, self._steps(known), now)
 
@@ -128,10 +131,18 @@ class Fleet:
         """
         table = generator.table
         if generator.is_left_out:
-            for other in self._generators.values():
-                both = min(len(table), len(other.table))
-                table = np.concatenate([np.minimum(table[:both], other.table[:both]), table[both:]])
+            fastest = self._fastest_steps()[: len(table)]
+            table = np.concatenate([np.minimum(table[: len(fastest)], fastest), table[len(fastest) :]])
         return table
+
+    def _fastest_steps(self) -> np.ndarray:
+        """Return the seconds of the fastest step of any generator, by the number of samples in it."""
+        if self._fastest is None:
+            self._fastest = np.full(max(len(one.table) for one in self._generators.values()), np.inf)
+            for one in self._generators.values():
+                mine = self._fastest[: len(one.table)]
+                np.minimum(mine, one.table, out=mine)
+        return self._fastest
 
     def _curve(self, report: GeneratorReport, otherwise: LatencyCurve) -> LatencyCurve:
         if not report.batches:
@@ -158,6 +169,7 @@ class Fleet:
 
     def _gone(self, name: str, why: str, now: float) -> None:
         del self._generators[name]
+        self._fastest = None
         lost = self._dispatcher.leave(name, now)
         self._log.info("%s %s: the %d samples that it had are given to others", name, why, lost)
 

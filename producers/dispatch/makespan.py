@@ -1,6 +1,6 @@
 """Simulates plans to find their expected makespan: all generators decode on, with lengths drawn from beliefs.
 
-One rule, `pick`, decides what a free slot gets, here and in the dispatcher. It has two settings: a deadline,
+One rule, `reach`, decides what a free slot gets, here and in the dispatcher. It has two settings: a deadline,
 and a quantile z of the beliefs at which lengths are declared. Each generator keeps its batch so small that
 its longest sample ends by the deadline, and takes the longest waiting sample that ends by then too. Without a
 deadline the rule is longest first.
@@ -35,6 +35,28 @@ def declared(belief: np.ndarray, tokens: float, z: float) -> float:
 
 
 @njit(cache=True, nogil=True)
+def reach(top: float, batch: int, longest: float, seconds: np.ndarray, left_s: float) -> float:
+    """Return the greatest declared length that a free slot takes; far below 0 to leave the slot empty.
+
+    top: the declared length of the longest that waits. batch: samples that the generator runs. longest:
+    declared tokens that the longest of them still needs. seconds[b]: duration of a step with b samples.
+    left_s: seconds to the deadline.
+    """
+    if batch == 0:
+        longest = top
+    elif longest * seconds[batch + 1] > left_s:
+        return -NO_DEADLINE
+    low, high = batch + 1, len(seconds) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if longest * seconds[middle] <= left_s:
+            low = middle
+        else:
+            high = middle - 1
+    return float(left_s / seconds[low] + _EPSILON)
+
+
+@njit(cache=True, nogil=True)
 def pick(
     keys: np.ndarray,
     alive: np.ndarray,
@@ -47,21 +69,10 @@ def pick(
     """Return which waiting sample a free slot takes: a place in `keys`, or -1 to leave the slot empty.
 
     keys: declared lengths of waiting samples, ascending; alive: which still wait; top: the last of those.
-    batch: samples that the generator runs. longest: declared tokens that the longest of them still needs.
-    seconds[b]: duration of a step with b samples. left_s: seconds to the deadline.
+    The others: see `reach`. An empty generator takes the longest if nothing else is short enough.
     """
-    if batch == 0:
-        longest = keys[top]
-    elif longest * seconds[batch + 1] > left_s:
-        return -1
-    low, high = batch + 1, len(seconds) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if longest * seconds[middle] <= left_s:
-            low = middle
-        else:
-            high = middle - 1
-    place = min(np.searchsorted(keys, left_s / seconds[low] + _EPSILON, side="right") - 1, top)
+    most = reach(float(keys[top]), batch, longest, seconds, left_s)
+    place = min(int(np.searchsorted(keys, most, side="right")) - 1, top)
     while place >= 0 and not alive[place]:
         place -= 1
     if place < 0 and batch == 0:

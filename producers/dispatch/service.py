@@ -40,7 +40,7 @@ FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # key, length, and plac
 
 _TICK_S = 0.1
 _ANSWER_S = 1.5  # time for generators to report what they have
-_LATENCY_S = 0.15  # from a finished sample to the start of the next one: so much work is given ahead
+LATENCY_S = 0.15  # from a finished sample to the start of the next one: so much work is given ahead
 
 
 class FinishedSource(Protocol):
@@ -61,7 +61,7 @@ class Dispatching:
         """`known`: open prompts on the topic. `samples`: gives the fit samples of admitted groups."""
         self._context, self._past = context, past
         self._policy = policy_of(context.spec)
-        self._dispatcher = Dispatcher(self._policy, latency_s=_LATENCY_S)
+        self._dispatcher = Dispatcher(self._policy, latency_s=LATENCY_S)
         spec, now = context.spec, time.monotonic()
         self._fleet = Fleet(
             self._dispatcher, context.log, slots=spec.generator.slots, silence_s=spec.dispatch.silence_s,
@@ -149,6 +149,8 @@ class Dispatching:
             moving = self._move(given, now)
             for name in {*given, *withdrawn, *moving}:
                 self._assign(name, given.get(name, []), withdrawn.get(name, []), moving.get(name, []))
+            if self._dispatcher.has_more:
+                self._bell.set()
         self._ask_strangers()
         self._count()
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from producers.dispatch.beliefs import Kin
-from producers.dispatch.board import NO_DEADLINE, Board
+from producers.dispatch.beliefs import Beliefs, Kin
+from producers.dispatch.board import NO_DEADLINE, Board, BoardGenerator, speed_order
+from producers.dispatch.drift import Drift
 from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.jobs import SampleJob
 from schemas.identity import SampleKey
 
 Setting = tuple[float, float]  # quantile, seconds from now to the deadline
 LONGEST_FIRST: Setting = 0.5, NO_DEADLINE
+
+_HEAP = 50  # in a plan's run, a sample costs as much as a look at so many generators
+_MOST_WORK = 200_000.0  # of a run: a choice takes about half a second then
+_FEWEST = 4  # generators that may stand for all
 
 
 def compiled() -> Any:
@@ -39,6 +47,8 @@ class SampleTable:
     tables: np.ndarray
     slots: np.ndarray
     stalls: np.ndarray
+    learned: Beliefs
+    drift: Drift
 
     def expected(self, draws: np.ndarray, setting: Setting, critical: np.ndarray | None = None) -> float:
         """Return the mean makespan in seconds. `critical[i]` is raised each time that sample i ends last."""
@@ -60,27 +70,104 @@ class SampleTable:
         self.stalls[target] += stall_s
 
 
+@dataclass
+class ChosenJobs:
+    """Generators and jobs by which plans are judged.
+
+    `jobs`: each with the place of its generator (-1: it waits) and its tokens. `each`: so many slots, and
+    jobs, a row stands for. `scale`: so many jobs there are for each that was chosen.
+    """
+
+    generators: Sequence[BoardGenerator]
+    jobs: Sequence[tuple[SampleJob, int, float]]
+    each: int
+    scale: float
+    are_all: bool
+
+    @property
+    def work(self) -> float:
+        """What one run of a plan costs, in looks at a generator."""
+        return len(self.jobs) * (_HEAP + len(self.generators))
+
+
+def chosen_jobs(board: Board, now: float) -> ChosenJobs:
+    """Choose by what to judge plans: by all of a small board, and by a part of a large one.
+
+    A plan is a quantile and a deadline, and these are the same for a thousand generators as for a dozen of
+    their kinds with a dozen's share of the jobs. So some generators stand for all, evenly spaced in the order
+    of slots, speed and load, with all that they run; and some of the waiting jobs, evenly spaced in the order
+    of length, down from the longest. If even a few generators have too many jobs, a row stands for several
+    slots.
+    """
+    count, every = len(board.waiting) + len(board.home), board.fastest_first
+    chosen, each, are_all = every, 1, True
+    if count * (_HEAP + len(every)) > _MOST_WORK:
+        are_all = False
+        number = _generators_for(count / len(every), len(every))
+        each = math.ceil(count / len(every) * number * (_HEAP + number) / _MOST_WORK)
+        chosen = _evenly(every, number)
+    running: list[tuple[SampleJob, int, float]] = []
+    for place, generator in enumerate(chosen):
+        generator.advance(now)
+        ordered = list(generator.running.items())
+        slots = generator.slots - generator.slots % each or each
+        if len(ordered) > slots:
+            ordered.sort(key=lambda item: item[1].order_key)
+        running += [(job, place, generator.tokens(key)) for key, job in ordered[:slots:each]]
+        # jobs beyond its slots wait at the generator: for the plan, as if they waited here
+        running += [(job, -1, 0.0) for _, job in ordered[slots::each]]
+    if are_all:
+        waiting = [job for job, _ in board.waiting]
+    else:
+        waiting = _from_the_longest(board, len(every) / len(chosen) * each)
+    jobs = [(job, -1, 0.0) for job in waiting] + running
+    return ChosenJobs(chosen, jobs, each, count / max(len(jobs), 1), are_all)
+
+
+def _generators_for(jobs: float, most: int) -> int:
+    """Return how many generators may stand for all, if each has so many jobs."""
+    few = range(min(_FEWEST, most), most + 1)
+    return max((n for n in few if jobs * n * (_HEAP + n) <= _MOST_WORK), default=few[0])
+
+
+def _evenly(generators: Sequence[BoardGenerator], number: int) -> list[BoardGenerator]:
+    """Return some generators, by slots, speed and load like all of them, the fastest first."""
+    alike = sorted(
+        generators, key=lambda i: (i.slots, round(10 * math.log(i.seconds[-1])), len(i.running), i.name)
+    )
+    places = ((2 * k + 1) * len(alike) // (2 * number) for k in range(number))
+    return sorted((alike[place] for place in places), key=speed_order)
+
+
+def _from_the_longest(board: Board, step: float) -> list[SampleJob]:
+    """Return waiting jobs, evenly spaced, and the longest for sure: it may be the last to end."""
+    turns = board.waiting.by_turn()
+    waiting = [job for _, _, job in (turns[0] if len(turns) == 1 else sorted(chain(*turns)))]
+    return [waiting[-1 - int(k * step)] for k in range(math.ceil(len(waiting) / step))]
+
+
 def state_of(board: Board, group_beliefs: GroupBeliefs, now: float) -> SampleTable:
     """Return the table of the present board."""
-    generators = board.fastest_first
-    jobs = [(job, -1, 0.0) for job, _ in board.waiting]
+    return table_of(chosen_jobs(board, now), group_beliefs)
+
+
+def table_of(chosen: ChosenJobs, group_beliefs: GroupBeliefs) -> SampleTable:
+    """Return the table of some jobs: a copy of all that a plan is judged by."""
+    generators, jobs = chosen.generators, chosen.jobs
+    slots = [max(1, generator.slots // chosen.each) for generator in generators]
+    tables = np.full((len(generators), max(slots) + 1), NO_DEADLINE)
     for place, generator in enumerate(generators):
-        generator.advance(now)
-        # jobs beyond its slots wait at the generator: for the plan, as if they waited here
-        ordered = sorted(generator.running.items(), key=lambda item: item[1].order_key)
-        jobs += [(job, place, generator.tokens(key)) for key, job in ordered[: generator.slots]]
-        jobs += [(job, -1, 0.0) for _, job in ordered[generator.slots :]]
-    most = max(generator.slots for generator in generators)
-    tables = np.full((len(generators), most + 1), NO_DEADLINE)
-    for place, generator in enumerate(generators):
-        tables[place, : generator.slots + 1] = generator.seconds
+        batches = np.minimum(np.arange(slots[place] + 1) * chosen.each, generator.slots)
+        tables[place, : slots[place] + 1] = generator.seconds[batches]
+    keys = [job.key for job, _, _ in jobs]
+    predicted = np.array([job.prompt.predicted for job, _, _ in jobs])
+    beliefs, factors = group_beliefs.rows_of(keys)
     return SampleTable(
-        beliefs=np.stack([group_beliefs.row[job.key] for job, _, _ in jobs]),
-        predicted=np.array([job.prompt.predicted for job, _, _ in jobs]),
-        kin=group_beliefs.kin([job for job, _, _ in jobs]), keys=[job.key for job, _, _ in jobs],
+        beliefs=beliefs, predicted=predicted, kin=group_beliefs.kin([job for job, _, _ in jobs]), keys=keys,
         names=[generator.name for generator in generators],
-        order=np.argsort(np.array([group_beliefs.expected_length(job) for job, _, _ in jobs]), kind="stable"),
+        order=np.argsort(predicted * factors, kind="stable"),
         where=np.array([where for _, where, _ in jobs]),
         tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
-        slots=np.array([generator.slots for generator in generators]), stalls=np.zeros(len(generators)),
+        slots=np.array(slots), stalls=np.zeros(len(generators)), learned=group_beliefs.beliefs.frozen(),
+        drift=group_beliefs.drift,
     )  # fmt: skip

@@ -148,11 +148,11 @@ class Case:
             parts.append(f"every other {self.slow:g} times as slow")
         return ", ".join(parts)
 
-    def draw(self, rng: np.random.Generator) -> tuple[Workload, Workload | None]:
+    def draw(self, rng: np.random.Generator, samples: int = SAMPLES) -> tuple[Workload, Workload | None]:
         """The samples to be made, and those that were made before."""
         errors = ERRORS[self.errors]
         before = self._draw(KEPT_PAIRS, errors.before, rng) if errors.before else None
-        return self._draw(SAMPLES, errors.now, rng), before
+        return self._draw(samples, errors.now, rng), before
 
     def tables(self, generators: int, slots: int) -> list[np.ndarray]:
         """Seconds of a step of each generator."""

@@ -25,24 +25,19 @@ from rich.progress import track
 from rich.table import Table
 
 from infra.choices import cores
-from producers.dispatch.beliefs import Beliefs
-from producers.dispatch.deadline import DeadlinePolicy
-from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.algorithm2_policy import Algorithm2
 from producers.dispatch.policies.longest_first_policy import LongestFirst
-from producers.dispatch.policies.policy import Policy, policy_of
+from producers.dispatch.policies.policy import Policy
 from producers.dispatch.policies.random_policy import RandomFifo
 from producers.dispatch.policies.round_robin_policy import RoundRobin
 from producers.planner import Planner
 from producers.ranker.ranker import Question, question_of
-from schemas.runspec import RunSpec
 from tests.bench._gantt import draw as draw_gantt
 from tests.bench._lengths import bound
+from tests.bench._production import learned_of, production, spec_of
 from tests.bench._virtual import Span, generate
-from tests.bench._workloads import BUDGET, SAMPLES, Case, Workload
-from tests.factories import make_spec
-from tests.waiting import wait_until
+from tests.bench._workloads import SAMPLES, Case, Workload
 
 SHAPES = [(generators, slots) for generators in (4, 8, 16) for slots in (32, 64, 256)]
 SIX = [(4, 64), (4, 256), (8, 64), (8, 256), (16, 64), (16, 256)]  # with few slots all policies are alike
@@ -150,24 +145,17 @@ def _one(
     noisy, oracle = _jobs(now, now.predicted), _jobs(now, now.true.astype(float))
     lengths = {job.key: int(length) for job, length in zip(noisy, now.true, strict=True)}
 
-    def beliefs(*, exact: bool = False) -> GroupBeliefs:
-        """What a run has learned: of the samples before, and of no other."""
-        learned = Beliefs(BUDGET)
-        if before is not None:
-            learned.observe(before.pairs(exact=exact))
-        return GroupBeliefs(learned)
-
     policies: dict[str, tuple[Sequence[SampleJob], Policy]] = {
         "fifo": (noisy, RandomFifo(seed)),
         "round_robin": (noisy, RoundRobin()),
         "longest_first": (noisy, LongestFirst()),
         "algorithm2": (noisy, Algorithm2()),
         "algorithm2_oracle": (oracle, Algorithm2()),
-        "ours": (noisy, _production(beliefs(), seed)),
-        "ours_oracle": (oracle, _production(beliefs(exact=True), seed)),
+        "ours": (noisy, production(learned_of(before), seed)),
+        "ours_oracle": (oracle, production(learned_of(before, exact=True), seed)),
     }
     if case.size > 1:
-        policies["longest_first_corrected"] = noisy, LongestFirst(beliefs())
+        policies["longest_first_corrected"] = noisy, LongestFirst(learned_of(before))
     found = {"bound": bound(now.true.tolist(), tables)}
     for name, (jobs, policy) in policies.items():
         trace: list[Span] = []
@@ -178,22 +166,8 @@ def _one(
     if possible:
         from tests.bench._possible import possible as reachable
 
-        found["possible"] = reachable(beliefs().beliefs.quantiles(now.predicted), tables)
+        found["possible"] = reachable(learned_of(before).beliefs.quantiles(now.predicted), tables)
     return {name: value / found["fifo"] for name, value in found.items()}
-
-
-def _spec(**sections: Any) -> RunSpec:
-    budget = {"max_tokens": BUDGET, "max_prompt_tokens": 8}
-    return make_spec(sampling=budget, trainer={"microbatch_tokens": 2 * BUDGET}, **sections)
-
-
-def _production(beliefs: GroupBeliefs, seed: int) -> DeadlinePolicy:
-    """The policy of a run that says nothing of dispatch."""
-    policy = policy_of(_spec(seed=seed))
-    assert isinstance(policy, DeadlinePolicy)
-    policy.group_beliefs = beliefs
-    wait_until(policy.warm, what="compiled code", deadline_s=120.0)  # in a run, while engines start
-    return policy
 
 
 @dataclass(frozen=True)
@@ -212,7 +186,7 @@ def _jobs(workload: Workload, predicted: np.ndarray) -> list[SampleJob]:
     first = np.unique(workload.group, return_index=True)[1]
     problems = [{"id": str(group), "prompt": ""} for group in range(len(first))]
     size = len(workload.group) // len(first)
-    spec = _spec(algorithm={"groups": len(first), "group_size": max(2, size)}, task={"shuffle": False})
+    spec = spec_of(algorithm={"groups": len(first), "group_size": max(2, size)}, task={"shuffle": False})
     told = {
         question_of(problem["id"], None, []).key: float(length)
         for problem, length in zip(problems, predicted[first], strict=True)

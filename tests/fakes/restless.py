@@ -26,6 +26,8 @@ class Restless(LongestFirst):
         self._moves: list[tuple[SampleKey, str]] = []
 
     def tick(self, board: Board, now: float) -> bool:
+        for generator in board.generators.values():
+            generator.advance(now)
         running = [
             (key, i.name) for i in board.generators.values() for key in i.running if i.tokens(key) >= 1
         ]

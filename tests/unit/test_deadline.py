@@ -88,7 +88,7 @@ def test_a_choice_that_is_too_dear_leaves_the_plan_in_force() -> None:
     dispatcher.admit(jobs_of(64, first=1000), 1.0)
     dispatcher.turn(1.0)
     assert policy.plan is plan
-    assert len(policy._said) <= 256 + 64
+    assert len(policy._towards._said) <= 256 + 64
     policy.plan = None
     dispatcher.admit(jobs_of(1, first=3000), 2.0)
     dispatcher.turn(2.0)

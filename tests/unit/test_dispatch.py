@@ -123,7 +123,7 @@ def test_every_policy_makes_every_sample_and_none_beats_the_bound(
     jobs = [job(group, float(length)) for group, length in enumerate(predicted)]
     truth = {one.key: int(length) for one, length in zip(jobs, lengths, strict=True)}
     tables = [CURVE.table(slots)] * generators
-    seconds = generate(jobs, truth, tables, policies(beliefs)[number])
+    seconds = generate(jobs, truth, tables, policies(beliefs)[number], thinking=False)
     assert seconds >= bound(lengths.tolist(), tables) * 0.999
 
 
@@ -161,7 +161,7 @@ def test_true_lengths_come_close_to_the_bound_and_beat_longest_first() -> None:
     beliefs = Beliefs(LONGEST)
     beliefs.observe([[(float(length), float(length))] for length in lengths])
     tables = [CURVE.table(256)] * 8
-    ours = generate(jobs, truth, tables, DeadlinePolicy(GroupBeliefs(beliefs)))
+    ours = generate(jobs, truth, tables, DeadlinePolicy(GroupBeliefs(beliefs)), thinking=False)
     assert ours <= 1.04 * bound(lengths.tolist(), tables)
     assert ours <= 0.9 * generate(jobs, truth, tables, LongestFirst())
 
@@ -240,9 +240,8 @@ def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
 
     def run(truth: dict[tuple[int, int], int], **options: Any) -> tuple[float, list[Span]]:
         spans: list[Span] = []
-        return generate(
-            jobs, truth, tables, DeadlinePolicy(GroupBeliefs(beliefs), replans=10, **options), spans
-        ), spans
+        policy = DeadlinePolicy(GroupBeliefs(beliefs), replans=10, **options)
+        return generate(jobs, truth, tables, policy, spans, thinking=False), spans
 
     truth = {one.key: 600 + one.key[0] for one in jobs}
     slow = next(span.length for span in run(truth)[1] if span.generator == 1)
@@ -259,7 +258,8 @@ def test_a_sample_that_lives_longer_than_thought_possible_holds_nothing_up() -> 
     beliefs.observe([[(100.0, 100.0)] for _ in range(500)])
     jobs = [job(group, 100.0) for group in range(20)]
     truth = {one.key: 5000 if one.key[0] == 3 else 100 for one in jobs}
-    seconds = generate(jobs, truth, [CURVE.table(4)] * 2, DeadlinePolicy(GroupBeliefs(beliefs), replans=5))
+    policy = DeadlinePolicy(GroupBeliefs(beliefs), replans=5)
+    seconds = generate(jobs, truth, [CURVE.table(4)] * 2, policy, thinking=False)
     assert seconds < 5000 * CURVE.table(4)[4] + 5
 
 

@@ -92,7 +92,7 @@ def test_beliefs_follow_as_soon_as_samples_run_for_longer_than_was_said() -> Non
     group_beliefs.admitted(jobs)
     before = np.median(group_beliefs.row[jobs[0].key])
     for job in jobs:
-        generator.start(job)
+        board.start(generator, job)
     assert not group_beliefs.drift_seen(board).differs(Drift())
     generator.advance(1000 * float(table[64]))
     assert group_beliefs.drift_seen(board).differs(Drift())

@@ -126,7 +126,7 @@ def test_one_that_runs_for_long_makes_the_waiting_of_its_group_longer() -> None:
     jobs = group_of(0, 1000.0, 3)
     group_beliefs.admitted(jobs)
     generator = board.generators["a"] = BoardGenerator("a", 1, CURVE.table(1), 0.0)
-    generator.start(jobs[0])
+    board.start(generator, jobs[0])
     for job in jobs[1:]:
         board.waiting.add(job, group_beliefs.expected_length(job))
     group_beliefs.look(board)
@@ -155,7 +155,7 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
         beliefs = Beliefs(LONGEST)
         beliefs.observe([[pair] for pair in zip(predicted[512:], lengths[512:], strict=True)])
         policy = DeadlinePolicy(GroupBeliefs(beliefs, corrects=corrects), **options)  # type: ignore[arg-type]
-        seconds = generate(jobs, truth, tables, policy)
+        seconds = generate(jobs, truth, tables, policy, thinking=False)
         assert (policy.group_beliefs.drift.wild > 0.05) is corrects
         return seconds
 
@@ -184,7 +184,7 @@ def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
     for name in "abcd":
         board.generators[name] = BoardGenerator(name, 64, CURVE.table(64), 0.0)
     for job in jobs:
-        board.generators["b"].start(job, 100.0)
+        board.start(board.generators["b"], job, 100.0)
     state = state_of(board, group_beliefs, 0.0)
     draws = group_beliefs.beliefs.draws(state.predicted, 8, np.random.default_rng(0))
     before = state.expected(draws, LONGEST_FIRST)
@@ -201,7 +201,7 @@ def test_nothing_moves_where_moving_costs_more_than_it_gains() -> None:
     for name in "ab":
         board.generators[name] = BoardGenerator(name, 8, CURVE.table(8), 0.0)
     for job in jobs:
-        board.generators["a"].start(job, 3000.0)
+        board.start(board.generators["a"], job, 3000.0)
     state = state_of(board, group_beliefs, 0.0)
     draws = np.maximum(group_beliefs.beliefs.draws(state.predicted, 8, np.random.default_rng(0)), 3001.0)
     moves, _, _ = find_moves(state, draws, LONGEST_FIRST, 0.1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from producers.dispatch.beliefs import Beliefs
+from producers.dispatch.choosers import InThread
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.group_beliefs import GroupBeliefs
+from producers.dispatch.policies.longest_first_policy import LongestFirst
 from producers.dispatch.policies.policy import PolicySettings
 from producers.dispatch.warm import WarmUp
 from schemas.runspec import RunSpec
@@ -27,9 +29,17 @@ class DeadlineSettings(PolicySettings):
         "again. Without it no sample moves.",
     )
 
-    def make(self, spec: RunSpec) -> DeadlinePolicy:
+    def make(self, spec: RunSpec) -> DeadlinePolicy | LongestFirst:
+        """Return the policy. In async mode it is longest first.
+
+        A deadline makes one iteration alone end early. In a stream that leaves slots empty which the next
+        iteration's samples would fill (`python -m tests.bench streams`).
+        """
+        if spec.algorithm.mode == "async":
+            return LongestFirst()
         speed = self.prefill_tokens_per_s
         return DeadlinePolicy(
             GroupBeliefs(Beliefs(spec.sampling.max_tokens)), seed=spec.seed, replans=_REPLANS,
             thrift=_THRIFT, move_s=None if speed is None else 1 / speed, warm=WarmUp(),
+            chooser=InThread(),
         )  # fmt: skip
