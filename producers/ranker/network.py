@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 BUCKETS = 8192  # tokens of any vocabulary, hashed
 _EMBEDDING, _HIDDEN, _GLOBAL = 12, 32, 16
-_READ = 64  # tokens from the prompt's beginning, and as many from its end; the additive term reads the others
+_READ = 48  # tokens from the prompt's beginning, and as many from its end; the additive term reads the others
 _RATE = 0.02
 _DECAY = 0.003
 _BEYOND = 2.0  # errors are clipped at so many log units

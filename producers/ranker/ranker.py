@@ -27,10 +27,11 @@ KEPT_GROUPS = 2048  # groups that are kept for the network to learn from again
 _FIRST, _LAST = 256, 512  # tokens of a prompt that are kept: from its beginning and its end
 _BATCH = 64
 _PASSES = 4  # how often an iteration's groups are learned, each time with as many earlier ones
-_LEAST_STEPS = 12
-_FIRST_STEPS = 64  # of the first iteration, half of it of the second, and so on: while few groups are kept
+_LEAST_STEPS = 8
+_FIRST_STEPS = 12  # of the first iteration, half of it of the second, and so on: while few groups are kept
 _ROUNDS = 12  # of the additive term's fit to all groups at once
 _JUDGED = 8  # one problem in so many judges how much network and additive term are worth, before it is learned
+_WEIGHED = 1 << 18  # tokens, each counted once per prompt, that the additive term is fitted to in an iteration
 _AT_ONCE = 1 << 15  # tokens that are read at once, so that memory does not grow with the number of prompts
 
 
@@ -221,47 +222,53 @@ class Ranker:
         read = self._read([group.question for group in fresh.values()])
         centre, mix, history = self._centre, self._mix, self._history
         if self._network.steps == 0:  # it knows nothing: these groups give the typical length
-            centre += float(np.mean(found - self._said(read)))
+            centre = float(np.mean(found - read.network))
         else:
             mix = mix.seen(read.network, read.additive, found - centre)
             history = history.seen(list(fresh), self._said(read), found)
         kept = {key: group for key, group in self._kept.items() if key not in fresh} | fresh
-        dropped = [kept.pop(key) for key in list(kept)[: max(0, len(kept) - KEPT_GROUPS)]]
+        for key in list(kept)[: max(0, len(kept) - KEPT_GROUPS)]:
+            del kept[key]
         network = self._network.copy()
         rng = np.random.default_rng([self.version, network.steps])
         steps = max(_LEAST_STEPS, _PASSES * 2 * len(fresh) // _BATCH, _FIRST_STEPS // (1 + self.version))
         batches = _batches(list(fresh), list(kept), steps, rng)
         known = kept | fresh
         self._teach(network, [[known[key] for key in keys] for keys in batches], centre)
-        additive = self._additive.without(Bags.joined([group.bag for group in dropped]))
-        additive = _fitted(additive, list(kept.values()), centre)
+        weighed = _newest(kept)
+        left = [one.bag for key, one in _newest(self._kept).items() if key not in weighed | fresh]
+        additive = self._additive.without(Bags.joined(left))
+        additive = _fitted(additive, list(weighed.values()), centre)
         return self._next(
             network=network, additive=additive, mix=mix, history=history, kept=kept, centre=centre,
             version=self.version + 1,
         )  # fmt: skip
 
     def drilled(
-        self, groups: Sequence[Answered], passes: int, *, progress: Callable[[float], None]
+        self, groups: Sequence[Answered], passes: int, *, seed: int, progress: Callable[[float], None]
     ) -> Ranker:
-        """Return a ranker that went over all these groups `passes` times. For offline training.
+        """Return a ranker that reads what these groups taught in `passes` passes. For offline training.
 
-        Some problems are left out at first. They tell how much the network and the additive term are worth
-        after so many passes; then they are learned too.
+        It begins anew, without some of the problems: these tell how much the network and the additive term
+        are worth after so many passes. Then they are learned too.
         """
         everything = _kept(groups)
         judges = [group for group in everything if group.question.key % _JUDGED == 0]
         others = [group for group in everything if group.question.key % _JUDGED]
-        network, additive, mix = self._network.copy(), self._additive, self._mix
+        network, mix = Network.fresh(seed, self.backbone.width), self._mix
         if judges and others:
             self._drill(network, others, passes, 1.0, lambda share: progress(0.8 * share))
-            first = self._next(network=network, additive=_fitted(additive, others, self._centre, _ROUNDS))
+            first = self._next(
+                network=network, additive=_fitted(Additive.fresh(), others, self._centre, _ROUNDS)
+            )
             read = first._read([group.question for group in judges])
             found = np.array([group.target for group in judges])
             mix = Mix().seen(read.network, read.additive, found - self._centre)
             passes = -(-passes // 5)
         self._drill(network, everything, passes, 0.3, lambda share: progress(0.8 + 0.2 * share))
-        additive = _fitted(additive, everything, self._centre, _ROUNDS)
-        left = [group.bag for group in everything if group.question.key not in self._kept]
+        additive = _fitted(Additive.fresh(), everything, self._centre, _ROUNDS)
+        weighed = _newest(self._kept)
+        left = [group.bag for group in everything if group.question.key not in weighed]
         return self._next(network=network, additive=additive.without(Bags.joined(left)), mix=mix)
 
     def _drill(
@@ -342,6 +349,18 @@ def _of(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _targets(groups: Sequence[_Kept], centre: float) -> tuple[np.ndarray, np.ndarray]:
     return np.array([g.target for g in groups]) - centre, np.array([g.weight for g in groups])
+
+
+def _newest(kept: dict[int, _Kept]) -> dict[int, _Kept]:
+    """Return the newest kept groups, as many as the additive term is fitted to."""
+    found: list[int] = []
+    entries = 0
+    for key in reversed(kept):
+        entries += len(kept[key].bag.places)
+        if entries > _WEIGHED and found:
+            break
+        found.append(key)
+    return {key: kept[key] for key in reversed(found)}
 
 
 def _fitted(additive: Additive, groups: Sequence[_Kept], centre: float, rounds: int = 1) -> Additive:
