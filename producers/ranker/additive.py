@@ -2,13 +2,13 @@
 
     log length = bias + sum over a prompt's tokens of weight x sqrt(how often it stands there)
 
-Most tokens say nothing, and a few say much. So each weight has a spread of its own, which is learned too: the
-weight is drawn towards 0 as strongly as its spread is small (a relevance prior, by mean-field expectation
-maximisation). Ridge regression over bags of words, which has one spread for all weights, needs several times as
+Most tokens say nothing, and a few say much. So each weight has a spread of its own, which is learned too:
+the weight is drawn towards 0 as strongly as its spread is small (a relevance prior, by mean-field expectation
+maximisation). Ridge regression over bags of words has one spread for all weights, and needs several times as
 many prompts where most words are filler.
 
-The weights solve a linear system by conjugate gradients over the groups that are kept, starting from the weights
-of the iteration before. A group that is kept no longer leaves behind how certain it made each weight.
+The weights solve a linear system by conjugate gradients over the groups that are kept, starting from the
+weights of the iteration before. A group that is kept no longer leaves behind how certain it made each weight.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ class Additive:
         """Return the log of each prompt's answer length, less a constant that the ranker adds."""
         return np.asarray(self._bias + bags.times(self._weights))
 
-    def learned(
-        self, bags: Bags, target: np.ndarray, weight: np.ndarray, *, rounds: int = 1
-    ) -> Additive:
+    def learned(self, bags: Bags, target: np.ndarray, weight: np.ndarray, *, rounds: int = 1) -> Additive:
         """Return the term after learning from all kept groups; `rounds`: how often spreads are learned.
 
         `target`: mean log lengths, less the constant.
@@ -165,9 +163,7 @@ class Additive:
             certainty = certainty + more
             share = np.divide(more, certainty, out=np.zeros(WEIGHTS), where=certainty > 0)
             before = before + share * (self._weights - before)
-        return Additive(
-            self._weights, self._spreads, before, certainty, bias=self._bias, noise=self._noise
-        )
+        return Additive(self._weights, self._spreads, before, certainty, bias=self._bias, noise=self._noise)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the term as arrays, for a file."""

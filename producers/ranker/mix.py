@@ -2,8 +2,8 @@
 
     log length = a network + b additive + c
 
-Fitted by least squares to groups as they were predicted before either had learned from them; recent iterations
-count more. Neither weight is negative.
+Fitted by least squares to groups as they were predicted before either had learned from them; recent
+iterations count more. Neither weight is negative.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Mix:
         square, product = arrays["square"], arrays["product"]
         if square.shape != (3, 3) or product.shape != (3,):
             raise ValueError(
-                f"mix.square has shape {square.shape} and mix.product {product.shape}; (3, 3) and (3,) are expected"
+                f"mix.square has shape {square.shape} and mix.product {product.shape}; "
+                "(3, 3) and (3,) are expected"
             )
         return cls(square.copy(), product.copy())
 

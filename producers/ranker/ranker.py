@@ -3,8 +3,8 @@
     said       = a network(prompt) + b additive(prompt) + c
     log length = said + history(prompt, said)
 
-Both learn on after every iteration, from its groups and from earlier ones; how much each is worth is measured. The
-history tells what neither can read in the prompt. A ranker is immutable: `learned` returns the next one.
+Both learn on after every iteration, from its groups and from earlier ones; how much each is worth is measured.
+The history tells what neither can read in the prompt. A ranker is immutable: `learned` returns the next one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PASSES = 4  # how often an iteration's groups are learned, each time with as ma
 _LEAST_STEPS = 8
 _FIRST_STEPS = 12  # of the first iteration, half of it of the second, and so on: while few groups are kept
 _ROUNDS = 12  # of the additive term's fit to all groups at once
-_JUDGED = 8  # one problem in so many judges how much network and additive term are worth, before it is learned
-_WEIGHED = 1 << 18  # tokens, each counted once per prompt, that the additive term is fitted to in an iteration
+_JUDGED = 8  # one problem in so many judges what network and additive term are worth, before it is learned
+_WEIGHED = 1 << 18  # entries of bags that the additive term is fitted to in an iteration
 _AT_ONCE = 1 << 15  # tokens that are read at once, so that memory does not grow with the number of prompts
 
 
@@ -142,7 +142,7 @@ def _portions(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
 
 
 @dataclass(frozen=True)
-class _Read:
+class PromptReading:
     """What is read in prompts: the logs that network and additive term say, less the centre."""
 
     network: np.ndarray
@@ -196,18 +196,19 @@ class Ranker:
         """Return predicted lengths in tokens."""
         if self._network.steps == 0 or not questions:
             return np.full(len(questions), np.exp(self._centre))
-        read = self._said(self._read(questions))
+        read = self._said(self.read(questions))
         return np.exp(read + self._history.correction([question.key for question in questions], read))
 
-    def _said(self, read: _Read) -> np.ndarray:
+    def _said(self, read: PromptReading) -> np.ndarray:
         return self._mix.of(read.network, read.additive) + self._centre
 
-    def _read(self, questions: Sequence[Question]) -> _Read:
+    def read(self, questions: Sequence[Question]) -> PromptReading:
+        """Return what the network and the additive term say of prompts, each for itself."""
         network, additive = [np.zeros(0)], [np.zeros(0)]
         for some in _portions(questions):
             network.append(self._network.predict(self._text(some)))
             additive.append(self._additive.predict(_bags(some)))
-        return _Read(np.concatenate(network), np.concatenate(additive))
+        return PromptReading(np.concatenate(network), np.concatenate(additive))
 
     def _text(self, questions: Sequence[Question]) -> Text:
         return text_of([question.tokens for question in questions], self.backbone.of(questions))
@@ -219,7 +220,7 @@ class Ranker:
         groups = {group.question.key: group for group in iteration}
         fresh = dict(zip(groups, _kept(list(groups.values())), strict=True))
         found = np.array([group.target for group in fresh.values()])
-        read = self._read([group.question for group in fresh.values()])
+        read = self.read([group.question for group in fresh.values()])
         centre, mix, history = self._centre, self._mix, self._history
         if self._network.steps == 0:  # it knows nothing: these groups give the typical length
             centre = float(np.mean(found - read.network))
@@ -261,7 +262,7 @@ class Ranker:
             first = self._next(
                 network=network, additive=_fitted(Additive.fresh(), others, self._centre, _ROUNDS)
             )
-            read = first._read([group.question for group in judges])
+            read = first.read([group.question for group in judges])
             found = np.array([group.target for group in judges])
             mix = Mix().seen(read.network, read.additive, found - self._centre)
             passes = -(-passes // 5)
