@@ -182,7 +182,7 @@ class Ranker:
 
     def _next(self, **changes: Any) -> Ranker:
         """Return this ranker with changes."""
-        same = {
+        same: dict[str, Any] = {
             "network": self._network, "version": self.version, "centre": self._centre, "kept": self._kept,
             "additive": self._additive, "mix": self._mix, "history": self._history,
         }  # fmt: skip

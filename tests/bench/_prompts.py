@@ -3,9 +3,8 @@
 count    the demo task; three answers of four stop early, as the model that it starts with does
 errands  10 to 30 words, each costs what it costs; "k times" multiplies the next word; "briefly" and "in
          detail" scale the whole answer; an answer varies by 20 %
-filler   words that say nothing, and among them a few of which each multiplies the length by a factor of its own;
-         an answer varies by 60 %. `Shape` says how many words, how many of them matter, and whether some matter
-         only beside others
+filler   words that say nothing, and a few that each multiply the length by a factor of their own; an answer
+         varies by 60 %. `Shape` says how many words there are and how many of them matter
 errands among filler   the same errands, with three words of filler for each word
 drift    512 errands again and again, each with a cost of its own that no word tells, while the policy
          changes: some answers grow from epoch to epoch, others shrink

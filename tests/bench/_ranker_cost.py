@@ -61,7 +61,7 @@ def many_at_once() -> dict[str, float]:
 
 
 def backbone_cost() -> dict[str, float]:
-    """Return the time for which a small language model reads prompts, by their length, and reads them again."""
+    """Return how long a small language model reads a prompt, by its length, and reads it again."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
         backbone = LanguageModel(str(make_tiny_model(Path(folder) / "tiny", **_MODEL)))

@@ -1,4 +1,4 @@
-"""How well the length ranker ranks, on prompts that it has not seen and on prompts that come again; what it costs.
+"""How well the length ranker ranks, on unseen prompts and on prompts that come again, and what it costs.
 
 Recall of the longest 20, 10 and 5 % of groups (by their mean length) and Kendall's tau, beside the same of
 
