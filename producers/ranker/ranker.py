@@ -3,8 +3,8 @@
     said       = a network(prompt) + b additive(prompt) + c
     log length = said + history(prompt, said)
 
-Both learn on after every iteration, from its groups and from earlier ones; how much each is worth is measured.
-The history tells what neither can read in the prompt. A ranker is immutable: `learned` returns the next one.
+Both learn on after every iteration, from its groups and earlier ones; how much each is worth is measured. The
+history tells what neither can read in the prompt. A ranker is immutable: `learned` returns the next one.
 """
 
 from __future__ import annotations
