@@ -1,20 +1,29 @@
 """A language model as the ranker's backbone: it gives the mean of its last hidden states over the prompt.
 
-The model is not trained: the ranker's network learns which numbers matter. Each prompt is read once.
+The model is not trained: the ranker's network learns which numbers matter. Prompts go through it in batches
+of a few fixed shapes. So what it says of a prompt has the same bits in any company, and a feeder that starts
+again ranks the same. What it said of the newest prompts is kept.
+
+It runs on the CPU, since a generator on this machine may have taken the GPU's memory. STREAMRL_DEVICE=cuda
+says that there is room for both.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from infra import choices
 from producers.ranker.ranker import Question
 from producers.ranker.states import RankerError, backbone_name
 
 _TOKENS = 512  # from the prompt's end, as many as the ranker keeps: the question mostly comes last
-_AT_ONCE = 16
+_SHORTEST = 16  # tokens of the narrowest batch; the others are twice as wide, four times, and so on
+_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # of each batch, whatever its shape: a CPU is busy with few
+_KEPT_BYTES = 1 << 27
 
 
 class LanguageModel:
@@ -26,42 +35,67 @@ class LanguageModel:
 
         if not Path(folder).is_dir():
             raise RankerError(f"lengths.backbone: {folder} is not a folder with a Hugging Face model")
+        self.device = "cuda" if choices.DEVICE.forced() == "cuda" and choices.cuda() else "cpu"
         try:
             model = AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         except Exception as error:  # transformers raises whatever it met
             raise RankerError(f"lengths.backbone: {folder} can't be loaded: {error}") from error
-        self._torch, self._model = torch, model.eval()
+        self._torch, self._model = torch, model.eval().to(self.device)
         self._vocabulary = int(model.config.vocab_size)
+        self._longest = min(_TOKENS, int(getattr(model.config, "max_position_embeddings", _TOKENS)))
         self.width = int(model.config.hidden_size)
         self.name = backbone_name(folder)
-        self._read: dict[int, np.ndarray] = {}
+        self._most_kept = _KEPT_BYTES // (4 * self.width)
+        self._kept: OrderedDict[int, np.ndarray] = OrderedDict()  # by prompt; used last, stands last
 
     def of(self, prompts: Sequence[Question]) -> np.ndarray:
-        fresh = {prompt.key: prompt for prompt in prompts if prompt.key not in self._read}
-        # prompts of like length together, so that little of a batch is padding
-        ordered = sorted(fresh.values(), key=lambda prompt: len(prompt.tokens))
-        for start in range(0, len(ordered), _AT_ONCE):
-            some = ordered[start : start + _AT_ONCE]
-            for prompt, row in zip(some, self._hidden([p.text[-_TOKENS:] for p in some]), strict=True):
-                self._read[prompt.key] = row
-        return np.stack([self._read[prompt.key] for prompt in prompts])
+        found = np.zeros((len(prompts), self.width), np.float32)
+        fresh: dict[int, list[int]] = {}  # places by prompt: one may be asked for twice
+        for place, prompt in enumerate(prompts):
+            row = self._kept.get(prompt.key)
+            if row is None:
+                fresh.setdefault(prompt.key, []).append(place)
+            else:
+                self._kept.move_to_end(prompt.key)
+                found[place] = row
+        by_width: dict[int, list[int]] = {}
+        for places in fresh.values():
+            by_width.setdefault(self._width_for(prompts[places[0]]), []).append(places[0])
+        for width, firsts in by_width.items():
+            rows = max(1, _BATCH_TOKENS[self.device] // width)
+            for start in range(0, len(firsts), rows):
+                some = [prompts[place] for place in firsts[start : start + rows]]
+                for prompt, row in zip(some, self._hidden(some, rows, width), strict=True):
+                    found[fresh[prompt.key]] = row
+                    self._kept[prompt.key] = row
+        while len(self._kept) > self._most_kept:
+            self._kept.popitem(last=False)
+        return found
 
-    def _hidden(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+    def _width_for(self, prompt: Question) -> int:
+        width = _SHORTEST
+        while width < min(len(prompt.text), self._longest):
+            width *= 2
+        return min(width, self._longest)
+
+    def _hidden(self, prompts: Sequence[Question], rows: int, width: int) -> np.ndarray:
+        """Read prompts as a batch of this shape; unused rows are padding."""
         torch = self._torch
-        longest = max(len(prompt) for prompt in prompts)
-        tokens = torch.zeros((len(prompts), longest), dtype=torch.long)
-        there = torch.zeros((len(prompts), longest), dtype=torch.long)
+        tokens = torch.zeros((rows, width), dtype=torch.long)
+        there = torch.zeros((rows, width), dtype=torch.long)
+        there[:, 0] = 1  # a row without any token would divide by zero
         for row, prompt in enumerate(prompts):
-            if len(prompt) and int(prompt.max()) >= self._vocabulary:
+            text = prompt.text[-self._longest :]
+            if len(text) and not 0 <= int(text.min()) <= int(text.max()) < self._vocabulary:
                 raise RankerError(
                     f"lengths.backbone: {self.name} has a vocabulary of {self._vocabulary}, and a prompt has "
-                    f"token {int(prompt.max())}: give a model with the run's tokenizer"
+                    f"token {int(text.max())}: give a model with the run's tokenizer"
                 )
-            tokens[row, : len(prompt)] = torch.from_numpy(prompt.astype(np.int64))
-            there[row, : len(prompt)] = 1
+            tokens[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
+            there[row, : len(text)] = 1
         with torch.inference_mode():
+            tokens, there = tokens.to(self.device), there.to(self.device)
             hidden = self._model(input_ids=tokens, attention_mask=there).last_hidden_state
-        share = there / there.sum(1, keepdim=True).clamp(min=1)
-        mean = (hidden * share[:, :, None]).sum(1)
-        size = mean.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
-        return (mean / size).numpy().astype(np.float32)
+            mean = (hidden * (there / there.sum(1, keepdim=True))[:, :, None]).sum(1)
+            size = mean.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+            return np.asarray((mean / size).float().cpu().numpy()[: len(prompts)])

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 BUCKETS = 8192  # tokens of any vocabulary, hashed
 _EMBEDDING, _HIDDEN, _GLOBAL = 12, 32, 16
-_READ = 256  # tokens from the prompt's beginning, and as many from its end
+_READ = 48  # tokens from the prompt's beginning, and as many from its end; the additive term reads the others
 _RATE = 0.02
 _DECAY = 0.003
 _BEYOND = 2.0  # errors are clipped at so many log units
@@ -68,7 +69,7 @@ def _bent(values: np.ndarray) -> np.ndarray:
 
 
 def _slope(values: np.ndarray) -> np.ndarray:
-    return np.where(values > 0, np.float32(1), np.float32(0.1))
+    return (values > 0) * np.float32(0.9) + np.float32(0.1)
 
 
 @dataclass
@@ -80,6 +81,7 @@ class _Pass:
     hidden: np.ndarray
     shares: np.ndarray  # share of each token in its prompt's sum
     largest: np.ndarray
+    rows: np.ndarray
     summary: np.ndarray
     scale_in: np.ndarray
     scale: np.ndarray
@@ -157,13 +159,13 @@ class Network:
         self._apply(*self._backward(text, done, pull.astype(np.float32)), np.float32(_RATE * pace))
 
     def _forward(self, text: Text) -> tuple[np.ndarray, _Pass]:
-        at, ids, places = self._at, text.ids, text.places
+        at, places = self._at, text.places
         rows, starts = text.rows, text.starts
-        token = at["token"]
-        triples = np.concatenate([token[ids[places + shift]] for shift in (-1, 0, 1)], axis=1)
+        around = sliding_window_view(at["token"][text.ids].ravel(), 3 * _EMBEDDING)[::_EMBEDDING]
+        triples = around[places - 1]  # each token between its neighbours
         hidden_in = triples @ at["hidden"] + at["hidden_bias"]
         hidden = _bent(hidden_in)
-        adds = (hidden @ at["adds"] + at["token_adds"][ids[places]])[:, 0]
+        adds = (hidden @ at["adds"] + at["token_adds"][text.ids[places]])[:, 0]
         most = np.maximum.reduceat(adds, starts)
         parts = np.exp(adds - most[rows])
         total = np.add.reduceat(parts, starts)
@@ -174,20 +176,22 @@ class Network:
         scale_in = summary @ at["scale"] + at["scale_bias"]
         scale = _bent(scale_in)
         said = most + np.log(total) + (scale @ at["scales"] + at["scales_bias"])[:, 0]
-        return said, _Pass(triples, hidden_in, hidden, parts / total[rows], largest, summary, scale_in, scale)
+        shares = parts / total[rows]
+        return said, _Pass(triples, hidden_in, hidden, shares, largest, rows, summary, scale_in, scale)
 
     def _backward(
         self, text: Text, done: _Pass, pull: np.ndarray
     ) -> tuple[Parameters, dict[str, tuple[np.ndarray, np.ndarray]]]:
         """Return gradients of the dense parameters, and of the tables' rows as (rows, gradients)."""
-        at, rows, centre = self._at, text.rows, text.ids[text.places]
+        at, rows, places = self._at, done.rows, text.places
         to_scale = pull[:, None] * at["scales"].T * _slope(done.scale_in)
         to_summary = to_scale @ at["scale"].T
         to_largest, to_mean = to_summary[:, :_HIDDEN], to_summary[:, _HIDDEN : 2 * _HIDDEN]
         to_adds = pull[rows] * done.shares
-        to_hidden = to_adds[:, None] * at["adds"].T
-        to_hidden += (to_mean / text.counts[:, None].astype(np.float32))[rows]
-        to_hidden += np.where(done.hidden == done.largest[rows], to_largest[rows], np.float32(0))
+        to_hidden = (to_mean / text.counts[:, None].astype(np.float32))[rows]
+        to_hidden += to_adds[:, None] * at["adds"].T
+        token, unit = np.divmod(np.flatnonzero(done.hidden == done.largest[rows]), _HIDDEN)
+        to_hidden[token, unit] += to_largest[rows[token], unit]
         to_hidden *= _slope(done.hidden_in)
         to_triples = to_hidden @ at["hidden"].T
         dense = {
@@ -196,11 +200,16 @@ class Network:
             "adds": done.hidden.T @ to_adds[:, None],
             "hidden": done.triples.T @ to_hidden, "hidden_bias": to_hidden.sum(0, keepdims=True),
         }  # fmt: skip
-        ids = np.concatenate([text.ids[text.places + shift] for shift in (-1, 0, 1)])
-        parts = np.concatenate(np.split(to_triples, 3, axis=1))
-        real = ids > 0
+        ends = np.cumsum(text.counts) - 1
+        to_triples[text.starts, :_EMBEDDING] = to_triples[ends, -_EMBEDDING:] = 0  # of the paddings
+        to_token = np.empty((len(rows), _EMBEDDING + 1), to_triples.dtype)
+        to_token[:, :_EMBEDDING] = to_triples[:, _EMBEDDING : 2 * _EMBEDDING]
+        to_token[:-1, :_EMBEDDING] += to_triples[1:, :_EMBEDDING]  # a token is its right neighbour's left one
+        to_token[1:, :_EMBEDDING] += to_triples[:-1, 2 * _EMBEDDING :]
+        to_token[:, _EMBEDDING] = to_adds
+        found, gradient = _sum_by(text.ids[places], to_token)
         return dense, {
-            "token": _sum_by(ids[real], parts[real]), "token_adds": _sum_by(centre, to_adds[:, None])
+            "token": (found, gradient[:, :_EMBEDDING]), "token_adds": (found, gradient[:, _EMBEDDING:])
         }  # fmt: skip
 
     def _apply(
@@ -223,6 +232,7 @@ class Network:
 
 
 def _sum_by(ids: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(ids, kind="stable")
-    rows, first = np.unique(ids[order], return_index=True)
-    return rows, np.add.reduceat(values[order], first)
+    order = np.argsort(ids.astype(np.uint16), kind="stable")  # of 16 bits, numpy sorts by radix
+    ordered = ids[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    return ordered[first], np.add.reduceat(values[order], first)

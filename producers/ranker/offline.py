@@ -17,7 +17,7 @@ from schemas.messages import TRAIN, Prompt, Sample
 from schemas.topics import Topic, Topics
 from schemas.wire import MessageT
 
-_PASSES = 25
+_PASSES = 40
 _MOST_GROUPS = 1 << 16  # a prompt takes up to 3 KB; the newest are most like the run now
 _HELD_OUT = 5  # every fifth problem is kept for judging the ranker
 
@@ -120,6 +120,7 @@ def train_ranker(
     return ranker.drilled(
         [group for iteration in iterations for group in iteration],
         _PASSES,
+        seed=seed,
         progress=lambda share: progress(0.3 + 0.7 * share),
     )
 

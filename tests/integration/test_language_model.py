@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from producers.ranker import language_model
 from producers.ranker.language_model import LanguageModel
 from producers.ranker.ranker import Answered, NoBackbone, Ranker, question_of
 from producers.ranker.states import RankerError, packed_ranker, unpacked_ranker
@@ -24,7 +25,9 @@ def test_what_it_says_of_a_prompt_depends_on_the_prompt_alone(folder: Path) -> N
     together = LanguageModel(str(folder)).of(questions)
     alone = np.concatenate([LanguageModel(str(folder)).of([question]) for question in questions[:3]])
     assert together.shape == (40, 64) and together.dtype == np.float32
-    np.testing.assert_allclose(together[:3], alone, atol=1e-4)
+    assert together[:3].tobytes() == alone.tobytes()
+    backwards = LanguageModel(str(folder)).of(questions[::-1])
+    assert backwards[::-1].tobytes() == together.tobytes()
     np.testing.assert_allclose(np.sqrt(np.mean(together**2, axis=1)), 1.0, rtol=1e-3)
 
 
@@ -44,6 +47,19 @@ def test_a_ranker_learns_with_it_and_is_not_mixed_up_with_others(folder: Path) -
     assert again.predict([group.question for group in groups]).tobytes() == said.tobytes()
     with pytest.raises(RankerError, match=r"backbone 'tiny', and lengths\.backbone is 'none'"):
         unpacked_ranker(packed_ranker(ranker), NoBackbone(), "here")
+
+
+def test_prompts_of_any_number_and_length_are_read_and_few_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_model, "_KEPT_BYTES", 8 * 4 * 64)
+    backbone = LanguageModel(str(folder))
+    questions = [question_of(str(n), None, [2 + n % 20] * (1 + 61 * (n % 5) ** 2)) for n in range(30)]
+    said = backbone.of([*questions, *questions])
+    assert said[:30].tobytes() == said[30:].tobytes() and np.isfinite(said).all()
+    assert len(backbone._kept) == 8
+    assert backbone.of(questions).tobytes() == said[:30].tobytes()
+    assert backbone.of([]).shape == (0, 64)
 
 
 def test_models_that_can_not_be_used_are_named(folder: Path, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_start_is_looked_at_before_the_run_begins(tmp_path: Path) -> None:
     [
         (b"", "not a stored ranker"),
         (b"junk that is long enough to have a length", "not a stored ranker"),
-        (packed_ranker(fresh()).replace(b'schema\\": 1', b'schema\\": 7'), "has schema 7; .* reads 1"),
+        (packed_ranker(fresh()).replace(b'schema\\": 2', b'schema\\": 7'), "has schema 7; .* reads 2"),
         (packed_ranker(fresh()).replace(b'backbone\\": \\"none', b'backbone\\": \\"qwen'), "backbone 'qwen'"),
         (packed_ranker(fresh())[:-4], "can't be read"),
         (packed_ranker(fresh()).replace(b"kept.kinds", b"kept.kindz"), "kept.kinds is missing"),
@@ -276,7 +276,7 @@ def test_the_header_names_schema_and_version() -> None:
     data = packed_ranker(fresh())
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header["__metadata__"]["streamrl_ranker"])
-    assert about == {"schema": 1, "backbone": "none", "version": 0}
+    assert about == {"schema": 2, "backbone": "none", "version": 0}
 
 
 def test_of_a_long_prompt_its_ends_are_kept() -> None:
