@@ -74,6 +74,7 @@ class Trainer:
         self._failed_rewards = FailedRewards(context.run, self._spec.task.max_failed_rewards)
         self._roots = TrainerRoots(context.spec, self._published_root)
         self._taken = TakenGroups(self._algorithm)
+        self._balance: LengthBalance | None = None  # in order arrival
         self._iteration, self._mini, self._number = 0, 0, 0  # the next step
         self._root = ""
         self._updates = 0  # of the weights: steps without a gradient make none
@@ -84,7 +85,8 @@ class Trainer:
             manifest = self._restore()
             redone = self._redo(manifest.ledger if manifest else 0)
             self._taken.make_up(self._number)
-            self._balance = LengthBalance(self._algorithm, self._iteration + bool(self._mini))
+            if self._algorithm.order == "arrival":
+                self._balance = LengthBalance(self._algorithm, self._iteration + bool(self._mini))
             with contextlib.closing(self._open(manifest)) as stream:
                 if redone and not self._mini:
                     self._checkpoint(stream)  # another crash must not cost these steps again
@@ -368,7 +370,7 @@ class Trainer:
 
     def _note_balance(self, record: StepRecord) -> None:
         """Add to a step's metrics whether order arrival trains all lengths alike."""
-        if self._algorithm.order == "arrival":
+        if self._balance is not None:
             self._balance.add(record)
             if record.last_of_iteration and (ratio := self._balance.ratio(record.iteration)) is not None:
                 record.metrics["length_balance"] = ratio

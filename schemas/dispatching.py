@@ -14,8 +14,8 @@ class DispatchSection(SeamSection):
     policy: Word = Field(
         "deadline",
         description="The rule that gives samples to generators. deadline: by expected makespan under the "
-        "predictions' measured errors; in async mode longest first. The others are to compare with: longest_first is one "
-        "queue, round_robin deals in turn, algorithm2 is the paper's two pools, random "
+        "predictions' measured errors; in async mode longest first. The others are to compare with: "
+        "longest_first is one queue, round_robin deals in turn, algorithm2 is the paper's two pools, random "
         "shuffles. Or one of an installed package.",
     )
     silence_s: float = Field(

@@ -86,7 +86,7 @@ class ChosenJobs:
 
     @property
     def work(self) -> float:
-        """What one run of a plan costs, in looks at a generator."""
+        """The cost of one run of a plan, in looks at a generator."""
         return len(self.jobs) * (_HEAP + len(self.generators))
 
 
