@@ -91,7 +91,7 @@ class Beliefs:
         low = np.minimum(place.astype(int), _BINS - 2)
         part = (place - low)[:, None]
         errors = (1 - part) * table[low] + part * table[low + 1]
-        return self._clip(np.exp(self._usual(predicted)[:, None] + errors))
+        return self._clip(predicted[:, None] * np.exp(errors))
 
     def drifted(self, rows: np.ndarray, shift: float, wild: float) -> np.ndarray:
         """Return beliefs with shifted logs; with probability `wild`, any kept pair's length is believed."""
@@ -134,7 +134,7 @@ class Beliefs:
             errors[:, mine] = np.interp(shares[:, mine], self._shares[place], self._errors)
         mean, deviation = shift
         common = mean + deviation * np.interp(_spread(count, 1, rng), _SHARES, _SCORES)
-        lengths = self._clip(np.exp(self._usual(predicted)[None, :] + errors + common))
+        lengths = self._clip(predicted[None, :] * np.exp(errors + common))
         if wild and self._pairs:
             wrong = rng.random(lengths.shape) < wild
             lengths[wrong] = np.exp(rng.choice([true for _, true, _ in self._pairs], int(wrong.sum())))
@@ -148,7 +148,7 @@ class Beliefs:
         `done`: samples whose length is `tokens`; that of the others is greater.
         """
         self._refit()
-        error = np.log(np.maximum(tokens, 1.0)) - self._usual(predicted)
+        error = np.log(np.maximum(tokens, 1.0)) - np.log(np.maximum(predicted, 1.0))
         place = (error[:, None] - shifts[None, :] + _FURTHEST) / _FINE
         place = np.clip(np.round(place), 1, len(_ERRORS) - 2).astype(int)
         rows = self._below[self._bin(predicted)]
@@ -171,12 +171,6 @@ class Beliefs:
         self._refit()
         return self._flawless
 
-    def _usual(self, predicted: np.ndarray) -> np.ndarray:
-        """Return the log of the length that samples with such a prediction usually come to have."""
-        logs = np.log(np.maximum(predicted, 1.0))
-        inside = np.clip(logs, self._centers[0], self._centers[-1])
-        return np.asarray(np.interp(inside, self._centers, self._trend) + logs - inside)
-
     def _bin(self, predicted: np.ndarray) -> np.ndarray:
         return np.argmin(np.abs(np.log(np.maximum(predicted, 1.0))[:, None] - self._centers[None, :]), axis=1)
 
@@ -195,17 +189,16 @@ class Beliefs:
         known = np.array(self._pairs).reshape(-1, 3)
         low, high = (known[:, 0].min(), known[:, 0].max()) if len(known) else (0.0, np.log(self._longest))
         self._centers = np.linspace(low, max(high, low + 1e-3), _BINS)
+        errors = known[:, 1] - known[:, 0]
         enough = len(known) >= ENOUGH
-        width = max(_NEAR, 1.06 * float(known[:, 0].std()) * len(known) ** -0.2) if len(known) else 1.0
-        near = np.exp(-0.5 * ((self._centers[:, None] - known[None, :, 0]) / width) ** 2) + 1e-6
-        self._flawless = bool(enough and np.abs(known[:, 1] - known[:, 0]).max() < 1e-6)
-        self._trend = self._centers if self._flawless or not enough else _trend(self._centers, known, near)
-        errors = known[:, 1] - (self._usual(np.exp(known[:, 0])) if len(known) else 0.0)
         if not enough:
             errors = np.concatenate([errors, unknown])
+        order = np.argsort(errors)
+        width = max(_NEAR, 1.06 * float(known[:, 0].std()) * len(known) ** -0.2) if len(known) else 1.0
+        near = np.exp(-0.5 * ((self._centers[:, None] - known[None, :, 0]) / width) ** 2) + 1e-6
+        if not enough:
             extra = np.full((_BINS, len(unknown)), _UNKNOWN_WEIGHT / len(unknown))
             near = np.concatenate([near, extra], axis=1)
-        order = np.argsort(errors)
         near = near[:, order]
         below = np.cumsum(near, axis=1)
         self._shares = (below - 0.5 * near) / below[:, -1:]
@@ -213,9 +206,13 @@ class Beliefs:
         self._table = None
         self._below = np.stack([np.interp(_ERRORS, self._errors, row, 0.0, 1.0) for row in self._shares])
         self._any_length = np.sort(known[:, 1])
-        self.rho = 0.0 if self._flawless else self._likeness(known, errors[: len(known)])
+        self.rho = 0.0 if self._flawless else self._likeness(known)
 
-    def _likeness(self, known: np.ndarray, errors: np.ndarray) -> float:
+    @property
+    def _flawless(self) -> bool:
+        return bool(len(self._pairs) >= ENOUGH and np.abs(self._errors).max() < 1e-6)
+
+    def _likeness(self, known: np.ndarray) -> float:
         """Estimate rho: the mean product of two scores of a group, over the mean square.
 
         0 if that may be chance.
@@ -228,23 +225,12 @@ class Beliefs:
         scores = np.empty(len(known))
         for number in np.unique(bins):
             mine = bins == number
-            shares = np.interp(errors[mine], self._errors, self._shares[number])
+            shares = np.interp((known[:, 1] - known[:, 0])[mine], self._errors, self._shares[number])
             scores[mine] = np.interp(shares, _SHARES, _SCORES)
         square = float((scores**2).mean())
         sums, squares = np.bincount(place, scores), np.bincount(place, scores**2)
         rho = float((sums**2 - squares).sum()) / pairs / square
         return min(rho, 0.99) if rho > _SURE * math.sqrt(2 / pairs) else 0.0
-
-
-def _trend(centers: np.ndarray, known: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """Return the logs of usual lengths at the centers: straight lines through the pairs near each of them."""
-    said, true = known[:, 0], known[:, 1]
-    weight = near.sum(axis=1)
-    mean_said, mean_true = near @ said / weight, near @ true / weight
-    spread = near @ said**2 / weight - mean_said**2
-    both = near @ (said * true) / weight - mean_said * mean_true
-    slope = np.clip(both / np.maximum(spread, 1e-9), 0.0, 2.0)
-    return np.asarray(mean_true + slope * (centers - mean_said))
 
 
 def _spread(count: int, samples: int, rng: np.random.Generator) -> np.ndarray:
