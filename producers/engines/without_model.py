@@ -100,6 +100,9 @@ class ReplayEngine:
 
     def next_end(self) -> float:
         """Return when the next sample will be done, if no request comes before."""
+        return self._clock.now() if self._ended else self._soonest()
+
+    def _soonest(self) -> float:
         if not self._running:
             return float("inf")
         return self._at + (self._running[0][0] - self._steps) * float(self._seconds[len(self._running)])
@@ -163,7 +166,7 @@ class ReplayEngine:
     def _advance(self) -> None:
         """Move on to the present time. Each freed slot is filled at the moment at which it became free."""
         now = self._clock.now()
-        while self._running and (moment := self.next_end()) <= now + 1e-9:
+        while self._running and (moment := self._soonest()) <= now + 1e-9:
             self._steps, self._at = self._running[0][0], max(moment, self._at)
             while self._running and self._running[0][0] <= self._steps + 1e-6:
                 _, _, length, request = heapq.heappop(self._running)

@@ -134,6 +134,7 @@ def generate(
         if not left:
             return clock.time
         for name in touched:
+            generators[name].fill()
             ends[name] = engines[name].next_end()
         due = on_the_way[0][0] if on_the_way else float("inf")
         clock.time = min(max(dispatcher.wakes_at, arrives), due, *ends.values())
@@ -156,6 +157,7 @@ def generate(
                 dispatcher.finished(key, length, clock.time)
                 if trace is not None:
                     trace.append(Span(number, made.begun.started_at, clock.time, length))
+            generator.fill()
             ends[name] = engines[name].next_end()
 
 
