@@ -1,8 +1,8 @@
 """A language model as the ranker's backbone: it gives the mean of its last hidden states over the prompt.
 
 The model is not trained: the ranker's network learns which numbers matter. Prompts go through it in batches
-of a few fixed shapes. So what it says of a prompt has the same bits in any company, and a feeder that starts
-again ranks the same. What it said of the newest prompts is kept.
+of a few fixed shapes. So a prompt's numbers have the same bits in any company, and a feeder that starts again
+ranks the same. The numbers of the newest prompts are kept.
 
 It runs on the CPU, since a generator on this machine may have taken the GPU's memory. STREAMRL_DEVICE=cuda
 says that there is room for both.

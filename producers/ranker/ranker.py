@@ -143,7 +143,7 @@ def _portions(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
 
 @dataclass(frozen=True)
 class PromptReading:
-    """What is read in prompts: the logs that network and additive term say, less the centre."""
+    """Predictions from prompts alone: the logs that network and additive term say, less the centre."""
 
     network: np.ndarray
     additive: np.ndarray
