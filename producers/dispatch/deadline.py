@@ -58,7 +58,8 @@ _PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # of the distance between those deadline
 _PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
 _LOOKS = 64  # looks during one makespan whether samples come out as believed
-_LEAST_GAIN = 0.003  # a deadline that gains a smaller share is not worth changing to
+_LEAST_GAIN = 0.02  # a plan that gains a smaller share may owe that to chance, as it is the best of many
+_LEAST_EXACT = 0.003  # the same where all lengths are known: a smaller gain is not worth the change
 
 
 @dataclass(frozen=True)
@@ -390,7 +391,7 @@ class DeadlinePolicy:
         best = min(settings, key=lambda setting: settings[setting])
         if stay not in settings:
             settings[stay] = state.expected(draws, stay)
-        if settings[best] > settings[stay] * (1 - _LEAST_GAIN):
+        if settings[best] > settings[stay] * (1 - (_LEAST_EXACT if exact else _LEAST_GAIN)):
             best = stay
         named: NamedMoves = []
         if self._move_s is not None and not exact:

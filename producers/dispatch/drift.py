@@ -19,6 +19,8 @@ WILD: np.ndarray = np.array([0.0, 0.03, 0.1, 0.2, 0.4, 0.8])  # shares of worthl
 _WILD_BEFORE = np.array([0.82, 0.08, 0.05, 0.03, 0.01, 0.01])
 _STEADY, _USUAL, _UNUSUAL = 0.9, 0.05, 0.4  # so many iterations drift by _USUAL (deviation), others _UNUSUAL
 _UNLIKELY = 1e-3  # no single sample makes a hypothesis impossible
+# A drift is followed once it is likely. Before, plans for all that it may be would cost 1 to 2 %.
+_LIKELY, _SMALL = 0.9, 0.06
 _MOST = 4096  # samples that are looked at
 
 
@@ -76,5 +78,10 @@ def drift_of(beliefs: Beliefs, seen: SeenLengths) -> Drift:
     chances = np.exp(posterior - posterior.max())
     chances /= chances.sum()
     of_shift, of_wild = chances.sum(axis=1), chances.sum(axis=0)
-    shift = float(of_shift @ SHIFTS)
-    return Drift(shift, float(np.sqrt(of_shift @ (SHIFTS - shift) ** 2)), float(of_wild @ WILD))
+    shift = error = wild = 0.0
+    if of_shift[np.abs(SHIFTS) > _SMALL].sum() > _LIKELY:
+        shift = float(of_shift @ SHIFTS)
+        error = float(np.sqrt(of_shift @ (SHIFTS - shift) ** 2))
+    if of_wild[1:].sum() > _LIKELY:
+        wild = float(of_wild @ WILD)
+    return Drift(shift, error, wild)

@@ -246,7 +246,8 @@ class GroupBeliefs:
         keys, step = _some_running(board, most)
         for generator, key in keys:
             one = self._known.get(key)
-            if one is not None and (tokens := generator.tokens(key)) > one.prior.begins:
+            if one is not None:  # also if it is as long as believed: that speaks against a drift
+                tokens = generator.tokens(key)
                 rows.append((one.job.prompt.predicted, tokens, False, self._weight(one.job) * step))
         if not rows:
             return Drift()  # a plan for each drift that may come would gain nothing
