@@ -25,6 +25,7 @@ import numpy as np
 
 from producers.dispatch.board import NO_DEADLINE, Board, BoardGenerator
 from producers.dispatch.choosers import AtOnce, Chooser
+from producers.dispatch.drift import Drift
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
@@ -59,7 +60,7 @@ _PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
 _LOOKS = 64  # looks during one makespan whether samples come out as believed
 _LEAST_GAIN = 0.02  # a plan that gains a smaller share may owe that to chance, as it is the best of many
-_LEAST_EXACT = 0.003  # the same where all lengths are known: a smaller gain is not worth the change
+_LEAST_NEWS = 0.003  # the same where all lengths are known, or the plan in force knew nothing of a drift
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class _Pending:
     came: bool  # whether it is about jobs that came
     began_at: float
     work: float
+    drift: Drift
     held: bool = False  # whether slots wait for it
 
 
@@ -159,6 +161,7 @@ class DeadlinePolicy:
         self._pending: _Pending | None = None
         self._held_until = float("-inf")  # until then free slots wait for a choice
         self.moves: NamedMoves = []
+        self._drift_of_plan = Drift()  # that the plan in force was chosen by
         self._rng = np.random.default_rng(seed)
         self.plan: DeadlineRule | None = None
         self._choose_at = float("inf")  # when to choose again, if nothing happens before
@@ -297,7 +300,7 @@ class DeadlinePolicy:
             self._chose(now, came)
             return
         state = table_of(chosen, self.group_beliefs)
-        self._pending = _Pending(came, now, chosen.work)
+        self._pending = _Pending(came, now, chosen.work, state.drift)
         self.chooser.begin(lambda: self._best(state, now, again), now)
         if not self._adopt(board, now) and came and self._is_idle(board):
             self._pending = replace(self._pending, held=True)
@@ -319,7 +322,7 @@ class DeadlinePolicy:
         if pending.held and plan.deadline < NO_DEADLINE:  # nearly all begins only now
             late = now - pending.began_at
             plan = replace(plan, deadline=plan.deadline + late, ends=plan.ends + late)
-        self.plan, self.why = plan, Why.CHOSEN
+        self.plan, self.why, self._drift_of_plan = plan, Why.CHOSEN, pending.drift
         if self.by_deadline:
             self._towards.all_anew(board)  # by the new quantile
             self._towards.catch_up(board, self.group_beliefs, plan.quantile)
@@ -342,7 +345,7 @@ class DeadlinePolicy:
     def _stay(self, board: Board, now: float, why: Why) -> None:
         """Keep a deadline that is in force: it is worth no less than before. Otherwise set longest first."""
         if not self.by_deadline or why is Why.ALONE:
-            self.plan, self.why = DeadlineRule(0.5, NO_DEADLINE, now), why
+            self.plan, self.why, self._drift_of_plan = DeadlineRule(0.5, NO_DEADLINE, now), why, Drift()
             self._towards.stop(board)
 
     def _why_not(self, board: Board, work: float, worth_s: float) -> Why:
@@ -391,7 +394,8 @@ class DeadlinePolicy:
         best = min(settings, key=lambda setting: settings[setting])
         if stay not in settings:
             settings[stay] = state.expected(draws, stay)
-        if settings[best] > settings[stay] * (1 - (_LEAST_EXACT if exact else _LEAST_GAIN)):
+        is_news = exact or state.drift != self._drift_of_plan
+        if settings[best] > settings[stay] * (1 - (_LEAST_NEWS if is_news else _LEAST_GAIN)):
             best = stay
         named: NamedMoves = []
         if self._move_s is not None and not exact:
