@@ -29,12 +29,12 @@ from producers.engines.without_model import ReplayEngine, VirtualClock
 from producers.generator_core import Decoding, MadeSample
 from producers.installing import VerifiedWeights
 from producers.planner import Planner
-from producers.ranker.ranker import Question
 from schemas.admission import first_open, iteration_of
 from schemas.identity import SampleKey, sample_key
 from schemas.messages import Prompt, StepRecord
 from schemas.runspec import RunSpec
 from schemas.taken import TakenGroups
+from tests.bench._workloads import ToldLengths
 from tests.factories import make_patch
 
 _TENSORS = {"w": torch.zeros(1)}
@@ -68,17 +68,6 @@ class StreamResult:
     made: list[tuple[int, int]] = field(default_factory=list)  # samples and tokens made, up to then
 
 
-@dataclass(frozen=True)
-class _Told:
-    """Says of each problem what it is told to say."""
-
-    lengths: Mapping[int, float]
-    name: str = "bench"
-
-    def predict(self, questions: Sequence[Question]) -> np.ndarray:
-        return np.array([self.lengths[question.key] for question in questions])
-
-
 class StreamWorld:
     """One run. `lengths`: of each sample; `told`: by the key of a question, what the ranker says."""
 
@@ -97,7 +86,7 @@ class StreamWorld:
             {"id": str(group), "prompt": ""} for group in range(algorithm.iterations * algorithm.groups)
         ]
         self._planner = Planner("bench", spec, problems, lambda text: [])
-        self._ranker = _Told(told)
+        self._ranker = ToldLengths(told)
         self._clock = VirtualClock()
         self._dispatcher = Dispatcher(policy)
         self._taken = TakenGroups(algorithm)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from producers.dispatch.beliefs import KEPT_PAIRS, Pair
+from producers.ranker.ranker import Question
 from tests.bench._lengths import CURVE, paper_lengths
 
 SAMPLES, SIGMA = 1024, 0.25  # deviation of the log of the ranker's error
 ALIKE = 0.65  # share of the error's variance that the samples of a group have in common
 LONGEST = 20_000
 BUDGET = 32_768  # sampling.max_tokens: as in a run, well above the lengths that come
+
+
+@dataclass(frozen=True)
+class ToldLengths:
+    """Says of each problem what it is told to say."""
+
+    lengths: Mapping[int, float]
+    name: str = "bench"
+
+    def predict(self, questions: Sequence[Question]) -> np.ndarray:
+        return np.array([self.lengths[question.key] for question in questions])
+
 
 Lengths = Callable[[int, np.random.Generator], np.ndarray]
 Ranker = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # what it says of lengths

@@ -11,9 +11,9 @@ lengths. Only `*_oracle` are told the true lengths.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ from producers.dispatch.policies.policy import Policy
 from producers.dispatch.policies.random_policy import RandomFifo
 from producers.dispatch.policies.round_robin_policy import RoundRobin
 from producers.planner import Planner
-from producers.ranker.ranker import Question, question_of
+from producers.ranker.ranker import question_of
 from tests.bench._gantt import draw as draw_gantt
 from tests.bench._lengths import bound
 from tests.bench._production import learned_of, production, spec_of
 from tests.bench._virtual import Span, generate
-from tests.bench._workloads import SAMPLES, Case, Workload
+from tests.bench._workloads import SAMPLES, Case, ToldLengths, Workload
 
 SHAPES = [(generators, slots) for generators in (4, 8, 16) for slots in (32, 64, 256)]
 SIX = [(4, 64), (4, 256), (8, 64), (8, 256), (16, 64), (16, 256)]  # with few slots all policies are alike
@@ -170,17 +170,6 @@ def _one(
     return {name: value / found["fifo"] for name, value in found.items()}
 
 
-@dataclass(frozen=True)
-class _Told:
-    """Says of each problem what it is told to say."""
-
-    lengths: Mapping[int, float]
-    name: str = "bench"
-
-    def predict(self, questions: Sequence[Question]) -> np.ndarray:
-        return np.array([self.lengths[question.key] for question in questions])
-
-
 def _jobs(workload: Workload, predicted: np.ndarray) -> list[SampleJob]:
     """As the feeder's planner makes them: single samples as for an evaluation, groups as for an iteration."""
     first = np.unique(workload.group, return_index=True)[1]
@@ -193,9 +182,9 @@ def _jobs(workload: Workload, predicted: np.ndarray) -> list[SampleJob]:
     }
     planner = Planner("bench", spec, problems, lambda text: [])
     if size == 1:
-        prompts = planner.evaluate(0, problems, _Told(told))
+        prompts = planner.evaluate(0, problems, ToldLengths(told))
         return [SampleJob(prompt, 0) for prompt in prompts]
-    prompts = sorted(planner.admit(lambda version: _Told(told)), key=lambda prompt: prompt.group)
+    prompts = sorted(planner.admit(lambda version: ToldLengths(told)), key=lambda prompt: prompt.group)
     jobs = [SampleJob(prompt, index) for prompt in prompts for index in range(prompt.size)]
     return [  # who knows all knows more than a ranker could say of a prompt
         job
