@@ -79,7 +79,7 @@ class OfGroup(Message, frozen=True, kw_only=True):
     size: Count  # how many samples are wanted
     problem_id: Line  # the same in every epoch; the ranker keeps past lengths by it
     epoch: Count  # pass over the problems
-    iteration: Count  # that trains the group (for EVAL: the version that is evaluated)
+    iteration: Count  # that trains the group; in order arrival, at the latest (for EVAL: the version)
     mini: Count  # which optimizer step of the iteration, from 0 on
     bundle: GroupNumber  # micro-batches are formed inside a bundle: no sum depends on which sample came first
     bundle_groups: Count  # how many groups the bundle has, so that the trainer knows when it is whole
@@ -307,8 +307,8 @@ class StepRecord(Message, frozen=True, kw_only=True):
     metrics: dict[str, float]
     finished_at: float
     failed_reason: Line = ""  # the most frequent reason why samples have no reward; empty: all have one
-    replayed: Count = 0  # the first so many rows are of groups that an earlier step trained (loss.replay)
     failed_sample: Line = ""  # the id of a sample that has none for that reason
+    replayed: Count = 0  # the first so many rows are of groups that an earlier step trained (loss.replay)
 
     def wrong(self) -> str:
         rows = alike(
@@ -325,6 +325,8 @@ class StepRecord(Message, frozen=True, kw_only=True):
             return (
                 f"its micro-batches have {int(self.microbatches.sum())} samples; it names {self.groups.size}"
             )
+        if self.replayed > self.groups.size:
+            return f"{self.replayed} of its samples are replayed; it names {self.groups.size}"
         if self.groups.size and (self.partitions.min() < 0 or self.offsets.min() < 0):
             return "a position of its samples is below 0"
         return finite(finished_at=self.finished_at)

@@ -1,9 +1,10 @@
 """Estimates how the samples of now differ from those that the beliefs were learned of.
 
 A ranker may err as never before in two ways: all its predictions are too short or too long by one factor
-(the shift), or a share of them is worthless (the wild ones). Samples that are done tell, and running ones do
-as soon as they are longer than was believed. Both are estimated together, by the likelihood of all that is
-seen, on a grid. Small drifts are likely beforehand, and large ones possible.
+(the shift), or a share of them is worthless (the wild ones). Samples that are done tell, and so do running
+ones: by being longer than was believed, or as long. Both are estimated together, by the likelihood of all
+that is seen, on a grid. Small drifts are likely beforehand, and large ones possible. A drift is followed once
+it is likely.
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ class _Prior:
     said: np.ndarray  # by the prediction alone
     row: np.ndarray  # by prediction and drift
     shortest: float  # of `row`
-    begins: float  # of `said`
 
 
 @dataclass(eq=False, slots=True)
@@ -122,7 +121,7 @@ class GroupBeliefs:
             near, which = np.unique(near, return_inverse=True)
             predicted = np.exp(near * _SAME)
         rows = self.beliefs.quantiles(predicted)
-        priors = [_Prior(row, row, float(row[0]), float(row[0])) for row in rows]
+        priors = [_Prior(row, row, float(row[0])) for row in rows]
         self._priors.update(priors)
         for job, place in zip(jobs, which.tolist(), strict=True):
             one = self._known[job.key] = _OpenJob(job, priors[place])

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from producers.ranker.fit_sums import fit_sums
+
 _NEWEST = 0.4  # weight of the newest length in the faded mean
 _FADE = 0.97  # of the fit's sums, from iteration to iteration
 _DOUBT = 1.0  # regularisation: squared log units, so that few observations are not believed
@@ -75,11 +77,6 @@ class History:
     @classmethod
     def restored(cls, arrays: Mapping[str, np.ndarray]) -> History:
         """Restore a history. Raises KeyError or ValueError if an array is missing or does not fit."""
-        square, product = arrays["square"], arrays["product"]
-        if square.shape != (3, 3) or product.shape != (3,):
-            raise ValueError(
-                f"history.square has shape {square.shape} and history.product {product.shape}; "
-                "(3, 3) and (3,) are expected"
-            )
         pairs = (tuple(pair) for pair in arrays["lengths"].tolist())
-        return cls(dict(zip(arrays["keys"].tolist(), pairs, strict=True)), square.copy(), product.copy())
+        lengths = dict(zip(arrays["keys"].tolist(), pairs, strict=True))
+        return cls(lengths, *fit_sums(arrays, "history"))

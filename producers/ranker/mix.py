@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from producers.ranker.fit_sums import fit_sums
+
 _BEFORE = np.array([0.5, 0.5, 0.0])  # while nothing is known
 _DOUBT = 4.0  # how firmly that is believed, in squared log units
 _FADE = 0.9  # of the fit's sums, from iteration to iteration
@@ -53,13 +55,7 @@ class Mix:
     @classmethod
     def restored(cls, arrays: Mapping[str, np.ndarray]) -> Mix:
         """Restore a mix. Raises KeyError or ValueError if an array is missing or does not fit."""
-        square, product = arrays["square"], arrays["product"]
-        if square.shape != (3, 3) or product.shape != (3,):
-            raise ValueError(
-                f"mix.square has shape {square.shape} and mix.product {product.shape}; "
-                "(3, 3) and (3,) are expected"
-            )
-        return cls(square.copy(), product.copy())
+        return cls(*fit_sums(arrays, "mix"))
 
 
 def _columns(network: np.ndarray, additive: np.ndarray) -> np.ndarray:
