@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from producers.dispatch.drift import NO_DRIFT, Drift
+
 KEPT_PAIRS = 4096
 ENOUGH = 256  # pairs to believe anything by
 QUANTILES = 64
@@ -101,10 +103,13 @@ class Beliefs:
         errors = (1 - part) * table[low] + part * table[low + 1]
         return self._clip(predicted[:, None] * np.exp(errors))
 
-    def drifted(self, rows: np.ndarray, shift: float, wild: float) -> np.ndarray:
-        """Return beliefs with shifted logs; with probability `wild`, any kept pair's length is believed."""
-        self._refit()
-        rows = self._clip(rows * math.exp(shift))
+    def drifted(self, predicted: np.ndarray, drift: Drift) -> np.ndarray:
+        """Return beliefs under a drift: equally likely lengths for each prediction, ascending."""
+        shift, wild = drift.shift, drift.wild
+        if drift.of_predictions:
+            rows = self.quantiles(predicted * math.exp(shift))
+        else:
+            rows = self._clip(self.quantiles(predicted) * math.exp(shift))
         if not (wild and self._any_length.size):
             return rows
         any_length = np.exp(np.quantile(self._any_length, self._levels))
@@ -121,15 +126,11 @@ class Beliefs:
         count: int,
         rng: np.random.Generator,
         kin: Kin | None = None,
-        wild: float = 0.0,
-        shift: tuple[float, float] = (0.0, 0.0),
+        drift: Drift = NO_DRIFT,
     ) -> np.ndarray:
-        """Draw `count` lengths for each prediction, evenly spread over its belief.
-
-        `kin` makes groups alike; with probability `wild` a length is that of any kept pair.
-        `shift`: mean and deviation of what is added to the log of all lengths of a draw.
-        """
+        """Draw `count` lengths for each prediction, evenly spread over its belief. `kin` makes groups alike."""
         self._refit()
+        predicted, shift = self._meant(predicted, drift)
         shares = _spread(count, len(predicted), rng)
         if kin is not None:
             groups, place = np.unique(kin.group, return_inverse=True)
@@ -140,28 +141,78 @@ class Beliefs:
         for place in np.unique(places := self._bin(predicted)):
             mine = places == place
             errors[:, mine] = np.interp(shares[:, mine], self._shares[place], self._errors)
-        mean, deviation = shift
-        common = mean + deviation * np.interp(_spread(count, 1, rng), _SHARES, _SCORES)
+        common = shift + drift.error * np.interp(_spread(count, 1, rng), _SHARES, _SCORES)
         lengths = self._clip(predicted[None, :] * np.exp(errors + common))
-        if wild and self._pairs:
-            wrong = rng.random(lengths.shape) < wild
+        if drift.wild and self._pairs:
+            wrong = rng.random(lengths.shape) < drift.wild
             lengths[wrong] = np.exp(rng.choice([true for _, true, _ in self._pairs], int(wrong.sum())))
         return lengths
 
-    def likelihood(
-        self, predicted: np.ndarray, tokens: np.ndarray, done: np.ndarray, shifts: np.ndarray
+    def outlasting(
+        self,
+        predicted: np.ndarray,
+        tokens: np.ndarray,
+        rng: np.random.Generator,
+        scores: tuple[np.ndarray, np.ndarray],
+        drift: Drift = NO_DRIFT,
     ) -> np.ndarray:
-        """Return, for each sample and each shift of all log lengths, how likely what is seen of it is.
+        """Draw a length for each sample that has `tokens` already: a greater one, if any was ever seen.
 
-        `done`: samples whose length is `tokens`; that of the others is greater.
+        `scores`: mean and deviation of each sample's score; 0 and 1 if only its prediction is known.
         """
         self._refit()
-        error = np.log(np.maximum(tokens, 1.0)) - np.log(np.maximum(predicted, 1.0))
-        place = (error[:, None] - shifts[None, :] + _FURTHEST) / _FINE
+        predicted, shift = self._meant(predicted, drift)
+        mean, deviation = scores
+        errors = np.log(np.maximum(tokens, 1.0)) - np.log(np.maximum(predicted, 1.0)) - shift
+        below, places = np.empty(len(predicted)), self._bin(predicted)
+        for place in np.unique(places):
+            mine = places == place
+            below[mine] = np.interp(errors[mine], self._errors, self._shares[place], 0.0, 1.0)
+        floors = np.interp((np.interp(below, _SHARES, _SCORES) - mean) / deviation, _SCORES, _SHARES)
+        shares = floors + (1 - floors) * rng.random(len(predicted))
+        shares = np.interp(mean + deviation * np.interp(shares, _SHARES, _SCORES), _SCORES, _SHARES)
+        for place in np.unique(places):
+            mine = places == place
+            errors[mine] = np.interp(shares[mine], self._shares[place], self._errors)
+        lengths = predicted * np.exp(errors + shift)
+        if drift.wild and self._any_length.size:
+            upto = np.searchsorted(self._any_length, np.log(np.maximum(tokens, 1.0)), side="right")
+            longer = len(self._any_length) - upto
+            weight = drift.wild * longer / len(self._any_length)
+            own = (1 - drift.wild) * (1 - floors)
+            wrong = rng.random(len(predicted)) * (weight + own) < weight
+            chosen = upto[wrong] + (rng.random(int(wrong.sum())) * longer[wrong]).astype(int)
+            lengths[wrong] = np.exp(self._any_length[chosen])
+        return self._clip(lengths)
+
+    @staticmethod
+    def _meant(predicted: np.ndarray, drift: Drift) -> tuple[np.ndarray, float]:
+        """Return the predictions as they should be, and what is added to the log of lengths then."""
+        if drift.of_predictions:
+            return predicted * math.exp(drift.shift), 0.0
+        return predicted, drift.shift
+
+    def likelihood(
+        self,
+        predicted: np.ndarray,
+        tokens: np.ndarray,
+        done: np.ndarray,
+        shifts: np.ndarray,
+        *,
+        of_predictions: bool,
+    ) -> np.ndarray:
+        """Return, for each sample and each shift, how likely what is seen of it is.
+
+        `done`: samples whose length is `tokens`; that of the others is greater. `of_predictions`: whether the
+        logs of all predictions are too small by the shift, or the logs of all lengths are greater by it.
+        """
+        self._refit()
+        said = np.log(np.maximum(predicted, 1.0))
+        place = (np.log(np.maximum(tokens, 1.0))[:, None] - said[:, None] - shifts[None, :] + _FURTHEST) / _FINE
         place = np.clip(np.round(place), 1, len(_ERRORS) - 2).astype(int)
-        rows = self._below[self._bin(predicted)]
-        density = np.take_along_axis(rows, place + 1, axis=1) - np.take_along_axis(rows, place - 1, axis=1)
-        longer = 1 - np.take_along_axis(rows, place, axis=1)
+        bins = self._bin_of_log(said[:, None] + (shifts[None, :] if of_predictions else 0.0))
+        density = self._below[bins, place + 1] - self._below[bins, place - 1]
+        longer = 1 - self._below[bins, place]
         return np.where(done[:, None], density / (2 * _FINE), longer)
 
     def likelihood_of_any(self, tokens: np.ndarray, done: np.ndarray) -> np.ndarray:
@@ -180,7 +231,11 @@ class Beliefs:
         return self._flawless
 
     def _bin(self, predicted: np.ndarray) -> np.ndarray:
-        return np.argmin(np.abs(np.log(np.maximum(predicted, 1.0))[:, None] - self._centers[None, :]), axis=1)
+        return self._bin_of_log(np.log(np.maximum(predicted, 1.0)))
+
+    def _bin_of_log(self, said: np.ndarray) -> np.ndarray:
+        low, high = self._centers[0], self._centers[-1]
+        return np.clip(np.rint((said - low) / (high - low) * (_BINS - 1)), 0, _BINS - 1).astype(int)
 
     def _clip(self, lengths: np.ndarray) -> np.ndarray:
         seen = self._longest_seen * _BEYOND if self._pairs else self._longest

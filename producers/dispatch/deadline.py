@@ -418,17 +418,13 @@ class DeadlinePolicy:
     def _draws(self, state: SampleTable, count: int) -> np.ndarray:
         """Draw lengths, each greater than the number of tokens that its sample has already."""
         drift = state.drift
-        draws = state.learned.draws(
-            state.predicted, count, self._rng, state.kin, drift.wild, (drift.shift, drift.error)
-        )
-        for row in np.flatnonzero(state.tokens > 0):
-            tokens = state.tokens[row]
-            left = state.beliefs[row][state.beliefs[row] > tokens]
-            impossible = draws[:, row] <= tokens
-            number = int(impossible.sum())
-            draws[impossible, row] = (
-                self._rng.choice(left, number)
-                if len(left)
-                else compiled().declared(state.beliefs[row], tokens, 0.5)
-            )
+        draws = state.learned.draws(state.predicted, count, self._rng, state.kin, drift)
+        draw, row = np.nonzero(draws <= state.tokens[None, :])
+        mean, spread = np.zeros(len(row)), np.ones(len(row))
+        if state.kin is not None:
+            mean, spread = state.kin.mean[row], np.hypot(state.kin.common, state.kin.own)[row]
+        tokens = state.tokens[row]
+        longer = state.learned.outlasting(state.predicted[row], tokens, self._rng, (mean, spread), drift)
+        outlived = compiled().OUTLIVED * tokens + 20.0
+        draws[draw, row] = np.where(longer > tokens, longer, outlived)
         return draws

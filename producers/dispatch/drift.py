@@ -1,8 +1,9 @@
 """Estimates how the samples of now differ from those that the beliefs were learned of.
 
-A ranker may err as never before in two ways: all its predictions are too short or too long by one factor
-(the shift), or a share of them is worthless (the wild ones). Samples that are done tell, and so do running
-ones: by being longer than was believed, or as long. Both are estimated together, by the likelihood of all
+There are three ways: all lengths are greater or smaller by one factor, as when the policy comes to think for
+longer; all predictions are, as when the ranker is another one (both are called the shift); or a share of the
+predictions is worthless (the wild ones). Samples that are done tell, and so do running
+ones: by being longer than was believed, or as long. All are estimated together, by the likelihood of all
 that is seen, on a grid. Small drifts are likely beforehand, and large ones possible. A drift is followed once
 it is likely.
 """
@@ -10,10 +11,12 @@ it is likely.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from producers.dispatch.beliefs import Beliefs
+if TYPE_CHECKING:
+    from producers.dispatch.beliefs import Beliefs
 
 SHIFTS: np.ndarray = np.linspace(-1.2, 1.2, 49)  # of the log of lengths
 WILD: np.ndarray = np.array([0.0, 0.03, 0.1, 0.2, 0.4, 0.8])  # shares of worthless predictions
@@ -27,17 +30,21 @@ _MOST = 4096  # samples that are looked at
 
 @dataclass(frozen=True)
 class Drift:
-    """How far off the predictions are, by all that is seen."""
+    """How the samples of now differ, by all that is seen."""
 
     shift: float = 0.0  # by how much the log of each length exceeds its belief
     error: float = 0.0  # standard deviation of `shift`
     wild: float = 0.0  # share of predictions that say nothing
+    of_predictions: bool = False  # whether predictions are shifted, and not lengths
 
     def differs(self, other: Drift) -> bool:
         """Whether a plan that was made by the other one should be made anew."""
         return abs(self.shift - other.shift) > max(0.05, other.error) or (
             abs(self.wild - other.wild) > 0.03 + 0.5 * other.wild
         )
+
+
+NO_DRIFT = Drift()
 
 
 def _before() -> np.ndarray:
@@ -68,21 +75,26 @@ def drift_of(beliefs: Beliefs, seen: SeenLengths) -> Drift:
         seen = SeenLengths(
             seen.predicted[rows], seen.tokens[rows], seen.done[rows], seen.weight[rows] * scale
         )
-    posterior = _BEFORE
+    posterior = np.stack([_BEFORE, _BEFORE])  # if lengths, or predictions, are shifted
     if len(seen.predicted):
-        own = beliefs.likelihood(seen.predicted, seen.tokens, seen.done, SHIFTS)
         any_length = beliefs.likelihood_of_any(seen.tokens, seen.done)
-        said = [
-            seen.weight @ np.log((1 - wild) * own + wild * any_length[:, None] + _UNLIKELY) for wild in WILD
-        ]
-        posterior = _BEFORE + np.stack(said, axis=1)
+        for kind in (0, 1):
+            own = beliefs.likelihood(
+                seen.predicted, seen.tokens, seen.done, SHIFTS, of_predictions=bool(kind)
+            )
+            for place, wild in enumerate(WILD):
+                said = np.log((1 - wild) * own + wild * any_length[:, None] + _UNLIKELY)
+                posterior[kind, :, place] += seen.weight @ said
     chances = np.exp(posterior - posterior.max())
     chances /= chances.sum()
-    of_shift, of_wild = chances.sum(axis=1), chances.sum(axis=0)
+    far, of_wild = chances[:, np.abs(SHIFTS) > _SMALL, :].sum(axis=(1, 2)), chances.sum(axis=(0, 1))
     shift = error = wild = 0.0
-    if of_shift[np.abs(SHIFTS) > _SMALL].sum() > _LIKELY:
+    kind = 0
+    if far.sum() > _LIKELY:
+        kind = int(far[1] > far[0])
+        of_shift = chances[kind].sum(axis=1) / chances[kind].sum()
         shift = float(of_shift @ SHIFTS)
         error = float(np.sqrt(of_shift @ (SHIFTS - shift) ** 2))
     if of_wild[1:].sum() > _LIKELY:
         wild = float(of_wild @ WILD)
-    return Drift(shift, error, wild)
+    return Drift(shift, error, wild, bool(kind))

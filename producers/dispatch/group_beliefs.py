@@ -44,7 +44,7 @@ _MIDDLE = len(_LEVELS) // 2
 class _Prior:
     """Equally likely lengths, ascending, of all samples of one prediction."""
 
-    said: np.ndarray  # by the prediction alone
+    predicted: float
     row: np.ndarray  # by prediction and drift
     shortest: float  # of `row`
 
@@ -114,14 +114,16 @@ class GroupBeliefs:
         self._observe()
         self._done.clear()
         self.drift = Drift()
-        said = np.array([job.prompt.predicted for job in jobs])
-        predicted, which = np.unique(said, return_inverse=True)
+        given = np.array([job.prompt.predicted for job in jobs])
+        predicted, which = np.unique(given, return_inverse=True)
         if len(predicted) > _MOST_PRIORS:
-            near = np.round(np.log(np.maximum(said, 1.0)) / _SAME)
+            near = np.round(np.log(np.maximum(given, 1.0)) / _SAME)
             near, which = np.unique(near, return_inverse=True)
             predicted = np.exp(near * _SAME)
         rows = self.beliefs.quantiles(predicted)
-        priors = [_Prior(row, row, float(row[0])) for row in rows]
+        priors = [
+            _Prior(said, row, float(row[0])) for said, row in zip(predicted.tolist(), rows, strict=True)
+        ]
         self._priors.update(priors)
         for job, place in zip(jobs, which.tolist(), strict=True):
             one = self._known[job.key] = _OpenJob(job, priors[place])
@@ -262,7 +264,7 @@ class GroupBeliefs:
             return
         self.drift = drift
         priors = list(self._priors)
-        rows = self.beliefs.drifted(np.stack([one.said for one in priors]), drift.shift, drift.wild)
+        rows = self.beliefs.drifted(np.array([one.predicted for one in priors]), drift)
         for one, row in zip(priors, rows, strict=True):
             one.row, one.shortest = row, float(row[0])
 
