@@ -74,6 +74,7 @@ class GeneratorReports:
                 indexes=np.array([key[1] for key, _ in held], np.int16),
                 tokens=np.array([count for _, count in held], np.int32),
                 returned=self._returned, leaving=leaving, sent_at=time.time(), whole=whole,
+                keeps_bits=found.pace.keeps_bits,
             )
         )  # fmt: skip
         self._returned = []

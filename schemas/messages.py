@@ -267,6 +267,7 @@ class GeneratorReport(Message, frozen=True, kw_only=True):
     leaving: bool  # it ends: others shall make its samples
     sent_at: float
     whole: bool = True  # whether it names all its samples; else only what is new
+    keeps_bits: bool = False  # whether a sample that it continues for another generator has the same bits
 
     def wrong(self) -> str:
         return (

@@ -128,7 +128,10 @@ class Beliefs:
         kin: Kin | None = None,
         drift: Drift = NO_DRIFT,
     ) -> np.ndarray:
-        """Draw `count` lengths for each prediction, evenly spread over its belief. `kin` makes groups alike."""
+        """Draw `count` lengths for each prediction, evenly spread over its belief.
+
+        `kin` makes groups alike.
+        """
         self._refit()
         predicted, shift = self._meant(predicted, drift)
         shares = _spread(count, len(predicted), rng)
@@ -208,7 +211,9 @@ class Beliefs:
         """
         self._refit()
         said = np.log(np.maximum(predicted, 1.0))
-        place = (np.log(np.maximum(tokens, 1.0))[:, None] - said[:, None] - shifts[None, :] + _FURTHEST) / _FINE
+        place = (
+            np.log(np.maximum(tokens, 1.0))[:, None] - said[:, None] - shifts[None, :] + _FURTHEST
+        ) / _FINE
         place = np.clip(np.round(place), 1, len(_ERRORS) - 2).astype(int)
         bins = self._bin_of_log(said[:, None] + (shifts[None, :] if of_predictions else 0.0))
         density = self._below[bins, place + 1] - self._below[bins, place - 1]

@@ -32,6 +32,7 @@ class BoardGenerator:
     running: dict[SampleKey, SampleJob] = field(default_factory=dict)
     steps: float = 0.0  # up to `now`
     ahead: int = 0  # jobs that it may be given beyond its slots
+    keeps_bits: bool = False  # whether a sample that it continues has the bits that it would have had
     _ends: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _began: dict[SampleKey, float] = field(default_factory=dict)  # `steps` at the time of its first token
 
@@ -51,6 +52,11 @@ class BoardGenerator:
     def next_step_s(self) -> float:
         """The seconds of a step with one more job."""
         return float(self.seconds.item(min(len(self.running) + 1, self.slots)))
+
+    @property
+    def prefill_s(self) -> float:
+        """The seconds, at most, to prefill a token: no less efficient than a decode step of a full batch."""
+        return float(self.seconds.item(self.slots)) / self.slots
 
     def start(self, job: SampleJob, tokens: float = 0.0) -> None:
         """Add a job to the running ones; `tokens`: how many it has already."""

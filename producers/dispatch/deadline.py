@@ -20,6 +20,8 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -59,6 +61,10 @@ _PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # of the distance between those deadline
 _PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
 _LOOKS = 64  # looks during one makespan whether samples come out as believed
+# A plan that trusts the ranker holds many samples back, which costs much if the ranker errs as never before.
+# So a first plan is also judged by a few draws in which a tenth of the predictions says nothing.
+_DOUBT, _DOUBTFUL, _IF_WRONG = 0.04, 4, Drift(wild=0.1)  # their weight and number
+_PROBES = 64  # shorter jobs that begin at once beside the long ones: they soon tell whether the ranker errs
 _LEAST_GAIN = 0.02  # a plan that gains a smaller share may owe that to chance, as it is the best of many
 _LEAST_NEWS = 0.003  # the same where all lengths are known, or the plan in force knew nothing of a drift
 
@@ -72,6 +78,7 @@ class DeadlineRule:
     ends: float  # expected end, on the same clock
 
 
+MovesWhere = Literal["exact", "always", "never"]
 NamedMoves = list[tuple[SampleKey, str]]  # running jobs, and the generators that shall continue them
 
 
@@ -135,7 +142,8 @@ class Costs:
 class DeadlinePolicy:
     """`replans`: how often, during one makespan, the choice is made again by time; 0: never.
 
-    `move_s`: seconds to move a running sample, for each token that it has; None: samples are not moved.
+    `moves`: where running samples may move: see `DeadlineSettings`.
+    `prefill_s`: seconds to prefill a token of a sample that moves; None: as the latency curves say.
     `thrift`: the share of its jobs' expected time that a choice may take; a longer choice is not made.
     `warm`: called before a choice; as long as it returns False, no choice is made.
     `chooser`: where choices are made; None: at once.
@@ -148,7 +156,8 @@ class DeadlinePolicy:
         seed: int = 0,
         replans: int = 0,
         thrift: float = float("inf"),
-        move_s: float | None = None,
+        moves: MovesWhere = "never",
+        prefill_s: float | None = None,
         warm: Callable[[], bool] = lambda: True,
         chooser: Chooser[tuple[DeadlineRule, NamedMoves]] | None = None,
     ) -> None:
@@ -156,7 +165,7 @@ class DeadlinePolicy:
         self.costs = Costs()
         self._is_cold = False  # a choice waits until the code is compiled
         self.why = Why.NOTHING  # the reason for the plan in force
-        self._move_s = move_s
+        self._moves_where, self._prefill_s = moves, prefill_s
         self.chooser: Chooser[tuple[DeadlineRule, NamedMoves]] = chooser or AtOnce()
         self._pending: _Pending | None = None
         self._held_until = float("-inf")  # until then free slots wait for a choice
@@ -170,6 +179,7 @@ class DeadlinePolicy:
         self._look_at = float("inf")  # when to look whether the beliefs drift
         self._moving: list[SampleKey] = []
         self._came = False  # whether jobs came since then
+        self._probes = 0  # that are to be begun
         self._regrouped_at: float | None = None  # when generators came or went since then
         self._chosen_at = float("-inf")
 
@@ -268,6 +278,9 @@ class DeadlinePolicy:
         else:
             rule = self.plan.quantile, self.plan.deadline
             yield from self._towards.fill(board, asked, now, self.group_beliefs, rule)
+            if self._probes:
+                probes, self._probes = self._probes, 0
+                yield from self._towards.probe(board, probes, self.group_beliefs, rule[0])
 
     def _at_once(self, board: Board) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         """Yield the longest jobs for some of the generators, one for each: every plan begins with these."""
@@ -300,11 +313,20 @@ class DeadlinePolicy:
             self._chose(now, came)
             return
         state = table_of(chosen, self.group_beliefs)
+        if self._prefill_s is not None:
+            state.prefill_s[:] = self._prefill_s
+        # where a row stands for several samples, it says nothing of a single one
+        moves = chosen.each == 1 and self._may_move(board)
         self._pending = _Pending(came, now, chosen.work, state.drift)
-        self.chooser.begin(lambda: self._best(state, now, again), now)
+        self.chooser.begin(lambda: self._best(state, now, again=again, moves=moves), now)
         if not self._adopt(board, now) and came and self._is_idle(board):
             self._pending = replace(self._pending, held=True)
             self._held_until = now + min(worth_s, _LONGEST_HOLD_S)
+
+    def _may_move(self, board: Board) -> bool:
+        if self._moves_where == "exact":
+            return all(generator.keeps_bits for generator in board.generators.values())
+        return self._moves_where == "always"
 
     @staticmethod
     def _is_idle(board: Board) -> bool:
@@ -328,6 +350,8 @@ class DeadlinePolicy:
             self._towards.catch_up(board, self.group_beliefs, plan.quantile)
         else:
             self._towards.stop(board)
+        if pending.came and not self.group_beliefs.beliefs.exact:
+            self._probes = _PROBES
         self._chose(now, pending.came)
         return True
 
@@ -369,7 +393,9 @@ class DeadlinePolicy:
         alone = max(tokens) * min(float(i.seconds[1]) for i in board.generators.values())
         return max(sum(tokens) * chosen.scale / speed, alone) * self._thrift
 
-    def _best(self, state: SampleTable, now: float, again: bool) -> tuple[DeadlineRule, NamedMoves]:
+    def _best(
+        self, state: SampleTable, now: float, *, again: bool, moves: bool
+    ) -> tuple[DeadlineRule, NamedMoves]:
         """Find the best plan: compare all settings by few draws, the better ones by more, the best by all.
 
         Later, with a deadline in force, only settings near it are tried, by half the draws, since that
@@ -377,33 +403,35 @@ class DeadlinePolicy:
         """
         stay, exact = self._in_force(now), state.learned.exact
         near_it = again and 0 < stay[1] < NO_DEADLINE
-        draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS)
+        draws = self._draws(state, 1 if exact else DRAWS // 2 if again else DRAWS, state.drift)
         few = draws[: len(draws) // 8 or 1]
+        doubts = self._draws(state, 0 if again or exact else _DOUBTFUL, _IF_WRONG)
+        judge = partial(self._judge, state, doubts)
         unit = stay[1] if near_it else state.expected(few, LONGEST_FIRST)
         span = SPAN_AGAIN if near_it else SPAN
         width = (span[1] - span[0]) * unit
         grid = [(z, unit * share) for z in ((0.5,) if exact else TRIED_QUANTILES) for share in span]
-        tried = self._sift(few, state, grid)[: 3 if again else 4]
+        tried = self._sift(few, judge, grid)[: 3 if again else 4]
         none_yet = again and stay[1] >= NO_DEADLINE
-        if none_yet and state.expected(few, tried[0]) > unit * _CLOSE:
+        if none_yet and judge(few, tried[0]) > unit * _CLOSE:
             tried = []  # still nothing promises more than longest first
         parts = _PARTS_EXACT if exact else _PARTS[1:-1] if again else _PARTS
         near = {(z, deadline + part * width) for z, deadline in tried for part in parts}
-        tried = self._sift(draws[: len(draws) // 2 or 1], state, sorted(near))[: 3 if again else 4]
-        settings = {setting: state.expected(draws, setting) for setting in [*tried, LONGEST_FIRST]}
+        tried = self._sift(draws[: len(draws) // 2 or 1], judge, sorted(near))[: 3 if again else 4]
+        settings = {setting: judge(draws, setting) for setting in [*tried, LONGEST_FIRST]}
         best = min(settings, key=lambda setting: settings[setting])
         if stay not in settings:
-            settings[stay] = state.expected(draws, stay)
+            settings[stay] = judge(draws, stay)
         is_news = exact or state.drift != self._drift_of_plan
         if settings[best] > settings[stay] * (1 - (_LEAST_NEWS if is_news else _LEAST_GAIN)):
             best = stay
+        ends = state.expected(draws, best)
         named: NamedMoves = []
-        if self._move_s is not None and not exact:
-            moves, best, ends = find_moves(state, draws[: len(draws) // 2 or 1], best, self._move_s)
-            settings[best] = ends
-            named = [(state.keys[row], state.names[target]) for row, target in moves]
+        if moves and not exact:
+            found, best, ends = find_moves(state, draws[: len(draws) // 2 or 1], best)
+            named = [(state.keys[row], state.names[target]) for row, target in found]
         deadline = best[1] if best[1] >= NO_DEADLINE else now + best[1]
-        return DeadlineRule(best[0], deadline, now + settings[best]), named
+        return DeadlineRule(best[0], deadline, now + ends), named
 
     def _in_force(self, now: float) -> Setting:
         """Return the present settings, with the deadline counted from now."""
@@ -411,13 +439,21 @@ class DeadlinePolicy:
             return 0.5, NO_DEADLINE
         return self.plan.quantile, self.plan.deadline - now
 
-    def _sift(self, draws: np.ndarray, state: SampleTable, settings: Sequence[Setting]) -> list[Setting]:
-        """Return the settings, best first."""
-        return [setting for _, setting in sorted((state.expected(draws, s), s) for s in settings)]
+    @staticmethod
+    def _judge(state: SampleTable, doubts: np.ndarray, draws: np.ndarray, setting: Setting) -> float:
+        """Return the expected makespan, with some weight on draws in which the ranker is wrong."""
+        ends = state.expected(draws, setting)
+        return (1 - _DOUBT) * ends + _DOUBT * state.expected(doubts, setting) if len(doubts) else ends
 
-    def _draws(self, state: SampleTable, count: int) -> np.ndarray:
+    @staticmethod
+    def _sift(
+        draws: np.ndarray, judge: Callable[[np.ndarray, Setting], float], settings: Sequence[Setting]
+    ) -> list[Setting]:
+        """Return the settings, best first."""
+        return [setting for _, setting in sorted((judge(draws, s), s) for s in settings)]
+
+    def _draws(self, state: SampleTable, count: int, drift: Drift) -> np.ndarray:
         """Draw lengths, each greater than the number of tokens that its sample has already."""
-        drift = state.drift
         draws = state.learned.draws(state.predicted, count, self._rng, state.kin, drift)
         draw, row = np.nonzero(draws <= state.tokens[None, :])
         mean, spread = np.zeros(len(row)), np.ones(len(row))

@@ -129,11 +129,16 @@ class Dispatcher:
         self._ask.add(generator.name)
         return job
 
-    def join(self, name: str, slots: int, seconds: np.ndarray, now: float) -> None:
-        """Add a generator. A known one is taken to have started anew, so its jobs wait again."""
+    def join(
+        self, name: str, slots: int, seconds: np.ndarray, now: float, *, keeps_bits: bool = False
+    ) -> None:
+        """Add a generator. A known one is taken to have started anew, so its jobs wait again.
+
+        `keeps_bits`: whether a sample that it continues for another one has the same bits.
+        """
         self._put_back(name)
         self._board.now = max(self._board.now, now)
-        self._board.generators[name] = BoardGenerator(name, slots, seconds, now)
+        self._board.generators[name] = BoardGenerator(name, slots, seconds, now, keeps_bits=keeps_bits)
         self._board.regrouped(name)
         self._regrouped(now)
 

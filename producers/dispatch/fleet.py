@@ -105,7 +105,7 @@ class Fleet:
         held = _held(report)
         self._generators[name] = fresh
         self._fastest = None
-        self._dispatcher.join(name, slots, fresh.table, now)
+        self._dispatcher.join(name, slots, fresh.table, now, keeps_bits=report.keeps_bits)
         self._dispatcher.adopt(name, held)
         self._log.info("%s has come: it has %d slots, and %d samples to make", name, slots, len(held))
 

@@ -21,27 +21,25 @@ _LEAST_LEVELLED = 0.005  # share that moving many must gain
 Move = tuple[int, int]  # a sample's row, and its new generator
 
 
-def find_moves(
-    state: SampleTable, draws: np.ndarray, setting: Setting, move_s: float
-) -> tuple[list[Move], Setting, float]:
+def find_moves(state: SampleTable, draws: np.ndarray, setting: Setting) -> tuple[list[Move], Setting, float]:
     """Return the moves, the best setting with them, and the expected makespan then.
 
     Applies them to `state`.
     """
     ends = state.expected(draws, setting)
-    moves, setting, ends = _levelled(state, draws, setting, ends, move_s)
+    moves, setting, ends = _levelled(state, draws, setting, ends)
     for _ in range(MOST_MOVES):
-        best = _best_single(state, draws, setting, ends, move_s)
+        best = _best_single(state, draws, setting, ends)
         if best is None:
             break
         ends, (row, target) = best
-        state.move(row, target, move_s * state.tokens[row])
+        state.move(row, target)
         moves.append((row, target))
     return moves, setting, ends
 
 
 def _best_single(
-    state: SampleTable, draws: np.ndarray, setting: Setting, ends: float, move_s: float
+    state: SampleTable, draws: np.ndarray, setting: Setting, ends: float
 ) -> tuple[float, Move] | None:
     critical = np.zeros(len(state.where), np.int64)
     state.expected(draws, setting, critical)
@@ -54,18 +52,17 @@ def _best_single(
         for target in np.argsort(steps)[:2].tolist():
             if target == source or steps[target] >= NO_DEADLINE:
                 continue
-            stall_s = move_s * state.tokens[row]
-            state.move(row, target, stall_s)
+            stall_s = state.stalls[target]
+            state.move(row, target)
             there = state.expected(draws, setting)
-            state.move(row, source, 0.0)
-            state.stalls[target] -= stall_s
+            state.where[row], state.stalls[target] = source, stall_s
             if there < ends * (1 - _LEAST_GAIN) and (found is None or there < found[0]):
                 found = there, (row, target)
     return found
 
 
 def _levelled(
-    state: SampleTable, draws: np.ndarray, setting: Setting, ends: float, move_s: float
+    state: SampleTable, draws: np.ndarray, setting: Setting, ends: float
 ) -> tuple[list[Move], Setting, float]:
     """Try to move many samples: those with the fewest tokens, which cost least, or the most to come."""
     where, stalls = state.where.copy(), state.stalls.copy()
@@ -75,7 +72,7 @@ def _levelled(
         moves = _level(state, preferred)
         for count in sorted({len(moves), len(moves) // 3} - {0}):
             for row, target in moves[:count]:
-                state.move(row, target, move_s * state.tokens[row])
+                state.move(row, target)
             for one in {setting, LONGEST_FIRST} if count == len(moves) else {setting}:
                 there = state.expected(draws, one)
                 if there < found[0]:
@@ -84,7 +81,7 @@ def _levelled(
     if not found[2]:
         return [], setting, ends
     for row, target in found[2]:
-        state.move(row, target, move_s * state.tokens[row])
+        state.move(row, target)
     return list(found[2]), found[1], found[0]
 
 

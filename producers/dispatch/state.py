@@ -47,6 +47,7 @@ class SampleTable:
     tables: np.ndarray
     slots: np.ndarray
     stalls: np.ndarray
+    prefill_s: np.ndarray  # seconds to prefill a token, by generator
     learned: Beliefs
     drift: Drift
 
@@ -64,10 +65,10 @@ class SampleTable:
         """Return how many samples run on each generator."""
         return np.bincount(self.where[self.where >= 0], minlength=len(self.slots))
 
-    def move(self, row: int, target: int, stall_s: float) -> None:
-        """Move a running sample to another generator, which loses `stall_s` seconds by it."""
+    def move(self, row: int, target: int) -> None:
+        """Move a running sample to another generator, which stands still while it prefills its tokens."""
         self.where[row] = target
-        self.stalls[target] += stall_s
+        self.stalls[target] += self.prefill_s[target] * self.tokens[row]
 
 
 @dataclass
@@ -168,6 +169,7 @@ def table_of(chosen: ChosenJobs, group_beliefs: GroupBeliefs) -> SampleTable:
         order=np.argsort(predicted * factors, kind="stable"),
         where=np.array([where for _, where, _ in jobs]),
         tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
-        slots=np.array(slots), stalls=np.zeros(len(generators)), learned=group_beliefs.beliefs.frozen(),
-        drift=group_beliefs.drift,
+        slots=np.array(slots), stalls=np.zeros(len(generators)),
+        prefill_s=np.array([generator.prefill_s for generator in generators]),
+        learned=group_beliefs.beliefs.frozen(), drift=group_beliefs.drift,
     )  # fmt: skip

@@ -17,6 +17,8 @@ from producers.dispatch.length_order import OrderedJob
 from producers.dispatch.state import compiled
 from schemas.identity import SampleKey
 
+_PROBED = 16  # of so many jobs one may be a probe
+_PROBED_PART = 0.1, 0.3  # of the order of length: the very shortest are predicted the worst
 _MOST_ANEW = 4096  # running jobs that are declared anew in one turn
 
 Dealt = tuple[BoardGenerator, SampleKey]
@@ -167,6 +169,21 @@ class TowardsDeadline:
                 generator, (one, length) = candidate, found
             limit = max(limit, now + self._start(board, generator, one, length))
             yield generator, one[1]
+
+    def probe(
+        self, board: Board, count: int, group_beliefs: GroupBeliefs, quantile: float
+    ) -> Iterator[Dealt]:
+        """Yield at most `count` of the shorter waiting jobs, for generators with free slots in turn."""
+        free = [generator for generator in board.fastest_first if generator.free > 0]
+        waiting = len(board.waiting)
+        for number in range(min(count, waiting // _PROBED) if free else 0):
+            generator = free[number % len(free)]
+            order = board.waiting.by_turn()[0]
+            low, high = _PROBED_PART
+            one = order[int(len(order) * (low + (high - low) * number / count))]
+            if generator.free > 0:
+                self._start(board, generator, one, group_beliefs.declared([one[1]], [0.0], quantile)[0])
+                yield generator, one[1]
 
     def _find(
         self, board: Board, generator: BoardGenerator, left_s: float

@@ -41,7 +41,7 @@ def choose_once() -> None:
     """Choose a plan for a few jobs, by the same code as for many."""
     beliefs = Beliefs(1000)
     beliefs.observe([[(float(length), float(length + 10))] for length in range(ENOUGH)])
-    policy = DeadlinePolicy(GroupBeliefs(beliefs), replans=1, move_s=1e-4)
+    policy = DeadlinePolicy(GroupBeliefs(beliefs), replans=1, moves="always")
     dispatcher = Dispatcher(policy)
     table = LatencyCurve((1, 2), (0.01, 0.02)).table(2)
     for name in ("a", "b"):

@@ -51,10 +51,14 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of a decode step at some batch sizes, ascending."""
+    """Seconds of a decode step at some batch sizes, ascending.
+
+    `keeps_bits`: whether a sample has the same bits if this engine continues it for another one.
+    """
 
     batches: list[int]
     seconds: list[float]
+    keeps_bits: bool = False
 
 
 class Decoder(Protocol):

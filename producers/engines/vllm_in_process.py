@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -145,6 +146,7 @@ class VllmEngine:
         runner.sampler.topk_topp_sampler = self._sampler
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
+        self._keeps_bits = on_cpu and batch_invariant  # on GPUs a prefill has other bits than decode steps
 
     def submit(self, request: SampleRequest) -> None:
         self._made[request.id] = request.made
@@ -268,7 +270,7 @@ class VllmEngine:
         return self.weights.digests()
 
     def pace(self) -> Pace:
-        return self._times.pace()
+        return replace(self._times.pace(), keeps_bits=self._keeps_bits)
 
     def close(self) -> None:
         pass  # it ends with its process

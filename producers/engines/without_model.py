@@ -158,7 +158,7 @@ class ReplayEngine:
 
     def pace(self) -> Pace:
         sizes = list(range(1, self._slots + 1))
-        return Pace(sizes, [float(self._seconds[size]) for size in sizes])
+        return Pace(sizes, [float(self._seconds[size]) for size in sizes], keeps_bits=True)
 
     def close(self) -> None:
         """Do nothing: nothing is held."""

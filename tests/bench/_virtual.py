@@ -110,7 +110,7 @@ def generate(
     for (name, engine), table in zip(engines.items(), tables, strict=True):
         generators[name] = Decoding(make_spec(generator={"slots": len(table) - 1}), engine, clock.now)
         generators[name].update(_weights())
-        dispatcher.join(name, len(table) - 1, table, 0.0)
+        dispatcher.join(name, len(table) - 1, table, 0.0, keeps_bits=True)
     dispatcher.admit(jobs, 0.0)
     left = len(jobs)
     ends = dict.fromkeys(engines, float("inf"))  # when each engine's next sample is done

@@ -53,7 +53,7 @@ def policies(beliefs: Beliefs) -> list[Policy]:
     return [
         RandomFifo(0), RoundRobin(), LongestFirst(), Algorithm2(), DeadlinePolicy(GroupBeliefs(beliefs)),
         DeadlinePolicy(GroupBeliefs(beliefs), replans=4),
-        DeadlinePolicy(GroupBeliefs(beliefs), replans=8, move_s=1e-5),
+        DeadlinePolicy(GroupBeliefs(beliefs), replans=8, moves="always", prefill_s=1e-5),
     ]  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
     slow = next(span.length for span in run(truth)[1] if span.generator == 1)
     truth = {key: 9000 if length == slow else length for key, length in truth.items()}
     stays, _ = run(truth)
-    moves, spans = run(truth, move_s=PREFILL_S)
+    moves, spans = run(truth, moves="always", prefill_s=PREFILL_S)
     assert sorted(span.length for span in spans) == sorted(truth.values())
     assert next(span for span in spans if span.length == 9000).generator == 0
     assert moves < 0.6 * stays

@@ -60,7 +60,7 @@ def test_a_common_factor_is_found(shift: float, done: bool, seed: int) -> None:
     found = drift_of(KNOWN, samples)
     assert found.wild < 0.1
     true = seen(300, shift, done=True, seed=seed).tokens
-    rows = KNOWN.drifted(KNOWN.quantiles(samples.predicted), found.shift, found.wild)
+    rows = KNOWN.drifted(samples.predicted, found)
     assert np.log(true / np.median(rows, axis=1)).mean() == pytest.approx(0, abs=0.12)
 
 

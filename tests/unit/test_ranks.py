@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,16 +152,19 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
     truth = {job.key: int(length) for job, length in zip(jobs, now, strict=True)}
     tables = [CURVE.table(128)] * 4
 
-    def ours(*, corrects: bool, **options: float) -> float:
+    def ours(*, corrects: bool, **options: Any) -> float:
         beliefs = Beliefs(LONGEST)
         beliefs.observe([[pair] for pair in zip(predicted[512:], lengths[512:], strict=True)])
-        policy = DeadlinePolicy(GroupBeliefs(beliefs, corrects=corrects), **options)  # type: ignore[arg-type]
+        policy = DeadlinePolicy(GroupBeliefs(beliefs, corrects=corrects), **options)
         seconds = generate(jobs, truth, tables, policy, thinking=False)
         assert (policy.group_beliefs.drift.wild > 0.05) is corrects
         return seconds
 
     simple = generate(jobs, truth, tables, LongestFirst())
-    trusting, doubting = ours(corrects=False), ours(corrects=True, replans=8, move_s=PREFILL_S)
+    trusting, doubting = (
+        ours(corrects=False),
+        ours(corrects=True, replans=8, moves="always", prefill_s=PREFILL_S),
+    )
     assert trusting > 1.15 * simple, "else this shows nothing"
     assert doubting < 1.08 * simple
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.choosers import InThread
-from producers.dispatch.deadline import DeadlinePolicy
+from producers.dispatch.deadline import DeadlinePolicy, MovesWhere
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.policies.longest_first_policy import LongestFirst
 from producers.dispatch.policies.policy import PolicySettings
@@ -24,9 +24,15 @@ class DeadlineSettings(PolicySettings):
         None,
         gt=0,
         le=1e9,
-        description="Tokens a second that a generator prefills. With it, a running sample may "
-        "move to a generator where it ends sooner, if that pays for computing its tokens there "
-        "again. Without it no sample moves.",
+        description="Tokens a second that a generator prefills: so much it costs to move a running sample. "
+        "Without it, a token is taken to cost as much as in a decode step of a full batch, which is more than "
+        "it does.",
+    )
+    moves: MovesWhere = Field(
+        "exact",
+        description="Where a running sample may move to a generator on which it ends sooner, which computes "
+        "its tokens again. exact: where that changes no bit of the sample, as the engines say (vLLM on "
+        "CPUs with `generator.batch_invariant`; not on GPUs). always: everywhere. never: nowhere.",
     )
 
     def make(self, spec: RunSpec) -> DeadlinePolicy | LongestFirst:
@@ -40,6 +46,6 @@ class DeadlineSettings(PolicySettings):
         speed = self.prefill_tokens_per_s
         return DeadlinePolicy(
             GroupBeliefs(Beliefs(spec.sampling.max_tokens)), seed=spec.seed, replans=_REPLANS,
-            thrift=_THRIFT, move_s=None if speed is None else 1 / speed, warm=WarmUp(),
+            thrift=_THRIFT, moves=self.moves, prefill_s=None if speed is None else 1 / speed, warm=WarmUp(),
             chooser=InThread(),
         )  # fmt: skip
