@@ -48,6 +48,7 @@ class SampleTable:
     slots: np.ndarray
     stalls: np.ndarray
     prefill_s: np.ndarray  # seconds to prefill a token, by generator
+    prompts: np.ndarray  # tokens of each sample's prompt
     learned: Beliefs
     drift: Drift
 
@@ -66,9 +67,9 @@ class SampleTable:
         return np.bincount(self.where[self.where >= 0], minlength=len(self.slots))
 
     def move(self, row: int, target: int) -> None:
-        """Move a running sample to another generator, which stands still while it prefills its tokens."""
+        """Move a running sample to another generator, which stands still while it prefills."""
         self.where[row] = target
-        self.stalls[target] += self.prefill_s[target] * self.tokens[row]
+        self.stalls[target] += self.prefill_s[target] * (self.prompts[row] + self.tokens[row])
 
 
 @dataclass
@@ -171,5 +172,6 @@ def table_of(chosen: ChosenJobs, group_beliefs: GroupBeliefs) -> SampleTable:
         tokens=np.array([tokens for _, _, tokens in jobs]), tables=tables,
         slots=np.array(slots), stalls=np.zeros(len(generators)),
         prefill_s=np.array([generator.prefill_s for generator in generators]),
+        prompts=np.array([len(job.prompt.tokens) for job, _, _ in jobs]),
         learned=group_beliefs.beliefs.frozen(), drift=group_beliefs.drift,
     )  # fmt: skip

@@ -242,6 +242,7 @@ def test_a_sample_that_moves_has_the_same_bits(engine: VllmEngine, never_stop: N
     np.testing.assert_array_equal(np.concatenate([tokens, last.tokens]), alone.tokens)
     np.testing.assert_array_equal(np.concatenate([logprobs, last.logprobs]), alone.logprobs)
     assert engine.unfinished() == {}
+    assert engine.pace().keeps_bits, "so samples may move"
 
 
 def test_the_same_bits_through_preemption(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from producers.dispatch.beliefs import Beliefs
 from producers.dispatch.curve import CurveError, LatencyCurve
-from producers.dispatch.deadline import DeadlinePolicy
+from producers.dispatch.deadline import DeadlinePolicy, MovesWhere
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
@@ -251,6 +251,60 @@ def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
     assert sorted(span.length for span in spans) == sorted(truth.values())
     assert next(span for span in spans if span.length == 9000).generator == 0
     assert moves < 0.6 * stays
+
+
+@pytest.mark.parametrize(
+    ("moves", "keeping", "may"),
+    [("exact", 2, True), ("exact", 1, False), ("always", 0, True), ("never", 2, False)],
+)
+def test_samples_move_only_where_they_keep_their_bits_unless_told_otherwise(
+    moves: MovesWhere, keeping: int, may: bool
+) -> None:
+    """A generator has run out of work, and the other one has all that is left."""
+    beliefs = Beliefs(LONGEST)
+    beliefs.observe([[(float(length), 2.0 * length)] for length in np.linspace(100, 1000, 500)])
+    policy = DeadlinePolicy(GroupBeliefs(beliefs), replans=10, moves=moves)
+    dispatcher = Dispatcher(policy)
+    for number, name in enumerate("ab"):
+        steep = LatencyCurve((1, 8), (0.01, 0.05)).table(8)
+        dispatcher.join(name, 8, steep, 0.0, keeps_bits=number < keeping)
+    jobs = [job(group, 1000.0) for group in range(16)]
+    dispatcher.admit(jobs, 0.0)
+    given_ = dispatcher.turn(0.0)
+    now = 3.0
+    for one in given_["b"]:
+        dispatcher.finished(one.key, 2000, now)
+    for _ in range(20):
+        dispatcher.turn(now)
+        if moved := dispatcher.moved(now):
+            assert {target for _, _, target in moved} == {"b"}
+            assert may
+            return
+        now += 0.5
+    assert not may
+
+
+def test_some_shorter_samples_begin_with_the_longest() -> None:
+    """They soon tell whether lengths are as predicted. Who knows the lengths needs none."""
+
+    def dealt(error: float) -> list[float]:
+        rng, beliefs = np.random.default_rng(0), Beliefs(LONGEST)
+        lengths = paper_lengths(1024, LONGEST, rng)
+        beliefs.observe(
+            [[pair] for pair in zip(lengths * rng.lognormal(0, error, 1024), lengths, strict=True)]
+        )
+        dispatcher = Dispatcher(DeadlinePolicy(GroupBeliefs(beliefs)))
+        for name in "abcd":
+            dispatcher.join(name, 256, CURVE.table(256), 0.0)
+        jobs = [job(group, float(length)) for group, length in enumerate(paper_lengths(1024, LONGEST, rng))]
+        dispatcher.admit(jobs, 0.0)
+        given_ = [one.prompt.predicted for jobs in dispatcher.turn(0.0).values() for one in jobs]
+        assert dispatcher.waiting > 100, "else there is no plan that keeps slots empty"
+        median = float(np.median([one.prompt.predicted for one in jobs]))
+        return [length for length in given_ if length < median]
+
+    assert 8 <= len(dealt(0.25)) <= 64
+    assert not dealt(0.0)
 
 
 def test_a_sample_that_lives_longer_than_thought_possible_holds_nothing_up() -> None:

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producers.dispatch.beliefs import ENOUGH, KEPT_PAIRS, Beliefs
 from producers.dispatch.board import Board, BoardGenerator
@@ -62,6 +64,31 @@ def test_a_common_factor_is_found(shift: float, done: bool, seed: int) -> None:
     true = seen(300, shift, done=True, seed=seed).tokens
     rows = KNOWN.drifted(samples.predicted, found)
     assert np.log(true / np.median(rows, axis=1)).mean() == pytest.approx(0, abs=0.12)
+
+
+@pytest.mark.parametrize("of_predictions", [True, False])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_ranker_that_says_half_is_told_from_a_policy_that_writes_twice_as_much(
+    factor: float, of_predictions: bool
+) -> None:
+    """The longest samples tell: with the same policy, there are none that are longer than before."""
+    rng = np.random.default_rng(5)
+    beliefs = Beliefs(LONGEST)
+
+    def lengths(count: int) -> np.ndarray:
+        return np.where(rng.random(count) < 0.3, rng.normal(9000, 500, count), rng.normal(1500, 200, count))
+
+    before, now = lengths(KEPT_PAIRS), lengths(400)
+    noise = np.exp(rng.normal(0, SIGMA, KEPT_PAIRS + len(now)))
+    beliefs.observe([[pair] for pair in zip(before * noise[:KEPT_PAIRS], before, strict=True)])
+    true, predicted = now, now * noise[KEPT_PAIRS:]
+    if of_predictions:
+        predicted = predicted / factor
+    else:
+        true = true * factor
+    found = drift_of(beliefs, SeenLengths(predicted, true, np.ones(400, bool), np.ones(400)))
+    assert found.of_predictions is of_predictions
+    assert found.shift == pytest.approx(np.log(factor), abs=0.15)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
@@ -121,3 +148,40 @@ def test_few_pairs_are_not_believed() -> None:
     assert not known(count=ENOUGH - 1).are_known
     assert known(count=ENOUGH).are_known
     assert math.isclose(known(count=ENOUGH).rho, 0.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    predicted=st.floats(300, 20_000),
+    share=st.floats(0, 2),
+    shift=st.floats(-0.7, 0.7),
+    wild=st.sampled_from([0.0, 0.1, 0.4]),
+    of_predictions=st.booleans(),
+)
+def test_lengths_of_running_samples_are_drawn_from_what_is_left(
+    predicted: float, share: float, shift: float, wild: float, of_predictions: bool
+) -> None:
+    """They come out as if all lengths were drawn, and those dropped that are not longer."""
+    rng, tokens = np.random.default_rng(3), predicted * share
+    drift = Drift(shift, 0.0, wild, of_predictions)
+    drawn = KNOWN.draws(np.full(1000, predicted), 20, rng, drift=drift)
+    left = np.sort(drawn[drawn > tokens])
+    given_up = KNOWN.outlasting(
+        np.full(4000, predicted), np.full(4000, tokens), rng, (np.zeros(4000), np.ones(4000)), drift
+    )
+    if len(left) < 200:
+        return  # too few to compare with
+    # so many errors of a quantile's share are the most that chance makes
+    error = 4 * (0.5 / np.sqrt(len(left)) + 0.5 / np.sqrt(4000)) + 0.01
+    for level in (0.1, 0.5, 0.9):
+        length = np.quantile(given_up, level)
+        assert np.mean(left < length * 0.99) - error <= level <= np.mean(left <= length * 1.01) + error
+
+
+def test_the_scores_of_a_group_count_for_what_is_left() -> None:
+    rng, count = np.random.default_rng(0), 2000
+    args = np.full(count, 3000.0), np.full(count, 2500.0), rng
+    alone, longer = (
+        np.median(KNOWN.outlasting(*args, (np.full(count, mean), np.full(count, 0.6)))) for mean in (0.0, 1.0)
+    )
+    assert longer > 1.1 * alone

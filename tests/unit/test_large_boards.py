@@ -130,7 +130,7 @@ def test_a_plan_that_was_chosen_by_a_part_is_about_as_good(
     whole = table_of(every, policy.group_beliefs)
     ends = []
     for chosen in (some, every):
-        (plan, _) = policy._best(table_of(chosen, policy.group_beliefs), 0.0, False)
+        (plan, _) = policy._best(table_of(chosen, policy.group_beliefs), 0.0, again=False, moves=False)
         rows = whole.beliefs
         told = np.array([declared(row, 0.0, plan.quantile) for row in rows])
         true = np.array([float(lengths[key[0]]) for key in whole.keys])

@@ -21,7 +21,7 @@ from producers.dispatch.policies.longest_first_policy import LongestFirst
 from producers.dispatch.state import LONGEST_FIRST, state_of
 from schemas.messages import TRAIN, Prompt
 from tests.bench._lengths import CURVE, paper_lengths
-from tests.bench._virtual import PREFILL_S, generate
+from tests.bench._virtual import generate
 
 LONGEST = 20_000
 
@@ -161,10 +161,7 @@ def test_a_ranker_that_is_wrong_as_never_before_is_doubted_and_costs_little() ->
         return seconds
 
     simple = generate(jobs, truth, tables, LongestFirst())
-    trusting, doubting = (
-        ours(corrects=False),
-        ours(corrects=True, replans=8, moves="always", prefill_s=PREFILL_S),
-    )
+    trusting, doubting = ours(corrects=False), ours(corrects=True, replans=8, moves="always")
     assert trusting > 1.15 * simple, "else this shows nothing"
     assert doubting < 1.08 * simple
 
@@ -192,7 +189,7 @@ def test_many_move_where_one_has_all_and_others_have_nothing() -> None:
     state = state_of(board, group_beliefs, 0.0)
     draws = group_beliefs.beliefs.draws(state.predicted, 8, np.random.default_rng(0))
     before = state.expected(draws, LONGEST_FIRST)
-    moves, _, after = find_moves(state, draws, LONGEST_FIRST, PREFILL_S)
+    moves, _, after = find_moves(state, draws, LONGEST_FIRST)
     assert after < 0.9 * before
     assert np.ptp(state.batch()) <= 5
     assert len(moves) == len({row for row, _ in moves})
@@ -208,6 +205,7 @@ def test_nothing_moves_where_moving_costs_more_than_it_gains() -> None:
         board.start(board.generators["a"], job, 3000.0)
     state = state_of(board, group_beliefs, 0.0)
     draws = np.maximum(group_beliefs.beliefs.draws(state.predicted, 8, np.random.default_rng(0)), 3001.0)
-    moves, _, _ = find_moves(state, draws, LONGEST_FIRST, 0.1)
+    state.prefill_s[:] = 0.1
+    moves, _, _ = find_moves(state, draws, LONGEST_FIRST)
     assert not moves
     assert not state.stalls.any()

@@ -24,9 +24,9 @@ class DeadlineSettings(PolicySettings):
         None,
         gt=0,
         le=1e9,
-        description="Tokens a second that a generator prefills: so much it costs to move a running sample. "
-        "Without it, a token is taken to cost as much as in a decode step of a full batch, which is more than "
-        "it does.",
+        description="Tokens a second that a generator prefills, which is what it costs to move a running "
+        "sample. Without it, a token is taken to cost as much as in a decode step of a full batch: that is "
+        "more than it does.",
     )
     moves: MovesWhere = Field(
         "exact",
