@@ -5,7 +5,9 @@
        └──────────────────── steps, and new weights for the generators ◄────────────────┘
 
 The learner trains groups one after the other, in the order in which the step takes them. The dispatcher's
-own time is charged, as in `_virtual.py`.
+own time is charged, as in `_virtual.py`. A running sample that moves is handed over at once, is on its way
+for `TRAVEL_S`, and then its new generator prefills its tokens, while nothing else gets on there. So it is
+when the tokens of running samples are computed anew for new weights.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -30,12 +32,16 @@ from producers.generator_core import Decoding, MadeSample
 from producers.installing import VerifiedWeights
 from producers.planner import Planner
 from schemas.admission import first_open, iteration_of
-from schemas.identity import SampleKey, sample_key
+from schemas.identity import SampleKey, sample_id, sample_key
 from schemas.messages import Prompt, StepRecord
 from schemas.runspec import RunSpec
 from schemas.taken import TakenGroups
+from tests.bench._virtual import PREFILL_S
 from tests.bench._workloads import ToldLengths
 from tests.factories import make_patch
+
+# A part passes through Kafka, and so does the job that names it; both are taken in turns of 0.1 to 0.15 s.
+TRAVEL_S = 0.3
 
 _TENSORS = {"w": torch.zeros(1)}
 _DIGESTS, _PATCH = digests_of(_TENSORS), make_patch(_TENSORS)
@@ -66,6 +72,8 @@ class StreamResult:
     steps: list[TrainedStep] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)  # slot seconds without work, up to each step's end
     made: list[tuple[int, int]] = field(default_factory=list)  # samples and tokens made, up to then
+    moves: int = 0
+    moved_tokens: int = 0  # that were prefilled anew for that
 
 
 class StreamWorld:
@@ -79,7 +87,11 @@ class StreamWorld:
         lengths: Mapping[SampleKey, int],
         told: Mapping[int, float],
         learner: Learner,
+        *,
+        prefill_s: float = PREFILL_S,
     ) -> None:
+        """`prefill_s`: for each token that is computed anew, after a move or for new weights."""
+        self._prefill_s = prefill_s
         self._spec, self._learner, self._lengths = spec, learner, lengths
         algorithm = spec.algorithm
         problems = [
@@ -108,7 +120,7 @@ class StreamWorld:
         self._engines, self._generators = dict[str, ReplayEngine](), dict[str, Decoding]()
         for number, table in enumerate(tables):
             name = f"g{number:03d}"
-            self._engines[name] = ReplayEngine(table, length_of, self._clock)
+            self._engines[name] = ReplayEngine(table, length_of, self._clock, prefill_s=self._prefill_s)
             self._generators[name] = Decoding(self._spec, self._engines[name], self._clock.now)
             self._dispatcher.join(name, len(table) - 1, table, 0.0)
         self._ends = dict.fromkeys(self._engines, float("inf"))
@@ -147,10 +159,26 @@ class StreamWorld:
     def _dispatch(self) -> float:
         began = time.thread_time()
         dealt = self._dispatcher.turn(self._clock.time)
+        moved = self._dispatcher.moved(self._clock.time)
         arrives = self._clock.time + time.thread_time() - began
         for name, jobs in dealt.items():
             self._later(arrives, lambda name=name, jobs=jobs: self._take(name, jobs))  # type: ignore[misc]
+        for job, source, target in moved:
+            self._move(job, source, target, arrives + TRAVEL_S)
         return arrives
+
+    def _move(self, job: SampleJob, source: str, target: str, arrives: float) -> None:
+        self._touched.add(source)
+        for left in self._generators[source].hand_over([sample_id(*job.key)]):  # none: it is done just now
+            part = left.part("bench", source, self._clock.time)
+            self.result.moves += 1
+            self.result.moved_tokens += part.tokens.size
+            moving = replace(job, part=part)
+            self._later(arrives, lambda moving=moving: self._arrive(target, moving))  # type: ignore[misc]
+
+    def _arrive(self, name: str, job: SampleJob) -> None:
+        self._take(name, [job])
+        self._dispatcher.arrived(job.key)
 
     def _take(self, name: str, jobs: Sequence[SampleJob]) -> None:
         for job in jobs:

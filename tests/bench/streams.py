@@ -5,6 +5,9 @@ and a ranker whose errors have a deviation of .25. The generators have the laten
 H800. The learner alone would need half of the time that the generators would need with every slot full. All
 that decides anything is the code of a run, with a run's defaults (`_stream_world.py`).
 
+A token that is computed anew is charged as prefill: `--on-update recompute` shows what running samples cost
+that go on with a fresh KV cache.
+
 `idle`: share of slot time without work. `staleness_mean`, `staleness_max`: of trained samples, in iterations.
 `length_balance`: the mean length of what was trained over that of what was made, at worst over
 staleness + cap iterations.
@@ -53,6 +56,7 @@ class _Run:
     lengths: str
     cap: int | None
     seed: int
+    on_update: str = "continue"
 
     def spec(self) -> RunSpec:
         algorithm: dict[str, Any] = {
@@ -62,7 +66,8 @@ class _Run:
         return make_spec(
             sampling={"max_tokens": BUDGET, "max_prompt_tokens": 8}, task={"shuffle": False}, seed=self.seed,
             trainer={"microbatch_tokens": 2 * BUDGET, "keep_weights": 256}, algorithm=algorithm,
-            dispatch={"policy": self.policy}, generator={"slots": self.slots},
+            dispatch={"policy": self.policy},
+            generator={"slots": self.slots, "on_update": self.on_update},
         )  # fmt: skip
 
 
@@ -76,10 +81,12 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--k", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--orders", nargs="+", default=["window", "arrival"])
+    parser.add_argument("--on-update", choices=("continue", "recompute"), default="continue")
     parser.add_argument("--slots", type=int, nargs="+", default=[slots for _, slots in SHAPES])
     given = parser.parse_args(argv)
     runs = [
-        _Run(8, slots, k, policy, order, given.iterations, given.lengths, given.cap, given.seed)
+        _Run(8, slots, k, policy, order, given.iterations, given.lengths, given.cap, given.seed,
+             given.on_update)
         for slots in given.slots for k in given.k for order in given.orders for policy in given.policies
     ]  # fmt: skip
     with ProcessPoolExecutor(cores(), get_context("fork")) as pool:
