@@ -51,10 +51,12 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of a decode step at some batch sizes, ascending."""
+    """Seconds for one token of each sample, at some batch sizes, ascending."""
 
     batches: list[int]
     seconds: list[float]
+    drafted: int = 0  # tokens that were guessed, by an engine that does so, and computed along with others
+    accepted: int = 0  # those of them that were right
 
 
 class Decoder(Protocol):
