@@ -1,11 +1,13 @@
-"""Decides how many tokens to draft for each sample: as many as make most tokens a second, by measured step times.
+"""Decides for which samples to draft, and how many tokens: as many as make most tokens a second.
 
 A step with drafts computes a row for each sample and each drafted token. It is expected to take as long as a plain
-step of so many samples, times a factor that is measured; so is a plain step, since contexts grow.
+step of so many samples, times a factor that is measured.
 
-             tokens expected: samples + chances of the drafts
-    rate  =  ─────────────────────────────────────────────────      as against   samples / time of a plain step
+             samples + chances of the drafted tokens
+    rate  =  ───────────────────────────────────────      as against   samples / time of a plain step
              time of a step with so many rows
+
+Where drafts don't pay, a few samples are looked at for a hundredth of the time, and all others cost nothing.
 """
 
 from __future__ import annotations
@@ -14,87 +16,109 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from producers.engines.acceptance import expected_tokens
-from producers.engines.pace import StepTimes
+from producers.engines.engine import Pace
 
 MOST = 16  # tokens of one draft
+LOOK = 8  # samples that are looked at where drafts don't pay
 _MARGIN = 1.02  # a plan must promise so much more: chances and times are estimates
 _PLAIN = 32  # one in so many steps is plain, to measure one
-_THRIFT = 0.01  # of a step's time: drafts that cost less are made even where little is hoped of them
+_THRIFT = 0.01  # of the time, for looks
 _FADE = 0.9
-_LOOKS = 64  # steps between two looks at whether drafts pay for a batch
+_FORGETS = 64  # plain steps: slow steps with drafts may have had a cause that has passed
+_THINKS = 8  # steps between two thoughts about whether drafts pay
 
 
 class DraftPlan:
-    """Chooses the lengths of drafts."""
+    """Chooses the samples to draft for, and the lengths of their drafts."""
 
-    def __init__(self, plain: StepTimes) -> None:
-        self._times = plain  # of steps without drafts
-        self._curve: tuple[np.ndarray, np.ndarray] | None = None
-        self._plain_factor = self._draft_factor = 1.0
-        self._draft_s = 2e-5  # to draft for one sample
+    def __init__(self) -> None:
+        self._sizes, self._seconds = np.zeros(0), np.zeros(0)  # of plain steps
+        self._plain_factor = 1.0  # of a plain step beside those that were learned: contexts grow
+        self._factor = 1.0  # of a step with drafts, beside a plain one of so many samples
+        self._draft_s = 5e-5  # to draft for one sample
+        self._seen: list[Sequence[float]] = []  # chances of some recent drafts
         self._steps = 0
+        self._pays = (0, False)  # for how many samples that was thought about
+        self._spare_s = LOOK * self._draft_s  # for looks
 
-    def is_worth_drafting(self, samples: int, share: float) -> bool:
-        """Whether drafts may pay for a batch, where a share of drafted tokens is right. Now and then: yes."""
+    def learn(self, pace: Pace) -> None:
+        """Take the times of plain steps."""
+        self._sizes = np.array(pace.batches)
+        # a larger batch is never faster, so a slow small one was disturbed
+        self._seconds = np.minimum.accumulate(np.array(pace.seconds)[::-1])[::-1]
+
+    def attention(self, samples: int) -> int:
+        """Return for how many of the running samples to draft in the next step."""
         self._steps += 1
-        if self._steps % _LOOKS == 1:
-            pace = self._times.pace()
-            self._curve = (np.array(pace.batches), np.array(pace.seconds)) if pace.batches else None
-        if self._curve is None:
-            return False
-        plain = float(self._seconds(np.array([samples]))[0])
-        if samples * self._draft_s < _THRIFT * plain:
-            return True
-        counts = [1, 2, 4, 8]
-        rows = samples * (1 + np.array(counts))
-        made = samples * (1 + np.array([expected_tokens(share, count) for count in counts]))
-        rate = made / (self._seconds(rows) * self._draft_factor + samples * self._draft_s)
-        return bool(rate.max() > _MARGIN * samples / (plain * self._plain_factor))
+        if not self._sizes.size:
+            return 0
+        if self._steps % _THINKS == 0 or samples != self._pays[0]:
+            self._pays = samples, self._best(samples, self._seen, samples * self._draft_s)[0] > 0
+        if self._pays[1]:
+            return samples
+        few = min(samples, LOOK)
+        return few if few * self._draft_s <= self._spare_s else 0
 
-    def looks_closer(self) -> bool:
-        """Whether it is time to look at some drafts although they may not pay."""
-        return self._steps % _LOOKS == 0
+    def lengths(self, samples: int, looked: int, chances: Sequence[Sequence[float]]) -> list[int]:
+        """Return how many tokens of each draft to use, if `looked` of the samples were drafted for.
 
-    def lengths(self, samples: int, chances: Sequence[Sequence[float]]) -> list[int]:
-        """Return how many tokens of each draft to use: those most likely to be right, as long as they pay."""
+        The tokens that are most likely right come first, as long as they pay.
+        """
+        self._seen = [*chances[:LOOK], *[()] * (min(LOOK, looked) - len(chances[:LOOK]))]
         none = [0] * len(chances)
-        if self._curve is None or self._steps % _PLAIN == 0:
+        if looked < samples or self._steps % _PLAIN == 0:
             return none
-        every = sorted(
-            ((chance, number) for number, draft in enumerate(chances) for chance in draft), reverse=True
-        )
-        if not every:
-            return none
-        made = samples + np.cumsum([0.0] + [chance for chance, _ in every])
-        seconds = self._seconds(samples + np.arange(made.size)) * self._draft_factor
-        seconds[0] *= self._plain_factor / self._draft_factor / _MARGIN
-        best = int(np.argmax(made / seconds))
-        for _, number in every[:best]:
+        best, order = self._best(samples, chances, 0.0, looked)
+        for number in order[:best]:
             none[number] += 1
         return none
+
+    def least_chance(self, samples: int) -> float:
+        """Return how likely a token must be right so that it pays to draft for a sample."""
+        here, more = self._time(np.array([samples, samples + 1]))
+        return float(samples / here * (self._draft_s + max(0.0, more - here)))
 
     def drafting_took(self, samples: int, seconds: float) -> None:
         """Note how long drafting for so many samples took."""
         self._draft_s = self._draft_s * _FADE + (1 - _FADE) * seconds / samples
+        self._spare_s = max(0.0, self._spare_s - seconds)
 
     def step_took(self, samples: int, drafted: int, seconds: float) -> None:
         """Note how long a step of `samples` samples and `drafted` drafted tokens took."""
-        if self._curve is None:
+        if not self._sizes.size:
             return
-        factor = seconds / float(self._seconds(np.array([samples + drafted]))[0])
+        self._spare_s = min(self._spare_s + _THRIFT * seconds, 2 * LOOK * self._draft_s)
+        factor = seconds / float(self._time(np.array([samples + drafted]))[0])
         if drafted:
-            self._draft_factor = self._draft_factor * _FADE + (1 - _FADE) * factor
+            self._factor = self._factor * _FADE + (1 - _FADE) * factor / self._plain_factor
         else:
             self._plain_factor = self._plain_factor * _FADE + (1 - _FADE) * factor
-            # what made drafts slow may have passed
-            self._draft_factor += (self._plain_factor - self._draft_factor) / _LOOKS
+            self._factor += (1.0 - self._factor) / _FORGETS
 
-    def _seconds(self, rows: np.ndarray) -> np.ndarray:
-        assert self._curve is not None
-        sizes, seconds = self._curve
+    def _best(
+        self, samples: int, chances: Sequence[Sequence[float]], cost_s: float, looked: int | None = None
+    ) -> tuple[int, list[int]]:
+        """Return how many drafted tokens make most tokens a second, and of which drafts they are, best first.
+
+        The chances are those of `looked` samples, and stand for all; drafting itself takes `cost_s`.
+        """
+        every = sorted(
+            ((chance, number) for number, draft in enumerate(chances) for chance in draft), reverse=True
+        )
+        if not every:
+            return 0, []
+        share = samples / (looked or len(chances))
+        made = samples + share * np.cumsum([0.0, *(chance for chance, _ in every)])
+        plain = self._time(samples + share * np.arange(made.size))
+        seconds = plain * self._factor + cost_s
+        seconds[0] = plain[0] / _MARGIN
+        return int(np.argmax(made / seconds)), [number for _, number in every]
+
+    def _time(self, rows: np.ndarray) -> np.ndarray:
+        """Return the seconds of a plain step with so many samples."""
+        sizes, seconds = self._sizes, self._seconds
         found = np.interp(rows, sizes, seconds)
         if sizes.size > 1:
             slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
             found += slope * np.maximum(0, rows - sizes[-1])
-        return found
+        return np.asarray(found)

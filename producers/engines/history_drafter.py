@@ -1,7 +1,9 @@
-"""Drafts from other answers to the same prompt: of its group, as far as they are made here, and of earlier epochs.
+"""Drafts from what came after the same tokens in other answers to the prompt, in the answer itself and in the prompt.
 
 answers that end here ──► memory of fixed size: the newest over the oldest ──► drafts
 answers that run and are drafted for ──► every few tokens ──┘
+
+The other answers are those of the group, as far as they are made here, and those of earlier epochs.
 """
 
 from __future__ import annotations
@@ -11,26 +13,29 @@ from dataclasses import dataclass
 
 from producers.engines.token_memory import CONTEXTS, Follower, TokenMemory
 
-TOKENS = 1 << 21  # that are remembered: 56 MiB
+_TOKENS = 1 << 21  # that are remembered: 40 MiB
 _CHUNK = 32  # tokens of a running answer that are written at once
 
 
 @dataclass
 class _Answer:
     follower: Follower
-    written: int  # tokens of the text that the memory has
+    written: int = 0  # tokens of the text that the memory has
 
 
 class HistoryDrafter:
-    """One memory for all prompts of a generator."""
+    """One memory for all texts of a generator."""
 
-    def __init__(self, tokens: int = TOKENS) -> None:
+    def __init__(self, tokens: int = _TOKENS) -> None:
         self._memory = TokenMemory(tokens)
         self._answers: dict[str, _Answer] = {}
 
     def open(self, name: str, prompt: Sequence[int]) -> None:
-        owner = hash(tuple(prompt))  # by its tokens: so it is the same prompt in all epochs
-        self._answers[name] = _Answer(Follower(self._memory, owner), len(prompt))
+        self._answers[name] = _Answer(Follower(self._memory, self.owner(name, prompt)))
+
+    def owner(self, name: str, prompt: Sequence[int]) -> int:
+        """Return a number that the texts have in common which tell of each other."""
+        return hash(tuple(prompt))  # by its tokens: so it is the same prompt in all epochs
 
     def draft(self, name: str, text: Sequence[int], most: int) -> tuple[list[int], int]:
         answer = self._answers[name]

@@ -26,7 +26,7 @@ from producers.engines.engine import Pace
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import StreamSampler, own_id
 
-_LOOKED_AT = 8  # samples, where drafts don't pay for a batch
+_LEARNS = 64  # plain steps between two looks at their times
 
 
 class _On:
@@ -50,6 +50,7 @@ class Speculation:
         self._samples = 0  # that decode in the step; 0: others do something else in it
         self.ahead = 0  # the longest draft of the step
         self._rows = 0  # of the step's logits
+        self._steps = 0  # without drafts
         self._drafted = self._accepted = self._made = 0
 
     def learn(self, pace: Pace) -> None:
@@ -57,7 +58,8 @@ class Speculation:
         self._plain = StepTimes()
         for samples, seconds in zip(pace.batches, pace.seconds, strict=True):
             self._plain.expect(samples, seconds)
-        self._plan = DraftPlan(self._plain)
+        self._plan = DraftPlan()
+        self._plan.learn(pace)
 
     def open(self, name: str, prompt: Sequence[int]) -> None:
         """Begin a sample."""
@@ -82,18 +84,14 @@ class Speculation:
     def begin_step(self) -> None:
         """Give vLLM drafts for the next step, if they pay."""
         self._known, self.ahead, self._made, self._rows = {}, 0, 0, 0
-        scheduler = self._scheduler
-        requests = scheduler.running
-        self._samples = 0 if scheduler.waiting or not requests else len(requests)
-        if not requests:
-            return
-        if self._plan.is_worth_drafting(len(requests), self._acceptance.share):
-            for request, draft in self._drafts(requests):
+        requests = self._scheduler.running
+        self._samples = 0 if self._scheduler.waiting else len(requests)
+        looked = self._plan.attention(len(requests)) if requests else 0
+        if looked:
+            for request, draft in self._drafts(requests[:looked], len(requests)):
                 request.spec_token_ids = draft
                 self._known[own_id(request.request_id)] = request.num_output_tokens
                 self.ahead = max(self.ahead, len(draft))
-        elif self._plan.looks_closer():
-            self._drafts(requests[:_LOOKED_AT])
         if self.ahead:
             self._runner.speculative_config = _On()
 
@@ -102,13 +100,17 @@ class Speculation:
         self._runner.speculative_config = None
         if not self.ahead:
             self._plain.add(samples, seconds)
+            self._steps += 1
+            if self._steps % _LEARNS == 0:
+                self._plan.learn(self._plain.pace())
         if self._samples:
             self._plan.step_took(self._samples, max(0, self._rows - self._samples), seconds)
         return max(1.0, self._made / samples)
 
-    def _drafts(self, requests: Sequence[Any]) -> list[tuple[Any, list[int]]]:
-        """Return those requests for which drafts pay, with the drafts."""
+    def _drafts(self, requests: Sequence[Any], samples: int) -> list[tuple[Any, list[int]]]:
+        """Draft for some of the running samples. Return those requests for which drafts pay, with the drafts."""
         began = time.perf_counter()
+        least = self._plan.least_chance(samples)
         able, chances, drafts = [], [], []
         for request in requests:
             name = own_id(request.request_id)
@@ -117,13 +119,17 @@ class Speculation:
             text = request._all_token_ids
             self._judge(name, text)
             room = min(MOST, request.max_tokens - request.num_output_tokens - 1)
-            draft, match = self._drafter.draft(name, text, room) if room > 0 else ([], 0)
+            if room <= 0 or self._acceptance.rests(name):
+                continue
+            draft, match = self._drafter.draft(name, text, room)
+            found = self._acceptance.chances(name, match, len(draft), least)
             if draft:
                 self._guesses[name] = len(text), match, draft
+            if found:
                 able.append(request)
                 drafts.append(draft)
-                chances.append(self._acceptance.chances(name, match, len(draft)))
-        lengths = self._plan.lengths(len(requests), chances)
+                chances.append(found)
+        lengths = self._plan.lengths(samples, len(requests), chances)
         self._plan.drafting_took(len(requests), time.perf_counter() - began)
         return [
             (request, draft[:length])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-CONTEXTS = (8, 4, 2)  # tokens that are looked for, the longest first
+CONTEXTS = (6, 3)  # tokens that are looked for, the longest first
 _LONGEST = 32  # to which a match is measured
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -32,7 +32,7 @@ class Match(NamedTuple):
 
 
 class TokenMemory:
-    """The newest `capacity` tokens of texts, rounded up to a power of two, with 28 bytes for each."""
+    """The newest `capacity` tokens of texts, rounded up to a power of two, with 20 bytes for each."""
 
     def __init__(self, capacity: int) -> None:
         bits = max(6, (capacity - 1).bit_length())
