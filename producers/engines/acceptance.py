@@ -1,4 +1,4 @@
-"""Learns how often drafted tokens are right: by the length of the match, and of each sample beside the others."""
+"""Learns how often drafted tokens are right: by the length of the match, and sample by sample."""
 
 from __future__ import annotations
 

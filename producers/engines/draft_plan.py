@@ -1,7 +1,7 @@
 """Decides for which samples to draft, and how many tokens: as many as make most tokens a second.
 
-A step with drafts computes a row for each sample and each drafted token. It is expected to take as long as a plain
-step of so many samples, times a factor that is measured.
+A step with drafts computes a row for each sample and each drafted token. It is expected to take as long as a
+plain step of so many samples, times a factor that is measured.
 
              samples + chances of the drafted tokens
     rate  =  ───────────────────────────────────────      as against   samples / time of a plain step
@@ -66,7 +66,7 @@ class DraftPlan:
         """
         self._seen = [*chances[:LOOK], *[()] * (min(LOOK, looked) - len(chances[:LOOK]))]
         none = [0] * len(chances)
-        if looked < samples or self._steps % _PLAIN == 0:
+        if looked < samples or (self._steps + 1) % _PLAIN == 0:
             return none
         best, order = self._best(samples, chances, 0.0, looked)
         for number in order[:best]:

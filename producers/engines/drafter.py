@@ -1,4 +1,4 @@
-"""The interface of a drafter, which guesses the next tokens of answers. A wrong guess costs time and nothing else."""
+"""The interface of a drafter, which guesses how answers go on. A wrong guess costs time, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts from what came after the same tokens in other answers to the prompt, in the answer itself and in the prompt.
+"""Drafts what came after the same tokens before: in other answers to the prompt, in this one, in the prompt.
 
 answers that end here ──► memory of fixed size: the newest over the oldest ──► drafts
 answers that run and are drafted for ──► every few tokens ──┘

@@ -67,19 +67,23 @@ class StreamSampler(torch.nn.Module):
             self._keep(row, [logprob])
         return tokens, None
 
-    def verify(self, logits: torch.Tensor, rows: np.ndarray, aheads: np.ndarray, drafts: np.ndarray) -> list[list[int]]:
+    def verify(
+        self, logits: torch.Tensor, rows: np.ndarray, aheads: np.ndarray, drafts: np.ndarray
+    ) -> list[list[int]]:
         """Draw a token for each row of logits. Return each request's next tokens.
 
-        Row `n` follows the tokens of request `rows[n]` and the first `aheads[n]` of its draft; `drafts[n]` is the
-        draft's next token, or -1. Each token is drawn with the number of its own position, so a draft only says
-        which rows are of use: those up to the first whose drawn token is not the draft's.
+        Row `n` follows the tokens of request `rows[n]` and the first `aheads[n]` of its draft; `drafts[n]` is
+        the draft's next token, or -1. Each token is drawn with the number of its own position, so a draft
+        says only which rows are of use: those up to the first whose drawn token is not the draft's.
         """
         tokens, logprobs = self._draw(logits, rows, aheads)
         drawn, kept = tokens.cpu().numpy(), logprobs.cpu().numpy()
         starts = np.flatnonzero(aheads == 0).tolist()
         found = []
         for request, (start, end) in enumerate(itertools.pairwise([*starts, rows.size])):
-            wrong = np.flatnonzero(drawn[start:end] != drafts[start:end])  # the last row has no draft: never empty
+            wrong = np.flatnonzero(
+                drawn[start:end] != drafts[start:end]
+            )  # the last row has no draft: never empty
             end = start + int(wrong[0]) + 1
             self._keep(request, kept[start:end].tolist())
             found.append(drawn[start:end].tolist())
@@ -88,7 +92,7 @@ class StreamSampler(torch.nn.Module):
     def _draw(
         self, logits: torch.Tensor, rows: np.ndarray, aheads: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw a token for each row: of which request, and how many tokens after its last. Also their logprobs."""
+        """Draw a token for each row, so many tokens after a request's last. Return also their logprobs."""
         count = int(rows[-1]) + 1
         requests = [own_id(internal) for internal in self.batch.req_ids[:count]]
         made = np.array([len(tokens) for tokens in self.batch.req_output_token_ids[:count]])

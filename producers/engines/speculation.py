@@ -1,13 +1,13 @@
-"""Speculation in vLLM: in one step, several tokens of a sample are computed, and those that are drawn anyhow count.
+"""Speculation in vLLM: one step computes several tokens of a sample, and those that are drawn anyhow count.
 
-begin_step ── drafts of running samples ──► vLLM's requests ──► one forward pass ──► verify: draw at each place
-end_step ◄── how long it took                                       the first drawn token that differs ends it ◄┘
+begin_step ── drafts of running samples ──► vLLM's requests ──► a forward pass ──► verify: draw at each place
+end_step ◄── how long it took                                     the first token that differs is the last ◄┘
 
-A token is drawn by its sample's seed and its position alone (`sampler.py`). So a draft can't change which token is
-drawn, nor its logprob, if those of a forward pass don't depend on how many tokens it has: on a CPU they don't, with
-`batch_invariant`.
+A token is drawn by its sample's seed and its position alone (`sampler.py`). So a draft can't change which
+token is drawn, nor its logprob, if logits don't depend on how many tokens go together: on a CPU they don't,
+with `batch_invariant`.
 
-vLLM's own speculation is not switched on, but for the steps that have drafts: all other steps are as without.
+vLLM's own speculation is switched on for the steps that have drafts, and for no other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from producers.engines.acceptance import Acceptance
 from producers.engines.draft_plan import MOST, DraftPlan
 from producers.engines.drafter import Drafter
-from producers.engines.engine import Pace
+from producers.engines.engine import EngineError, Pace
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import StreamSampler, own_id
 
@@ -30,7 +30,7 @@ _LEARNS = 64  # plain steps between two looks at their times
 
 
 class _On:
-    """Stands in for vLLM's settings of speculation: the runner asks only whether there are any, and for this."""
+    """Stands in for vLLM's settings of speculation: its runner asks whether there are any, and for this."""
 
     def use_ngram_gpu(self) -> bool:
         return False
@@ -40,6 +40,13 @@ class Speculation:
     """Drafts for the running samples of one engine, as far as it pays."""
 
     def __init__(self, runner: Any, scheduler: Any, sampler: StreamSampler, drafter: Drafter) -> None:
+        if runner.model_config.is_hybrid or runner.model_config.is_attention_free:
+            refused = EngineError(
+                "generator.speculation: this model keeps a state of each sample, and wrong guesses can't be "
+                "taken out of it. Leave the setting out"
+            )
+            refused.lasting = True
+            raise refused
         self._runner, self._scheduler, self._sampler, self._drafter = runner, scheduler, sampler, drafter
         runner.drafter, runner.rejection_sampler = None, self._verify
         self.learn(Pace([], []))
@@ -77,9 +84,9 @@ class Speculation:
         """Return how many tokens a sample had before the last step."""
         return self._known.get(name, otherwise)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> tuple[int, int]:
         """Return how many tokens were drafted, and how many of them were right."""
-        return {"drafted": self._drafted, "accepted": self._accepted}
+        return self._drafted, self._accepted
 
     def begin_step(self) -> None:
         """Give vLLM drafts for the next step, if they pay."""
@@ -108,7 +115,7 @@ class Speculation:
         return max(1.0, self._made / samples)
 
     def _drafts(self, requests: Sequence[Any], samples: int) -> list[tuple[Any, list[int]]]:
-        """Draft for some of the running samples. Return those requests for which drafts pay, with the drafts."""
+        """Draft for some of the running samples. Return the requests for which it pays, with their drafts."""
         began = time.perf_counter()
         least = self._plan.least_chance(samples)
         able, chances, drafts = [], [], []

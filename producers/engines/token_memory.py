@@ -1,4 +1,4 @@
-"""Remembers texts, as tokens, and finds where some tokens stood before: of fixed size, whatever passes through it.
+"""Remembers the tokens of texts, and finds where some stood before: of fixed size, whatever passes through.
 
 append ──► ring of tokens, the newest over the oldest
              └─► one table for each context length: hash of a text's owner and the tokens before ──► place
@@ -140,7 +140,7 @@ class TokenMemory:
                 ] = places
 
     def _tail(self, first: int) -> list[int]:
-        """Return the tokens of the newest text from `first` on, and the few before them that make contexts."""
+        """Return the newest text's tokens from `first` on, and the few before them that make contexts."""
         since = max(self._text, first - CONTEXTS[0], self._end - self._size)
         return [self._tokens[at % self._size] for at in range(since, self._end)]
 

@@ -232,7 +232,9 @@ class VllmEngine:
         logprobs = self._sampler.close(name)
         ahead = len(logprobs) - tokens  # drawn in the last step behind the answer's end
         if not 0 <= ahead <= (self._speculation.ahead if self._speculation else 0):
-            raise EngineError(f"the engine made {tokens} tokens of sample {name}, but {len(logprobs)} logprobs")
+            raise EngineError(
+                f"the engine made {tokens} tokens of sample {name}, but {len(logprobs)} logprobs"
+            )
         return np.array(logprobs[:tokens], dtype=np.float32)
 
     def _stopped(self) -> list[DrawnAnswer]:
@@ -299,7 +301,8 @@ class VllmEngine:
 
     def pace(self) -> Pace:
         pace = self._times.pace()
-        return replace(pace, **self._speculation.counts()) if self._speculation else pace
+        drafted, accepted = self._speculation.counts() if self._speculation else (0, 0)
+        return replace(pace, drafted=drafted, accepted=accepted)
 
     def close(self) -> None:
         pass  # it ends with its process
