@@ -32,7 +32,7 @@ class DraftPlan:
     """Chooses the samples to draft for, and the lengths of their drafts."""
 
     def __init__(self) -> None:
-        self._sizes, self._seconds = np.zeros(0), np.zeros(0)  # of plain steps
+        self._times = np.zeros(0)  # of plain steps, by their number of samples
         self._plain_factor = 1.0  # of a plain step beside those that were learned: contexts grow
         self._factor = 1.0  # of a step with drafts, beside a plain one of so many samples
         self._draft_s = 5e-5  # to draft for one sample
@@ -43,14 +43,20 @@ class DraftPlan:
 
     def learn(self, pace: Pace) -> None:
         """Take the times of plain steps."""
-        self._sizes = np.array(pace.batches)
+        if not pace.batches:
+            return
         # a larger batch is never faster, so a slow small one was disturbed
-        self._seconds = np.minimum.accumulate(np.array(pace.seconds)[::-1])[::-1]
+        seconds = np.minimum.accumulate(np.array(pace.seconds)[::-1])[::-1]
+        rows = np.arange(2 * pace.batches[-1] + LOOK * (MOST + 1))
+        self._times = np.interp(rows, pace.batches, seconds)
+        if len(pace.batches) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (pace.batches[-1] - pace.batches[-2])
+            self._times += slope * np.maximum(0, rows - pace.batches[-1])
 
     def attention(self, samples: int) -> int:
         """Return for how many of the running samples to draft in the next step."""
         self._steps += 1
-        if not self._sizes.size:
+        if not self._times.size:
             return 0
         if self._steps % _THINKS == 0 or samples != self._pays[0]:
             self._pays = samples, self._best(samples, self._seen, samples * self._draft_s)[0] > 0
@@ -75,8 +81,8 @@ class DraftPlan:
 
     def least_chance(self, samples: int) -> float:
         """Return how likely a token must be right so that it pays to draft for a sample."""
-        here, more = self._time(np.array([samples, samples + 1]))
-        return float(samples / here * (self._draft_s + max(0.0, more - here)))
+        here = self._time(samples)
+        return samples / here * (self._draft_s + self._time(samples + 1) - here)
 
     def drafting_took(self, samples: int, seconds: float) -> None:
         """Note how long drafting for so many samples took."""
@@ -85,10 +91,10 @@ class DraftPlan:
 
     def step_took(self, samples: int, drafted: int, seconds: float) -> None:
         """Note how long a step of `samples` samples and `drafted` drafted tokens took."""
-        if not self._sizes.size:
+        if not self._times.size:
             return
         self._spare_s = min(self._spare_s + _THRIFT * seconds, 2 * LOOK * self._draft_s)
-        factor = seconds / float(self._time(np.array([samples + drafted]))[0])
+        factor = seconds / self._time(samples + drafted)
         if drafted:
             self._factor = self._factor * _FADE + (1 - _FADE) * factor / self._plain_factor
         else:
@@ -109,16 +115,12 @@ class DraftPlan:
             return 0, []
         share = samples / (looked or len(chances))
         made = samples + share * np.cumsum([0.0, *(chance for chance, _ in every)])
-        plain = self._time(samples + share * np.arange(made.size))
+        rows = np.ceil(samples + share * np.arange(made.size)).astype(int)
+        plain = self._times[np.minimum(rows, self._times.size - 1)]
         seconds = plain * self._factor + cost_s
         seconds[0] = plain[0] / _MARGIN
         return int(np.argmax(made / seconds)), [number for _, number in every]
 
-    def _time(self, rows: np.ndarray) -> np.ndarray:
-        """Return the seconds of a plain step with so many samples."""
-        sizes, seconds = self._sizes, self._seconds
-        found = np.interp(rows, sizes, seconds)
-        if sizes.size > 1:
-            slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
-            found += slope * np.maximum(0, rows - sizes[-1])
-        return np.asarray(found)
+    def _time(self, samples: int) -> float:
+        """Return the seconds of a plain step."""
+        return float(self._times[min(samples, self._times.size - 1)])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-CONTEXTS = (6, 3)  # tokens that are looked for, the longest first
+CONTEXTS = (6, 3)  # tokens that are looked for, the longest first: twice as many as the others
 _LONGEST = 32  # to which a match is measured
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -122,22 +122,24 @@ class TokenMemory:
 
     def _index_many(self, first: int, owner: int) -> None:
         """Do the same for many tokens at once."""
-        tokens = np.array(self._tail(first), dtype=np.int64).astype(np.uint64)
-        offset = tokens.size - (self._end - first)
+        tail = self._tail(first)
+        tokens = np.array(tail, dtype=np.int64).astype(np.uint64)
+        long, short = CONTEXTS
+        factor, shift, mine = np.uint64(_FACTOR), np.uint64(self._shift), np.uint64(owner & _MASK)
         with np.errstate(over="ignore"):
-            for length in CONTEXTS:
-                start = max(offset, length)  # in `tokens`, the first that has so many before it
-                count = tokens.size - start
-                if count <= 0:
-                    continue
-                found = np.full(count, owner & _MASK, dtype=np.uint64)
-                for back in range(length, 0, -1):
-                    found = (found ^ tokens[start - back : start - back + count]) * np.uint64(_FACTOR)
-                    found ^= found >> np.uint64(29)
-                places = first + (start - offset) + np.arange(count)
-                np.frombuffer(self._tables[length], dtype=np.int64)[
-                    (found * np.uint64(_FACTOR)) >> np.uint64(self._shift)
-                ] = places
+            sums = (
+                tokens[: 1 - short] * factor
+            )  # at n: of the tokens from n on, so many as a short context has
+            for number in range(1, short):
+                sums = (sums ^ tokens[number : tokens.size + 1 - short + number]) * factor
+                sums ^= sums >> np.uint64(29)
+            both = (sums[: tokens.size - long + 1] * factor) ^ sums[short : tokens.size - long + 1 + short]
+            for length, found in ((short, sums[:-1]), (long, both[:-1])):
+                places = first - (tokens.size - (self._end - first)) + length + np.arange(found.size)
+                slots = ((found ^ mine) * factor) >> shift
+                np.frombuffer(self._tables[length], dtype=np.int64)[slots[places >= first]] = places[
+                    places >= first
+                ]
 
     def _tail(self, first: int) -> list[int]:
         """Return the newest text's tokens from `first` on, and the few before them that make contexts."""
@@ -146,11 +148,20 @@ class TokenMemory:
 
     def _slot(self, context: Sequence[int], owner: int) -> int:
         """Return the context's slot in a table."""
-        found = owner & _MASK
-        for token in context:
-            found = ((found ^ token) * _FACTOR) & _MASK
-            found ^= found >> 29
-        return ((found * _FACTOR) & _MASK) >> self._shift
+        short = CONTEXTS[1]
+        found = _sum(context[:short])
+        if len(context) > short:
+            found = ((found * _FACTOR) & _MASK) ^ _sum(context[short:])
+        return (((found ^ (owner & _MASK)) * _FACTOR) & _MASK) >> self._shift
+
+
+def _sum(tokens: Sequence[int]) -> int:
+    """Return a number of a short context that differs from that of nearly every other."""
+    found = (tokens[0] * _FACTOR) & _MASK
+    for token in tokens[1:]:
+        found = ((found ^ token) * _FACTOR) & _MASK
+        found ^= found >> 29
+    return found
 
 
 class Follower:

@@ -5,8 +5,8 @@ last quarter of the slots, with nothing waiting), tokens a step and accepted dra
 samples with the same bits. Then small batches of constant size, in which a group's samples are made one after
 the other, by drafters that begin with nothing. All by how far the model is trained: one that has learned to
 count is nearly sure of each token, and drafts are right more often than in chains of thought. So `nats` says
-how sure the model is: the mean of -log π of the drawn tokens. Seconds are processor time, since others use the
-machine, too.
+how sure the model is: the mean of -log π of the drawn tokens. Seconds are processor time, since others use
+the machine, too.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def test_without_measured_steps_nothing_is_drafted() -> None:
 
 def test_a_small_step_that_was_disturbed_does_not_make_large_ones_seem_cheap() -> None:
     pace = Pace([1, 8, 64, 256], [0.05, 0.008, 0.064, 0.256])
-    assert plan_of(pace).lengths(1, 1, [[0.3]]) == [0]
+    assert plan_of(pace).lengths(1, 1, [[0.01]]) == [0]
 
 
 chances = st.lists(st.lists(st.floats(0.01, 0.99), max_size=16).map(lambda one: sorted(one, reverse=True)))

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
