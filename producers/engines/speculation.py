@@ -123,7 +123,7 @@ class Speculation:
             name = own_id(request.request_id)
             if name not in self._open or request.num_computed_tokens != request.num_tokens - 1:
                 continue  # its prompt is not computed yet
-            text = request._all_token_ids
+            text = request.all_token_ids
             self._judge(name, text)
             room = min(MOST, request.max_tokens - request.num_output_tokens - 1)
             if room <= 0 or self._acceptance.rests(name):
