@@ -40,13 +40,13 @@ _HALF_TRAINED = 100  # steps of the warm start, of the demo's 500
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench speculation")
-    parser.add_argument("--rounds", type=int, default=2 if quick else 5, help="iterations with other seeds")
-    parser.add_argument("--groups", type=int, default=32 if quick else 64)
+    parser.add_argument("--rounds", type=int, default=3 if quick else 7, help="each with other seeds")
+    parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--seed", type=int, default=11)
     given = parser.parse_args(argv)
     os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))
     result = {}
-    for name, model in _models():
+    for name, model in _models(quick):
         done = subprocess.run(
             [
                 sys.executable, "-m", "tests.bench.speculation", str(model),
@@ -62,10 +62,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def _models() -> Iterator[tuple[str, Path]]:
-    """Yield models from untrained to trained, each built once."""
+def _models(quick: bool) -> Iterator[tuple[str, Path]]:
+    """Yield models from untrained to trained, each built once; in haste not the untrained one."""
     folder = Path(os.environ["STREAMRL_HOME"]) / "models"
-    for name, steps in (("untrained", 0), ("half trained", _HALF_TRAINED)):
+    for name, steps in (("untrained", 0), ("half trained", _HALF_TRAINED))[quick:]:
         found = folder / f"count-{steps}-steps"
         if not found.exists():
             _warm_start(found, steps)
@@ -93,28 +93,27 @@ class _Sums:
     same: list[bool] = field(default_factory=list)
 
 
+_Round = dict[str, _Sums]  # by drafter
+
+
 def measure(model: str, groups: int, rounds: int, seed: int) -> dict[str, Any]:
     """Measure one model, in a process of its own."""
     bench = _Bench(model, groups, seed)
-    for name in _DRAFTERS:  # the first ones warm up
-        bench.iteration(name, seed - 1, _Sums())
-    bench.fresh()
-    sums = {name: _Sums() for name in _DRAFTERS}
-    later = {name: _Sums() for name in _DRAFTERS}
+    bench.round(seed - 1, 0)  # warms up
+    first, later = list[_Round](), list[_Round]()
     for number in range(rounds):
-        for name in np.roll(_DRAFTERS, number).tolist():
-            bench.iteration(name, seed + number, (later if number else sums)[name])
+        bench.fresh()
+        first.append(bench.round(seed + 2 * number, number))
+        later.append(bench.round(seed + 2 * number + 1, number))
     found: dict[str, Any] = {
         "nats": round(bench.nats, 3),
         "longest": bench.longest,
         "tail": {},
         "batches": {},
     }
-    for name in _DRAFTERS:
-        for epoch, one in (("first epoch", sums[name]), ("later epochs", later[name])):
-            found["tail"][f"{name}, {epoch}"] = _tail(
-                one, (later if epoch == "later epochs" else sums)["off"]
-            )
+    for name in _DRAFTERS[1:]:
+        for epoch, its in (("first epoch", first), ("second epoch", later)):
+            found["tail"][f"{name}, {epoch}"] = _tail(name, its)
     for size in _BATCHES:
         found["batches"][size] = bench.constant(size, seed + 1000 * size, rounds)
     return found
@@ -157,35 +156,37 @@ class _Bench:
             made.learn(self._pace)
             self._kinds[name] = made
 
-    def iteration(self, drafter: str, seed: int, sums: _Sums) -> None:
-        """Make all samples of an iteration."""
+    def round(self, seed: int, turn: int) -> _Round:
+        """Make all samples of an iteration, with each drafter in turn."""
         size = self._spec.algorithm.group_size
         requests = [
             self._request(group, index, seed) for group in range(self._groups) for index in range(size)
         ]
-        self._run(drafter, requests, len(requests), sums)
+        return self._in_turn(requests, len(requests), turn)
 
     def constant(self, size: int, seed: int, rounds: int) -> dict[str, Any]:
         """Make samples of the prompts with the longest answers, so many at once."""
-        groups = sorted(range(self._groups), key=lambda group: -int(self._prompts[group][1]))[
-            : max(2, size // 4)
-        ]
-        sums = {name: _Sums() for name in _DRAFTERS}
-        for number in range(-1, rounds):
+        longest = sorted(range(self._groups), key=lambda group: -self._prompts[group][1])
+        groups, its = longest[: max(2, size // 4)], list[_Round]()
+        for number in range(rounds):
             self.fresh()
             requests = [self._request(group, index, seed + number) for group in groups for index in range(8)]
-            for name in np.roll(_DRAFTERS, number).tolist():
-                self._run(
-                    name, requests, size, sums[name] if number >= 0 else _Sums()
-                )  # the first one warms up
-        off = sums["off"].seconds
+            its.append(self._in_turn(requests, size, number))
         return {
             name: {
-                "speedup": round(off / one.seconds, 3), "same_bits": float(np.mean(one.same)),
-                "accepted": round(one.accepted / max(1, one.drafted), 3), "drafted": one.drafted,
+                "speedup": _ratio(its, name, lambda one: one.seconds),
+                "same_bits": float(np.mean([same for one in its for same in one[name].same])),
+                **_drafts(its, name),
             }
-            for name, one in sums.items() if name != "off"
-        }  # fmt: skip
+            for name in _DRAFTERS[1:]
+        }
+
+    def _in_turn(self, requests: Sequence[Any], at_once: int, turn: int) -> _Round:
+        """Make the samples with each drafter; which one is first depends on the turn."""
+        found: _Round = {}
+        for name in np.roll(_DRAFTERS, turn).tolist():
+            self._run(name, requests, at_once, found.setdefault(name, _Sums()))
+        return found
 
     def _request(self, group: int, index: int, seed: int) -> Any:
         from producers.engines.engine import SampleRequest
@@ -245,16 +246,28 @@ def _prompts(model: str, groups: int, seed: int) -> list[tuple[list[int], int]]:
     return [(tokenizer.encode(problems[n]["prompt"]), int(problems[n]["kind"])) for n in chosen]
 
 
-def _tail(one: _Sums, off: _Sums) -> dict[str, Any]:
+def _ratio(its: Sequence[_Round], name: str, seconds: Callable[[_Sums], float]) -> float:
+    """Return how much faster a drafter made it than none: the median of the rounds."""
+    return round(float(np.median([seconds(one["off"]) / seconds(one[name]) for one in its])), 3)
+
+
+def _drafts(its: Sequence[_Round], name: str) -> dict[str, Any]:
+    drafted = sum(one[name].drafted for one in its)
+    accepted = sum(one[name].accepted for one in its)
+    return {"drafted": drafted, "accepted": round(accepted / drafted, 3) if drafted else None}
+
+
+def _tail(name: str, its: Sequence[_Round]) -> dict[str, Any]:
+    tokens = sum(one[name].tail_tokens for one in its)
     return {
-        "iteration_speedup": round(off.seconds / one.seconds, 3),
-        "tail_share": round(one.tail_s / one.seconds, 3),
-        "tail_speedup": round(off.tail_s / one.tail_s, 3),
-        "tail_seconds": round(one.tail_s, 3),
-        "tokens_a_step": round(one.tail_tokens / max(1, one.tail_sample_steps), 3),
-        "drafted": one.drafted,
-        "accepted": round(one.accepted / max(1, one.drafted), 3),
-        "same_bits": float(np.mean(one.same)),
+        "iteration_speedup": _ratio(its, name, lambda one: one.seconds),
+        "tail_speedup": _ratio(its, name, lambda one: one.tail_s),
+        "fewer_tail_steps": round(
+            sum(1 - one[name].tail_steps / one["off"].tail_steps for one in its) / len(its), 3
+        ),
+        "tokens_a_step": round(tokens / max(1, sum(one[name].tail_sample_steps for one in its)), 3),
+        **_drafts(its, name),
+        "same_bits": float(np.mean([same for one in its for same in one[name].same])),
     }
 
 
