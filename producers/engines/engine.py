@@ -60,7 +60,7 @@ class Pace:
 
 
 class Decoder(Protocol):
-    """Makes samples. Each decode step makes one token of each running sample."""
+    """Makes samples. Each decode step makes a token of each running sample, or several."""
 
     def submit(self, request: SampleRequest) -> None:
         """Take a request. It runs as soon as a slot is free."""

@@ -48,7 +48,7 @@ class Speculation:
             refused.lasting = True
             raise refused
         self._runner, self._scheduler, self._sampler, self._drafter = runner, scheduler, sampler, drafter
-        runner.drafter, runner.rejection_sampler = None, self._verify
+        runner.drafter = None
         self.learn(Pace([], []))
         self._acceptance = Acceptance()
         self._open: dict[str, Sequence[int]] = {}  # prompts
@@ -100,7 +100,7 @@ class Speculation:
                 self._known[own_id(request.request_id)] = request.num_output_tokens
                 self.ahead = max(self.ahead, len(draft))
         if self.ahead:
-            self._runner.speculative_config = _On()
+            self._runner.speculative_config, self._runner.rejection_sampler = _On(), self._verify
 
     def end_step(self, samples: int, seconds: float) -> float:
         """Note how long a step took. Return how many tokens a sample it made, at least 1."""
@@ -167,7 +167,9 @@ class Speculation:
         self._made = sum(map(len, found))
         self._drafted += rows.size - counts.size
         self._accepted += self._made - counts.size
-        tokens = torch.full((counts.size, int(counts.max())), -1, dtype=torch.int32)
+        tokens = np.full((counts.size, int(counts.max())), -1, dtype=np.int32)
         for row, drawn in enumerate(found):
-            tokens[row, : len(drawn)] = torch.tensor(drawn, dtype=torch.int32)
-        return SamplerOutput(sampled_token_ids=tokens.to(logits.device), logprobs_tensors=None)
+            tokens[row, : len(drawn)] = drawn
+        return SamplerOutput(
+            sampled_token_ids=torch.from_numpy(tokens).to(logits.device), logprobs_tensors=None
+        )

@@ -2,11 +2,12 @@
 
 An iteration of the counting task, on one generator with the demo's slots: its seconds, those of its tail (the
 last quarter of the slots, with nothing waiting), tokens a step and accepted drafts there, and the share of
-samples with the same bits. Then small batches of constant size, in which a group's samples are made one after
-the other, by drafters that begin with nothing. All by how far the model is trained: one that has learned to
-count is nearly sure of each token, and drafts are right more often than in chains of thought. So `nats` says
-how sure the model is: the mean of -log π of the drawn tokens. Seconds are processor time, since others use
-the machine, too.
+samples with the same bits. In the second epoch the same prompts have come before. Then small batches of
+constant size, in which a group's samples are made one after the other.
+
+All by how far the model is trained: one that has learned to count is nearly sure of each token, and drafts
+are right more often than in chains of thought. So `nats` says how sure the model is: the mean of -log π of
+the drawn tokens. Seconds are processor time, since others use the machine, too.
 """
 
 from __future__ import annotations
@@ -94,17 +95,17 @@ class _Sums:
 
 
 _Round = dict[str, _Sums]  # by drafter
+_Prompt = tuple[list[int], int]  # with its number
 
 
 def measure(model: str, groups: int, rounds: int, seed: int) -> dict[str, Any]:
     """Measure one model, in a process of its own."""
-    bench = _Bench(model, groups, seed)
-    bench.round(seed - 1, 0)  # warms up
-    first, later = list[_Round](), list[_Round]()
+    bench = _Bench(model, groups)
+    bench.iteration(seed - 1, epoch=0, turn=0)  # warms up
+    first, second = list[_Round](), list[_Round]()
     for number in range(rounds):
-        bench.fresh()
-        first.append(bench.round(seed + 2 * number, number))
-        later.append(bench.round(seed + 2 * number + 1, number))
+        first.append(bench.iteration(seed + number, epoch=0, turn=number))
+        second.append(bench.iteration(seed + number, epoch=1, turn=number))
     found: dict[str, Any] = {
         "nats": round(bench.nats, 3),
         "longest": bench.longest,
@@ -112,66 +113,48 @@ def measure(model: str, groups: int, rounds: int, seed: int) -> dict[str, Any]:
         "batches": {},
     }
     for name in _DRAFTERS[1:]:
-        for epoch, its in (("first epoch", first), ("second epoch", later)):
+        for epoch, its in (("first epoch", first), ("second epoch", second)):
             found["tail"][f"{name}, {epoch}"] = _tail(name, its)
     for size in _BATCHES:
-        found["batches"][size] = bench.constant(size, seed + 1000 * size, rounds)
+        found["batches"][size] = bench.constant(size, 1000 * (seed + size), rounds)
     return found
 
 
 class _Bench:
     """One engine, and a drafter of each kind that is put into it in turn."""
 
-    def __init__(self, model: str, groups: int, seed: int) -> None:
+    def __init__(self, model: str, groups: int) -> None:
+        from producers.engines.history_drafter import HistoryDrafter
         from producers.engines.ngram_drafter import NgramDrafter
         from producers.engines.speculation import Speculation
         from producers.engines.vllm_in_process import VllmEngine
 
-        spec = load_run_file(RUNFILE)
-        self._spec, self._groups = spec, groups
-        self._engine = VllmEngine(
-            model, slots=spec.generator.slots, max_model_len=spec.longest_sample, kv_cache_mib=256,
-            drafter=NgramDrafter(),
-        )  # fmt: skip
-        self._engine.profile()
-        self._pace = self._engine.pace()
-        self._speculation = Speculation
-        self.fresh()
+        self._spec = spec = load_run_file(RUNFILE)
+        self._engine = engine = VllmEngine(
+            model, slots=spec.generator.slots, max_model_len=spec.longest_sample, kv_cache_mib=256
+        )
+        engine.profile()
+        self._kinds: dict[str, Any] = {"off": None}
+        for name, make in (("ngram", NgramDrafter), ("history", HistoryDrafter)):
+            made = Speculation(engine._runner, engine._scheduler, engine._sampler, make())
+            made.learn(engine.pace())
+            self._kinds[name] = made
+        self._groups, self._problems = groups, _problems(model)
         self._expected: dict[str, bytes] = {}
-        self._prompts = _prompts(model, groups, seed)
         self.nats, self.longest = 0.0, 0
 
-    def fresh(self) -> None:
-        """Begin with drafters that know nothing."""
-        from producers.engines.history_drafter import HistoryDrafter
-        from producers.engines.ngram_drafter import NgramDrafter
-
-        makes: dict[str, Callable[[], Any]] = {
-            "ngram": NgramDrafter, "history": HistoryDrafter
-        }  # fmt: skip
-        engine = self._engine
-        self._kinds: dict[str, Any] = {"off": None}
-        for name, make in makes.items():
-            made = self._speculation(engine._runner, engine._scheduler, engine._sampler, make())
-            made.learn(self._pace)
-            self._kinds[name] = made
-
-    def round(self, seed: int, turn: int) -> _Round:
-        """Make all samples of an iteration, with each drafter in turn."""
+    def iteration(self, seed: int, *, epoch: int, turn: int) -> _Round:
+        """Make all samples of an iteration, with each drafter in turn. Other seeds have other prompts."""
         size = self._spec.algorithm.group_size
-        requests = [
-            self._request(group, index, seed) for group in range(self._groups) for index in range(size)
-        ]
+        requests = self._requests(self._drawn(seed), size, seed + 1_000_000 * epoch)
         return self._in_turn(requests, len(requests), turn)
 
     def constant(self, size: int, seed: int, rounds: int) -> dict[str, Any]:
         """Make samples of the prompts with the longest answers, so many at once."""
-        longest = sorted(range(self._groups), key=lambda group: -self._prompts[group][1])
-        groups, its = longest[: max(2, size // 4)], list[_Round]()
+        its = list[_Round]()
         for number in range(rounds):
-            self.fresh()
-            requests = [self._request(group, index, seed + number) for group in groups for index in range(8)]
-            its.append(self._in_turn(requests, size, number))
+            prompts = sorted(self._drawn(seed + number), key=lambda one: -one[1])[: max(2, size // 4)]
+            its.append(self._in_turn(self._requests(prompts, 8, seed + number), size, number))
         return {
             name: {
                 "speedup": _ratio(its, name, lambda one: one.seconds),
@@ -181,20 +164,28 @@ class _Bench:
             for name in _DRAFTERS[1:]
         }
 
+    def _drawn(self, seed: int) -> list[_Prompt]:
+        chosen = np.random.default_rng(seed).permutation(len(self._problems))[: self._groups]
+        return [self._problems[number] for number in chosen]
+
+    def _requests(self, prompts: Sequence[_Prompt], size: int, seed: int) -> list[Any]:
+        """Return requests for groups of so many samples. The longest come first, as a ranker would say."""
+        from producers.engines.engine import SampleRequest
+
+        return [
+            SampleRequest(
+                f"{seed}:{group}:{index}", prompt, self._spec.sampling.max_tokens,
+                (seed << 24) + 256 * group + index, float(length),
+            )
+            for group, (prompt, length) in enumerate(prompts) for index in range(size)
+        ]  # fmt: skip
+
     def _in_turn(self, requests: Sequence[Any], at_once: int, turn: int) -> _Round:
         """Make the samples with each drafter; which one is first depends on the turn."""
         found: _Round = {}
         for name in np.roll(_DRAFTERS, turn).tolist():
             self._run(name, requests, at_once, found.setdefault(name, _Sums()))
         return found
-
-    def _request(self, group: int, index: int, seed: int) -> Any:
-        from producers.engines.engine import SampleRequest
-
-        prompt, length = self._prompts[group]
-        number = (seed << 32) + group * 64 + index
-        name = f"{number:07d}-00"
-        return SampleRequest(name, prompt, self._spec.sampling.max_tokens, number, float(length))
 
     def _run(self, drafter: str, requests: Sequence[Any], at_once: int, sums: _Sums) -> None:
         engine = self._engine
@@ -234,16 +225,14 @@ class _Bench:
         self.longest = max(self.longest, *(one.tokens.size for one in answers))
 
 
-def _prompts(model: str, groups: int, seed: int) -> list[tuple[list[int], int]]:
-    """Prompts of the counting task, with how far they count: as long as a ranker would know it."""
+def _problems(model: str) -> list[_Prompt]:
+    """Return all prompts of the counting task, with how far they count."""
     from transformers import AutoTokenizer
 
     sys.path.insert(0, str(ROOT / "examples"))
     module = importlib.import_module("count_task")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    problems = list(module.problems("train"))
-    chosen = np.random.default_rng(seed).permutation(len(problems))[:groups]
-    return [(tokenizer.encode(problems[n]["prompt"]), int(problems[n]["kind"])) for n in chosen]
+    return [(tokenizer.encode(one["prompt"]), int(one["kind"])) for one in module.problems("train")]
 
 
 def _ratio(its: Sequence[_Round], name: str, seconds: Callable[[_Sums], float]) -> float:
@@ -254,7 +243,7 @@ def _ratio(its: Sequence[_Round], name: str, seconds: Callable[[_Sums], float]) 
 def _drafts(its: Sequence[_Round], name: str) -> dict[str, Any]:
     drafted = sum(one[name].drafted for one in its)
     accepted = sum(one[name].accepted for one in its)
-    return {"drafted": drafted, "accepted": round(accepted / drafted, 3) if drafted else None}
+    return {"accepted": round(accepted / drafted, 3) if drafted else None, "drafted": drafted}
 
 
 def _tail(name: str, its: Sequence[_Round]) -> dict[str, Any]:
