@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from producers.engines.token_memory import CONTEXTS, Follower, TokenMemory
+from producers.engines.token_memory import CONTEXTS, TextFollower, TokenMemory
 
 _TOKENS = 1 << 21  # that are remembered: 40 MiB
 _CHUNK = 32  # tokens of a running answer that are written at once
@@ -19,7 +19,7 @@ _CHUNK = 32  # tokens of a running answer that are written at once
 
 @dataclass
 class _Answer:
-    follower: Follower
+    follower: TextFollower
     written: int = 0  # tokens of the text that the memory has
 
 
@@ -31,7 +31,7 @@ class HistoryDrafter:
         self._answers: dict[str, _Answer] = {}
 
     def open(self, name: str, prompt: Sequence[int]) -> None:
-        self._answers[name] = _Answer(Follower(self._memory, self.owner(name, prompt)))
+        self._answers[name] = _Answer(TextFollower(self._memory, self.owner(name, prompt)))
 
     def owner(self, name: str, prompt: Sequence[int]) -> int:
         """Return a number that the texts have in common which tell of each other."""

@@ -164,7 +164,7 @@ def _sum(tokens: Sequence[int]) -> int:
     return found
 
 
-class Follower:
+class TextFollower:
     """Follows one text: where its last tokens stood before, as long as what comes is what came there."""
 
     def __init__(self, memory: TokenMemory, owner: int) -> None:

@@ -141,7 +141,13 @@ class _Bench:
             self._kinds[name] = made
         self._groups, self._problems = groups, _problems(model)
         self._expected: dict[str, bytes] = {}
-        self.nats, self.longest = 0.0, 0
+        self._logprobs = list[np.ndarray]()
+        self.longest = 0
+
+    @property
+    def nats(self) -> float:
+        """The mean of -log π of all tokens so far."""
+        return -float(np.concatenate(self._logprobs).mean())
 
     def iteration(self, seed: int, *, epoch: int, turn: int) -> _Round:
         """Make all samples of an iteration, with each drafter in turn. Other seeds have other prompts."""
@@ -221,7 +227,7 @@ class _Bench:
         for one in answers:
             bits = one.tokens.tobytes() + one.logprobs.tobytes() + one.finish.encode()
             sums.same.append(self._expected.setdefault(one.id, bits) == bits)
-        self.nats = -float(np.concatenate([one.logprobs for one in answers]).mean())
+        self._logprobs.append(np.concatenate([one.logprobs for one in answers]))
         self.longest = max(self.longest, *(one.tokens.size for one in answers))
 
 

@@ -7,7 +7,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.engines.token_memory import CONTEXTS, Follower, TokenMemory
+from producers.engines.token_memory import CONTEXTS, TextFollower, TokenMemory
 
 tokens = st.lists(st.integers(0, 3), max_size=80)
 texts = st.lists(st.tuples(tokens, st.integers(-(2**63), 2**63 - 1)), max_size=12)
@@ -50,7 +50,7 @@ def test_the_newest_text_of_an_owner_is_found_and_followed(text: list[int]) -> N
     memory = TokenMemory(1024)
     memory.append(text, 7)
     cut = CONTEXTS[0]
-    follower = Follower(memory, 7)
+    follower = TextFollower(memory, 7)
     for end in range(cut, len(text)):
         guess, match = follower.guess(text[:end], 4)
         assert match >= CONTEXTS[-1]
