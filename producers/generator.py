@@ -272,7 +272,9 @@ class Generator:
     def _count(self) -> None:
         if self._context.heart.trouble and time.monotonic() > self._troubled_at + _TROUBLE_S:
             self._context.heart.trouble = ""
+        pace = self._engine.pace()
         self._context.heart.counters.update(
+            drafted=pace.drafted, accepted=pace.accepted,
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
             drawn=self._drawing.tokens,
             running=self._decoding.running + len(self._scoring), busy_s=self._progress.busy_s,

@@ -59,6 +59,13 @@ class Stopping:
         tokens = [*made, *drawn]
         return self._in_tail(tokens) and self._start(tokens) is not None
 
+    def first_end(self, drawn: Sequence[int], made: Sequence[int], since: int) -> int | None:
+        """Return how many tokens of `drawn` end the answer, if one behind the first `since` ends it."""
+        for count in range(since + 1, len(drawn) + 1):
+            if self.ends(drawn if count == len(drawn) else drawn[:count], made):
+                return count
+        return None
+
     def text(self, tokens: np.ndarray) -> str:
         """Return the text of an answer, without the stop string that ended it and without special tokens."""
         whole = tokens.tolist()

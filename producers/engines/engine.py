@@ -51,18 +51,22 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of a decode step at some batch sizes, ascending.
+    """Seconds for one token of each sample, at some batch sizes, ascending.
 
-    `keeps_bits`: whether a sample has the same bits if this engine continues it for another one.
+    `keeps_bits`: whether a sample has the same bits if this engine continues it for another one. `drafted`:
+    tokens that were guessed, by an engine that does so, and computed along with others. `accepted`: those of
+    them that were right.
     """
 
     batches: list[int]
     seconds: list[float]
     keeps_bits: bool = False
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Decoder(Protocol):
-    """Makes samples. Each decode step makes one token of each running sample."""
+    """Makes samples. Each decode step makes a token of each running sample, or several."""
 
     def submit(self, request: SampleRequest) -> None:
         """Take a request. It runs as soon as a slot is free."""

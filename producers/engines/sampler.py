@@ -7,6 +7,7 @@ There is no state to wind back, which is what breaks vLLM's seeded requests on a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,22 +62,56 @@ class StreamSampler(torch.nn.Module):
     ) -> tuple[torch.Tensor, None]:
         """Draw a token for each row of logits, which the temperature is already applied to."""
         rows = logits.shape[0]
-        requests = [own_id(internal) for internal in self.batch.req_ids[:rows]]
-        positions = [len(tokens) for tokens in self.batch.req_output_token_ids[:rows]]
+        tokens, logprobs = self._draw(logits, np.arange(rows), np.zeros(rows, dtype=np.int64))
+        for row, logprob in enumerate(logprobs.tolist()):
+            self._keep(row, [logprob])
+        return tokens, None
+
+    def verify(
+        self, logits: torch.Tensor, rows: np.ndarray, aheads: np.ndarray, drafts: np.ndarray
+    ) -> list[list[int]]:
+        """Draw a token for each row of logits. Return each request's next tokens.
+
+        Row `n` follows the tokens of request `rows[n]` and the first `aheads[n]` of its draft; `drafts[n]` is
+        the draft's next token, or -1. Each token is drawn with the number of its own position, so a draft
+        says only which rows are of use: those up to the first whose drawn token is not the draft's.
+        """
+        tokens, logprobs = self._draw(logits, rows, aheads)
+        drawn, kept = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        starts = np.flatnonzero(aheads == 0).tolist()
+        found = []
+        for request, (start, end) in enumerate(itertools.pairwise([*starts, rows.size])):
+            wrong = np.flatnonzero(
+                drawn[start:end] != drafts[start:end]
+            )  # the last row has no draft: never empty
+            end = start + int(wrong[0]) + 1
+            self._keep(request, kept[start:end].tolist())
+            found.append(drawn[start:end].tolist())
+        return found
+
+    def _draw(
+        self, logits: torch.Tensor, rows: np.ndarray, aheads: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw a token for each row, so many tokens after a request's last. Return also their logprobs."""
+        count = int(rows[-1]) + 1
+        requests = [own_id(internal) for internal in self.batch.req_ids[:count]]
+        made = np.array([len(tokens) for tokens in self.batch.req_output_token_ids[:count]])
         seeds = np.array([self._seeds.get(request, 0) for request in requests], dtype=np.uint64)
         before = np.array([self._before.get(request, 0) for request in requests])
+        positions = (before + made)[rows] + aheads
         if self._min_tokens:
-            early = np.flatnonzero(before + positions < self._min_tokens)
+            early = np.flatnonzero(positions < self._min_tokens)
             logits[torch.from_numpy(early).to(logits.device)[:, None], self._barred] = -torch.inf
-        draws = torch.from_numpy(uniforms(seeds, before + positions)).to(logits.device)
+        draws = torch.from_numpy(uniforms(seeds[rows], positions)).to(logits.device)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         mass = logprobs.double().exp_().cumsum(dim=-1)
         tokens = torch.searchsorted(mass, (draws * mass[:, -1]).unsqueeze(1), right=True)
         tokens.clamp_(max=logits.shape[-1] - 1)
-        chosen = logprobs.gather(1, tokens).squeeze(1).tolist()
-        for request, position, logprob in zip(requests, positions, chosen, strict=True):
-            kept = self._logprobs.get(request)
-            if kept is not None:
-                del kept[position:]  # tokens drawn while the prompt was not whole do not count
-                kept.append(logprob)
-        return tokens.squeeze(1), None
+        return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
+
+    def _keep(self, row: int, logprobs: list[float]) -> None:
+        """Keep the log-probabilities of the next tokens of the request in a row of the batch."""
+        kept = self._logprobs.get(own_id(self.batch.req_ids[row]))
+        if kept is not None:
+            del kept[len(self.batch.req_output_token_ids[row]) :]  # drawn while the prompt was not whole
+            kept += logprobs

@@ -24,15 +24,24 @@ class VllmSettings(EngineSettings):
         description="Make a sample's bits independent of the samples that are drawn beside it (float32 on "
         "CPUs).",
     )
+    speculation: bool = Field(
+        False,
+        description="Guess tokens from other answers to the same prompt, and compute several of a sample in "
+        "one step where measured times say that this makes more tokens a second: mostly for the last few "
+        "samples. Guesses don't change what is drawn. Takes 40 MiB.",
+    )
 
     def make(self, model: str, spec: RunSpec) -> VllmEngine:
+        from producers.engines.history_drafter import HistoryDrafter
         from producers.engines.vllm_in_process import VllmEngine
         from producers.stopping import stopping_of
 
+        drafter = HistoryDrafter() if self.speculation else None
         engine = VllmEngine(
             model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
             temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
+            drafter=drafter,
         )  # fmt: skip
         engine.profile()
         return engine

@@ -21,11 +21,13 @@ import torch
 from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
+from producers.engines.drafter import Drafter
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
+from producers.engines.speculation import Speculation
 from producers.stopping import Stopping
 
 _PROFILE_S = 1.5
@@ -102,6 +104,7 @@ class VllmEngine:
         threads: int = 1,
         batch_invariant: bool = True,
         stopping: Stopping | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         prepare_environment(threads)
         from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -147,9 +150,14 @@ class VllmEngine:
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
         self._keeps_bits = on_cpu and batch_invariant  # on GPUs a prefill has other bits than decode steps
+        self._speculation: Speculation | None = None
+        if drafter:
+            self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter)
 
     def submit(self, request: SampleRequest) -> None:
         self._made[request.id] = request.made
+        if self._speculation:
+            self._speculation.open(request.id, request.prompt)
         self._add(request, self._params(request.max_tokens - len(request.made)))
 
     def _add(self, request: SampleRequest, params: object) -> None:
@@ -184,14 +192,20 @@ class VllmEngine:
             if moments[-1] > end:
                 break
         self._times = found
+        if self._speculation:
+            self._speculation.learn(found.pace())
 
     def step(self, wait_s: float = 0.0) -> list[DrawnAnswer]:
         self._sampler.batch = self._runner.input_batch
         finished = []
         samples, began = min(len(self._scheduler.requests), self._slots), time.perf_counter()
+        if self._speculation:
+            self._speculation.begin_step()
         outputs = self._engine.step()
         if samples:
-            self._times.add(samples, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            each = self._speculation.end_step(samples, seconds) if self._speculation else 1.0
+            self._times.add(samples, seconds / each)
         for output in outputs:
             if output.finished:
                 completion = output.outputs[0]
@@ -201,17 +215,28 @@ class VllmEngine:
         return [*finished, *self._stopped()]
 
     def _answer(self, name: str, drawn: Sequence[int], finish: str) -> DrawnAnswer:
-        """Return a finished answer. Its last token may be the last allowed, and complete a stop string."""
-        logprobs = np.array(self._sampler.close(name), dtype=np.float32)
-        tokens = np.array(drawn, dtype=np.int32)
-        if len(tokens) != len(logprobs):
-            raise EngineError(
-                f"the engine made {len(tokens)} tokens of sample {name}, but {len(logprobs)} logprobs"
-            )
+        """Return a finished answer. A stop string may be complete before its last token, and with it."""
         made = self._made.pop(name, ())
-        if finish != "stop" and self._stopping.ends(drawn, made):
-            finish = "stop"
-        return DrawnAnswer(name, tokens, logprobs, finish)
+        if self._stopping.looks and (end := self._stopping.first_end(drawn, made, self._known(name, drawn))):
+            drawn, finish = drawn[:end], "stop"
+        if self._speculation:
+            self._speculation.close(name, [*made, *drawn])
+        logprobs = self._logprobs(name, len(drawn))
+        return DrawnAnswer(name, np.array(drawn, dtype=np.int32), logprobs, finish)
+
+    def _known(self, name: str, drawn: Sequence[int]) -> int:
+        """Return how many of the drawn tokens were there before the last step."""
+        return len(drawn) - 1 if self._speculation is None else self._speculation.known(name, len(drawn) - 1)
+
+    def _logprobs(self, name: str, tokens: int) -> np.ndarray:
+        """Return the log-probabilities of a request that ended with so many tokens."""
+        logprobs = self._sampler.close(name)
+        ahead = len(logprobs) - tokens  # drawn in the last step behind the answer's end
+        if not 0 <= ahead <= (self._speculation.ahead if self._speculation else 0):
+            raise EngineError(
+                f"the engine made {tokens} tokens of sample {name}, but {len(logprobs)} logprobs"
+            )
+        return np.array(logprobs[:tokens], dtype=np.float32)
 
     def _stopped(self) -> list[DrawnAnswer]:
         """End the answers whose last token completes a stop string.
@@ -223,8 +248,10 @@ class VllmEngine:
         found = {}
         for request in self._scheduler.running:
             name, drawn = own_id(request.request_id), request.output_token_ids
-            if name in self._made and self._stopping.ends(drawn, self._made[name]):
-                found[name] = list(drawn)
+            if name not in self._made:
+                continue
+            if end := self._stopping.first_end(drawn, self._made[name], self._known(name, drawn)):
+                found[name] = list(drawn[:end])
         if found:
             self._engine.abort_request(list(found))
         return [self._answer(name, drawn, "stop") for name, drawn in found.items()]
@@ -236,6 +263,8 @@ class VllmEngine:
     def abort(self, ids: Sequence[str]) -> None:
         self._engine.abort_request(list(ids))
         for request in ids:
+            if self._speculation:
+                self._speculation.close(request)
             self._sampler.close(request)
             self._made.pop(request, None)
 
@@ -249,7 +278,9 @@ class VllmEngine:
         tokens = {name: np.array(request.output_token_ids, dtype=np.int32) for name, request in found}
         self._engine.abort_request(list(tokens))
         for name in tokens:
-            self._made.pop(name, None)
+            before = self._made.pop(name, ())
+            if self._speculation:
+                self._speculation.close(name, [*before, *tokens[name].tolist()])
         return [
             DrawnAnswer(name, made, np.array(self._sampler.close(name)[: len(made)], dtype=np.float32))
             for name, made in tokens.items()
@@ -270,7 +301,8 @@ class VllmEngine:
         return self.weights.digests()
 
     def pace(self) -> Pace:
-        return replace(self._times.pace(), keeps_bits=self._keeps_bits)
+        drafted, accepted = self._speculation.counts() if self._speculation else (0, 0)
+        return replace(self._times.pace(), keeps_bits=self._keeps_bits, drafted=drafted, accepted=accepted)
 
     def close(self) -> None:
         pass  # it ends with its process

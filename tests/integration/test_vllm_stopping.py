@@ -61,7 +61,7 @@ def spec(model: Path, prompt: list[int]) -> RunSpec:
     stop = likely_pairs(model, prompt)
     assert len(stop) == 12
     return make_spec(
-        generator={"slots": 8, "kv_cache_mib": 8}, trainer={"microbatch_tokens": 512},
+        generator={"slots": 8, "kv_cache_mib": 8, "speculation": True}, trainer={"microbatch_tokens": 512},
         sampling={"max_tokens": MOST, "max_prompt_tokens": 80, "min_tokens": LEAST, "stop": stop},
     )  # fmt: skip
 

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producers.engines.sampler import StreamSampler, uniforms
 
@@ -64,3 +66,49 @@ def test_a_position_drawn_again_keeps_one_logprob() -> None:
     sampler.batch.req_output_token_ids = [[]]  # the row of a prompt that was not whole yet is drawn again
     sampler(logits.clone(), {}, None, None)
     assert len(sampler.close("a")) == 1
+
+
+drafts_of_any_kind = st.lists(st.lists(st.tuples(st.booleans(), st.integers(-1, 30)), max_size=6), min_size=1)
+
+
+@settings(max_examples=50)
+@given(drafts_of_any_kind, st.integers(0, 5), st.integers(0, 3))
+def test_drafts_change_no_token_and_no_bit_of_a_logprob(
+    drafts: list[list[tuple[bool, int]]], min_tokens: int, before: int
+) -> None:
+    """Also those of a liar. Here the logits of a token are the same however many go together."""
+    vocabulary, most = 6, 8
+    table = torch.randn(len(drafts), most, vocabulary, generator=torch.Generator().manual_seed(before))
+
+    def fresh() -> StreamSampler:
+        sampler = StreamSampler(min_tokens, [0])
+        sampler.batch = SimpleNamespace(
+            req_ids=[f"s{number}-12345678" for number in range(len(drafts))],
+            req_output_token_ids=[[] for _ in drafts],
+        )
+        for number in range(len(drafts)):
+            sampler.open(f"s{number}", 77 + number, before)
+        return sampler
+
+    plain = fresh()
+    expected: list[list[int]] = [[] for _ in drafts]
+    for step in range(most):
+        tokens, _ = plain(table[:, step].clone(), {}, None, None)
+        for made, token in zip(expected, tokens.tolist(), strict=True):
+            made.append(token)
+        plain.batch.req_output_token_ids = [list(made) for made in expected]
+    guesses = [
+        [right[place] if honest else lie for place, (honest, lie) in enumerate(draft)]
+        for draft, right in zip(drafts, expected, strict=True)
+    ]
+    sampler = fresh()
+    counts = np.array([len(guess) + 1 for guess in guesses])
+    rows = np.repeat(np.arange(len(drafts)), counts)
+    aheads = np.concatenate([np.arange(count) for count in counts])
+    flat = np.concatenate([[*guess, -1] for guess in guesses])
+    found = sampler.verify(table[rows, aheads].clone(), rows, aheads, flat)
+    for number, (guess, right) in enumerate(zip(guesses, expected, strict=True)):
+        agree = [one == other for one, other in zip(guess, right, strict=False)]
+        count = agree.index(False) + 1 if False in agree else len(guess) + 1
+        assert found[number] == right[:count]
+        assert sampler.close(f"s{number}") == plain.close(f"s{number}")[:count]
