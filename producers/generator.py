@@ -184,6 +184,8 @@ class Generator:
             part = left.part(self._context.run, self._context.name, time.time())
             key = sample_id(part.group, part.index)
             self._context.writer.send(self._context.topics.parts, encode(part), key=key)
+        if back := self._decoding.give_back(moving):  # they are not begun, so there is no part to wait for
+            self._reporting.gives_back(back)
 
     def _fill(self) -> int:
         installs, paused = self._decoding.installs, self._decoding.pause_s

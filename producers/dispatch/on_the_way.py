@@ -2,7 +2,8 @@
 
 dispatcher ── "hand it over" ──► source ── part ──► <run>.parts ──► dispatcher ── job and part ──► target
 
-If the source is gone or does not answer, the target begins the sample anew: then only time is lost.
+A source that had not begun the sample gives it back, and the target begins it. If the source is gone or does
+not answer, the target begins the sample anew: then only time is lost.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class Moves:
             return None
         del self._moves[part.group, part.index]
         return move.target, replace(move.job, part=part, part_at=at)
+
+    def returned(self, key: SampleKey, source: GeneratorStart) -> None:
+        """Note that the source had not begun a sample, and has it no more."""
+        move = self._moves.get(key)
+        if move is not None and move.source == source:
+            self._moves[key] = replace(move, began_at=float("-inf"))  # so it counts as lost
 
     def finished(self, key: SampleKey) -> None:
         """Drop a sample's move: the sample is finished."""

@@ -141,6 +141,8 @@ class Dispatching:
         self._take_samples(now)
         for _, report in self._reports.take():
             self._fleet.heard(report, now)
+            for name in report.returned:
+                self._moves.returned(sample_key(name), (report.generator, report.start))
         self._fleet.bury_the_silent(now)
         self._forget()
         if now >= self._open_at:

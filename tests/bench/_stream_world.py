@@ -175,6 +175,8 @@ class StreamWorld:
             self.result.moved_tokens += part.tokens.size
             moving = replace(job, part=part)
             self._later(arrives, lambda moving=moving: self._arrive(target, moving))  # type: ignore[misc]
+        if self._generators[source].give_back([sample_id(*job.key)]):  # it is not begun
+            self._later(arrives, lambda: self._arrive(target, job))
 
     def _arrive(self, name: str, job: SampleJob) -> None:
         self._take(name, [job])

@@ -128,9 +128,12 @@ def generate(
         touched: set[str] = set()
         for job, source, target in moved:
             touched.add(source)
-            for handed in generators[source].hand_over([sample_id(*job.key)]):  # none: it is done just now
+            mine = [sample_id(*job.key)]
+            for handed in generators[source].hand_over(mine):  # none: it is done just now
                 moving = replace(job, part=handed.part("bench", source, clock.time))
                 heapq.heappush(on_the_way, (arrives, next(number_of), target, moving))
+            if generators[source].give_back(mine):
+                heapq.heappush(on_the_way, (arrives, next(number_of), target, job))
         if not left:
             return clock.time
         for name in touched:
@@ -143,8 +146,7 @@ def generate(
             _, _, name, job = heapq.heappop(on_the_way)
             touched.add(name)
             generators[name].take(job)
-            if job.part is not None:
-                dispatcher.arrived(job.key)
+            dispatcher.arrived(job.key)
         for name in touched:
             generators[name].fill()
             ends[name] = engines[name].next_end()

@@ -50,16 +50,28 @@ def test_what_is_made_does_not_move() -> None:
     assert moves.arrived(part(1)) is None
 
 
-def test_what_a_dead_or_silent_source_had_is_begun_anew() -> None:
-    def there(*processes: GeneratorStart) -> set[GeneratorStart]:
-        return set(processes)
+def there(*processes: GeneratorStart) -> set[GeneratorStart]:
+    return set(processes)
 
+
+def test_what_a_dead_or_silent_source_had_is_begun_anew() -> None:
     moves = moving(1)
     assert moves.lost(there(A, B).__contains__, 5.0) == []
     lost = moves.lost(there(LATER_A, B).__contains__, 6.0)
     assert [(target, job.key, job.part) for target, job in lost] == [(B, (1, 0), None)]
     assert moves.lost(there(B).__contains__, 6.0) == []
     assert [target for target, _ in moving(1).lost(there(A, B).__contains__, 11.0)] == [B]
+
+
+def test_one_that_was_not_begun_needs_no_part() -> None:
+    moves = moving(1)
+    moves.returned((1, 0), B)
+    moves.returned((2, 0), A)
+    assert moves.lost(there(A, B).__contains__, 1.0) == [], "only its source can give it back"
+    moves.returned((1, 0), A)
+    assert [(target, job.key, job.part) for target, job in moves.lost(there(A, B).__contains__, 1.0)] == [
+        (B, (1, 0), None)
+    ]
 
 
 class Insists(LongestFirst):
