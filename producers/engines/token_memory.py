@@ -41,26 +41,18 @@ class TokenMemory:
         self._tokens = array("i", bytes(4 * self._size))
         self._tables = {length: array("q", bytes(8 * self._size)) for length in CONTEXTS}
         self._end = 0  # place behind the newest token; a place is the number of tokens before it
-        self._text = 0  # place at which the newest text begins
         self.append([_BREAK], 0)  # so place 0 is nothing's, and an empty table's zeros lead nowhere
 
-    @property
-    def end(self) -> int:
-        """The place behind the newest token."""
-        return self._end
-
-    def append(self, tokens: Sequence[int], owner: int, *, goes_on: bool = False) -> None:
-        """Add a text, or with `goes_on` more of the newest text, whose owner must be the same."""
-        if not goes_on:
-            self._put([_BREAK])
-            self._text = self._end
+    def append(self, tokens: Sequence[int], owner: int) -> None:
+        """Add a text, or more of one, from the tokens on that stand before the new ones."""
+        self._put([_BREAK])
         tokens = tokens[-self._size // 2 :]
         first = self._end
         self._put(tokens)
         if len(tokens) < _FEW:
-            self._index_few(first, owner)
+            self._index_few(tokens, first, owner)
         else:
-            self._index_many(first, owner)
+            self._index_many(tokens, first, owner)
 
     def find(self, text: Sequence[int], owner: int) -> Match | None:
         """Return where the last tokens of a text of this owner stood before; None: nowhere."""
@@ -109,42 +101,29 @@ class TokenMemory:
                 self._tokens[(start + number) % self._size] = token
         self._end += len(tokens)
 
-    def _index_few(self, first: int, owner: int) -> None:
-        """Note for each token from `first` on which tokens stand before it."""
-        before = self._tail(first)
-        offset = len(before) - (self._end - first)
-        for number in range(self._end - first):
+    def _index_few(self, text: Sequence[int], first: int, owner: int) -> None:
+        """Note for each token of a text at place `first` which tokens stand before it."""
+        for number in range(len(text)):
             for length in CONTEXTS:
-                start = offset + number - length
-                if start >= 0:
-                    context = before[start : offset + number]
+                if length <= number:
+                    context = text[number - length : number]
                     self._tables[length][self._slot(context, owner)] = first + number
 
-    def _index_many(self, first: int, owner: int) -> None:
+    def _index_many(self, text: Sequence[int], first: int, owner: int) -> None:
         """Do the same for many tokens at once."""
-        tail = self._tail(first)
-        tokens = np.array(tail, dtype=np.int64).astype(np.uint64)
+        tokens = np.array(text, dtype=np.int64).astype(np.uint64)
         long, short = CONTEXTS
         factor, shift, mine = np.uint64(_FACTOR), np.uint64(self._shift), np.uint64(owner & _MASK)
         with np.errstate(over="ignore"):
-            sums = (
-                tokens[: 1 - short] * factor
-            )  # at n: of the tokens from n on, so many as a short context has
+            sums = tokens[: 1 - short] * factor  # at n: of as many tokens from n on as a short context has
             for number in range(1, short):
                 sums = (sums ^ tokens[number : tokens.size + 1 - short + number]) * factor
                 sums ^= sums >> np.uint64(29)
             both = (sums[: tokens.size - long + 1] * factor) ^ sums[short : tokens.size - long + 1 + short]
             for length, found in ((short, sums[:-1]), (long, both[:-1])):
-                places = first - (tokens.size - (self._end - first)) + length + np.arange(found.size)
                 slots = ((found ^ mine) * factor) >> shift
-                np.frombuffer(self._tables[length], dtype=np.int64)[slots[places >= first]] = places[
-                    places >= first
-                ]
-
-    def _tail(self, first: int) -> list[int]:
-        """Return the newest text's tokens from `first` on, and the few before them that make contexts."""
-        since = max(self._text, first - CONTEXTS[0], self._end - self._size)
-        return [self._tokens[at % self._size] for at in range(since, self._end)]
+                table = np.frombuffer(self._tables[length], dtype=np.int64)
+                table[slots] = first + length + np.arange(found.size)
 
     def _slot(self, context: Sequence[int], owner: int) -> int:
         """Return the context's slot in a table."""

@@ -125,9 +125,9 @@ class _Bench:
 
     def __init__(self, model: str, groups: int) -> None:
         from producers.engines.history_drafter import HistoryDrafter
-        from producers.engines.ngram_drafter import NgramDrafter
         from producers.engines.speculation import Speculation
         from producers.engines.vllm_in_process import VllmEngine
+        from tests.bench._ngram_drafter import NgramDrafter
 
         self._spec = spec = load_run_file(RUNFILE)
         self._engine = engine = VllmEngine(

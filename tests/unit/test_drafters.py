@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from producers.engines.drafter import Drafter
 from producers.engines.history_drafter import HistoryDrafter
-from producers.engines.ngram_drafter import NgramDrafter
+from tests.bench._ngram_drafter import NgramDrafter
 
 PROMPT, OTHER = [50, 51, 52, 53, 54, 55], [60, 61, 62, 63, 64, 65]
 ANSWER = list(range(1, 41))

@@ -1,4 +1,4 @@
-"""Drafts from a sample's own prompt and answer alone, as vLLM's n-grams do. Benches compare with it."""
+"""Drafts from a sample's own prompt and answer alone, as vLLM's n-grams do."""
 
 from __future__ import annotations
 
