@@ -3,7 +3,9 @@
     beliefs ──► draws of all lengths ──► makespan of every (deadline, quantile) ──► the best one rules `pick`
 
 No deadline (longest first) is one of the choices: long samples get an emptier generator only where that is
-expected to help. While samples finish, more is known, and the choice is made again from the present state.
+expected to help. Mixed order is another one: where predictions say little, a long sample that was taken for a
+short one should not begin last. While samples finish, more is known, and the choice is made again from the
+present state.
 
 A choice takes time, which is measured: one that would take too long is not made, and the present plan stays.
 Compiling is no part of that time: it is done in a thread, before the first choice.
@@ -17,6 +19,7 @@ others when the plan is there, or after a second.
 from __future__ import annotations
 
 import enum
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +36,7 @@ from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
 from producers.dispatch.state import (
     LONGEST_FIRST,
+    MIXED,
     ChosenJobs,
     SampleTable,
     Setting,
@@ -172,6 +176,7 @@ class DeadlinePolicy:
         self.moves: NamedMoves = []
         self._drift_of_plan = Drift()  # that the plan in force was chosen by
         self._rng = np.random.default_rng(seed)
+        self._mixing = random.Random(seed)
         self.plan: DeadlineRule | None = None
         self._choose_at = float("inf")  # when to choose again, if nothing happens before
         self._span_s = 0.0  # from the newest admission to the end that was expected then
@@ -202,6 +207,10 @@ class DeadlinePolicy:
         """Whether a deadline is in force; otherwise it is longest first."""
         return self.plan is not None and self.plan.deadline < NO_DEADLINE
 
+    @property
+    def _is_mixed(self) -> bool:
+        return self.plan is not None and (self.plan.quantile, self.plan.deadline) == MIXED
+
     def counters(self) -> Mapping[str, float]:
         return {
             "by_deadline": float(self.by_deadline), "why_policy": float(self.why),
@@ -209,7 +218,9 @@ class DeadlinePolicy:
         }  # fmt: skip
 
     def words(self) -> tuple[str, str]:
-        return "towards a deadline" if self.by_deadline else "the longest first", self.why.words
+        if self.by_deadline:
+            return "towards a deadline", self.why.words
+        return "in mixed order" if self._is_mixed else "the longest first", self.why.words
 
     def finished(
         self, board: Board, generator: BoardGenerator, job: SampleJob, length: int, now: float
@@ -273,14 +284,20 @@ class DeadlinePolicy:
         if self._pending is not None and self._pending.held:
             yield from self._at_once(board)
         elif self.plan is None or not self.by_deadline:
-            while (longest := board.waiting.longest()) and (generator := board.emptiest()):
-                yield generator, longest
+            while board.waiting and (generator := board.emptiest()):
+                yield generator, self._next(board)
         else:
             rule = self.plan.quantile, self.plan.deadline
             yield from self._towards.fill(board, asked, now, self.group_beliefs, rule)
             if self._probes:
                 probes, self._probes = self._probes, 0
                 yield from self._towards.probe(board, probes, self.group_beliefs, rule[0])
+
+    def _next(self, board: Board) -> SampleKey:
+        """Return the job that is next without a deadline."""
+        order = board.waiting.by_turn()[0]
+        place = int(self._mixing.random() * len(order)) if self._is_mixed else -1
+        return order[place][1]
 
     def _at_once(self, board: Board) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         """Yield the longest jobs for some of the generators, one for each: every plan begins with these."""
@@ -418,7 +435,8 @@ class DeadlinePolicy:
         parts = _PARTS_EXACT if exact else _PARTS[1:-1] if again else _PARTS
         near = {(z, deadline + part * width) for z, deadline in tried for part in parts}
         tried = self._sift(draws[: len(draws) // 2 or 1], judge, sorted(near))[: 3 if again else 4]
-        settings = {setting: judge(draws, setting) for setting in [*tried, LONGEST_FIRST]}
+        tried += [LONGEST_FIRST] if exact or not (state.where == -1).any() else [LONGEST_FIRST, MIXED]
+        settings = {setting: judge(draws, setting) for setting in tried}
         best = min(settings, key=lambda setting: settings[setting])
         if stay not in settings:
             settings[stay] = judge(draws, stay)
@@ -435,9 +453,10 @@ class DeadlinePolicy:
 
     def _in_force(self, now: float) -> Setting:
         """Return the present settings, with the deadline counted from now."""
-        if self.plan is None or self.plan.deadline >= NO_DEADLINE:
-            return 0.5, NO_DEADLINE
-        return self.plan.quantile, self.plan.deadline - now
+        if self.plan is None:
+            return LONGEST_FIRST
+        deadline = self.plan.deadline
+        return self.plan.quantile, deadline if deadline >= NO_DEADLINE else deadline - now
 
     @staticmethod
     def _judge(state: SampleTable, doubts: np.ndarray, draws: np.ndarray, setting: Setting) -> float:

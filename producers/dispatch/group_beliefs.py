@@ -27,7 +27,8 @@ import numpy as np
 
 from producers.dispatch.beliefs import KEPT_PAIRS, LEVELS, Beliefs, Kin, Pair
 from producers.dispatch.board import Board, BoardGenerator
-from producers.dispatch.drift import Drift, SeenLengths, drift_of
+from producers.dispatch.drift import Drift
+from producers.dispatch.drift_seen import SeenLengths, drift_of
 from producers.dispatch.every_nth import EveryNth
 from producers.dispatch.jobs import SampleJob
 from schemas.identity import SampleKey

@@ -19,6 +19,7 @@ from schemas.identity import SampleKey
 
 Setting = tuple[float, float]  # quantile, seconds from now to the deadline
 LONGEST_FIRST: Setting = 0.5, NO_DEADLINE
+MIXED: Setting = 0.0, NO_DEADLINE  # waiting jobs in mixed order: for a ranker that says little
 
 _HEAP = 50  # in a plan's run, a sample costs as much as a look at so many generators
 _MOST_WORK = 200_000.0  # of a run: a choice takes about half a second then
@@ -55,9 +56,10 @@ class SampleTable:
     def expected(self, draws: np.ndarray, setting: Setting, critical: np.ndarray | None = None) -> float:
         """Return the mean makespan in seconds. `critical[i]` is raised each time that sample i ends last."""
         counts = np.zeros(len(self.where), np.int64) if critical is None else critical
+        order = np.random.default_rng(0).permutation(self.order) if setting == MIXED else self.order
         return float(
             compiled().expected(
-                draws, self.beliefs, self.order, self.where, self.tokens, self.tables, self.slots,
+                draws, self.beliefs, order, self.where, self.tokens, self.tables, self.slots,
                 self.stalls, *setting, counts,
             )
         )  # fmt: skip

@@ -237,3 +237,39 @@ def test_a_dispatcher_that_starts_again_knows_what_predictions_were_worth(tmp_pa
         assert group_beliefs is not None and group_beliefs.beliefs.are_known
     finally:
         dispatched.close()
+
+
+@pytest.mark.parametrize(("inverted", "words"), [(0.25, "in mixed order"), (0.0, None)])
+def test_where_predictions_mislead_jobs_are_dealt_in_mixed_order(inverted: float, words: str | None) -> None:
+    """Of a ranker that takes the longest for the shortest now and then, and did so before."""
+    draw, beliefs, count = np.random.default_rng(0), Beliefs(LONGEST), 512
+
+    def predicted(lengths: np.ndarray) -> np.ndarray:
+        upside_down = np.sort(lengths)[::-1][np.argsort(np.argsort(lengths))]
+        return np.where(draw.random(len(lengths)) < inverted, upside_down, lengths) * draw.lognormal(
+            0, 0.25, len(lengths)
+        )
+
+    def lengths(number: int) -> np.ndarray:
+        return np.minimum(draw.lognormal(8, 0.9, number), LONGEST)
+
+    true = lengths(KEPT_PAIRS)
+    beliefs.observe([[pair] for pair in zip(predicted(true).tolist(), true.tolist(), strict=True)])
+    policy = DeadlinePolicy(GroupBeliefs(beliefs), seed=1)
+    dispatcher = Dispatcher(policy)
+    for number in range(4):
+        dispatcher.join(f"g{number}", 64, CURVE.table(64), 0.0)
+    jobs = [
+        SampleJob(prompt(number, size=1, min_version=0, predicted=length), 0)
+        for number, length in enumerate(predicted(lengths(count)).tolist())
+    ]
+    dispatcher.admit(jobs, 0.0)
+    given = [job.prompt.predicted for some in dispatcher.turn(0.0).values() for job in some]
+    middle = float(np.median([job.prompt.predicted for job in jobs]))
+    short = np.mean(np.array(given) < middle)
+    if words:
+        assert policy.words()[0] == words
+        assert 0.35 < short < 0.65
+    else:
+        assert policy.words()[0] != "in mixed order"
+        assert short < 0.35

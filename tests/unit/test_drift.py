@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from producers.dispatch.beliefs import ENOUGH, KEPT_PAIRS, Beliefs
 from producers.dispatch.board import Board, BoardGenerator
-from producers.dispatch.drift import Drift, SeenLengths, drift_of
+from producers.dispatch.drift import Drift
+from producers.dispatch.drift_seen import SeenLengths, drift_of
 from producers.dispatch.group_beliefs import GroupBeliefs
 from tests.bench._lengths import CURVE
 from tests.unit.test_ranks import group_of
