@@ -284,8 +284,8 @@ class DeadlinePolicy:
         if self._pending is not None and self._pending.held:
             yield from self._at_once(board)
         elif self.plan is None or not self.by_deadline:
-            while board.waiting and (generator := board.emptiest()):
-                yield generator, self._next(board)
+            while (key := self._next(board)) and (generator := board.emptiest()):
+                yield generator, key
         else:
             rule = self.plan.quantile, self.plan.deadline
             yield from self._towards.fill(board, asked, now, self.group_beliefs, rule)
@@ -293,11 +293,11 @@ class DeadlinePolicy:
                 probes, self._probes = self._probes, 0
                 yield from self._towards.probe(board, probes, self.group_beliefs, rule[0])
 
-    def _next(self, board: Board) -> SampleKey:
-        """Return the job that is next without a deadline."""
-        order = board.waiting.by_turn()[0]
-        place = int(self._mixing.random() * len(order)) if self._is_mixed else -1
-        return order[place][1]
+    def _next(self, board: Board) -> SampleKey | None:
+        """Return the job that is next without a deadline; None if no job waits."""
+        if self._is_mixed and board.waiting:
+            return board.waiting.by_turn()[0].at(self._mixing.random())[1]
+        return board.waiting.longest()
 
     def _at_once(self, board: Board) -> Iterator[tuple[BoardGenerator, SampleKey]]:
         """Yield the longest jobs for some of the generators, one for each: every plan begins with these."""

@@ -41,15 +41,6 @@ class LengthOrder:
     def __iter__(self) -> Iterator[OrderedJob]:
         return chain.from_iterable(self._blocks)
 
-    def __getitem__(self, place: int) -> OrderedJob:
-        """Return the shortest job at place 0, the longest at -1. Places far from an end take longer."""
-        left = place if place >= 0 else place + self._count
-        for block in self._blocks:
-            if 0 <= left < len(block):
-                return block[left]
-            left -= len(block)
-        raise IndexError(f"there is no job {place} of {self._count}")
-
     def add(self, fresh: Sequence[OrderedJob]) -> None:
         """Add jobs: many at once cost less than one by one."""
         if len(fresh) * 8 > self._count:
@@ -80,6 +71,12 @@ class LengthOrder:
         """Have all declared lengths computed anew, by this function."""
         self._tell = tell
         self._build(list(self))
+
+    def at(self, share: float) -> OrderedJob:
+        """Return the job at about this share of the order, from 0 up to 1: the shortest at 0."""
+        number, rest = divmod(share * len(self._blocks), 1)
+        block = self._blocks[int(number)]
+        return block[int(rest * len(block))]
 
     def longest(self) -> tuple[OrderedJob, float]:
         """Return the last job, and its declared length (0 if nobody tells)."""

@@ -180,7 +180,7 @@ class TowardsDeadline:
             generator = free[number % len(free)]
             order = board.waiting.by_turn()[0]
             low, high = _PROBED_PART
-            one = order[int(len(order) * (low + (high - low) * number / count))]
+            one = order.at(low + (high - low) * number / count)
             if generator.free > 0:
                 self._start(board, generator, one, group_beliefs.declared([one[1]], [0.0], quantile)[0])
                 yield generator, one[1]
