@@ -35,7 +35,10 @@ def told(jobs: Sequence[SampleJob]) -> list[float]:
 
 
 class Naive:
-    """A sorted list with declared lengths: each counts for all behind it, also when its job is gone."""
+    """A sorted list with declared lengths: each counts for all behind it.
+
+    One whose job is gone counts, too, and perhaps for some before it: a block remembers its longest.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[OrderedJob, float]] = []
@@ -44,7 +47,7 @@ class Naive:
     def limit(self, one: OrderedJob) -> tuple[float, float]:
         """What a job's declared length is at the least and at the most."""
         here = [length for other, length in self.rows if other <= one]
-        return max(here), max(here + [length for other, length in self.gone if other <= one])
+        return max(here), max(here + [length for _, length in self.gone])
 
 
 @settings(max_examples=200, deadline=None)
