@@ -41,6 +41,15 @@ class LengthOrder:
     def __iter__(self) -> Iterator[OrderedJob]:
         return chain.from_iterable(self._blocks)
 
+    def __getitem__(self, place: int) -> OrderedJob:
+        """Return the shortest job at place 0, the longest at -1. Places far from an end take longer."""
+        left = place if place >= 0 else place + self._count
+        for block in self._blocks:
+            if 0 <= left < len(block):
+                return block[left]
+            left -= len(block)
+        raise IndexError(f"there is no job {place} of {self._count}")
+
     def add(self, fresh: Sequence[OrderedJob]) -> None:
         """Add jobs: many at once cost less than one by one."""
         if len(fresh) * 8 > self._count:

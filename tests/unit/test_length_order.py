@@ -68,7 +68,9 @@ def test_jobs_come_and_go_in_order(data: st.DataObject) -> None:
             order.add(fresh)
         assert list(order) == naive and len(order) == len(naive) and bool(order) == bool(naive)
         if naive:
-            assert order.longest()[0] == naive[-1]
+            assert order.longest()[0] == order[-1] == naive[-1] and order[0] == naive[0]
+            place = data.draw(st.integers(0, len(naive) - 1))
+            assert order[place] == naive[place]
             shares = sorted(data.draw(st.lists(st.floats(0, 1, exclude_max=True), max_size=5)))
             found = [order.at(share) for share in [0.0, *shares, 1 - 1e-9]]
             assert found == sorted(found) and found[0] == naive[0] and found[-1] == naive[-1]
@@ -118,6 +120,14 @@ def test_without_removals_it_is_the_array_of_the_rule() -> None:
     for most in range(0, 220, 3):
         place = sum(key <= most for key in keys) - 1
         assert order.within(float(most)) == (None if place < 0 else (ordered[place], keys[place]))
+
+
+def test_a_place_that_is_none_is_refused() -> None:
+    order = LengthOrder()
+    order.add([entry(1, 5.0)])
+    for place in (1, -2):
+        with pytest.raises(IndexError, match="there is no job"):
+            order[place]
 
 
 @settings(max_examples=100, deadline=None)
