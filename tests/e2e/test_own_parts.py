@@ -43,6 +43,7 @@ def own(tmp_path: Path, kafka: str, tiny_model: Path) -> Path:
         del spec[section][choice]
     spec["trainer"] = {key: value for key, value in spec["trainer"].items() if key != "zero_stage"}
     spec["generator"] = {key: spec["generator"][key] for key in ("import", "slots")}
+    del spec["dispatch"]["moves"]  # the default policy's
     spec["placement"]["store"] = f"sqlite://{tmp_path}/runs.db"
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
     package = tmp_path / "site" / "their_package-1.0.dist-info"
