@@ -105,11 +105,8 @@ class Beliefs:
 
     def drifted(self, predicted: np.ndarray, drift: Drift) -> np.ndarray:
         """Return beliefs under a drift: equally likely lengths for each prediction, ascending."""
-        shift, wild = drift.shift, drift.wild
-        if drift.of_predictions:
-            rows = self.quantiles(predicted * math.exp(shift))
-        else:
-            rows = self._clip(self.quantiles(predicted) * math.exp(shift))
+        predicted, shift = self._meant(predicted, drift)
+        wild, rows = drift.wild, self._clip(self.quantiles(predicted) * math.exp(shift))
         if not (wild and self._any_length.size):
             return rows
         any_length = np.exp(np.quantile(self._any_length, self._levels))
@@ -140,10 +137,7 @@ class Beliefs:
             common = np.interp(_spread(count, len(groups), rng), _SHARES, _SCORES)[:, place]
             scores = kin.mean + kin.common * common + kin.own * np.interp(shares, _SHARES, _SCORES)
             shares = np.interp(scores, _SCORES, _SHARES)
-        errors = np.empty((count, len(predicted)))
-        for place in np.unique(places := self._bin(predicted)):
-            mine = places == place
-            errors[:, mine] = np.interp(shares[:, mine], self._shares[place], self._errors)
+        errors = self._errors_at(shares, self._bin(predicted))
         common = shift + drift.error * np.interp(_spread(count, 1, rng), _SHARES, _SCORES)
         lengths = self._clip(predicted[None, :] * np.exp(errors + common))
         if drift.wild and self._pairs:
@@ -174,10 +168,7 @@ class Beliefs:
         floors = np.interp((np.interp(below, _SHARES, _SCORES) - mean) / deviation, _SCORES, _SHARES)
         shares = floors + (1 - floors) * rng.random(len(predicted))
         shares = np.interp(mean + deviation * np.interp(shares, _SHARES, _SCORES), _SCORES, _SHARES)
-        for place in np.unique(places):
-            mine = places == place
-            errors[mine] = np.interp(shares[mine], self._shares[place], self._errors)
-        lengths = predicted * np.exp(errors + shift)
+        lengths = predicted * np.exp(self._errors_at(shares, places) + shift)
         if drift.wild and self._any_length.size:
             upto = np.searchsorted(self._any_length, np.log(np.maximum(tokens, 1.0)), side="right")
             longer = len(self._any_length) - upto
@@ -187,6 +178,14 @@ class Beliefs:
             chosen = upto[wrong] + (rng.random(int(wrong.sum())) * longer[wrong]).astype(int)
             lengths[wrong] = np.exp(self._any_length[chosen])
         return self._clip(lengths)
+
+    def _errors_at(self, shares: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return the errors below which these shares lie. `places`: the bin of each column."""
+        errors = np.empty(shares.shape)
+        for place in np.unique(places):
+            mine = places == place
+            errors[..., mine] = np.interp(shares[..., mine], self._shares[place], self._errors)
+        return errors
 
     @staticmethod
     def _meant(predicted: np.ndarray, drift: Drift) -> tuple[np.ndarray, float]:
