@@ -102,6 +102,7 @@ class Waiting:
     def __init__(self) -> None:
         self._by_turn: dict[Turn, LengthOrder] = {}
         self._turns: list[Turn] = []  # ascending
+        self._orders: list[LengthOrder] = []  # by these turns
         self._jobs: dict[SampleKey, OrderedJob] = {}
         self._tell: Teller | None = None
 
@@ -121,14 +122,21 @@ class Waiting:
     def add_all(self, fresh: Iterable[OrderedJob]) -> None:
         """Add jobs that do not wait yet."""
         turns: dict[Turn, list[OrderedJob]] = {}
+        same: list[OrderedJob] = []  # turn as the job before: jobs come group by group
+        prompt = None
         for one in fresh:
             self._jobs[one[1]] = one
-            turns.setdefault(one[2].turn, []).append(one)
+            if one[2].prompt is not prompt:
+                prompt = one[2].prompt
+                same = turns.setdefault(one[2].turn, [])
+            same.append(one)
         for turn, jobs in turns.items():
             order = self._by_turn.get(turn)
             if order is None:
                 order = self._by_turn[turn] = LengthOrder(self._tell)
-                bisect.insort(self._turns, turn)
+                place = bisect.bisect_left(self._turns, turn)
+                self._turns.insert(place, turn)
+                self._orders.insert(place, order)
             order.add(jobs)
 
     def remove(self, key: SampleKey) -> SampleJob:
@@ -139,7 +147,8 @@ class Waiting:
         order.remove(one)
         if not order:
             del self._by_turn[job.turn]
-            self._turns.remove(job.turn)
+            place = self._turns.index(job.turn)
+            del self._turns[place], self._orders[place]
         return job
 
     def reorder(self, key: SampleKey, predicted: float) -> None:
@@ -152,16 +161,16 @@ class Waiting:
         if tell is None and self._tell is None:
             return
         self._tell = tell
-        for order in self._by_turn.values():
+        for order in self._orders:
             order.declare(tell)
 
-    def by_turn(self) -> list[LengthOrder]:
+    def by_turn(self) -> Sequence[LengthOrder]:
         """Return the jobs by turn, the first turn first; within a turn the shortest job comes first."""
-        return [self._by_turn[turn] for turn in self._turns]
+        return self._orders
 
     def longest(self) -> SampleKey | None:
         """Return the longest job of the first turn; None if no job waits."""
-        return self._by_turn[self._turns[0]].longest()[0][1] if self._turns else None
+        return self._orders[0].longest()[0][1] if self._orders else None
 
 
 @dataclass(eq=False)
@@ -173,7 +182,8 @@ class Board:
     home: dict[SampleKey, str] = field(default_factory=dict)  # the generator that has a job
     now: float = float("-inf")  # the time of the newest event
     _fastest_first: list[BoardGenerator] = field(default_factory=list)
-    _free: list[tuple[float, str, int]] = field(default_factory=list)  # a heap: next step, name, stamp
+    # a heap: next step, name, stamp. A step may have become longer since: that is noticed at the top
+    _free: list[tuple[float, str, int]] = field(default_factory=list)
     _stamps: dict[str, int] = field(default_factory=dict)  # of the entry in `_free` that holds
     _stamp: int = 0
     _overfull: set[str] = field(default_factory=set)
@@ -184,7 +194,8 @@ class Board:
         generator.advance(self.now)
         generator.start(job, tokens)
         self.home[job.key] = generator.name
-        self._changed.add(generator.name)
+        if generator.free <= 0:
+            self._changed.add(generator.name)
 
     def end(self, key: SampleKey) -> tuple[BoardGenerator, SampleJob] | None:
         """Take a job from its generator, and return both; None if no generator has it."""
@@ -211,12 +222,17 @@ class Board:
 
     def emptiest(self) -> BoardGenerator | None:
         """Return the generator with a free slot with the fastest next step; None if none is free."""
-        self._settle()
+        if self._changed:
+            self._settle()
         while self._free:
-            _, name, stamp = self._free[0]
-            if self._stamps.get(name) == stamp:
-                return self.generators[name]
-            heapq.heappop(self._free)
+            then_s, name, stamp = self._free[0]
+            if self._stamps.get(name) != stamp:
+                heapq.heappop(self._free)
+                continue
+            generator = self.generators[name]
+            if (step_s := generator.next_step_s) == then_s:
+                return generator
+            heapq.heapreplace(self._free, (step_s, name, stamp))
         return None
 
     def overfull(self) -> list[BoardGenerator]:

@@ -34,29 +34,31 @@ def _read(prior: np.ndarray, levels: np.ndarray, mean: float, spread: float, row
 def corrected_rows(priors: np.ndarray, levels: np.ndarray, samples: np.ndarray) -> np.ndarray:
     """Return each sample's belief.
 
-    samples: a row for each: its row of `priors`; mean and spread of the scores at which that is read (a
+    samples: a column for each: its row of `priors`; mean and spread of the scores at which that is read (a
     spread of 0: as it is).
     """
-    rows = np.empty((len(samples), len(levels)))
-    for sample in range(len(samples)):
-        prior = priors[int(samples[sample, 0])]
-        if samples[sample, 2] == 0.0:
+    count = samples.shape[1]
+    rows = np.empty((count, len(levels)))
+    for sample in range(count):
+        prior = priors[int(samples[0, sample])]
+        if samples[2, sample] == 0.0:
             rows[sample] = prior
         else:
-            _read(prior, levels, samples[sample, 1], samples[sample, 2], rows[sample])
+            _read(prior, levels, samples[1, sample], samples[2, sample], rows[sample])
     return rows
 
 
 @njit(cache=True, nogil=True)
 def declared_each(priors: np.ndarray, levels: np.ndarray, samples: np.ndarray, z: float) -> np.ndarray:
     """Return each sample's declared length. samples: see `corrected_rows`, and the tokens that it has."""
-    found = np.empty(len(samples))
+    count = samples.shape[1]
+    found = np.empty(count)
     row = np.empty(len(levels))
-    for sample in range(len(samples)):
-        prior = priors[int(samples[sample, 0])]
-        if samples[sample, 2] == 0.0:
-            found[sample] = declared(prior, samples[sample, 3], z)
+    for sample in range(count):
+        prior = priors[int(samples[0, sample])]
+        if samples[2, sample] == 0.0:
+            found[sample] = declared(prior, samples[3, sample], z)
         else:
-            _read(prior, levels, samples[sample, 1], samples[sample, 2], row)
-            found[sample] = declared(row, samples[sample, 3], z)
+            _read(prior, levels, samples[1, sample], samples[2, sample], row)
+            found[sample] = declared(row, samples[3, sample], z)
     return found

@@ -9,7 +9,9 @@ It keeps only jobs that are admitted and not forgotten, so its memory does not g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +32,18 @@ _FIRST_GIVEN, _MOST_GIVEN = 4096, 32_768
 # If more jobs run, a sample that is done corrects the running ones of its group only where others of it wait:
 # a plan for so many hardly depends on a single one, and to correct them takes 50 µs.
 _LOOKED_AT_EACH = 8192
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Keep Python from looking for garbage while very many objects come and none goes: that takes longer."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -87,19 +101,28 @@ class Dispatcher:
     def admit(self, jobs: Iterable[SampleJob], now: float) -> None:
         """Add jobs, except those that are known already."""
         self._board.now = max(self._board.now, now)
-        fresh, waiting = [], self._board.waiting
-        for job in jobs:
-            known = self._groups.setdefault(job.prompt.group, _AdmittedGroup())
-            known.count = max(known.count, job.index + 1)
-            if job.index not in known.done and (key := job.key) not in self._home and key not in waiting:
-                fresh.append(job)
+        with _collector_at_rest():
+            self._admit([job for job in jobs if self._is_fresh(job)], now)
+
+    def _admit(self, fresh: Sequence[SampleJob], now: float) -> None:
         if not fresh:
             return
         if self._policy.group_beliefs is not None:
             self._policy.group_beliefs.admitted(fresh)
-        self._wait(fresh)
+        # nothing is known of these jobs yet but their predictions
+        self._board.waiting.add_all([(job.prompt.predicted, job.key, job) for job in fresh])
         self._policy.admitted(self._board, fresh, now)
         self._ask_all = True
+
+    def _is_fresh(self, job: SampleJob) -> bool:
+        """Note that a job's group is admitted. Return whether the job is neither done, given nor waiting."""
+        key = group, index = job.key
+        known = self._groups.get(group)
+        if known is None:
+            known = self._groups[group] = _AdmittedGroup()
+        if index >= known.count:
+            known.count = index + 1
+        return index not in known.done and key not in self._home and key not in self._board.waiting
 
     def _wait(self, jobs: Iterable[SampleJob]) -> None:
         if (group_beliefs := self._policy.group_beliefs) is None:

@@ -126,9 +126,13 @@ class GroupBeliefs:
             _Prior(said, row, float(row[0])) for said, row in zip(predicted.tolist(), rows, strict=True)
         ]
         self._priors.update(priors)
+        known, groups = self._known, self._groups
         for job, place in zip(jobs, which.tolist(), strict=True):
-            one = self._known[job.key] = _OpenJob(job, priors[place])
-            self._groups.setdefault(job.prompt.group, _Group()).open[job.key] = one
+            key = job.key
+            group = groups.get(key[0])
+            if group is None:
+                group = groups[key[0]] = _Group()
+            known[key] = group.open[key] = _OpenJob(job, priors[place])
 
     def _observe(self) -> None:
         """Learn the pairs of finished samples: the newest groups' if there are many, and the longest."""
@@ -170,24 +174,24 @@ class GroupBeliefs:
 
         priors, levels, samples = self._readings(keys, [0.0] * len(keys))
         rows = corrected_rows(priors, levels, samples)
-        factors = rows[:, _MIDDLE] / np.maximum(priors[samples[:, 0].astype(int), _MIDDLE], 1.0)
-        return rows, np.where(samples[:, 2] > 0, factors, 1.0)
+        factors = rows[:, _MIDDLE] / np.maximum(priors[samples[0].astype(int), _MIDDLE], 1.0)
+        return rows, np.where(samples[2] > 0, factors, 1.0)
 
     def _readings(
         self, keys: Sequence[SampleKey], tokens: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return priors, the levels, and how each job's prior is read, for `corrected`."""
-        known = self._known
-        rest = 1 - self.beliefs.rho
-        places: dict[_Prior, int] = {}
-        rows: list[tuple[float, ...]] = []
-        for key, has in zip(keys, tokens, strict=True):
-            one = known[key]
-            spread = math.sqrt(one.variance + rest) if one.variance >= 0 else 0.0
-            rows.append((places.setdefault(one.prior, len(places)), one.mean, spread, has))
+        known, rest = self._known, 1 - self.beliefs.rho
+        ones = [known[key] for key in keys]
+        places = {prior: place for place, prior in enumerate(dict.fromkeys([one.prior for one in ones]))}
         priors = [prior.row for prior in places]
         table = priors[0].reshape(1, -1) if len(priors) == 1 else np.stack(priors)
-        return table, LEVELS, np.array(rows, float)
+        samples = np.empty((4, len(ones)))
+        samples[0] = [places[one.prior] for one in ones]
+        samples[1] = [one.mean for one in ones]
+        samples[2] = [math.sqrt(one.variance + rest) if one.variance >= 0 else 0.0 for one in ones]
+        samples[3] = tokens
+        return table, LEVELS, samples
 
     def forget(self, job: SampleJob) -> None:
         """Drop a job."""

@@ -34,17 +34,17 @@ class SampleJob:
     part: Part | None = field(default=None, repr=False, compare=False)  # as far as another generator made it
     place: RecordPlace | None = field(default=None, repr=False, compare=False)  # of the prompt
     part_at: int = field(default=-1, repr=False, compare=False)  # the part's offset; -1: there is none
+    # the sample's group and index: one object, since every table of the dispatcher is by it
+    key: SampleKey = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.prompt.group, self.index))
 
     @property
     def needs(self) -> int:
         """The oldest version of the weights that may make the sample, or go on with its part."""
         newest = int(self.part.versions[-1]) if self.part is not None else 0
         return max(self.prompt.min_version, newest)
-
-    @property
-    def key(self) -> SampleKey:
-        """The sample's group and index."""
-        return self.prompt.group, self.index
 
     @property
     def turn(self) -> Turn:

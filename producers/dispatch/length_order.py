@@ -87,6 +87,17 @@ class LengthOrder:
         block = self._blocks[int(number)]
         return block[int(rest * len(block))]
 
+    def from_the_longest(self, step: float) -> list[OrderedJob]:
+        """Return jobs that are evenly spaced in the order, the longest first."""
+        found: list[OrderedJob] = []
+        passed = taken = 0  # jobs of later blocks; jobs that were returned
+        for block in reversed(self._blocks):
+            while (place := int(taken * step) - passed) < len(block):
+                found.append(block[-1 - place])
+                taken += 1
+            passed += len(block)
+        return found
+
     def longest(self) -> tuple[OrderedJob, float]:
         """Return the last job, and its declared length (0 if nobody tells)."""
         last = self._lasts[-1]

@@ -15,6 +15,7 @@ from producers.dispatch.board import NO_DEADLINE, Board, BoardGenerator, speed_o
 from producers.dispatch.drift import Drift
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
+from producers.dispatch.length_order import LengthOrder
 from schemas.identity import SampleKey
 
 Setting = tuple[float, float]  # quantile, seconds from now to the deadline
@@ -146,8 +147,12 @@ def _evenly(generators: Sequence[BoardGenerator], number: int) -> list[BoardGene
 def _from_the_longest(board: Board, step: float) -> list[SampleJob]:
     """Return waiting jobs, evenly spaced, and the longest for sure: it may be the last to end."""
     turns = board.waiting.by_turn()
-    waiting = [job for _, _, job in (turns[0] if len(turns) == 1 else sorted(chain(*turns)))]
-    return [waiting[-1 - int(k * step)] for k in range(math.ceil(len(waiting) / step))]
+    if len(turns) == 1:
+        order = turns[0]
+    else:
+        order = LengthOrder()
+        order.add(list(chain(*turns)))
+    return [job for _, _, job in order.from_the_longest(step)]
 
 
 def state_of(board: Board, group_beliefs: GroupBeliefs, now: float) -> SampleTable:

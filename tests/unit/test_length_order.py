@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -75,6 +76,9 @@ def test_jobs_come_and_go_in_order(data: st.DataObject) -> None:
             found = [order.at(share) for share in [0.0, *shares, 1 - 1e-9]]
             assert found == sorted(found) and found[0] == naive[0] and found[-1] == naive[-1]
             assert all(one in naive for one in found)
+            step = data.draw(st.floats(1, 20))
+            places = [int(number * step) for number in range(math.ceil(len(naive) / step))]
+            assert order.from_the_longest(step) == [naive[-1 - place] for place in places]
 
 
 @settings(max_examples=200, deadline=None)
