@@ -208,16 +208,12 @@ class Beliefs:
         `done`: samples whose length is `tokens`; that of the others is greater. `of_predictions`: whether the
         logs of all predictions are too small by the shift, or the logs of all lengths are greater by it.
         """
+        from producers.dispatch.drift_sums import likelihoods  # compiled: only who plans needs it
+
         self._refit()
-        said = np.log(np.maximum(predicted, 1.0))
-        place = (
-            np.log(np.maximum(tokens, 1.0))[:, None] - said[:, None] - shifts[None, :] + _FURTHEST
-        ) / _FINE
-        place = np.clip(np.round(place), 1, len(_ERRORS) - 2).astype(int)
-        bins = self._bin_of_log(said[:, None] + (shifts[None, :] if of_predictions else 0.0))
-        density = self._below[bins, place + 1] - self._below[bins, place - 1]
-        longer = 1 - self._below[bins, place]
-        return np.where(done[:, None], density / (2 * _FINE), longer)
+        said, logs = (np.log(np.maximum(some, 1.0)) for some in (predicted, tokens))
+        ends = float(self._centers[0]), float(self._centers[-1])
+        return likelihoods(self._below, ends, _FINE, said, logs, done, shifts, float(of_predictions))
 
     def likelihood_of_any(self, tokens: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Return the same for samples whose prediction says nothing: theirs may be the length of any pair."""

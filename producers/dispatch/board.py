@@ -151,10 +151,9 @@ class Waiting:
             del self._turns[place], self._orders[place]
         return job
 
-    def reorder(self, key: SampleKey, predicted: float) -> None:
-        """Change a job's predicted length. Its declared length is asked for anew."""
-        job = self.remove(key)
-        self.add_all([(predicted, key, job)])
+    def reorder(self, predicted: Iterable[tuple[SampleKey, float]]) -> None:
+        """Change jobs' predicted lengths. Their declared lengths are asked for anew."""
+        self.add_all([(length, key, self.remove(key)) for key, length in predicted])
 
     def declare(self, tell: Teller | None) -> None:
         """Have jobs' declared lengths given by this function from now on; None: nobody asks for these."""
@@ -219,6 +218,19 @@ class Board:
                 generator = self.generators[name]
                 generator.advance(self.now)
                 yield key, generator
+
+    def tokens(self, keys: Iterable[SampleKey]) -> list[float]:
+        """Return how many tokens each of the jobs has by now; -1 for those that no generator has."""
+        found, home, generators, now = [], self.home, self.generators, self.now
+        for key in keys:
+            if (name := home.get(key)) is None:
+                found.append(-1.0)
+                continue
+            generator = generators[name]
+            if generator.now < now:
+                generator.advance(now)
+            found.append(generator.tokens(key))
+        return found
 
     def emptiest(self) -> BoardGenerator | None:
         """Return the generator with a free slot with the fastest next step; None if none is free."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from infra.compiled import njit
+from producers.dispatch.common_part import common_parts
 from producers.dispatch.makespan import declared
 
 
@@ -28,6 +29,60 @@ def _read(prior: np.ndarray, levels: np.ndarray, mean: float, spread: float, row
         else:
             slope = (prior[low + 1] - prior[low]) / (levels[low + 1] - levels[low])
             row[place] = slope * (score - levels[low]) + prior[low]
+
+
+_common_parts = njit(cache=True, nogil=True)(common_parts)
+
+
+@njit(cache=True, nogil=True)
+def parts_of_one(rho: float, count: int, total: float, floors: np.ndarray) -> np.ndarray:
+    """Return means and variances of one group, a row each, as `common_parts` fills them in."""
+    found = np.empty((2, len(floors) + 1))
+    _common_parts(rho, (count, total), floors, found[0], found[1])
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _score(prior: np.ndarray, levels: np.ndarray, length: float) -> float:
+    """Return the score of a length in a belief, as `np.interp` does."""
+    place = np.searchsorted(prior, length, side="right") - 1
+    if place < 0:
+        return float(levels[0])
+    if place >= len(levels) - 1:
+        return float(levels[-1])
+    slope = (levels[place + 1] - levels[place]) / (prior[place + 1] - prior[place])
+    return float(slope * (length - prior[place]) + levels[place])
+
+
+@njit(cache=True, nogil=True)
+def corrected_parts(
+    rho: float, priors: np.ndarray, levels: np.ndarray, samples: np.ndarray, groups: np.ndarray
+) -> np.ndarray:
+    """Return mean and variance (a row each) of the common part that each sample (a column) goes by.
+
+    samples: a column for each, group by group: its row of `priors`; its tokens, below 0 if it does not run.
+    groups: a column for each: the number of its samples; that of its finished ones; the sum of their scores.
+    A variance of -1: nothing is known of the group.
+    """
+    found = np.zeros((2, samples.shape[1]))
+    first = 0
+    for group in range(groups.shape[1]):
+        size, done = int(groups[0, group]), int(groups[1, group])
+        floors, which = np.empty(size), np.empty(size, np.int64)
+        count = 0
+        for sample in range(first, first + size):
+            prior, tokens = priors[int(samples[0, sample])], samples[1, sample]
+            if tokens > prior[0]:
+                floors[count], which[count] = _score(prior, levels, tokens), sample
+                count += 1
+        means, variances = np.zeros(count + 1), np.full(count + 1, -1.0)
+        if count or done:
+            _common_parts(rho, (done, groups[2, group]), floors[:count], means, variances)
+        found[0, first : first + size], found[1, first : first + size] = means[count], variances[count]
+        for place in range(count):  # its own length must not count twice
+            found[0, which[place]], found[1, which[place]] = means[place], variances[place]
+        first += size
+    return found
 
 
 @njit(cache=True, nogil=True)

@@ -320,11 +320,12 @@ class DeadlinePolicy:
             self._chose(now, came)
             return
         chosen = chosen_jobs(board, now)
-        if len(board.generators) > 1:  # the only generator gets the longest first anyway
+        worth_s = self._worth_s(board, chosen)
+        why = self._why_not(board, chosen.work, worth_s)
+        if not why or (self.by_deadline and why is not Why.ALONE):  # so the code for it is compiled
             keys = None if chosen.are_all else [job.key for job, _, _ in chosen.jobs]
             self.group_beliefs.look(board, keys)
-        worth_s = self._worth_s(board, chosen)
-        if why := self._why_not(board, chosen.work, worth_s):
+        if why:
             self._stay(board, now, why)
             self._towards.waiting_anew()
             self._chose(now, came)

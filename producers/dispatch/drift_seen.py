@@ -56,14 +56,14 @@ def drift_of(beliefs: Beliefs, seen: SeenLengths) -> Drift:
         )
     posterior = np.stack([_BEFORE, _BEFORE])  # if lengths, or predictions, are shifted
     if len(seen.predicted):
-        any_length = beliefs.likelihood_of_any(seen.tokens, seen.done)
+        from producers.dispatch.drift_sums import summed_logs  # compiled: only who plans needs it
+
+        order = np.argsort(seen.weight, kind="stable")
+        predicted, tokens, done = seen.predicted[order], seen.tokens[order], seen.done[order]
+        any_length = beliefs.likelihood_of_any(tokens, done)
         for kind in (0, 1):
-            own = beliefs.likelihood(
-                seen.predicted, seen.tokens, seen.done, SHIFTS, of_predictions=bool(kind)
-            )
-            for place, wild in enumerate(WILD):
-                said = np.log((1 - wild) * own + wild * any_length[:, None] + _UNLIKELY)
-                posterior[kind, :, place] += seen.weight @ said
+            own = beliefs.likelihood(predicted, tokens, done, SHIFTS, of_predictions=bool(kind))
+            posterior[kind] += summed_logs(own, any_length, seen.weight[order], WILD, _UNLIKELY)
     chances = np.exp(posterior - posterior.max())
     chances /= chances.sum()
     far, of_wild = chances[:, np.abs(SHIFTS) > _SMALL, :].sum(axis=(1, 2)), chances.sum(axis=(0, 1))

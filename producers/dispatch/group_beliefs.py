@@ -21,12 +21,15 @@ import bisect
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
 from producers.dispatch.beliefs import KEPT_PAIRS, LEVELS, Beliefs, Kin, Pair
 from producers.dispatch.board import Board, BoardGenerator
+from producers.dispatch.common_part import common_parts
 from producers.dispatch.drift import Drift
 from producers.dispatch.drift_seen import SeenLengths, drift_of
 from producers.dispatch.every_nth import EveryNth
@@ -39,6 +42,14 @@ _LOOKED_AT = 256  # samples that tell of a drift between two choices
 _LOOKED_AT_CLOSELY = 1024  # ... and before a choice
 _LEVELS: list[float] = LEVELS.tolist()
 _MIDDLE = len(_LEVELS) // 2
+
+
+@cache
+def _compiled() -> Any:
+    """Import the compiled module when first needed, by a policy that plans."""
+    from producers.dispatch import corrected
+
+    return corrected
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -68,6 +79,11 @@ class _Group:
     done: list[float] = field(default_factory=list)  # scores of finished samples
     fresh: list[tuple[int, np.ndarray]] = field(default_factory=list)  # without a score: length and belief
     pairs: list[Pair] = field(default_factory=list)  # pairs that `beliefs` has not observed yet
+
+    @property
+    def tells(self) -> bool:
+        """Whether any of its samples may tell of another one that is open."""
+        return bool(self.open) and len(self.open) + len(self.done) + len(self.fresh) >= 2
 
     def scores(self) -> list[float]:
         """Return the scores of finished samples. Only here are new ones computed: often none are needed."""
@@ -107,6 +123,7 @@ class GroupBeliefs:
         self._longest: Pair | None = None  # of those pairs
         self._priors: WeakSet[_Prior] = WeakSet()  # of open jobs
         self.drift = Drift()
+        self._is_compiled = False  # whether the compiled code is there
         # since jobs came: predicted, length and weight of finished samples
         self._done: EveryNth[tuple[float, int, float]] = EveryNth(_LOOKED_AT_CLOSELY)
 
@@ -164,16 +181,12 @@ class GroupBeliefs:
 
     def declared(self, keys: Sequence[SampleKey], tokens: Sequence[float], z: float) -> list[float]:
         """Return the declared lengths of jobs that have so many tokens: quantile z of their beliefs."""
-        from producers.dispatch.corrected import declared_each  # compiled: only who plans needs it
-
-        return list(declared_each(*self._readings(keys, tokens), z).tolist())
+        return list(_compiled().declared_each(*self._readings(keys, tokens), z).tolist())
 
     def rows_of(self, keys: Sequence[SampleKey]) -> tuple[np.ndarray, np.ndarray]:
         """Return the beliefs of jobs, a row each, and by how much they make their predictions longer."""
-        from producers.dispatch.corrected import corrected_rows
-
         priors, levels, samples = self._readings(keys, [0.0] * len(keys))
-        rows = corrected_rows(priors, levels, samples)
+        rows = _compiled().corrected_rows(priors, levels, samples)
         factors = rows[:, _MIDDLE] / np.maximum(priors[samples[0].astype(int), _MIDDLE], 1.0)
         return rows, np.where(samples[2] > 0, factors, 1.0)
 
@@ -232,11 +245,10 @@ class GroupBeliefs:
         `keys`: jobs whose groups are corrected now; None: of all groups. The others are corrected as soon as
         one of their samples is done.
         """
-        self._follow(self._drift_seen(board, _LOOKED_AT_CLOSELY))
+        has_drifted = self._follow(self._drift_seen(board, _LOOKED_AT_CLOSELY))
         numbers = self._groups if keys is None else dict.fromkeys(group for group, _ in keys)
-        for number in numbers:
-            if (group := self._groups.get(number)) is not None:
-                self._correct(board, group)
+        groups = [group for number in numbers if (group := self._groups.get(number)) is not None]
+        self._correct_all(board, [group for group in groups if group.tells], has_drifted=has_drifted)
 
     def drift_seen(self, board: Board) -> Drift:
         """Return the drift by all that is seen now. The beliefs follow it at the next `look`."""
@@ -248,30 +260,37 @@ class GroupBeliefs:
         step = -(-len(self._done.kept) // most) or 1
         scale = step * self._done.step
         done = self._done.kept[::step]
-        rows = [(said, float(length), True, weight * scale) for said, length, weight in done]
         keys, step = _some_running(board, most)
-        for generator, key in keys:
-            one = self._known.get(key)
-            if one is not None:  # also if it is as long as believed: that speaks against a drift
-                tokens = generator.tokens(key)
-                rows.append((one.job.prompt.predicted, tokens, False, self._weight(one.job) * step))
-        if not rows:
+        known = self._known  # a job that is as long as believed counts, too: it speaks against a drift
+        prompts = [known[key].job.prompt for _, key in keys if key in known]
+        if not (done or prompts):
             return Drift()  # a plan for each drift that may come would gain nothing
-        columns = np.array(rows, float).reshape(-1, 4).T
-        return drift_of(self.beliefs, SeenLengths(columns[0], columns[1], columns[2] > 0, columns[3]))
+        columns = np.empty((3, len(done) + len(prompts)))  # predicted, tokens, weight
+        columns[:, : len(done)] = np.array(done).reshape(-1, 3).T
+        columns[2, : len(done)] *= scale
+        columns[0, len(done) :] = [prompt.predicted for prompt in prompts]
+        columns[1, len(done) :] = [generator.tokens(key) for generator, key in keys if key in known]
+        sizes = np.array([prompt.size for prompt in prompts])
+        columns[2, len(done) :] = 1.0 / (1 + (sizes - 1) * self.beliefs.rho) * step
+        return drift_of(
+            self.beliefs,
+            SeenLengths(columns[0], columns[1], np.arange(columns.shape[1]) < len(done), columns[2]),
+        )
 
     def _weight(self, job: SampleJob) -> float:
         """Return how much a sample tells of all: less where others of its group tell the same."""
         return 1.0 / (1 + (job.prompt.size - 1) * self.beliefs.rho)
 
-    def _follow(self, drift: Drift) -> None:
+    def _follow(self, drift: Drift) -> bool:
+        """Let all beliefs follow a drift. Return whether it is another one than before."""
         if not self._known or drift == self.drift:
-            return
+            return False
         self.drift = drift
         priors = list(self._priors)
         rows = self.beliefs.drifted(np.array([one.predicted for one in priors]), drift)
         for one, row in zip(priors, rows, strict=True):
             one.row, one.shortest = row, float(row[0])
+        return True
 
     def kin(self, jobs: Sequence[SampleJob]) -> Kin | None:
         """Return the model of these jobs' scores; None if samples of a group say nothing of each other."""
@@ -286,29 +305,70 @@ class GroupBeliefs:
         own = np.where(alone, 1.0, math.sqrt(1 - rho))
         return Kin(np.array([job.prompt.group for job in jobs]), mean, np.sqrt(variance), own)
 
+    def _correct_all(self, board: Board, groups: Sequence[_Group], *, has_drifted: bool) -> None:
+        """Do for many groups what `_correct` does for one."""
+        if not (self.beliefs.rho and self._corrects and groups):
+            return
+        self._is_compiled = True
+        ones = [one for group in groups for one in group.open.values()]
+        places = {prior: place for place, prior in enumerate(dict.fromkeys([one.prior for one in ones]))}
+        samples = np.full((2, len(ones)), -1.0)
+        samples[0] = [places[one.prior] for one in ones]
+        samples[1] = board.tokens([one.job.key for one in ones])
+        scores = [group.scores() for group in groups]
+        known = np.empty((3, len(groups)))
+        known[0] = [len(group.open) for group in groups]
+        known[1], known[2] = [len(one) for one in scores], [sum(one) for one in scores]
+        priors = np.stack([prior.row for prior in places])
+        means, variances = (
+            _compiled().corrected_parts(self.beliefs.rho, priors, LEVELS, samples, known).tolist()
+        )
+        changed: list[_OpenJob] = []
+        for one, mean, variance in zip(ones, means, variances, strict=True):
+            if has_drifted or one.mean != mean or one.variance != variance:
+                one.mean, one.variance = mean, variance
+                changed.append(one)
+        if waiting := board.waiting:
+            waiting.reorder(
+                [(one.job.key, self.expected_length(one.job)) for one in changed if one.job.key in waiting]
+            )
+
+    def _common_parts(self, done: list[float], floors: list[float]) -> tuple[list[float], list[float]]:
+        """Return means and variances of a group's common part, by `common_parts`."""
+        rho, count, total = self.beliefs.rho, len(done), float(sum(done))
+        if self._is_compiled:
+            means, variances = _compiled().parts_of_one(rho, count, total, np.array(floors, float)).tolist()
+        else:  # nobody waits here for the compiler
+            means, variances = [0.0] * (len(floors) + 1), [0.0] * (len(floors) + 1)
+            common_parts(rho, (count, total), floors, means, variances)
+        return means, variances
+
     def _correct(self, board: Board, group: _Group) -> list[SampleKey]:
         """Correct a group's beliefs by its finished samples, and by running ones that are long.
 
         Return its jobs.
         """
         rho = self.beliefs.rho
-        if not (rho and self._corrects and group.open):
+        if not (rho and self._corrects and group.tells):
             return []
         done = group.scores()
-        if len(group.open) + len(done) < 2:
-            return []
         floors = _floors(board, group.open)
         if not floors and not done:
             for one in group.open.values():
                 one.mean, one.variance = 0.0, -1.0
             return []
-        of_all, without = common_parts(rho, done, [floor for _, floor in floors])
-        own = {key: common for (key, _), common in zip(floors, without, strict=True)}
+        means, variances = self._common_parts(done, [floor for _, floor in floors])
+        places = {key: place for place, (key, _) in enumerate(floors)}
         for key, one in group.open.items():
-            # its own length must not count twice
-            one.mean, one.variance = own.get(key, of_all)
-            if key in board.waiting:
-                board.waiting.reorder(key, self.expected_length(one.job))
+            place = places.get(key, -1)  # its own length must not count twice
+            one.mean, one.variance = means[place], variances[place]
+        if board.waiting:
+            fresh = [
+                (key, self.expected_length(one.job))
+                for key, one in group.open.items()
+                if key in board.waiting
+            ]
+            board.waiting.reorder(fresh)
         return list(group.open)
 
 
@@ -359,41 +419,3 @@ def _length(prior: np.ndarray, score: float) -> float:
 def _row(prior: np.ndarray, rho: float, mean: float, variance: float) -> np.ndarray:
     """Return the belief of a sample whose group's common part has this mean and variance."""
     return np.interp(mean + math.sqrt(variance + 1 - rho) * LEVELS, LEVELS, prior)
-
-
-def common_part(rho: float, done: Sequence[float], floors: Sequence[float]) -> tuple[float, float]:
-    """Return mean and variance of a group's common part.
-
-    `done`: scores of finished samples. `floors`: scores that running samples exceed. The floors are taken
-    into account one after the other; each result is replaced by the normal distribution of its mean and
-    variance.
-    """
-    return common_parts(rho, done, floors)[0]
-
-
-def common_parts(
-    rho: float, done: Sequence[float], floors: Sequence[float]
-) -> tuple[tuple[float, float], list[tuple[float, float]]]:
-    """Return `common_part`, and for each floor the same without this floor."""
-    count = len(done)
-    variance = rho * (1 - rho) / (1 - rho + rho * count)
-    mean = rho * sum(done) / (1 - rho + rho * count)
-    without: list[tuple[float, float]] = []
-    for floor in floors:
-        without = [_exceeds(rho, *common, floor) for common in without]
-        without.append((mean, variance))
-        mean, variance = _exceeds(rho, mean, variance, floor)
-    return (mean, max(variance, 1e-9)), [(mean, max(variance, 1e-9)) for mean, variance in without]
-
-
-def _exceeds(rho: float, mean: float, variance: float, floor: float) -> tuple[float, float]:
-    """Return mean and variance of the common part, given that a sample's score exceeds `floor`."""
-    deviation = math.sqrt(variance + 1 - rho)
-    above = (floor - mean) / deviation
-    share = 0.5 * math.erfc(above / math.sqrt(2))
-    if share < 1e-9:
-        hazard = above + 1 / above
-    else:
-        hazard = math.exp(-0.5 * above * above) / math.sqrt(2 * math.pi) / share
-    gain = variance / deviation
-    return mean + gain * hazard, variance - gain * gain * hazard * (hazard - above)

@@ -55,8 +55,9 @@ class LengthOrder:
         if len(fresh) * 8 > self._count:
             self._build(sorted(chain(self, fresh)))
             return
-        for one in fresh:
-            self._insert(one)
+        told = self._tell([job for _, _, job in fresh]) if self._tell is not None else [0.0] * len(fresh)
+        for one, length in zip(fresh, told, strict=True):
+            self._insert(one, length)
 
     def remove(self, one: OrderedJob) -> None:
         """Remove a job."""
@@ -135,7 +136,7 @@ class LengthOrder:
             self._told = [told[first : first + _BLOCK] for first in range(0, len(told), _BLOCK)]
             self._most = [block[-1] for block in self._told]
 
-    def _insert(self, one: OrderedJob) -> None:
+    def _insert(self, one: OrderedJob, told: float) -> None:
         number = min(bisect_left(self._lasts, one), len(self._blocks) - 1)
         block = self._blocks[number]
         place = bisect_left(block, one)
@@ -143,7 +144,7 @@ class LengthOrder:
         self._count += 1
         self._lasts[number] = block[-1]
         if self._tell is not None:
-            self._say(number, place, float(self._tell([one[2]])[0]))
+            self._say(number, place, float(told))
         if len(block) > 2 * _BLOCK:
             self._split(number)
 

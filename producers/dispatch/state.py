@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,7 @@ _MOST_WORK = 200_000.0  # of a run: a choice takes about half a second then
 _FEWEST = 4  # generators that may stand for all
 
 
+@cache
 def compiled() -> Any:
     """Import the compiled module when first needed: numba takes a second, and small runs never need it."""
     from producers.dispatch import makespan

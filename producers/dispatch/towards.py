@@ -29,12 +29,12 @@ class LatestEnd:
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._columns = np.zeros((5, 0))  # the step of its last end; step now; when that was; steps a second
+        self._columns = np.zeros((2, 0))  # when it is done, as a line over the time: see `note`
 
     def clear(self) -> None:
         """Drop all generators."""
         self._places.clear()
-        self._columns = np.zeros((5, 0))
+        self._columns = np.zeros((2, 0))
 
     def note(self, generator: BoardGenerator, last: float) -> None:
         """Note at which step the last of a generator's jobs ends."""
@@ -42,18 +42,17 @@ class LatestEnd:
         if place is None:
             place = self._places[generator.name] = len(self._places)
             if place >= self._columns.shape[1]:
-                more = np.full((5, max(16, place)), -np.inf)
+                more = np.full((2, max(16, place)), -np.inf)
                 self._columns = np.concatenate([self._columns, more], axis=1)
-        self._columns[:, place] = (
-            last if generator.running else -np.inf, generator.steps, generator.now, 1 / generator.step_s,
-            generator.seconds[1],
-        )  # fmt: skip
+        # the steps that are left now take alone_s each; each second that passes, some of them are made
+        alone_s, paced = generator.seconds.item(1), 1 / generator.step_s
+        left = last - generator.steps + generator.now * paced
+        self._columns[:, place] = left * alone_s if generator.running else -np.inf, 1 - paced * alone_s
 
     def at(self, now: float) -> float:
         """Return that time, which is never before now."""
-        last, steps, then, pace, alone_s = self._columns[:, : len(self._places)]
-        left = (last - steps - (now - then) * pace) * alone_s
-        return now + max(0.0, float(left.max(initial=0.0)))
+        base, slope = self._columns[:, : len(self._places)]
+        return float((base + slope * now).max(initial=now))
 
 
 class TowardsDeadline:

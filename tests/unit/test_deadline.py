@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from producers.backlog import Backlog
+from producers.dispatch import corrected, drift_sums, makespan
 from producers.dispatch import deadline as deadline_module
 from producers.dispatch.beliefs import KEPT_PAIRS, Beliefs
 from producers.dispatch.board import NO_DEADLINE
@@ -19,7 +22,7 @@ from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.longest_first_policy import LongestFirst
 from producers.dispatch.recovery import lengths_before
-from producers.dispatch.warm import WarmUp
+from producers.dispatch.warm import WarmUp, choose_once
 from schemas.messages import EVAL
 from schemas.wire import encode
 from tests.bench._lengths import CURVE
@@ -141,6 +144,27 @@ def test_compiling_is_done_beside_and_once() -> None:
     warm = WarmUp()
     wait_until(warm, what="it is compiled", deadline_s=120)
     assert warm()
+
+
+def test_all_that_is_called_is_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[str] = set()
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            called.add(name)
+            return function(*given)
+
+        return call
+
+    wanted = {
+        makespan: ("expected", "reach"), drift_sums: ("likelihoods", "summed_logs"),
+        corrected: ("declared_each", "corrected_rows", "corrected_parts", "parts_of_one"),
+    }  # fmt: skip
+    for module, names in wanted.items():
+        for name in names:
+            monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+    choose_once()
+    assert called == {name for names in wanted.values() for name in names}
 
 
 def test_what_went_wrong_in_compiling_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_waiting_jobs_are_in_order_of_turn_and_length(data: st.DataObject) -> No
             assert waiting.remove(key) == naive.pop(key)[0]
         else:
             key, length = data.draw(st.sampled_from(sorted(naive))), data.draw(LENGTHS)
-            waiting.reorder(key, length)
+            waiting.reorder([(key, length)])
             naive[key] = naive[key][0], length
         turns = sorted({one.turn for one, _ in naive.values()})
         wanted = [

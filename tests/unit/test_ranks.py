@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from producers.dispatch.beliefs import Beliefs, Kin
 from producers.dispatch.board import Board, BoardGenerator
+from producers.dispatch.common_part import common_parts
 from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
-from producers.dispatch.group_beliefs import GroupBeliefs, common_part
+from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.moves import find_moves
 from producers.dispatch.policies.longest_first_policy import LongestFirst
@@ -66,6 +67,12 @@ def test_chance_is_not_taken_for_likeness(seed: int) -> None:
     assert alone.rho == 0
 
 
+def common_part(rho: float, done: list[float], floors: list[float]) -> tuple[float, float]:
+    means, variances = [0.0] * (len(floors) + 1), [0.0] * (len(floors) + 1)
+    common_parts(rho, (len(done), sum(done)), floors, means, variances)
+    return means[-1], variances[-1]
+
+
 @given(st.floats(0.05, 0.95), st.lists(st.floats(-2.4, 2.4), max_size=16))
 def test_what_is_done_tells_as_much_as_the_formula_says(rho: float, done: list[float]) -> None:
     mean, variance = common_part(rho, done, [])
@@ -107,6 +114,46 @@ def test_draws_of_a_group_come_out_together() -> None:
     others = [np.corrcoef(draws[:, k], draws[:, k + 2])[0, 1] for k in range(0, samples - 2, 2)]
     assert np.mean(alike) == pytest.approx(0.65, abs=0.08)
     assert abs(np.mean(others)) < 0.05
+
+
+ALIKE = learned(0.65)
+SEEN = st.tuples(st.sampled_from(["waits", "runs", "done"]), st.integers(1, LONGEST))  # and its tokens
+
+
+def seen_so_far(groups: list[list[tuple[str, int]]]) -> tuple[GroupBeliefs, Board]:
+    group_beliefs, board = GroupBeliefs(ALIKE), Board(now=0.0)
+    generator = board.generators["a"] = BoardGenerator("a", 64, CURVE.table(64), 0.0)
+    jobs = [group_of(number, 500.0 + 900 * (number % 3), len(group)) for number, group in enumerate(groups)]
+    group_beliefs.admitted([job for group in jobs for job in group])
+    for group, seen in zip(jobs, groups, strict=True):
+        for job, (what, tokens) in zip(group, seen, strict=True):
+            if what == "waits":
+                board.waiting.add(job, group_beliefs.expected_length(job))
+            elif what == "runs":
+                board.start(generator, job, tokens)
+        for job, (what, tokens) in zip(group, seen, strict=True):
+            if what == "done":
+                group_beliefs.finished(board, job, tokens)
+    return group_beliefs, board
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(SEEN, min_size=1, max_size=6), min_size=1, max_size=5))
+def test_many_groups_are_corrected_as_each_alone(groups: list[list[tuple[str, int]]]) -> None:
+    (together, one_board), (alone, other_board) = seen_so_far(groups), seen_so_far(groups)
+    together.look(one_board)
+    alone._follow(together.drift)
+    for group in list(alone._groups.values()):
+        alone._correct(other_board, group)
+    for key, one in alone._known.items():
+        other = together._known[key]
+        assert (other.mean, other.variance) == pytest.approx((one.mean, one.variance), rel=1e-9)
+    orders = [
+        [[key for _, key, _ in order] for order in b.waiting.by_turn()] for b in (one_board, other_board)
+    ]
+    assert orders[0] == orders[1]
+    keys = list(alone._known)
+    assert not keys or together.rows_of(keys)[0] == pytest.approx(alone.rows_of(keys)[0], rel=1e-9)
 
 
 @pytest.mark.parametrize(("alike", "first"), [(0.9, 0), (0.0, 1)])

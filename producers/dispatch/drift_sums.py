@@ -1,0 +1,67 @@
+"""How likely is what is seen of many samples, under many drifts. Compiled.
+
+Rows of one weight are multiplied before a logarithm is taken, since logarithms would take most of the time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infra.compiled import njit
+
+_RUN = 64  # of so many rows the product is a number that is neither 0 nor infinite
+
+
+@njit(cache=True, nogil=True)
+def likelihoods(
+    below: np.ndarray, ends: tuple[float, float], fine: float, said: np.ndarray, logs: np.ndarray,
+    done: np.ndarray, shifts: np.ndarray, moves_bin: float,
+) -> np.ndarray:  # fmt: skip
+    """Return how likely each sample (a row) is for each shift (a column).
+
+    below: the share of errors below each of some, evenly spaced by `fine` and as far above 0 as below, a row
+    for each bin of predictions. ends: the logs of the first and last bin. said: logs of the predictions.
+    logs: of the tokens; `done` says whether a sample has no more than these. moves_bin: 1 if a prediction is
+    in another bin by a shift, else 0.
+    """
+    bins, errors = below.shape
+    furthest = fine * (errors - 1) / 2
+    found = np.empty((len(said), len(shifts)))
+    for row in range(len(said)):
+        for column in range(len(shifts)):
+            place = np.rint((logs[row] - said[row] - shifts[column] + furthest) / fine)
+            mine = int(min(max(place, 1.0), errors - 2.0))
+            part = (said[row] + moves_bin * shifts[column] - ends[0]) / (ends[1] - ends[0])
+            which = int(min(max(np.rint(part * (bins - 1)), 0.0), bins - 1.0))
+            if done[row]:
+                found[row, column] = (below[which, mine + 1] - below[which, mine - 1]) / (2 * fine)
+            else:
+                found[row, column] = 1 - below[which, mine]
+    return found
+
+
+@njit(cache=True, nogil=True)
+def summed_logs(
+    own: np.ndarray, any_length: np.ndarray, weight: np.ndarray, wild: np.ndarray, least: float
+) -> np.ndarray:
+    """Return the logs of all samples' likelihoods, summed: a row for each shift, a column for each of `wild`.
+
+    own: how likely each sample (a row) is by its prediction, for each shift (a column). any_length: the same
+    for a prediction that says nothing. wild: shares of such predictions. weight: what a sample counts; the
+    fewer changes from one to the next, the less this costs. least: added to each likelihood.
+    """
+    count, shifts = own.shape
+    found = np.zeros((shifts, len(wild)))
+    product = np.ones((len(wild), shifts))
+    factors = 0
+    for row in range(count):
+        for place in range(len(wild)):
+            kept, rest = 1 - wild[place], wild[place] * any_length[row] + least
+            for shift in range(shifts):
+                product[place, shift] *= kept * own[row, shift] + rest
+        factors += 1
+        if factors == _RUN or row == count - 1 or weight[row + 1] != weight[row]:
+            found += weight[row] * np.log(product.T)
+            product[:] = 1.0
+            factors = 0
+    return found
