@@ -78,6 +78,11 @@ class BoardGenerator:
         """Return how many tokens a running job has at the time of the last `advance`, as estimated."""
         return self.steps - self._began[key]
 
+    def tokens_of(self, keys: Iterable[SampleKey]) -> list[float]:
+        """Return `tokens` of many jobs."""
+        steps, began = self.steps, self._began
+        return [steps - began[key] for key in keys]
+
     def correct(self, key: SampleKey, tokens: float) -> None:
         """Set a job's number of tokens, as reported."""
         if key in self._began:

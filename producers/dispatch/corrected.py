@@ -6,6 +6,8 @@ is declared. Compiled.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from infra.compiled import njit
@@ -86,34 +88,36 @@ def corrected_parts(
 
 
 @njit(cache=True, nogil=True)
-def corrected_rows(priors: np.ndarray, levels: np.ndarray, samples: np.ndarray) -> np.ndarray:
+def corrected_rows(priors: np.ndarray, levels: np.ndarray, rest: float, samples: np.ndarray) -> np.ndarray:
     """Return each sample's belief.
 
-    samples: a column for each: its row of `priors`; mean and spread of the scores at which that is read (a
-    spread of 0: as it is).
+    rest: variance of a score that its group does not tell of. samples: a column for each: its row of
+    `priors`; mean and variance of the group's common part (below 0: the prior is read as it is).
     """
     count = samples.shape[1]
     rows = np.empty((count, len(levels)))
     for sample in range(count):
         prior = priors[int(samples[0, sample])]
-        if samples[2, sample] == 0.0:
+        if samples[2, sample] < 0.0:
             rows[sample] = prior
         else:
-            _read(prior, levels, samples[1, sample], samples[2, sample], rows[sample])
+            _read(prior, levels, samples[1, sample], math.sqrt(samples[2, sample] + rest), rows[sample])
     return rows
 
 
 @njit(cache=True, nogil=True)
-def declared_each(priors: np.ndarray, levels: np.ndarray, samples: np.ndarray, z: float) -> np.ndarray:
+def declared_each(
+    priors: np.ndarray, levels: np.ndarray, rest: float, samples: np.ndarray, z: float
+) -> np.ndarray:
     """Return each sample's declared length. samples: see `corrected_rows`, and the tokens that it has."""
     count = samples.shape[1]
     found = np.empty(count)
     row = np.empty(len(levels))
     for sample in range(count):
         prior = priors[int(samples[0, sample])]
-        if samples[2, sample] == 0.0:
+        if samples[2, sample] < 0.0:
             found[sample] = declared(prior, samples[3, sample], z)
         else:
-            _read(prior, levels, samples[1, sample], samples[2, sample], row)
+            _read(prior, levels, samples[1, sample], math.sqrt(samples[2, sample] + rest), row)
             found[sample] = declared(row, samples[3, sample], z)
     return found

@@ -28,13 +28,14 @@ from weakref import WeakSet
 import numpy as np
 
 from producers.dispatch.beliefs import KEPT_PAIRS, LEVELS, Beliefs, Kin, Pair
-from producers.dispatch.board import Board, BoardGenerator
+from producers.dispatch.board import Board
 from producers.dispatch.common_part import common_parts
 from producers.dispatch.drift import Drift
 from producers.dispatch.drift_seen import SeenLengths, drift_of
 from producers.dispatch.every_nth import EveryNth
 from producers.dispatch.jobs import SampleJob
 from schemas.identity import SampleKey
+from schemas.messages import Prompt
 
 _MOST_PRIORS = 4096  # of the samples that come together
 _SAME = 1e-3  # in log units: if there were more, so near predictions share a prior
@@ -185,16 +186,16 @@ class GroupBeliefs:
 
     def rows_of(self, keys: Sequence[SampleKey]) -> tuple[np.ndarray, np.ndarray]:
         """Return the beliefs of jobs, a row each, and by how much they make their predictions longer."""
-        priors, levels, samples = self._readings(keys, [0.0] * len(keys))
-        rows = _compiled().corrected_rows(priors, levels, samples)
+        priors, levels, rest, samples = self._readings(keys, [0.0] * len(keys))
+        rows = _compiled().corrected_rows(priors, levels, rest, samples)
         factors = rows[:, _MIDDLE] / np.maximum(priors[samples[0].astype(int), _MIDDLE], 1.0)
-        return rows, np.where(samples[2] > 0, factors, 1.0)
+        return rows, np.where(samples[2] >= 0, factors, 1.0)
 
     def _readings(
         self, keys: Sequence[SampleKey], tokens: Sequence[float]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
         """Return priors, the levels, and how each job's prior is read, for `corrected`."""
-        known, rest = self._known, 1 - self.beliefs.rho
+        known = self._known
         ones = [known[key] for key in keys]
         places = {prior: place for place, prior in enumerate(dict.fromkeys([one.prior for one in ones]))}
         priors = [prior.row for prior in places]
@@ -202,9 +203,9 @@ class GroupBeliefs:
         samples = np.empty((4, len(ones)))
         samples[0] = [places[one.prior] for one in ones]
         samples[1] = [one.mean for one in ones]
-        samples[2] = [math.sqrt(one.variance + rest) if one.variance >= 0 else 0.0 for one in ones]
+        samples[2] = [one.variance for one in ones]
         samples[3] = tokens
-        return table, LEVELS, samples
+        return table, LEVELS, 1 - self.beliefs.rho, samples
 
     def forget(self, job: SampleJob) -> None:
         """Drop a job."""
@@ -260,16 +261,15 @@ class GroupBeliefs:
         step = -(-len(self._done.kept) // most) or 1
         scale = step * self._done.step
         done = self._done.kept[::step]
-        keys, step = _some_running(board, most)
-        known = self._known  # a job that is as long as believed counts, too: it speaks against a drift
-        prompts = [known[key].job.prompt for _, key in keys if key in known]
+        # a job that is as long as believed counts, too: it speaks against a drift
+        prompts, tokens, step = _some_running(board, most)
         if not (done or prompts):
             return Drift()  # a plan for each drift that may come would gain nothing
         columns = np.empty((3, len(done) + len(prompts)))  # predicted, tokens, weight
         columns[:, : len(done)] = np.array(done).reshape(-1, 3).T
         columns[2, : len(done)] *= scale
         columns[0, len(done) :] = [prompt.predicted for prompt in prompts]
-        columns[1, len(done) :] = [generator.tokens(key) for generator, key in keys if key in known]
+        columns[1, len(done) :] = tokens
         sizes = np.array([prompt.size for prompt in prompts])
         columns[2, len(done) :] = 1.0 / (1 + (sizes - 1) * self.beliefs.rho) * step
         return drift_of(
@@ -381,17 +381,23 @@ def _floors(board: Board, jobs: Mapping[SampleKey, _OpenJob]) -> list[tuple[Samp
     ]
 
 
-def _some_running(board: Board, most: int) -> tuple[list[tuple[BoardGenerator, SampleKey]], int]:
-    """Return running jobs, evenly spaced and about `most` if there are more, and for how many each stands."""
+def _some_running(board: Board, most: int) -> tuple[list[Prompt], list[float], int]:
+    """Return running jobs' prompts and tokens, and for how many each stands.
+
+    The jobs are evenly spaced, and about `most` if there are more.
+    """
     step = len(board.home) // most or 1
-    found, first = [], 0
+    prompts: list[Prompt] = []
+    tokens: list[float] = []
+    first = 0
     for generator in board.generators.values():
         keys = list(generator.running)[first::step]
         first = (first - len(generator.running)) % step
         if keys:
             generator.advance(board.now)
-            found += [(generator, key) for key in keys]
-    return found, step
+            prompts += [generator.running[key].prompt for key in keys]
+            tokens += generator.tokens_of(keys)
+    return prompts, tokens, step
 
 
 def _score(prior: np.ndarray, length: float) -> float:

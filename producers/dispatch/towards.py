@@ -6,11 +6,12 @@ of its jobs is declared to end. A job that outlives its declared length is decla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from producers.dispatch.board import Board, BoardGenerator
+from producers.dispatch.board import NO_DEADLINE, Board, BoardGenerator
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.length_order import OrderedJob
@@ -29,11 +30,14 @@ class LatestEnd:
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
+        self._late: set[str] = set()  # generators that are done after the deadline even so
+        self.deadline = NO_DEADLINE
         self._columns = np.zeros((2, 0))  # when it is done, as a line over the time: see `note`
 
     def clear(self) -> None:
         """Drop all generators."""
         self._places.clear()
+        self._late.clear()
         self._columns = np.zeros((2, 0))
 
     def note(self, generator: BoardGenerator, last: float) -> None:
@@ -47,12 +51,19 @@ class LatestEnd:
         # the steps that are left now take alone_s each; each second that passes, some of them are made
         alone_s, paced = generator.seconds.item(1), 1 / generator.step_s
         left = last - generator.steps + generator.now * paced
-        self._columns[:, place] = left * alone_s if generator.running else -np.inf, 1 - paced * alone_s
+        base, slope = left * alone_s if generator.running else -math.inf, 1 - paced * alone_s
+        self._columns[0, place], self._columns[1, place] = base, slope
+        if base + slope * self.deadline > self.deadline:
+            self._late.add(generator.name)
+        else:
+            self._late.discard(generator.name)
 
     def at(self, now: float) -> float:
-        """Return that time, which is never before now."""
+        """Return that time, or the deadline if that is later."""
+        if now <= self.deadline and not self._late:  # no line falls, so up to the deadline none is above it
+            return self.deadline
         base, slope = self._columns[:, : len(self._places)]
-        return float((base + slope * now).max(initial=now))
+        return float((base + slope * now).max(initial=max(now, self.deadline)))
 
 
 class TowardsDeadline:
@@ -152,7 +163,7 @@ class TowardsDeadline:
         if not waiting:
             return
         self._declare(board, group_beliefs, quantile)
-        limit = max(deadline, self._latest_end(board, now))
+        limit = self._latest_end(board, deadline, now)
         candidates = iter(asked)
         candidate = next(candidates, None)
         while waiting and (fastest := board.emptiest()) is not None:
@@ -221,7 +232,10 @@ class TowardsDeadline:
 
         board.waiting.declare(tell)
 
-    def _latest_end(self, board: Board, now: float) -> float:
+    def _latest_end(self, board: Board, deadline: float, now: float) -> float:
+        if deadline != self._latest.deadline:
+            self._latest.deadline = deadline
+            self._changed.update(board.generators)
         for name in self._changed:
             if (generator := board.generators.get(name)) is not None:
                 self._latest.note(generator, self._last.get(name, 0.0))
@@ -238,7 +252,7 @@ class TowardsDeadline:
         steps = generator.steps
         outlived = [key for key in generator.running if self._said.get(key, 0.0) <= steps]
         if outlived:
-            tokens = [generator.tokens(key) for key in outlived]
+            tokens = generator.tokens_of(outlived)
             lengths = group_beliefs.declared(outlived, tokens, quantile)
             for key, length, has in zip(outlived, lengths, tokens, strict=True):
                 self._said[key] = steps + length - has
