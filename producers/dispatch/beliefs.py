@@ -213,16 +213,17 @@ class Beliefs:
         self._refit()
         said, logs = (np.log(np.maximum(some, 1.0)) for some in (predicted, tokens))
         ends = float(self._centers[0]), float(self._centers[-1])
-        return likelihoods(self._below, ends, _FINE, said, logs, done, shifts, float(of_predictions))
+        return likelihoods(self._below, ends, _FINE, said, logs, done, shifts, of_predictions)
 
     def likelihood_of_any(self, tokens: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Return the same for samples whose prediction says nothing: theirs may be the length of any pair."""
         self._refit()
-        logs = np.log(np.maximum(tokens, 1.0))
+        logs, found = np.log(np.maximum(tokens, 1.0)), np.empty(len(tokens))
         count = max(len(self._any_length), 1)
-        below, upto, above = (np.searchsorted(self._any_length, logs + by) for by in (-0.1, 0.0, 0.1))
-        density, longer = above - below, count - upto
-        return np.where(done, density / (0.2 * count), longer / count)
+        found[~done] = (count - np.searchsorted(self._any_length, logs[~done])) / count
+        below, above = (np.searchsorted(self._any_length, logs[done] + by) for by in (-0.1, 0.1))
+        found[done] = (above - below) / (0.2 * count)
+        return found
 
     @property
     def exact(self) -> bool:

@@ -216,14 +216,6 @@ class Board:
         """Note that a generator has another curve, or may be given more or less than before."""
         self._changed.add(name)
 
-    def running(self, keys: Iterable[SampleKey]) -> Iterator[tuple[SampleKey, BoardGenerator]]:
-        """Yield those of the jobs that a generator has, with the generator, up to now."""
-        for key in keys:
-            if (name := self.home.get(key)) is not None:
-                generator = self.generators[name]
-                generator.advance(self.now)
-                yield key, generator
-
     def tokens(self, keys: Iterable[SampleKey]) -> list[float]:
         """Return how many tokens each of the jobs has by now; -1 for those that no generator has."""
         found, home, generators, now = [], self.home, self.generators, self.now

@@ -279,7 +279,9 @@ class Dispatcher:
     def _learn(self, job: SampleJob, length: int) -> None:
         if (group_beliefs := self._policy.group_beliefs) is None:
             return
-        of_running = self._policy.by_deadline and len(self._home) <= _LOOKED_AT_EACH
+        # while no job waits, none is dealt by the lengths of running ones, and a choice corrects them anyway
+        is_used = self._policy.by_deadline and bool(self._board.waiting)
+        of_running = is_used and len(self._home) <= _LOOKED_AT_EACH
         if keys := group_beliefs.finished(self._board, job, length, of_running=of_running):
             self._policy.corrected(self._board, keys)
 
@@ -357,5 +359,6 @@ class Dispatcher:
         board = self._board
         if self._ask_all:
             return [generator for generator in board.fastest_first if generator.free > 0]
-        known = (board.generators[name] for name in self._ask if name in board.generators)
-        return sorted((generator for generator in known if generator.free > 0), key=speed_order)
+        known = [board.generators[name] for name in self._ask if name in board.generators]
+        free = [generator for generator in known if generator.free > 0]
+        return sorted(free, key=speed_order) if len(free) > 1 else free

@@ -15,24 +15,27 @@ _RUN = 64  # of so many rows the product is a number that is neither 0 nor infin
 @njit(cache=True, nogil=True)
 def likelihoods(
     below: np.ndarray, ends: tuple[float, float], fine: float, said: np.ndarray, logs: np.ndarray,
-    done: np.ndarray, shifts: np.ndarray, moves_bin: float,
+    done: np.ndarray, shifts: np.ndarray, moves_bin: bool,
 ) -> np.ndarray:  # fmt: skip
     """Return how likely each sample (a row) is for each shift (a column).
 
     below: the share of errors below each of some, evenly spaced by `fine` and as far above 0 as below, a row
     for each bin of predictions. ends: the logs of the first and last bin. said: logs of the predictions.
-    logs: of the tokens; `done` says whether a sample has no more than these. moves_bin: 1 if a prediction is
-    in another bin by a shift, else 0.
+    logs: of the tokens; `done` says whether a sample has no more than these. moves_bin: whether a
+    prediction is in another bin by a shift.
     """
     bins, errors = below.shape
     furthest = fine * (errors - 1) / 2
     found = np.empty((len(said), len(shifts)))
+    which = 0
     for row in range(len(said)):
         for column in range(len(shifts)):
             place = np.rint((logs[row] - said[row] - shifts[column] + furthest) / fine)
             mine = int(min(max(place, 1.0), errors - 2.0))
-            part = (said[row] + moves_bin * shifts[column] - ends[0]) / (ends[1] - ends[0])
-            which = int(min(max(np.rint(part * (bins - 1)), 0.0), bins - 1.0))
+            if moves_bin or column == 0:
+                moved = said[row] + shifts[column] if moves_bin else said[row]
+                part = (moved - ends[0]) / (ends[1] - ends[0])
+                which = int(min(max(np.rint(part * (bins - 1)), 0.0), bins - 1.0))
             if done[row]:
                 found[row, column] = (below[which, mine + 1] - below[which, mine - 1]) / (2 * fine)
             else:

@@ -182,14 +182,15 @@ class GroupBeliefs:
 
     def declared(self, keys: Sequence[SampleKey], tokens: Sequence[float], z: float) -> list[float]:
         """Return the declared lengths of jobs that have so many tokens: quantile z of their beliefs."""
-        return list(_compiled().declared_each(*self._readings(keys, tokens), z).tolist())
+        found: list[float] = _compiled().declared_each(*self._readings(keys, tokens), z).tolist()
+        return found
 
-    def rows_of(self, keys: Sequence[SampleKey]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the beliefs of jobs, a row each, and by how much they make their predictions longer."""
-        priors, levels, rest, samples = self._readings(keys, [0.0] * len(keys))
+    def rows_of(self, jobs: Sequence[SampleJob]) -> tuple[np.ndarray, np.ndarray, Kin | None]:
+        """Return the beliefs of jobs, a row each, by how much they make predictions longer, and the `Kin`."""
+        priors, levels, rest, samples = self._readings([job.key for job in jobs], [0.0] * len(jobs))
         rows = _compiled().corrected_rows(priors, levels, rest, samples)
         factors = rows[:, _MIDDLE] / np.maximum(priors[samples[0].astype(int), _MIDDLE], 1.0)
-        return rows, np.where(samples[2] >= 0, factors, 1.0)
+        return rows, np.where(samples[2] >= 0, factors, 1.0), self._kin(jobs, samples[1], samples[2])
 
     def _readings(
         self, keys: Sequence[SampleKey], tokens: Sequence[float]
@@ -292,15 +293,12 @@ class GroupBeliefs:
             one.row, one.shortest = row, float(row[0])
         return True
 
-    def kin(self, jobs: Sequence[SampleJob]) -> Kin | None:
+    def _kin(self, jobs: Sequence[SampleJob], mean: np.ndarray, variance: np.ndarray) -> Kin | None:
         """Return the model of these jobs' scores; None if samples of a group say nothing of each other."""
         rho = self.beliefs.rho
         if not rho:
             return None
-        known = [self._known[job.key] for job in jobs]
         alone = np.array([job.prompt.size <= 1 for job in jobs])
-        mean = np.array([one.mean for one in known])
-        variance = np.array([one.variance for one in known])
         variance = np.where(variance >= 0, variance, np.where(alone, 0.0, rho))
         own = np.where(alone, 1.0, math.sqrt(1 - rho))
         return Kin(np.array([job.prompt.group for job in jobs]), mean, np.sqrt(variance), own)
@@ -375,9 +373,9 @@ class GroupBeliefs:
 def _floors(board: Board, jobs: Mapping[SampleKey, _OpenJob]) -> list[tuple[SampleKey, float]]:
     """Return the scores that running jobs exceed already, where these tell anything."""
     return [
-        (key, _score(prior.row, tokens))
-        for key, generator in board.running(jobs)
-        if (tokens := generator.tokens(key)) > (prior := jobs[key].prior).shortest
+        (key, _score(one.prior.row, tokens))
+        for (key, one), tokens in zip(jobs.items(), board.tokens(jobs), strict=True)
+        if tokens > one.prior.shortest
     ]
 
 

@@ -172,9 +172,9 @@ def table_of(chosen: ChosenJobs, group_beliefs: GroupBeliefs) -> SampleTable:
         tables[place, : slots[place] + 1] = generator.seconds[batches]
     keys = [job.key for job, _, _ in jobs]
     predicted = np.array([job.prompt.predicted for job, _, _ in jobs])
-    beliefs, factors = group_beliefs.rows_of(keys)
+    beliefs, factors, kin = group_beliefs.rows_of([job for job, _, _ in jobs])
     return SampleTable(
-        beliefs=beliefs, predicted=predicted, kin=group_beliefs.kin([job for job, _, _ in jobs]), keys=keys,
+        beliefs=beliefs, predicted=predicted, kin=kin, keys=keys,
         names=[generator.name for generator in generators],
         order=np.argsort(predicted * factors, kind="stable"),
         where=np.array([where for _, where, _ in jobs]),

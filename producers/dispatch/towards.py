@@ -135,17 +135,20 @@ class TowardsDeadline:
         self, board: Board, keys: Sequence[SampleKey], group_beliefs: GroupBeliefs, quantile: float
     ) -> None:
         """Declare jobs anew: their beliefs have changed."""
-        running = [one for one in board.running(keys) if one[1].name not in self._stale]
-        if not running:
+        home = board.home
+        known = [key for key in keys if key in home and home[key] not in self._stale]
+        if not known:
             return
-        has = [generator.tokens(key) for key, generator in running]
-        lengths = group_beliefs.declared([key for key, _ in running], has, quantile)
-        for (key, generator), tokens, length in zip(running, has, lengths, strict=True):
-            last, before = self._last.get(generator.name, 0.0), self._said.get(key, 0.0)
+        has = board.tokens(known)
+        lengths = group_beliefs.declared(known, has, quantile)
+        for key, tokens, length in zip(known, has, lengths, strict=True):
+            name = home[key]
+            generator = board.generators[name]
+            last, before = self._last.get(name, 0.0), self._said.get(key, 0.0)
             said = self._said[key] = generator.steps + length - tokens
             if said >= last:
-                self._last[generator.name] = said
-                self._changed.add(generator.name)
+                self._last[name] = said
+                self._changed.add(name)
             elif before >= last - 1e-6:
                 self._look_again(board, generator, group_beliefs, quantile)
 

@@ -256,7 +256,7 @@ def test_corrected_beliefs_are_read_as_numpy_does() -> None:
     jobs = [job(0, 1000.0, index) for index in range(3)]
     beliefs.admitted(jobs)
     beliefs._known[jobs[1].key].mean, beliefs._known[jobs[1].key].variance = 0.7, 0.2
-    rows, factors = beliefs.rows_of([one.key for one in jobs])
+    rows, factors, _ = beliefs.rows_of(jobs)
     for one, row, factor in zip(jobs, rows, factors, strict=True):
         assert row == pytest.approx(beliefs.row[one.key])
         assert 1000.0 * factor == pytest.approx(beliefs.expected_length(one))

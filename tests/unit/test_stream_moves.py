@@ -33,11 +33,9 @@ class Restless(LongestFirst):
     def take_moves(self) -> list[tuple[SampleKey, str]]:
         assert self._board is not None
         targets = [one.name for one in self._board.generators.values() if one.free > 0]
-        begun = [
-            key
-            for key, generator in self._board.running(sorted(self._board.home))
-            if generator.tokens(key) > 0 and self.moves.get(key, 0) < FEW
-        ]
+        keys = sorted(self._board.home)
+        tokens = zip(keys, self._board.tokens(keys), strict=True)
+        begun = [key for key, count in tokens if count > 0 and self.moves.get(key, 0) < FEW]
         if not targets or not begun or self._rng.random() < 0.3:
             return []
         key = begun[self._rng.integers(len(begun))]
