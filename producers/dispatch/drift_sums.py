@@ -1,18 +1,21 @@
-"""How likely is what is seen of many samples, under many drifts. Compiled.
+"""How likely is what is seen of many samples, under many drifts.
 
-Rows of one weight are multiplied before a logarithm is taken, since logarithms would take most of the time.
+In compiled code, rows of one weight are multiplied before a logarithm is taken, since logarithms would take
+most of the time. Where nothing is compiled, such loops would take a thousand times as long, so numpy does it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from infra import choices
 from infra.compiled import njit
+
+_COMPILED = choices.compiles()
 
 _RUN = 64  # of so many rows the product is a number that is neither 0 nor infinite
 
 
-@njit(cache=True, nogil=True)
 def likelihoods(
     below: np.ndarray, ends: tuple[float, float], fine: float, said: np.ndarray, logs: np.ndarray,
     done: np.ndarray, shifts: np.ndarray, moves_bin: bool,
@@ -24,6 +27,23 @@ def likelihoods(
     logs: of the tokens; `done` says whether a sample has no more than these. moves_bin: whether a
     prediction is in another bin by a shift.
     """
+    if _COMPILED:
+        found: np.ndarray = _likelihoods(below, ends, fine, said, logs, done, shifts, moves_bin)
+        return found
+    bins, errors = below.shape
+    place = (logs[:, None] - said[:, None] - shifts[None, :] + fine * (errors - 1) / 2) / fine
+    place = np.clip(np.rint(place), 1, errors - 2).astype(int)
+    part = (said[:, None] + (shifts[None, :] if moves_bin else 0.0) - ends[0]) / (ends[1] - ends[0])
+    which = np.clip(np.rint(part * (bins - 1)), 0, bins - 1).astype(int)
+    density = (below[which, place + 1] - below[which, place - 1]) / (2 * fine)
+    return np.where(done[:, None], density, 1 - below[which, place])
+
+
+@njit(cache=True, nogil=True)
+def _likelihoods(
+    below: np.ndarray, ends: tuple[float, float], fine: float, said: np.ndarray, logs: np.ndarray,
+    done: np.ndarray, shifts: np.ndarray, moves_bin: bool,
+) -> np.ndarray:  # fmt: skip
     bins, errors = below.shape
     furthest = fine * (errors - 1) / 2
     found = np.empty((len(said), len(shifts)))
@@ -43,7 +63,6 @@ def likelihoods(
     return found
 
 
-@njit(cache=True, nogil=True)
 def summed_logs(
     own: np.ndarray, any_length: np.ndarray, weight: np.ndarray, wild: np.ndarray, least: float
 ) -> np.ndarray:
@@ -53,6 +72,17 @@ def summed_logs(
     for a prediction that says nothing. wild: shares of such predictions. weight: what a sample counts; the
     fewer changes from one to the next, the less this costs. least: added to each likelihood.
     """
+    if _COMPILED:
+        found: np.ndarray = _summed_logs(own, any_length, weight, wild, least)
+        return found
+    columns = [weight @ np.log((1 - one) * own + one * any_length[:, None] + least) for one in wild]
+    return np.stack(columns, axis=1)
+
+
+@njit(cache=True, nogil=True)
+def _summed_logs(
+    own: np.ndarray, any_length: np.ndarray, weight: np.ndarray, wild: np.ndarray, least: float
+) -> np.ndarray:
     count, shifts = own.shape
     found = np.zeros((shifts, len(wild)))
     product = np.ones((len(wild), shifts))

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra import choices
+from producers.dispatch import drift_sums
 from producers.dispatch.beliefs import ENOUGH, KEPT_PAIRS, Beliefs
 from producers.dispatch.board import Board, BoardGenerator
 from producers.dispatch.drift import Drift
-from producers.dispatch.drift_seen import SeenLengths, drift_of
+from producers.dispatch.drift_seen import SHIFTS, WILD, SeenLengths, drift_of
+from producers.dispatch.drift_sums import likelihoods, summed_logs
 from producers.dispatch.group_beliefs import GroupBeliefs
 from tests.bench._lengths import CURVE
 from tests.unit.test_ranks import group_of
@@ -130,6 +133,28 @@ def test_beliefs_follow_as_soon_as_samples_run_for_longer_than_was_said() -> Non
     assert np.median(group_beliefs.row[jobs[0].key]) > 1.4 * before
     group_beliefs.admitted([group_of(100, 400.0, 1)[0]])
     assert group_beliefs.drift == Drift(), "the next samples may be as they used to be"
+
+
+@pytest.mark.skipif(not choices.compiles(), reason="nothing is compiled")
+@pytest.mark.parametrize("moves_bin", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_compiled_sums_are_those_of_numpy(
+    seed: int, moves_bin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = 300
+    below, said = np.sort(rng.random((8, 41)), axis=1), rng.normal(5, 1, rows)
+    logs, done, weight = said + rng.normal(0, 0.5, rows), rng.random(rows) < 0.5, rng.choice([0.2, 0.7], rows)
+    any_length = rng.random(rows)
+
+    def sums() -> tuple[np.ndarray, np.ndarray]:
+        own = likelihoods(below, (4.0, 6.0), 0.1, said, logs, done, SHIFTS, moves_bin)
+        return own, summed_logs(own, any_length, weight, WILD, 1e-3)
+
+    compiled = sums()
+    monkeypatch.setattr(drift_sums, "_COMPILED", False)
+    for one, other in zip(compiled, sums(), strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
 
 
 def test_what_is_alike_is_believed_to_be_alike() -> None:
