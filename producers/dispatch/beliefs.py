@@ -6,7 +6,9 @@ new prediction, the errors of the pairs with similar predictions are applied to 
     belief = predicted * {true_k / predicted_k : predicted_k near predicted}
 
 So a ranker that is right has narrow beliefs, and one that mistakes long answers for short ones has beliefs
-with two humps. Where there are no similar predictions yet, the belief is a wide log-normal.
+with two humps. Where there are no similar predictions yet, the belief is a wide log-normal. An error that is
+greater than all those is rare, but among thousands of samples some have it: the greatest errors are continued
+as those of a normal distribution.
 
 The likeness of the errors within a group is measured too: `rho` is the correlation of its samples' scores. A
 score is the quantile of the true length in the belief, as a point of the standard normal distribution.
@@ -28,17 +30,17 @@ KEPT_PAIRS = 4096
 ENOUGH = 256  # pairs to believe anything by
 QUANTILES = 64
 _NEAR = 0.02  # in log units: least width at which the weight of a neighbouring pair falls
-_BEYOND = 1.05  # nothing is believed to be longer than the longest sample that was seen, times this
 _UNKNOWN = 0.5  # deviation of the log of a length while there are few pairs
 _UNKNOWN_WEIGHT = 8.0  # the log-normal weighs as much as so many neighbouring pairs
 _BINS = 48
+_FEWEST = 20.0  # pairs are taken to tell of a score that one of so many exceeds
 _SURE = 2.0  # standard errors by which rho must exceed 0 to be believed
 
 _SCORES = np.linspace(-4.0, 4.0, 1601)
 _SHARES = np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in _SCORES])
-LEVELS: np.ndarray = np.interp(
-    (np.arange(QUANTILES) + 0.5) / QUANTILES, _SHARES, _SCORES
-)  # scores of the quantiles
+_EVEN = (np.arange(QUANTILES) + 0.5) / QUANTILES
+_FAR = 3.3  # the score of one more length, that one of 2,000 exceeds: where thousands run, some do
+LEVELS: np.ndarray = np.append(np.interp(_EVEN, _SHARES, _SCORES), _FAR)  # scores of a belief's lengths
 
 _FURTHEST, _FINE = 4.0, 0.02  # in log units
 _ERRORS = np.arange(-_FURTHEST, _FURTHEST + _FINE, _FINE)
@@ -59,7 +61,7 @@ class Kin:
 class Beliefs:
     """Learns from pairs of (predicted, true) lengths, and gives the belief of a new prediction."""
 
-    _levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    _levels = np.interp(LEVELS, _SCORES, _SHARES)  # as shares
 
     def __init__(self, longest: int) -> None:
         self._longest = float(longest)
@@ -92,10 +94,10 @@ class Beliefs:
         return len(self._pairs) >= ENOUGH
 
     def quantiles(self, predicted: np.ndarray) -> np.ndarray:
-        """Return QUANTILES equally likely lengths for each prediction, ascending."""
+        """Return each prediction's belief: QUANTILES equally likely lengths, ascending, and a far one."""
         self._refit()
         if self._table is None:
-            self._table = np.stack([np.interp(self._levels, row, self._errors) for row in self._shares])
+            self._table = np.stack([self._error_at(self._levels, place) for place in range(_BINS)])
         table = self._table
         place = np.interp(np.log(np.maximum(predicted, 1.0)), self._centers, np.arange(_BINS))
         low = np.minimum(place.astype(int), _BINS - 2)
@@ -104,14 +106,15 @@ class Beliefs:
         return self._clip(predicted[:, None] * np.exp(errors))
 
     def drifted(self, predicted: np.ndarray, drift: Drift) -> np.ndarray:
-        """Return beliefs under a drift: equally likely lengths for each prediction, ascending."""
+        """Return `quantiles` under a drift."""
         predicted, shift = self._meant(predicted, drift)
         wild, rows = drift.wild, self._clip(self.quantiles(predicted) * math.exp(shift))
         if not (wild and self._any_length.size):
             return rows
         any_length = np.exp(np.quantile(self._any_length, self._levels))
         either = np.concatenate([rows, np.broadcast_to(any_length, rows.shape)], axis=1)
-        weight = np.repeat([1 - wild, wild], QUANTILES) / QUANTILES
+        each = np.append(np.full(QUANTILES, 1 / QUANTILES), 0.0)
+        weight = np.outer([1 - wild, wild], each).ravel()
         order = np.argsort(either, axis=1)
         below = np.cumsum(weight[order], axis=1) - 0.5 * weight[order]
         either = np.take_along_axis(either, order, axis=1)
@@ -164,7 +167,7 @@ class Beliefs:
         below, places = np.empty(len(predicted)), self._bin(predicted)
         for place in np.unique(places):
             mine = places == place
-            below[mine] = np.interp(errors[mine], self._errors, self._shares[place], 0.0, 1.0)
+            below[mine] = self._share_at(errors[mine], place)
         floors = np.interp((np.interp(below, _SHARES, _SCORES) - mean) / deviation, _SCORES, _SHARES)
         shares = floors + (1 - floors) * rng.random(len(predicted))
         shares = np.interp(mean + deviation * np.interp(shares, _SHARES, _SCORES), _SCORES, _SHARES)
@@ -184,8 +187,22 @@ class Beliefs:
         errors = np.empty(shares.shape)
         for place in np.unique(places):
             mine = places == place
-            errors[..., mine] = np.interp(shares[..., mine], self._shares[place], self._errors)
+            errors[..., mine] = self._error_at(shares[..., mine], place)
         return errors
+
+    def _error_at(self, shares: np.ndarray, place: int) -> np.ndarray:
+        """Return the errors of one bin below which these shares lie."""
+        seen = np.interp(shares, self._shares[place], self._errors)
+        from_score, error, slope = self._tails[place]
+        scores = np.interp(shares, _SHARES, _SCORES)
+        return np.where(scores > from_score, np.maximum(seen, error + slope * (scores - from_score)), seen)
+
+    def _share_at(self, errors: np.ndarray, place: int) -> np.ndarray:
+        """Return the shares of one bin that lie below these errors."""
+        seen = np.interp(errors, self._errors, self._shares[place], 0.0, 1.0)
+        from_score, error, slope = self._tails[place]
+        beyond = np.interp(from_score + (errors - error) / max(slope, 1e-9), _SCORES, _SHARES)
+        return np.where(errors > error, np.minimum(seen, beyond), seen)
 
     @staticmethod
     def _meant(predicted: np.ndarray, drift: Drift) -> tuple[np.ndarray, float]:
@@ -239,7 +256,7 @@ class Beliefs:
         return np.clip(np.rint((said - low) / (high - low) * (_BINS - 1)), 0, _BINS - 1).astype(int)
 
     def _clip(self, lengths: np.ndarray) -> np.ndarray:
-        seen = self._longest_seen * _BEYOND if self._pairs else self._longest
+        seen = self._longest_seen if self._pairs else self._longest
         return np.clip(lengths, 1.0, min(self._longest, max(seen, 1.0)))
 
     def _refit(self) -> None:
@@ -271,6 +288,23 @@ class Beliefs:
         self._below = np.stack([np.interp(_ERRORS, self._errors, row, 0.0, 1.0) for row in self._shares])
         self._any_length = np.sort(known[:, 1])
         self.rho = 0.0 if self._flawless else self._likeness(known)
+        self._tails = self._beyond_seen(near, known)
+
+    def _beyond_seen(self, near: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Return for each bin the score from which pairs are too few to tell, the error there and the slope.
+
+        From there the error grows with the score at least as it does from the middle to there. `near`: the
+        weights of all pairs in each bin. Pairs of a group count less, since they tell the same.
+        """
+        size = len(known) / max(len(np.unique(known[:, 2])), 1)
+        count = near.sum(axis=1) ** 2 / (near**2).sum(axis=1) / (1 + max(size - 1, 0.0) * self.rho)
+        scores = np.interp(1 - 1 / np.maximum(count, _FEWEST), _SHARES, _SCORES)
+        tails = np.empty((len(near), 3))
+        for place, score in enumerate(scores):
+            shares = (0.5, float(np.interp(score, _SCORES, _SHARES)))
+            middle, far = np.interp(shares, self._shares[place], self._errors)
+            tails[place] = score, far, (far - middle) / score
+        return tails
 
     @property
     def _flawless(self) -> bool:

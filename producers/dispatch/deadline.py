@@ -69,7 +69,7 @@ _LOOKS = 64  # looks during one makespan whether samples come out as believed
 # So a first plan is also judged by a few draws in which a tenth of the predictions says nothing.
 _DOUBT, _DOUBTFUL, _IF_WRONG = 0.04, 4, Drift(wild=0.1)  # their weight and number
 _PROBES = 64  # shorter jobs that begin at once beside the long ones: they soon tell whether the ranker errs
-_LEAST_GAIN = 0.02  # a plan that gains a smaller share may owe that to chance, as it is the best of many
+_LEAST_GAIN = 0.01  # a plan that gains a smaller share may owe that to chance, as it is the best of many
 _LEAST_NEWS = 0.003  # the same where all lengths are known, or the plan in force knew nothing of a drift
 
 

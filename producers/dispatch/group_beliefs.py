@@ -27,7 +27,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from producers.dispatch.beliefs import KEPT_PAIRS, LEVELS, Beliefs, Kin, Pair
+from producers.dispatch.beliefs import KEPT_PAIRS, LEVELS, QUANTILES, Beliefs, Kin, Pair
 from producers.dispatch.board import Board
 from producers.dispatch.common_part import common_parts
 from producers.dispatch.drift import Drift
@@ -42,7 +42,7 @@ _SAME = 1e-3  # in log units: if there were more, so near predictions share a pr
 _LOOKED_AT = 256  # samples that tell of a drift between two choices
 _LOOKED_AT_CLOSELY = 1024  # ... and before a choice
 _LEVELS: list[float] = LEVELS.tolist()
-_MIDDLE = len(_LEVELS) // 2
+_MIDDLE = QUANTILES // 2
 
 
 @cache
@@ -55,7 +55,7 @@ def _compiled() -> Any:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Prior:
-    """Equally likely lengths, ascending, of all samples of one prediction."""
+    """The belief of all samples of one prediction: lengths at `LEVELS`."""
 
     predicted: float
     row: np.ndarray  # by prediction and drift
@@ -113,7 +113,7 @@ class _Rows(Mapping[SampleKey, np.ndarray]):
 
 
 class GroupBeliefs:
-    """Beliefs by job: arrays of equally likely lengths, ascending. `corrects`: whether they are corrected."""
+    """Beliefs by job: arrays of lengths at `LEVELS`, ascending. `corrects`: whether they are corrected."""
 
     def __init__(self, beliefs: Beliefs, *, corrects: bool = True) -> None:
         self.beliefs, self._corrects = beliefs, corrects

@@ -232,20 +232,19 @@ def makespan(
 
 
 @njit(cache=True, nogil=True)
-def expected(
+def makespans(
     draws: np.ndarray, beliefs: np.ndarray, order: np.ndarray, where: np.ndarray, tokens: np.ndarray,
     tables: np.ndarray, slots: np.ndarray, stalls: np.ndarray, z: float, deadline: float,
     critical: np.ndarray,
-) -> float:  # fmt: skip
-    """Return the mean makespan over all draws. `critical[i]` is raised each time that sample i ends last."""
-    total = 0.0
+) -> np.ndarray:  # fmt: skip
+    """Return the makespan of each draw. `critical[i]` is raised each time that sample i ends last."""
     told = np.empty(len(order))
     for sample in range(len(order)):
         told[sample] = declared(beliefs[sample], tokens[sample], z)
-    for lengths in draws:
-        seconds, final = makespan(
-            lengths, beliefs, told, order, where, tokens, tables, slots, stalls, z, deadline
+    found = np.empty(len(draws))
+    for draw in range(len(draws)):
+        found[draw], final = makespan(
+            draws[draw], beliefs, told, order, where, tokens, tables, slots, stalls, z, deadline
         )
-        total += seconds
         critical[final] += 1
-    return total / len(draws)
+    return found

@@ -157,7 +157,7 @@ def test_all_that_is_called_is_compiled_beforehand(monkeypatch: pytest.MonkeyPat
         return call
 
     wanted = {
-        makespan: ("expected", "reach"), drift_sums: ("likelihoods", "summed_logs"),
+        makespan: ("makespans", "reach"), drift_sums: ("likelihoods", "summed_logs"),
         corrected: ("declared_each", "corrected_rows", "corrected_parts", "parts_of_one"),
     }  # fmt: skip
     for module, names in wanted.items():

@@ -246,8 +246,8 @@ def test_corrected_beliefs_are_read_as_numpy_does() -> None:
     """The compiled reading of priors, and that for one number, against `np.interp`."""
     from producers.dispatch import group_beliefs as module
 
-    lengths = paper_lengths(64, LONGEST, np.random.default_rng(0))
-    prior = np.sort(np.concatenate([lengths[:60], lengths[:4]]).astype(float))  # some are equal
+    lengths = paper_lengths(len(LEVELS), LONGEST, np.random.default_rng(0))
+    prior = np.sort(np.concatenate([lengths[4:], lengths[4:8]]).astype(float))  # some are equal
     for length in (*prior.tolist(), 0.0, 1.0, 3333.3, 1e9):
         assert module._score(prior, length) == pytest.approx(np.interp(length, prior, LEVELS))
     for score in (*np.linspace(-4, 4, 41).tolist(), *LEVELS.tolist()):
