@@ -7,8 +7,9 @@ Nothing is written to the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import TrainingRow
@@ -19,9 +20,11 @@ from consumers.steps.failing import FailedSteps, TrainingFailed
 from consumers.steps.ledger import steps_in_ledger
 from consumers.steps.redo import RedoneStep, plans_again, take_again, version_trained
 from consumers.steps.scoring import Scoring
+from consumers.steps.stage_comparison import StageFound, compared
 from consumers.steps.step_record import recipe_of
 from consumers.stream.recorded_groups import samples_topic
 from infra.bus import ends_of
+from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
@@ -40,11 +43,25 @@ class Replayed:
     others: list[int]  # steps before it that came to other bits
     same_recipe: bool
 
+    @cached_property
+    def stages(self) -> list[StageFound]:
+        """What became of each stage."""
+        return compared(self.record, self.taken)
+
     @property
     def equal(self) -> bool:
-        """Whether weights and losses have the same bits as in the ledger."""
-        losses = [stat.loss for stat in self.taken.stats]
-        return self.taken.root == self.record.root_out and losses == self.record.losses.tolist()
+        """Whether all that the ledger says has the same bits."""
+        return all(one.equal is not False for one in self.stages)
+
+    @property
+    def same_machine(self) -> bool:
+        """Whether the step was taken on this kind of machine; so also if nobody noted on which."""
+        return self.record.made_on in ("", kind_of_machine())
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether bits are equal, or may differ: on another kind of machine, and within the tolerances."""
+        return self.equal or (not self.same_machine and all(one.within for one in self.stages))
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,15 @@ class Spoilt:
     alone: Sequence[tuple[str, str]] = ()  # samples that can't be trained even by themselves, and why
 
 
+@dataclass(frozen=True)
+class _Beginning:
+    """Where a replay begins: the next step, and a position in the ledger that is not behind it."""
+
+    step: int
+    position: int
+    words: str  # for people
+
+
 class Again:
     """Takes steps of one run again."""
 
@@ -72,26 +98,38 @@ class Again:
 
     def step(self, number: int | None) -> Replayed:
         """Take a step of the ledger again; None: the newest."""
-        newest = self._newest()
-        number = newest if number is None else number
-        if number > newest:
+        number = self.newest() if number is None else number
+        return next(self.each(number, number))
+
+    def each(self, first: int, last: int) -> Iterator[Replayed]:
+        """Take some steps of the ledger again, one after the other."""
+        newest = self.newest()
+        if last > newest:
             raise TrainingFailed(
-                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {number}"
+                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {last}"
             )
-        start, others, record = self._up_to(number, wanted=True)
-        assert record is not None
-        self._begin(number)
-        taken = take_again(self._handle, self._samples, self._learner, self._scoring, record)
-        return Replayed(record, start, taken, others, record.recipe == recipe_of(self._handle.spec))
+        begin = self._beginning(first)
+        others: list[int] = []
+        for record in self._records(begin, last):
+            self._progress(min(record.step, first) - begin.step, first - begin.step)
+            taken = self._take(record)
+            if record.step >= first:
+                same_recipe = record.recipe == recipe_of(self._handle.spec)
+                yield Replayed(record, begin.words, taken, others.copy(), same_recipe)
+            if taken.root != record.root_out:
+                others.append(record.step)
 
     def failed(self, number: int | None) -> Spoilt:
         """Find out why a failed step can't be taken; None: the newest failed step."""
         record = FailedSteps(self._handle.store, self._handle.run).find(number)
-        start, *_ = self._up_to(record.step, wanted=False)
+        begin = self._beginning(record.step)
+        for earlier in self._records(begin, record.step - 1):
+            self._progress(earlier.step - begin.step, record.step - begin.step)
+            self._take(earlier)
         self._begin(record.step)
         rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
         batches = [batch for together in plans for batch in together]
-        said = record, start, len(rows), len(batches)
+        said = record, begin.words, len(rows), len(batches)
         trial = _Trial(self._learner_of, self._learner)
         try:
             for place, batch in enumerate(batches):
@@ -110,7 +148,7 @@ class Again:
         """Close the learner."""
         self._learner.close()
 
-    def _newest(self) -> int:
+    def newest(self) -> int:
         """Return the number of the ledger's newest step."""
         end = ends_of(self._handle.bus, self._handle.topics.ledger)[0]
         back = _TAIL
@@ -123,43 +161,38 @@ class Again:
             raise TrainingFailed(f"run {self._handle.run} has no step in its ledger")
         return found[-1]
 
-    def _up_to(self, number: int, *, wanted: bool) -> tuple[str, list[int], StepRecord | None]:
-        """Bring the learner to where a step begins.
-
-        Returns where this began, the earlier steps that came to other bits, and the step's record. With
-        `wanted` the ledger must have that record; otherwise it is None.
-        """
+    def _beginning(self, number: int) -> _Beginning:
+        """Restore the newest checkpoint before a step, if there is one."""
         found = Checkpoints(self._handle.store, self._handle.run).before(number, self._handle.log.warning)
-        first, position, start = 0, 0, "the model that the run began with"
-        if found is not None:
-            manifest, state = found
-            self._learner.restore(state)
-            first, position = manifest.step, manifest.ledger
-            start = f"the checkpoint of iteration {manifest.iteration}"
-        others: list[int] = []
-        place, record = first, None
-        for step in steps_in_ledger(self._handle, position) if wanted or first < number else ():
-            if step.step < first:
+        if found is None:
+            return _Beginning(0, 0, "the model that the run began with")
+        manifest, state = found
+        self._learner.restore(state)
+        words = f"the checkpoint of iteration {manifest.iteration}"
+        return _Beginning(manifest.step, manifest.ledger, words)
+
+    def _records(self, begin: _Beginning, last: int) -> Iterator[StepRecord]:
+        """Yield the ledger's steps from a beginning up to `last`. Raise TrainingFailed if one is missing."""
+        place = begin.step
+        for step in steps_in_ledger(self._handle, begin.position) if place <= last else ():
+            if step.step < place:
                 continue
-            if step.step != place or place == number:
-                record = step if step.step == number == place else None
+            if step.step > place:
                 break
-            self._progress(place - first, number - first)
-            self._begin(place)
-            taken = take_again(self._handle, self._samples, self._learner, self._scoring, step)
-            if taken.root != step.root_out:
-                others.append(place)
+            yield step
             place += 1
-            if place == number and not wanted:
+            if place > last:
                 break
-        if place < number or (wanted and record is None):
+        if place <= last:
             raise TrainingFailed(
-                f"step {number} can't be reached from {start}: the ledger has no usable record of step "
+                f"step {last} can't be reached from {begin.words}: the ledger has no usable record of step "
                 f"{place}. The record was removed, damaged or given up (streamrl skip); only a replay from a "
                 "later checkpoint gets past it (trainer.keep_checkpoints)"
             )
-        self._progress(number - first, number - first)
-        return start, others, record
+
+    def _take(self, record: StepRecord) -> RedoneStep:
+        self._begin(record.step)
+        return take_again(self._handle, self._samples, self._learner, self._scoring, record)
 
     def _begin(self, number: int) -> None:
         self._scoring.begin()

@@ -82,7 +82,7 @@ def _show(console: Console, found: Replayed) -> None:
         )  # fmt: skip
     console.print(table)
     norm = record.metrics.get("grad_norm")
-    console.print(f"gradient norm: recorded {norm!r}, found {taken.norm!r}", highlight=False)
+    console.print(f"gradient norm: recorded {norm!r}, found {taken.update.norm!r}", highlight=False)
     console.print(f"root: recorded {record.root_out}, found {taken.root}", highlight=False)
     if found.others:
         names = ", ".join(map(str, found.others[:_NAMED]))
