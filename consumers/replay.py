@@ -7,14 +7,18 @@ Nothing is written to the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
+from consumers.batches.log_places import fetch_rows
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import Learner
 from consumers.learners.optimizing import NotFinite
+from consumers.losses.loss import Needs
 from consumers.steps.checkpoint import Checkpoints
 from consumers.steps.failing import FailedSteps, TrainingFailed
 from consumers.steps.ledger import steps_in_ledger
@@ -28,6 +32,7 @@ from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
+from schemas.topics import Topic
 
 StepProgress = Callable[[int, int], None]  # steps taken, of how many
 _TAIL = 64  # records at the ledger's end that are searched first for the newest step
@@ -42,10 +47,11 @@ class Replayed:
     taken: RedoneStep
     others: list[int]  # steps before it that came to other bits
     same_recipe: bool
+    sums_exactly: bool = True  # whether gradients are added so that their order does not matter
 
     @cached_property
     def stages(self) -> list[StageFound]:
-        """What became of each stage."""
+        """Each stage, compared with its record."""
         return compared(self.record, self.taken)
 
     @property
@@ -59,9 +65,32 @@ class Replayed:
         return self.record.made_on in ("", kind_of_machine())
 
     @property
+    def within(self) -> bool:
+        """Whether no stage differs by more than the record's tolerance."""
+        return all(one.within for one in self.stages)
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether other bits may be due to the machine, or to ranks that add gradients as floats."""
+        return not (self.same_machine and self.sums_exactly)
+
+    @property
     def as_expected(self) -> bool:
-        """Whether bits are equal, or may differ: on another kind of machine, and within the tolerances."""
-        return self.equal or (not self.same_machine and all(one.within for one in self.stages))
+        """Whether bits are equal, or may differ and do so within the tolerances."""
+        return self.equal or (self.may_differ and self.within)
+
+    @property
+    def reason(self) -> str:
+        """Why bits may differ, in words, and the limits of that."""
+        if not self.same_machine:
+            why = f"It was taken on another kind of machine ({self.record.made_on}; here {kind_of_machine()})"
+        elif not self.sums_exactly:
+            why = "Its ranks add gradients as floats, in an order that may change (trainer.exact_sums)"
+        else:
+            return "It was taken on this kind of machine, so all bits should be equal: something is wrong."
+        if self.within:
+            return f"{why}: all differences are within the tolerances that its record has."
+        return f"{why}, but a stage differs by more than its record tolerates: something else is wrong."
 
 
 @dataclass(frozen=True)
@@ -79,6 +108,28 @@ class Spoilt:
 
 
 @dataclass(frozen=True)
+class StateBefore:
+    """A learner's state before a step."""
+
+    step: int
+    state: Mapping[str, torch.Tensor]
+    words: str  # where it comes from, for people
+
+
+@dataclass(frozen=True)
+class CapturedSteps:
+    """All that a replay of some steps needs."""
+
+    first: int
+    last: int
+    state: Mapping[str, torch.Tensor]  # before the first step
+    records: Sequence[StepRecord]
+    failed: StepRecord | None  # the last step, if it could not be taken
+    rows: Sequence[TrainingRow]  # the samples of all steps
+    samples: Topic
+
+
+@dataclass(frozen=True)
 class _Beginning:
     """Where a replay begins: the next step, and a position in the ledger that is not behind it."""
 
@@ -90,8 +141,12 @@ class _Beginning:
 class Again:
     """Takes steps of one run again."""
 
-    def __init__(self, handle: RunHandle, learner_of: Callable[[], Learner], progress: StepProgress) -> None:
-        self._handle, self._learner_of, self._progress = handle, learner_of, progress
+    def __init__(
+        self, handle: RunHandle, learner_of: Callable[[], Learner], progress: StepProgress,
+        start: StateBefore | None = None,
+    ) -> None:  # fmt: skip
+        """`start`: a state to begin with; None: the newest checkpoint before a step."""
+        self._handle, self._learner_of, self._progress, self._start = handle, learner_of, progress, start
         self._samples = samples_topic(handle)
         self._learner = learner_of()
         self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=handle.spec.trainer.ranks)
@@ -115,7 +170,9 @@ class Again:
             taken = self._take(record)
             if record.step >= first:
                 same_recipe = record.recipe == recipe_of(self._handle.spec)
-                yield Replayed(record, begin.words, taken, others.copy(), same_recipe)
+                trainer = self._handle.spec.trainer
+                exact = trainer.sums_exactly or (trainer.ranks == 1 and not trainer.needs_ranks)
+                yield Replayed(record, begin.words, taken, others.copy(), same_recipe, exact)
             if taken.root != record.root_out:
                 others.append(record.step)
 
@@ -144,6 +201,40 @@ class Again:
         finally:
             self._learner = trial.learner
 
+    def capture(self, first: int | None, last: int | None, *, failed: bool = False) -> CapturedSteps:
+        """Return all that a replay of some steps needs; None: the newest step.
+
+        `failed`: of the step that could not be taken, `last`; None: the newest one that failed.
+        """
+        spoilt = FailedSteps(self._handle.store, self._handle.run).find(last) if failed else None
+        last = spoilt.step if spoilt else self.newest() if last is None else last
+        first = last if first is None else first
+        if self.needs.before == "iteration":
+            first -= first % self._handle.spec.algorithm.optimizer_steps
+        begin = self._beginning(first)
+        state = self._learner.state() if begin.step == first else None
+        records = []
+        for record in self._records(begin, last - 1 if spoilt else last):
+            if record.step >= first:
+                records.append(record)
+                continue
+            self._progress(record.step - begin.step, first - begin.step)
+            self._take(record)
+            if record.step == first - 1:
+                state = self._learner.state()
+        assert state is not None
+        rows = [
+            row
+            for record in (*records, *([spoilt] if spoilt else []))
+            for row in fetch_rows(self._handle, self._samples, record)
+        ]
+        return CapturedSteps(first, last, state, records, spoilt, rows, self._samples)
+
+    @property
+    def needs(self) -> Needs:
+        """The scores that the run's loss needs."""
+        return self._learner.loss.needs
+
     def close(self) -> None:
         """Close the learner."""
         self._learner.close()
@@ -163,6 +254,13 @@ class Again:
 
     def _beginning(self, number: int) -> _Beginning:
         """Restore the newest checkpoint before a step, if there is one."""
+        if self._start is not None:
+            if number < self._start.step:
+                raise TrainingFailed(
+                    f"{self._start.words} begins with step {self._start.step}: step {number} lies before it"
+                )
+            self._learner.restore(self._start.state)
+            return _Beginning(self._start.step, 0, self._start.words)
         found = Checkpoints(self._handle.store, self._handle.run).before(number, self._handle.log.warning)
         if found is None:
             return _Beginning(0, 0, "the model that the run began with")

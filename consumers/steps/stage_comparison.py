@@ -32,7 +32,7 @@ class StageFound:
 
 
 def compared(record: StepRecord, taken: RedoneStep) -> list[StageFound]:
-    """Return what became of each stage."""
+    """Compare each stage with its record."""
     marks, found = taken.marks, []
     for stage in Stage:
         equal = _equal(stage, record, taken, marks)
@@ -46,10 +46,11 @@ def compared(record: StepRecord, taken: RedoneStep) -> list[StageFound]:
 
 
 def _equal(stage: Stage, record: StepRecord, taken: RedoneStep, marks: StageMarks) -> bool | None:
-    if record.stages.size > stage and record.stages[stage]:
-        if not marks.stages[stage]:  # this learner does not record it
+    if record.stages.size > stage:
+        theirs, ours = int(record.stages[stage]), int(marks.stages[stage])
+        if stage in VECTORS and not (theirs and ours):  # of a learner that takes no fingerprints
             return None
-        return bool(record.stages[stage] == marks.stages[stage])
+        return theirs == ours
     match stage:  # a record of before stages were recorded
         case Stage.LOSS:
             return record.losses.tolist() == [stat.loss for stat in taken.stats]

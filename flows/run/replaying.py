@@ -4,29 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from consumers.learners.learner import Learner
 from consumers.ranks.choose_learner import learner_of
-from consumers.replay import Again, StepProgress
+from consumers.replay import Again, StateBefore, StepProgress
 from flows.run.locations import named_store
 from flows.run.request import RunFailed
-from infra.run_handle import opened_run
+from flows.run.step_files import opened_step_file
+from infra.run_handle import RunHandle, opened_run
 from infra.runs import find
+from infra.step_file.index import StepFileIndex
+from infra.step_file.opening import Read, is_step_file
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """A run, or a step file, whose steps can be taken again."""
+
+    again: Again
+    handle: RunHandle
+    index: StepFileIndex | None  # of the step file
 
 
 @contextmanager
-def replaying(run: str, store_name: str, progress: StepProgress) -> Iterator[Again]:
-    """Yield an object that replays steps of a run."""
+def replaying(
+    source: str, store_name: str, progress: StepProgress, *, read: Read = lambda done, total: None,
+    own_code: bool = False,
+) -> Iterator[Replaying]:  # fmt: skip
+    """Yield an object that replays steps of a run, or those in a step file.
+
+    `read` hears how much of a step file is read. `own_code`: whether a step file may have a loss or learner
+    imported that lies on this machine.
+    """
+    if is_step_file(source):
+        with (
+            opened_step_file(Path(source), read, own_code=own_code) as found,
+            _again(found.handle, progress, found.start) as again,
+        ):
+            yield Replaying(again, found.handle, found.index)
+        return
     store = named_store(store_name)
-    record = find(store, run).with_code("loss", "trainer")
-    model = Path(record.model)
-    if not model.is_dir():
+    record = find(store, source).with_code("loss", "trainer")
+    if not Path(record.model).is_dir():
         raise RunFailed(
-            f"the model that run {run} began with is not on this machine: there is no folder {model}"
+            f"the model that run {source} began with is not on this machine: there is no folder "
+            f"{record.model}. Where it is, `streamrl bundle {source}` makes a file that replays anywhere"
         )
-    with opened_run(store, record, "streamrl-replay") as handle:
-        again = Again(handle, lambda: learner_of(str(model), handle.spec, run=run, log=handle.log), progress)
-        try:
-            yield again
-        finally:
-            again.close()
+    with opened_run(store, record, "streamrl-replay") as handle, _again(handle, progress) as again:
+        yield Replaying(again, handle, None)
+
+
+@contextmanager
+def _again(handle: RunHandle, progress: StepProgress, start: StateBefore | None = None) -> Iterator[Again]:
+    def make() -> Learner:
+        return learner_of(handle.record.model, handle.spec, run=handle.run, log=handle.log)
+
+    again = Again(handle, make, progress, start)
+    try:
+        yield again
+    finally:
+        again.close()
