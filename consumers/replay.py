@@ -16,6 +16,7 @@ import torch
 from consumers.batches.log_places import fetch_rows
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import TrainingRow
+from consumers.learners.fingerprint import Fingerprint
 from consumers.learners.learner import Learner
 from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import Needs
@@ -229,6 +230,16 @@ class Again:
             for row in fetch_rows(self._handle, self._samples, record)
         ]
         return CapturedSteps(first, last, state, records, spoilt, rows, self._samples)
+
+    def gradient_of(self, record: StepRecord, number: int) -> Fingerprint:
+        """Return the fingerprint of what one micro-batch adds to a step's gradient."""
+        begin = self._beginning(record.step)
+        for earlier in self._records(begin, record.step - 1):
+            self._take(earlier)
+        self._begin(record.step)
+        rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
+        self._learner.accumulate([[batch for plan in plans for batch in plan][number]])
+        return self._learner.step(self._learner.loss.total([row.sample for row in rows])).gradient
 
     @property
     def needs(self) -> Needs:
