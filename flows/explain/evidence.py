@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,13 +11,19 @@ import torch
 
 from consumers.batches.log_places import fetch_rows
 from consumers.batches.training_rows import TrainingRow
+from consumers.replay import Again
 from consumers.steps.failing import FailedSteps, NoFailedStep
 from consumers.steps.ledger import steps_in_log
 from consumers.stream.recorded_groups import samples_topic
 from flows.explain.own_model import OwnModel
+from flows.run.replaying import learner_for
+from flows.run.step_files import OpenStepFile
 from infra.bus import read_until
 from infra.gate import Gate, passed_over
 from infra.run_handle import RunHandle
+from infra.runs import RunRecord
+from infra.weights.adapter_tensors import Merging
+from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 from producers.tokenizing import special_tokens
@@ -48,8 +54,10 @@ class StepFacts:
 class Evidence:
     """A run, as detectors see it."""
 
-    def __init__(self, handle: RunHandle) -> None:
+    def __init__(self, handle: RunHandle, begins: OpenStepFile | None = None) -> None:
+        """`begins`: the step file that the run is read from; None: it is a run."""
         self.handle, self.spec = handle, handle.spec
+        self._start = None if begins is None else begins.start
         self._samples = samples_topic(handle)
 
     @cached_property
@@ -113,9 +121,10 @@ class Evidence:
     def weights(self, version: int) -> dict[str, torch.Tensor] | None:
         """Return the tensors of a published version; None if they are not kept any more."""
         try:
-            return WeightStore(self.handle.store, self.handle.run).fetch(version)[1]
+            found = WeightStore(self.handle.store, self.handle.run).fetch(version)[1]
         except WeightsError:
             return None
+        return merged_weights(found, self.handle.record) if self.spec.model.lora else found
 
     @cached_property
     def own_model(self) -> OwnModel:
@@ -127,9 +136,20 @@ class Evidence:
         """The names of the model's special tokens."""
         return {number: name for name, number in special_tokens(self.handle.record.model).items()}
 
+    def again(self) -> Again:
+        """Return an object that takes the run's steps again."""
+        return Again(self.handle, lambda: learner_for(self.handle), lambda done, total: None, self._start)
+
     def command(self, what: str) -> str:
         """Return a command line about this run."""
         return f"streamrl {what.format(run=self.handle.run)}"
+
+
+def merged_weights(adapter: Mapping[str, torch.Tensor], record: RunRecord) -> dict[str, torch.Tensor]:
+    """Return the weights of a model with its adapter."""
+    base = ModelFolder(record.model)
+    merging = Merging(record.spec.model, base)
+    return {name: merging.tensor(name, adapter) for name in base.names}
 
 
 def _facts(step: StepRecord, offset: int, parts: dict[int, int]) -> StepFacts:

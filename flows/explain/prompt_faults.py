@@ -46,15 +46,19 @@ class OtherTokens(Detector):
             return
         prompt, text, expected = min(wrong, key=lambda one: one[0].group)
         yield Finding(
-            prompt.iteration * run.spec.algorithm.optimizer_steps, "prompt",
+            prompt.iteration * run.spec.algorithm.optimizer_steps,
+            "prompt",
             "the prompts' tokens were made by another tokenizer than the run's model has",
             [
                 f"{len(wrong)} of {looked} prompts have other tokens than their text",
-                f"group {prompt.group}: {text[:80]!r} is {expected[:16]}, and its prompt has "
-                f"{prompt.tokens.tolist()[:16]}",
+                (
+                    f"group {prompt.group}: {text[:80]!r} is {expected[:16]}, and its prompt has "
+                    f"{prompt.tokens.tolist()[:16]}"
+                ),
             ],
-            command=run.command("samples {run} --step 0"), certainty=1.0,
-        )  # fmt: skip
+            command=run.command("samples {run} --step 0"),
+            certainty=1.0,
+        )
 
 
 class RepeatedPrompts(Detector):
@@ -75,14 +79,16 @@ class RepeatedPrompts(Detector):
         (epoch, problem), first = min(again.items(), key=lambda one: one[1][1])
         often = max(again.values(), key=len)
         yield Finding(
-            first[1][1] * run.spec.algorithm.optimizer_steps, "prompt",
+            first[1][1] * run.spec.algorithm.optimizer_steps,
+            "prompt",
             f"problem {problem[:60]} is trained again within one epoch",
             [
-                f"in epoch {epoch}, problem {problem[:60]} is group {first[0][0]} and again group {first[1][0]}",
+                f"in epoch {epoch} it is group {first[0][0]} and again group {first[1][0]}",
                 f"{len(again)} problems come again within their epoch, one of them {len(often)} times",
             ],
-            command=run.command(f"samples {{run}} --where problem={problem[:60]}"), certainty=0.9,
-        )  # fmt: skip
+            command=run.command(f"samples {{run}} --where problem={problem[:60]}"),
+            certainty=0.9,
+        )
 
 
 class LostPrompts(Detector):
@@ -90,7 +96,7 @@ class LostPrompts(Detector):
 
     name = "lost prompts"
     failure = "prompts that a resumed run passes over, mostly long ones"
-    how = "The problems of each epoch that is over, with those of the first one; and the lengths of the missing."
+    how = "The problems of each epoch that is over, with those of the first one; how long the missing are."
 
     def look(self, run: Evidence) -> Iterator[Finding]:
         epochs: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
@@ -112,15 +118,19 @@ class LostPrompts(Detector):
             mean = float(np.mean(list(missing.values())))
             kind = "long " if mean > _LONGER * usual else ""
             yield Finding(
-                ends[epoch] * run.spec.algorithm.optimizer_steps, "prompt",
+                ends[epoch] * run.spec.algorithm.optimizer_steps,
+                "prompt",
                 f"{kind}prompts are passed over: epoch {epoch} ended without some of them",
                 [
-                    f"{len(missing)} of the {len(whole)} problems of epoch {over[0]} are not in epoch {epoch} or later, "
-                    f"such as {', '.join(sorted(missing)[:3])}",
+                    (
+                        f"{len(missing)} of {len(whole)} problems of epoch {over[0]} are missing since, "
+                        f"such as {', '.join(sorted(missing)[:3])}"
+                    ),
                     f"they have {mean:.1f} tokens in the mean, all problems {usual:.1f}",
                 ],
-                command=run.command("logs {run} feeder"), certainty=0.95,
-            )  # fmt: skip
+                command=run.command("logs {run} feeder"),
+                certainty=0.95,
+            )
             return
 
 

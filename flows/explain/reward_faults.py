@@ -33,10 +33,15 @@ class MissingRewards(Detector):
             return
         first, count = wrong[0], sum(one.metrics.get("failed_rewards", 0.0) for one in wrong)
         yield Finding(
-            first.step, "reward", f"the reward fails for some answers: {first.failed_reason[:200]}",
+            first.step,
+            "reward",
+            f"the reward fails for some answers: {first.failed_reason[:200]}",
             [f"{count:.0f} samples of {len(wrong)} steps have no reward, the first is {first.failed}"],
-            [first.failed], [], run.command(f"samples {{run}} --step {first.step} --where error~a"), 0.95,
-        )  # fmt: skip
+            [first.failed],
+            [],
+            run.command(f"samples {{run}} --step {first.step} --where error~a"),
+            0.95,
+        )
 
 
 class RewardOutlier(Detector):
@@ -53,14 +58,18 @@ class RewardOutlier(Detector):
             return
         first = wrong[0]
         yield Finding(
-            first.step, "reward",
+            first.step,
+            "reward",
             f"the reward of sample {first.highest[0]} is no score of this task: it is far too large",
             [
-                f"its reward has size {first.highest[1]:.4g}; the usual size is {max(usual, first.reward_scale):.3g}",
-                f"{len(wrong)} steps have such a reward; the gradient's norm was {first.metrics['grad_norm']:.3g}",
+                f"its size is {first.highest[1]:.4g}; the usual one is {max(usual, first.reward_scale):.3g}",
+                f"{len(wrong)} steps have one; the gradient's norm was {first.metrics['grad_norm']:.3g}",
             ],
-            [first.highest[0]], [], run.command(f"samples {{run}} --step {first.step} --sort reward -n 1"), 0.95,
-        )  # fmt: skip
+            [first.highest[0]],
+            [],
+            run.command(f"samples {{run}} --step {first.step} --sort reward -n 1"),
+            0.95,
+        )
 
 
 class RewardOfParts(Detector):
@@ -89,14 +98,18 @@ class RewardOfParts(Detector):
         if against:
             name = min(against, key=lambda one: against[one])
             yield Finding(
-                run.steps[0].step, "reward",
+                run.steps[0].step,
+                "reward",
                 f"the reward falls when its part {name} rises: its sign is wrong",
                 [
-                    f"over {len(values[name])} samples the correlation of {name} with the reward is "
-                    f"{against[name]:.2f}",
+                    (
+                        f"over {len(values[name])} samples the correlation of {name} with the reward is "
+                        f"{against[name]:.2f}"
+                    ),
                 ],
-                command=run.command("samples {run} --sort reward"), certainty=0.9,
-            )  # fmt: skip
+                command=run.command("samples {run} --sort reward"),
+                certainty=0.9,
+            )
 
 
 class LengthHacking(Detector):
@@ -105,8 +118,8 @@ class LengthHacking(Detector):
     name = "length hacking"
     failure = "a reward that pays for each token, so that answers grow without getting better"
     how = (
-        "The correlation of reward and length within groups, and the trend of `length` and `cut_off`: all three "
-        "have to speak for it."
+        "The correlation of reward and length within groups, and the trend of `length` and `cut_off`: all "
+        "three have to speak for it."
     )
 
     def look(self, run: Evidence) -> Iterator[Finding]:
@@ -131,21 +144,28 @@ class LengthHacking(Detector):
         level = np.nanmean(cut[ahead]) + grown / 2
         first = run.steps[int(np.argmax(cut > level))]
         yield Finding(
-            first.step, "reward", "the reward is earned by length: answers grow until they are cut off",
+            first.step,
+            "reward",
+            "the reward is earned by length: answers grow until they are cut off",
             [
                 f"within a group the correlation of reward and length is {found:.2f}",
-                f"answers grew from {np.nanmean(length[ahead]):.1f} to {np.nanmean(length[late]):.1f} tokens, and "
-                f"{np.nanmean(cut[late]):.0%} are cut off at {run.spec.sampling.max_tokens}",
+                (
+                    f"answers grew from {np.nanmean(length[ahead]):.1f} to {np.nanmean(length[late]):.1f} "
+                    f"tokens, and {np.nanmean(cut[late]):.0%} are cut off at {run.spec.sampling.max_tokens}"
+                ),
             ],
-            [first.highest[0]], [], run.command("samples {run} --sort length"), 0.85,
-        )  # fmt: skip
+            [first.highest[0]],
+            [],
+            run.command("samples {run} --sort length"),
+            0.85,
+        )
 
 
 class HeldOut(Detector):
     """The reward rises in training, and falls on held-out problems."""
 
     name = "held-out rewards"
-    failure = "a training prompt or a reward that leaks the answer; a policy that learns the training problems by heart"
+    failure = "a training prompt or a reward that leaks the answer; training problems learned by heart"
     how = (
         "The trend of `reward` with that of the evaluations; and whether prompts hold their problem's answer."
     )
@@ -167,8 +187,11 @@ class HeldOut(Detector):
         ):
             return
         evidence = [
-            f"the reward of training rose by {gained:.3g}, that of held-out problems went from {first:.3g} "
-            f"(version {marks[0][0]}) to {last:.3g} (version {marks[-1][0]})"
+            (
+                f"the reward of training rose by {gained:.3g}, that of held-out problems went from "
+                f"{first:.3g} "
+                f"(version {marks[0][0]}) to {last:.3g} (version {marks[-1][0]})"
+            )
         ]
         leaks, looked = _leaks(run)
         cause = "training gets better and held-out problems get worse: held-out rewards fall"

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from consumers.learners.learner import Learner
 from consumers.losses.loss import ClippedSettings, Loss, Tokens, loss_of
-from consumers.ranks.choose_learner import learner_of
-from consumers.replay import Again, Replayed
+from consumers.replay import Replayed
 from consumers.steps.stage_comparison import StageFound, first_other
 from flows.explain.evidence import Evidence, ids
 from flows.explain.finding import Detector, Finding
@@ -40,14 +38,21 @@ class SplitGroups(Detector):
         )
         members = [row for row in run.rows(earlier) if row.sample.group == group]
         yield Finding(
-            earlier, "micro-batches", f"group {group} is split: a part of it is trained in another step",
+            earlier,
+            "micro-batches",
+            f"group {group} is split: a part of it is trained in another step",
             [
-                f"step {earlier} has {len(members)} samples of group {group}, and step {second.step} has others; "
-                f"groups have {run.spec.algorithm.group_size}",
+                (
+                    f"step {earlier} has {len(members)} of its samples, and step {second.step} has others; "
+                    f"groups have {run.spec.algorithm.group_size}"
+                ),
                 f"{sum(len(one.split) for one in wrong)} groups are split",
             ],
-            ids(members), [], run.command(f"samples {{run}} --step {earlier} --where group={group}"), 1.0,
-        )  # fmt: skip
+            ids(members),
+            [],
+            run.command(f"samples {{run}} --step {earlier} --where group={group}"),
+            1.0,
+        )
 
 
 class FailedStep(Detector):
@@ -63,7 +68,7 @@ class FailedStep(Detector):
         record = run.failed_step
         if record is None:
             return
-        again = again_of(run)
+        again = run.again()
         try:
             found = again.failed(record.step)
         finally:
@@ -72,19 +77,27 @@ class FailedStep(Detector):
         samples = [name for name, _ in found.alone] or list(found.members)
         if not found.reason:
             yield Finding(
-                record.step, "gradient", "a step failed once and can be taken now: the machine is to blame",
+                record.step,
+                "gradient",
+                "a step failed once and can be taken now: the machine is to blame",
                 ["its samples are trained one by one, and all together, without a failure"],
-                command=run.command("logs {run} trainer"), certainty=0.6,
-            )  # fmt: skip
+                command=run.command("logs {run} trainer"),
+                certainty=0.6,
+            )
             return
         yield Finding(
-            record.step, stage, f"step {record.step} can't be taken: {found.reason}",
+            record.step,
+            stage,
+            f"step {record.step} can't be taken: {found.reason}",
             [
                 f"micro-batch {found.batch} of {found.batches} fails",
                 *(f"sample {name} fails by itself: {why}" for name, why in found.alone[:4]),
             ],
-            samples, [], run.command(f"replay {{run}} --failed --step {record.step}"), 1.0,
-        )  # fmt: skip
+            samples,
+            [],
+            run.command(f"replay {{run}} --failed --step {record.step}"),
+            1.0,
+        )
 
 
 class OtherBits(Detector):
@@ -97,7 +110,7 @@ class OtherBits(Detector):
     how = f"Up to {_REPLAYED} steps are taken again; the first stage that differs, and how, tells the cause."
 
     def look(self, run: Evidence) -> Iterator[Finding]:
-        again = again_of(run)
+        again = run.again()
         try:
             first, last = run.steps[0].step, run.steps[min(_REPLAYED, len(run.steps)) - 1].step
             for found in again.each(first, last):
@@ -121,21 +134,40 @@ class OtherBits(Detector):
             number, share = twice
             rows = found.taken.batches[number].rows
             return Finding(
-                step, "gradient", f"the gradient of micro-batch {number} was counted twice",
-                [seen, f"the difference is the gradient of that micro-batch, to {share:.1%}"], ids(rows), [],
-                command, 1.0,
-            )  # fmt: skip
+                step,
+                "gradient",
+                f"the gradient of micro-batch {number} was counted twice",
+                [seen, f"the difference is the gradient of that micro-batch, to {share:.1%}"],
+                ids(rows),
+                [],
+                command,
+                1.0,
+            )
         if stage.stage is Stage.WEIGHTS and self._is_16_bits(run, record.step):
             return Finding(
-                step, "weights", "the master weights are kept in bf16: updates smaller than their last bit are lost",
-                [seen, "gradient and moments are equal, and all weights of the next checkpoint fit into bf16"],
-                [], [], command, 1.0,
-            )  # fmt: skip
+                step,
+                "weights",
+                "the master weights are kept in bf16, where small updates are lost",
+                [
+                    seen,
+                    "gradient and moments are equal, and all weights of the next checkpoint fit into bf16",
+                ],
+                [],
+                [],
+                command,
+                1.0,
+            )
         sample = [] if stage.row is None else [found.taken.rows[stage.row].sample.id]
         return Finding(
-            step, stage.stage.title, f"stage {stage.stage.title} was computed otherwise than now", [seen],
-            sample, [], command, 0.9,
-        )  # fmt: skip
+            step,
+            stage.stage.title,
+            f"stage {stage.stage.title} was computed otherwise than now",
+            [seen],
+            sample,
+            [],
+            command,
+            0.9,
+        )
 
     def _is_16_bits(self, run: Evidence, step: int) -> bool:
         from consumers.steps.checkpoint import Checkpoints
@@ -150,16 +182,6 @@ class OtherBits(Detector):
         )
 
 
-def again_of(run: Evidence) -> Again:
-    """Return an object that takes the run's steps again."""
-    handle = run.handle
-
-    def make() -> Learner:
-        return learner_of(handle.record.model, handle.spec, run=handle.run, log=handle.log)
-
-    return Again(handle, make, lambda done, total: None)
-
-
 def counted_twice(run: Evidence, found: Replayed) -> tuple[int, float] | None:
     """Return the micro-batch whose gradient makes up the difference to the record, and what is left of it."""
     record, batches = found.record, found.taken.batches
@@ -169,7 +191,7 @@ def counted_twice(run: Evidence, found: Replayed) -> tuple[int, float] | None:
     apart = recorded - ours
     best: tuple[int, float] | None = None
     for number in range(len(batches)):
-        again = again_of(run)
+        again = run.again()
         try:
             alone = again.gradient_of(record, number)
         finally:
@@ -209,14 +231,20 @@ class WrongAdvantages(Detector):
             worst = max(apart, key=lambda one: apart[one])
             if apart[worst] > 1e-6:
                 yield Finding(
-                    facts.step, "advantage", "a group's advantages depend on which other groups are trained with it",
+                    facts.step,
+                    "advantage",
+                    "a group's advantages depend on which other groups come with it",
                     [
-                        f"the advantages of group {worst} change by up to {apart[worst]:.3g} when the other groups "
-                        f"of step {facts.step} are there; its bundle decides about them, which is chance",
+                        (
+                            f"the advantages of group {worst} change by {apart[worst]:.3g} with the other "
+                            f"groups of step {facts.step}; its bundle decides about them, which is chance"
+                        ),
                     ],
-                    [row.sample.id for row in rows if row.sample.group == worst], [],
-                    run.command(f"replay {{run}} --step {facts.step}"), 1.0,
-                )  # fmt: skip
+                    [row.sample.id for row in rows if row.sample.group == worst],
+                    [],
+                    run.command(f"replay {{run}} --step {facts.step}"),
+                    1.0,
+                )
                 return
 
 
@@ -227,7 +255,7 @@ class WrongClip(Detector):
     failure = (
         "a maximum where a minimum belongs: what went too far is pushed farther, and the way back is barred"
     )
-    how = "The loss is given tokens far beyond its clip, on either side: its gradient has to be 0 there, and nowhere else."
+    how = "The loss is given tokens far beyond its clip: its gradient has to be 0 there, and only there."
 
     def look(self, run: Evidence) -> Iterator[Finding]:
         loss = loss_of(run.spec)
@@ -239,13 +267,18 @@ class WrongClip(Detector):
         under, up = _pushes(loss, low, -1.0), _pushes(loss, low, 1.0)
         if (beyond and not back) or (under and not up):
             yield Finding(
-                run.steps[0].step, "loss", "the loss's clip is on the wrong side: it holds back the way back",
+                run.steps[0].step,
+                "loss",
+                "the loss's clip is on the wrong side: it holds back the way back",
                 [
-                    "a token whose probability has grown beyond the clip, and whose advantage is above 0, still has a "
-                    "gradient; with an advantage below 0, where it should come back, it has none",
+                    (
+                        "a token that has grown beyond the clip, and whose advantage is above 0, still has a "
+                        "gradient; with an advantage below 0, where it should come back, it has none"
+                    ),
                 ],
-                command=run.command(f"replay {{run}} --step {run.steps[0].step}"), certainty=1.0,
-            )  # fmt: skip
+                command=run.command(f"replay {{run}} --step {run.steps[0].step}"),
+                certainty=1.0,
+            )
 
 
 def _is_token_wise(loss: Loss) -> bool:
@@ -259,9 +292,12 @@ def _is_token_wise(loss: Loss) -> bool:
 def _tokens_at(apart: float, advantage: float) -> Tokens:
     logprobs = torch.full((3,), -1.0 + apart, requires_grad=True)
     return Tokens(
-        logprobs, torch.full((3,), -1.0), torch.full((3,), advantage), torch.zeros(3, dtype=torch.long),
+        logprobs,
+        torch.full((3,), -1.0),
+        torch.full((3,), advantage),
+        torch.zeros(3, dtype=torch.long),
         torch.tensor([3]),
-    )  # fmt: skip
+    )
 
 
 def _pushes(loss: Loss, apart: float, advantage: float) -> bool:

@@ -41,14 +41,19 @@ class LargeUpdates(Detector):
         evidence = [f"AdamW moves a weight by about {rate:g} a step; weights have a size of {size:.3g}"]
         if moved is not None:
             evidence.append(
-                f"step {first.step} changed the log-probability of the tokens that it trained by {moved:.3g} nats "
+                f"step {first.step} changed the log-probability of its own tokens by {moved:.3g} nats "
                 "in the mean"
             )
         yield Finding(
-            first.step, "optimizer", f"the learning rate of {rate:g} is far too large: one step undoes the policy",
-            evidence, command=run.command(f"what-if {{run}} --from {first.step} --steps 10 --set "
-                                          f"algorithm.learning_rate={rate / 100:g}"), certainty=0.9,
-        )  # fmt: skip
+            first.step,
+            "optimizer",
+            f"the learning rate of {rate:g} is far too large: a step undoes the policy",
+            evidence,
+            command=run.command(
+                f"what-if {{run}} --from {first.step} --steps 10 --set algorithm.learning_rate={rate / 100:g}"
+            ),
+            certainty=0.9,
+        )
 
 
 def _moved(run: Evidence, step: int) -> float | None:
@@ -69,9 +74,7 @@ class Collapse(Detector):
     """The entropy falls to nothing, and with it the gradient."""
 
     name = "entropy collapse"
-    failure = (
-        "a policy that gives one and the same answer, so that rewards do not differ and nothing is learned"
-    )
+    failure = "a policy that gives one and the same answer: rewards do not differ, and nothing is learned"
     how = "`entropy` with its beginning, and whether most groups have lost their gradient since."
 
     def look(self, run: Evidence) -> Iterator[Finding]:
@@ -85,11 +88,15 @@ class Collapse(Detector):
             return
         number = int(np.argmax(low))
         yield Finding(
-            run.steps[number].step, "loss",
+            run.steps[number].step,
+            "loss",
             "the entropy has collapsed: the policy gives one answer, and rewards do not differ any more",
             [
-                f"entropy was {start:.3g} nats a token, and is {np.nanmean(entropy[late]):.3g}; of "
-                f"{run.spec.algorithm.groups} groups a step, {np.nanmean(groups[late]):.1f} have rewards that differ",
+                (
+                    f"entropy was {start:.3g} nats a token, and is {np.nanmean(entropy[late]):.3g}; of "
+                    f"{run.spec.algorithm.groups} groups {np.nanmean(groups[late]):.1f} differ in rewards"
+                ),
             ],
-            command=run.command(f"samples {{run}} --step {run.steps[number].step}"), certainty=0.7,
-        )  # fmt: skip
+            command=run.command(f"samples {{run}} --step {run.steps[number].step}"),
+            certainty=0.7,
+        )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from consumers.learners.learner import Learner
 from consumers.ranks.choose_learner import learner_of
-from consumers.replay import Again, StateBefore, StepProgress
+from consumers.replay import Again, StepProgress
 from flows.run.locations import named_store
 from flows.run.request import RunFailed
-from flows.run.step_files import opened_step_file
+from flows.run.step_files import OpenStepFile, opened_step_file
 from infra.run_handle import RunHandle, opened_run
 from infra.runs import find
 from infra.step_file.index import StepFileIndex
@@ -38,12 +38,22 @@ def replaying(
     `read` hears how much of a step file is read. `own_code`: whether a step file may have a loss or learner
     imported that lies on this machine.
     """
+    with opened_source(source, store_name, read=read, own_code=own_code) as (handle, start):
+        again = Again(handle, lambda: learner_for(handle), progress, start.start if start else None)
+        try:
+            yield Replaying(again, handle, start.index if start else None)
+        finally:
+            again.close()
+
+
+@contextmanager
+def opened_source(
+    source: str, store_name: str, *, read: Read = lambda done, total: None, own_code: bool = False
+) -> Iterator[tuple[RunHandle, OpenStepFile | None]]:
+    """Yield a run to read; of a step file, also what it begins with."""
     if is_step_file(source):
-        with (
-            opened_step_file(Path(source), read, own_code=own_code) as found,
-            _again(found.handle, progress, found.start) as again,
-        ):
-            yield Replaying(again, found.handle, found.index)
+        with opened_step_file(Path(source), read, own_code=own_code) as found:
+            yield found.handle, found
         return
     store = named_store(store_name)
     record = find(store, source).with_code("loss", "trainer")
@@ -52,17 +62,10 @@ def replaying(
             f"the model that run {source} began with is not on this machine: there is no folder "
             f"{record.model}. Where it is, `streamrl bundle {source}` makes a file that replays anywhere"
         )
-    with opened_run(store, record, "streamrl-replay") as handle, _again(handle, progress) as again:
-        yield Replaying(again, handle, None)
+    with opened_run(store, record, "streamrl-replay") as handle:
+        yield handle, None
 
 
-@contextmanager
-def _again(handle: RunHandle, progress: StepProgress, start: StateBefore | None = None) -> Iterator[Again]:
-    def make() -> Learner:
-        return learner_of(handle.record.model, handle.spec, run=handle.run, log=handle.log)
-
-    again = Again(handle, make, progress, start)
-    try:
-        yield again
-    finally:
-        again.close()
+def learner_for(handle: RunHandle) -> Learner:
+    """Return a learner of a run, with the model that the run began with."""
+    return learner_of(handle.record.model, handle.spec, run=handle.run, log=handle.log)

@@ -27,9 +27,11 @@ class Tried:
         return self.found.findings[0][1] if self.found.findings else None
 
 
-def tried(folder: Path, model: str, fault: Fault | None, spec: RunSpec | None = None) -> Tried:
+def tried(
+    folder: Path, model: str, fault: Fault | None, spec: RunSpec | None = None, *, seed: int = 7
+) -> Tried:
     """Run a world with a fault, or without one, and explain it."""
-    world = ZooWorld(folder, model, spec or zoo_spec(**(fault.sections if fault else {})))
+    world = ZooWorld(folder, model, spec or zoo_spec(**(fault.sections if fault else {}), seed=seed))
     if fault is not None:
         fault.plant(world)
     world.live()

@@ -20,6 +20,7 @@ import torch
 from consumers.learners.learner import TorchLearner
 from consumers.steps.failing import TrainingFailed
 from consumers.trainer import Trainer
+from flows.explain.evidence import merged_weights
 from infra import runs
 from infra.memory_bus import MemoryWriter
 from infra.roles.context import Stopped
@@ -44,9 +45,11 @@ def zoo_spec(**sections: Any) -> RunSpec:
     return make_spec(
         algorithm=algorithm | sections.pop("algorithm", {}),
         sampling={"max_tokens": 12, "max_prompt_tokens": 8} | sections.pop("sampling", {}),
-        trainer={"checkpoint_every": 5, "keep_checkpoints": 10, "keep_weights": 64} | sections.pop("trainer", {}),
-        evaluation={"every": 5, "problems": 16, "per_problem": 1} | sections.pop("evaluation", {}), **sections,
-    )  # fmt: skip
+        trainer={"checkpoint_every": 5, "keep_checkpoints": 10, "keep_weights": 64}
+        | sections.pop("trainer", {}),
+        evaluation={"every": 5, "problems": 16, "per_problem": 1} | sections.pop("evaluation", {}),
+        **sections,
+    )
 
 
 def problem_of(number: int, split: str = "train") -> Problem:
@@ -89,7 +92,8 @@ class ZooWorld:
 
     def published(self, version: int) -> Weights:
         """Return the weights of a version."""
-        return self._versions.fetch(version)[1]
+        found = self._versions.fetch(version)[1]
+        return merged_weights(found, self.context.record) if self.spec.model.lora else found
 
     def tokens_of(self, problem: Problem) -> list[int]:
         """Return the tokens of a problem's prompt."""
@@ -98,9 +102,13 @@ class ZooWorld:
     def live(self) -> str:
         """Train the run to its end; return why it ended before, if it did."""
         runs.create(
-            self.context.store, self.spec, bootstrap_servers="none", model=self.model, topics=set(),
+            self.context.store,
+            self.spec,
+            bootstrap_servers="none",
+            model=self.model,
+            topics=set(),
             run_id=self.context.run,
-        )  # fmt: skip
+        )
         self.context = replace(
             self.context, record=runs.find(self.context.store, self.context.run).with_code("loss")
         )
@@ -148,35 +156,71 @@ class ZooWorld:
 
     def _publish_prompt(self, group: int, problem: Problem, tokens: list[int]) -> None:
         prompt = Prompt(
-            **self._shared(group, problem, TRAIN), problem=json.dumps(problem),
-            tokens=np.array(tokens, np.int32), predictor="none", edges=[],
-        )  # fmt: skip
+            **self._shared(group, problem, TRAIN),
+            problem=json.dumps(problem),
+            tokens=np.array(tokens, np.int32),
+            predictor="none",
+            edges=[],
+        )
         self._send(self.context.topics.prompts, encode(prompt), str(group), prompt.length_class)
 
     def _shared(self, group: int, problem: Problem, purpose: str) -> dict[str, Any]:
-        algorithm = self.spec.algorithm
+        algorithm, iteration = self.spec.algorithm, latest_iteration(group, self.spec.algorithm)
+        mini, bundle, bundle_groups = 0, group, 1
+        if algorithm.order == "window":
+            mini = group % algorithm.optimizer_steps
+            bundle, bundle_groups = (
+                iteration * algorithm.groups + mini,
+                algorithm.groups // algorithm.optimizer_steps,
+            )
         return {
-            "run": self.context.run, "purpose": purpose, "group": group, "size": algorithm.group_size,
-            "problem_id": problem["id"], "epoch": self.epoch_of(group),
-            "iteration": latest_iteration(group, algorithm), "mini": 0,
-            "bundle": latest_iteration(group, algorithm) * algorithm.groups, "bundle_groups": algorithm.groups,
-            "min_version": oldest_version(group, algorithm.groups, algorithm.lookahead), "predicted": 6.0,
-            "length_class": group % self.spec.lengths.classes, "admitted_at": 0.0,
-        }  # fmt: skip
+            "run": self.context.run,
+            "purpose": purpose,
+            "group": group,
+            "size": algorithm.group_size,
+            "problem_id": problem["id"],
+            "epoch": self.epoch_of(group),
+            "iteration": iteration,
+            "mini": mini,
+            "bundle": bundle,
+            "bundle_groups": bundle_groups,
+            "predicted": 6.0,
+            "admitted_at": 0.0,
+            "min_version": oldest_version(group, algorithm.groups, algorithm.lookahead),
+            "length_class": group % self.spec.lengths.classes,
+        }
 
     def _sample(
-        self, announced: WeightsAnnouncement, group: int, index: int, problem: Problem, prompt: list[int],
-        drawn: Drawn, seed: int,
-    ) -> Sample:  # fmt: skip
+        self,
+        announced: WeightsAnnouncement,
+        group: int,
+        index: int,
+        problem: Problem,
+        prompt: list[int],
+        drawn: Drawn,
+        seed: int,
+    ) -> Sample:
         parts, error = self._scored(problem, drawn)
         return Sample(
-            **self._shared(group, problem, TRAIN), index=index, attempt=0,
-            prompt_tokens=np.array(prompt, np.int32), tokens=drawn.tokens, logprobs=drawn.logprobs,
-            version_starts=np.zeros(1, np.int32), versions=np.array([announced.version], np.int32),
-            roots=[announced.root], seed=seed, finish=drawn.finish, reward=sum(parts.values()),
-            reward_parts=parts, reward_error=error, generator="generator-0", started_at=0.0, finished_at=0.0,
+            **self._shared(group, problem, TRAIN),
+            index=index,
+            attempt=0,
+            prompt_tokens=np.array(prompt, np.int32),
+            tokens=drawn.tokens,
+            logprobs=drawn.logprobs,
+            version_starts=np.zeros(1, np.int32),
+            versions=np.array([announced.version], np.int32),
+            roots=[announced.root],
+            seed=seed,
+            finish=drawn.finish,
+            reward=sum(parts.values()),
+            reward_parts=parts,
+            reward_error=error,
+            generator="generator-0",
+            started_at=0.0,
+            finished_at=0.0,
             scored_at=0.0,
-        )  # fmt: skip
+        )
 
     def _scored(self, problem: Problem, drawn: Drawn) -> tuple[dict[str, float], str]:
         """Return parts and error of the reward, as the generator's own code has them."""
@@ -201,10 +245,16 @@ class ZooWorld:
             for problem, one in zip(self.held_out, drawn, strict=True)
         ]
         evaluation = Evaluation(
-            run=self.context.run, version=version, problem_ids=[problem["id"] for problem in self.held_out],
-            rewards=np.array(scored), lengths=np.array([one.tokens.size for one in drawn]),
-            predicted=np.ones(len(drawn)), failed=0, finished_at=0.0, newest=version,
-        )  # fmt: skip
+            run=self.context.run,
+            version=version,
+            problem_ids=[problem["id"] for problem in self.held_out],
+            rewards=np.array(scored),
+            lengths=np.array([one.tokens.size for one in drawn]),
+            predicted=np.ones(len(drawn)),
+            failed=0,
+            finished_at=0.0,
+            newest=version,
+        )
         self._send(self.context.topics.evals, encode(evaluation), str(version), 0)
 
     def _send(self, topic: Topic, value: bytes, key: str, partition: int) -> None:
