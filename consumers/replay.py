@@ -150,7 +150,11 @@ class Again:
         self._handle, self._learner_of, self._progress, self._start = handle, learner_of, progress, start
         self._samples = samples_topic(handle)
         self._learner = learner_of()
-        self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=handle.spec.trainer.ranks)
+        self._scoring = self._new_scoring()
+        self._moved = False  # whether the learner is not as it was made
+
+    def _new_scoring(self) -> Scoring:
+        return Scoring(self._learner, self._learner.loss.needs, at_once=self._handle.spec.trainer.ranks)
 
     def step(self, number: int | None) -> Replayed:
         """Take a step of the ledger again; None: the newest."""
@@ -200,7 +204,9 @@ class Again:
                     return Spoilt(*said, reason, place, [row.sample.id for row in batch.rows], alone)
             return Spoilt(*said, trial.of(batches, trial.learner.loss.total([row.sample for row in rows])))
         finally:
-            self._learner = trial.learner
+            if self._learner is not trial.learner:
+                self._learner = trial.learner
+                self._scoring = self._new_scoring()
 
     def capture(self, first: int | None, last: int | None, *, failed: bool = False) -> CapturedSteps:
         """Return all that a replay of some steps needs; None: the newest step.
@@ -274,6 +280,11 @@ class Again:
             return _Beginning(self._start.step, 0, self._start.words)
         found = Checkpoints(self._handle.store, self._handle.run).before(number, self._handle.log.warning)
         if found is None:
+            if self._moved:  # only a new learner is as the run began
+                self._learner.close()
+                self._learner = self._learner_of()
+                self._scoring = self._new_scoring()
+                self._moved = False
             return _Beginning(0, 0, "the model that the run began with")
         manifest, state = found
         self._learner.restore(state)
@@ -304,6 +315,7 @@ class Again:
         return take_again(self._handle, self._samples, self._learner, self._scoring, record)
 
     def _begin(self, number: int) -> None:
+        self._moved = True
         self._scoring.begin()
         if number % self._handle.spec.algorithm.optimizer_steps == 0:
             self._learner.begin_iteration()

@@ -31,7 +31,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class StageMeaning:
-    """What a stage computes, and the unit in which two results of it are apart."""
+    """The purpose of a stage, and the unit in which two results of it are apart."""
 
     computes: str
     unit: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.explain.explaining import DETECTORS
+from flows.explain.explanation import DETECTORS
 from schemas.stages import MEANINGS, tolerances
 
 _HEAD = """# Detectors
@@ -18,7 +18,7 @@ _STAGES = """
 ## Stages of a step
 
 The ledger has a digest of each stage, so that [a replay](../how-to/debug-a-step.md#take-a-step-again) names
-the first one that differs. On another kind of machine a stage may differ by its tolerance, which stands in the
+the first one that differs. On another kind of machine a stage may differ by its tolerance, which is in the
 step's record.
 
 | stage | it computes | apart is measured as | tolerance in float32 | in bfloat16 |

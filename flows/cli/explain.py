@@ -11,8 +11,8 @@ from flows.cli.shared.talk import FAILED, error_console, out, plain_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flows.explain.explaining import Explanation
-    from flows.explain.finding import Finding
+    from flows.explain.detector import FaultFound
+    from flows.explain.explanation import Explanation
 
 _NAMED = 6  # samples that are named
 
@@ -48,16 +48,16 @@ def explain(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from flows.explain.evidence import Evidence
-    from flows.explain.explaining import explained
+    from flows.explain.explanation import explain_run
+    from flows.explain.run_evidence import RunEvidence
     from flows.run.replaying import opened_source
 
     columns = TextColumn("detectors"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("", total=None)
         with opened_source(run, store, own_code=own_code) as (handle, start):
-            found = explained(
-                Evidence(handle, start), lambda done, total: bar.update(task, completed=done, total=total)
+            found = explain_run(
+                RunEvidence(handle, start), lambda done, total: bar.update(task, completed=done, total=total)
             )
     if as_json:
         import json
@@ -91,7 +91,7 @@ def _show(console: Console, run: str, found: Explanation) -> None:
         say(f"the detector {name!r} could not look: {why}", "yellow")
 
 
-def _show_one(console: Console, detector: str, one: Finding) -> None:
+def _show_one(console: Console, detector: str, one: FaultFound) -> None:
     from schemas.shortening import printable
 
     say = lambda text, style="": console.print(  # noqa: E731

@@ -1,4 +1,4 @@
-"""Explains what went wrong in a run: the first bad step, its stage, the sample, the likely cause, and why.
+"""Explains a run that went wrong: the first bad step, its stage, the sample, the likely cause, and why.
 
 ledger, prompts, evaluations, failed steps ──► detectors ──► findings, the likeliest cause first
                                                    │

@@ -13,9 +13,9 @@ import numpy as np
 
 from consumers.batches.training_rows import TrainingRow
 from consumers.steps.telling import LARGEST_GAP
-from flows.explain.evidence import Evidence
-from flows.explain.finding import Detector, Finding
-from flows.explain.own_model import OwnModel, Weights, tokens_of
+from flows.explain.detector import Detector, FaultFound
+from flows.explain.own_model import NamedWeights, OwnModel, answer_tokens
+from flows.explain.run_evidence import RunEvidence
 from schemas.messages import StepRecord
 
 _LOOKED_AT = 12  # samples by which an explanation is judged
@@ -31,10 +31,10 @@ Cause = tuple[str, list[str]]  # and the evidence for it
 class _Disagreement:
     """Samples whose log-probabilities are not those of the weights that they name."""
 
-    run: Evidence
+    run: RunEvidence
     rows: Sequence[TrainingRow]
     version: int
-    weights: Weights
+    weights: NamedWeights
     own: dict[str, np.ndarray]  # by sample: what the run's own model says
     by: float  # the largest difference
 
@@ -54,7 +54,7 @@ class _Disagreement:
         """Return what an explanation does to the difference, in words."""
         return f"the difference of {self.by:.3g} falls to {left:.1e}"
 
-    def older(self, most: int = _VERSIONS) -> Iterator[tuple[int, Weights]]:
+    def older(self, most: int = _VERSIONS) -> Iterator[tuple[int, NamedWeights]]:
         """Yield older versions that are kept: the first one, then the newest ones."""
         newest = range(self.version - 1, max(-1, self.version - 1 - most), -1)
         for number in dict.fromkeys([0, *newest]):
@@ -76,7 +76,7 @@ class DifferentLogprobs(Detector):
         "explanation; the one that makes the difference go away is the cause."
     )
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         most = LARGEST_GAP[run.spec.model.dtype]
         wrong = [
             one for one in run.steps if one.metrics.get("gap_tokens") and one.metrics["logprob_gap"] > most
@@ -93,17 +93,19 @@ class DifferentLogprobs(Detector):
         fresh = [row for row in rows if row.sample.versions.size == 1] or rows
         cause, evidence = _cause(run, _chosen(fresh, run.record(first.step)))
         command = run.command(f"inspect {{run}} --sample {first.widest[0]}")
-        yield Finding(first.step, "generation", cause, [seen, *evidence], [first.widest[0]], [], command, 1.0)
+        yield FaultFound(
+            first.step, "generation", cause, [seen, *evidence], [first.widest[0]], [], command, 1.0
+        )
 
 
-def _cause(run: Evidence, rows: Sequence[TrainingRow]) -> Cause:
+def _cause(run: RunEvidence, rows: Sequence[TrainingRow]) -> Cause:
     version = int(rows[0].sample.versions[-1])
     weights = run.weights(version)
     unknown = "generators and trainer compute different things with the same weights"
     if weights is None:
         return unknown, [f"version {version} of the weights is not kept any more: nobody can tell why"]
     run.own_model.load(weights)
-    own = {row.sample.id: run.own_model.logprobs(*tokens_of(row)) for row in rows}
+    own = {row.sample.id: run.own_model.logprobs(*answer_tokens(row)) for row in rows}
     by = max(float(_apart(row, own[row.sample.id]).max()) for row in rows)
     if by <= LARGEST_GAP[run.spec.model.dtype]:
         return "the trainer computes other log-probabilities than transformers' own model", [
@@ -136,7 +138,9 @@ def _temperature(found: _Disagreement) -> Cause | None:
     """Whether another temperature explains it: 1, or whatever fits best."""
 
     def left(temperature: float, rows: Sequence[TrainingRow]) -> float:
-        return found.left(lambda row: found.model.logprobs(*tokens_of(row), temperature=temperature), rows)
+        return found.left(
+            lambda row: found.model.logprobs(*answer_tokens(row), temperature=temperature), rows
+        )
 
     some = found.rows[:3]
     best = min([1.0, *np.geomspace(0.25, 4.0, 33).tolist()], key=lambda one: left(one, some))
@@ -154,7 +158,7 @@ def _beside_the_prompt(found: _Disagreement) -> Cause | None:
 
     def left(before: list[int], behind: list[int]) -> float:
         def said(row: TrainingRow) -> np.ndarray:
-            prompt, answer = tokens_of(row)
+            prompt, answer = answer_tokens(row)
             return found.model.logprobs([*before, *prompt, *behind], answer)
 
         return found.left(said)
@@ -172,7 +176,7 @@ def _beside_the_prompt(found: _Disagreement) -> Cause | None:
 
 def _version(found: _Disagreement) -> Cause | None:
     """Whether an older version explains it; and whether generators stay at it."""
-    plain: Said = lambda row: found.model.logprobs(*tokens_of(row))  # noqa: E731
+    plain: Said = lambda row: found.model.logprobs(*answer_tokens(row))  # noqa: E731
     try:
         for number, weights in found.older():
             found.model.load(weights)
@@ -203,7 +207,8 @@ def _head(found: _Disagreement) -> Cause | None:
         head = found.model.head
         found.model.load(found.weights)
         rest = max(
-            float(_apart(row, found.model.logprobs(*tokens_of(row), head=head)).max()) for row in found.rows
+            float(_apart(row, found.model.logprobs(*answer_tokens(row), head=head)).max())
+            for row in found.rows
         )
         if found.explains(rest):
             tied = " (it is tied to the embeddings, which are new)" if found.model.is_tied else ""
@@ -217,7 +222,7 @@ def _cache(found: _Disagreement) -> Cause | None:
     rows = [row for row in found.rows if row.sample.prompt_tokens.size > 1]
     for number, weights in found.older(_CACHES) if rows else ():
         rest = max(
-            float(_apart(row, found.model.after_prompt_of(weights, found.weights, *tokens_of(row))).max())
+            float(_apart(row, found.model.after_prompt_of(weights, found.weights, *answer_tokens(row))).max())
             for row in rows
         )
         if found.explains(rest):

@@ -15,12 +15,12 @@ import torch
 from consumers.batches.training_rows import TrainingRow
 
 
-def tokens_of(row: TrainingRow) -> tuple[list[int], list[int]]:
+def answer_tokens(row: TrainingRow) -> tuple[list[int], list[int]]:
     """Return the tokens of a sample's prompt and answer."""
     return row.sample.prompt_tokens.tolist(), row.sample.tokens.tolist()
 
 
-Weights = Mapping[str, torch.Tensor]
+NamedWeights = Mapping[str, torch.Tensor]
 
 
 class OwnModel:
@@ -34,7 +34,7 @@ class OwnModel:
         head, embeddings = self._model.get_output_embeddings(), self._model.get_input_embeddings()
         self.is_tied = head is not None and head.weight is embeddings.weight
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: NamedWeights) -> None:
         """Take weights."""
         self._model.load_state_dict({name: one.float() for name, one in weights.items()}, strict=False)
         self._model.tie_weights()
@@ -51,7 +51,7 @@ class OwnModel:
 
     @torch.no_grad()
     def after_prompt_of(
-        self, older: Weights, newer: Weights, prompt: Sequence[int], answer: Sequence[int]
+        self, older: NamedWeights, newer: NamedWeights, prompt: Sequence[int], answer: Sequence[int]
     ) -> np.ndarray:
         """Return the same, if the prompt's keys and values were made by older weights."""
         self.load(older)

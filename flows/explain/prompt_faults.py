@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flows.explain.evidence import Evidence
-from flows.explain.finding import Detector, Finding
+from flows.explain.detector import Detector, FaultFound
+from flows.explain.run_evidence import RunEvidence
 from producers.tokenizing import load_tokenize
 from schemas.identity import round_of
 from schemas.messages import Prompt
@@ -27,7 +27,7 @@ class OtherTokens(Detector):
     failure = "feeder and trainer load different tokenizers, or revisions of one"
     how = "The text of problems, tokenized by the run's own model, with the tokens of their prompts."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         if run.spec.task.chat or run.spec.task.chat_template:
             return  # the text goes through a template first
         tokenize = load_tokenize(run.handle.record.model)
@@ -45,7 +45,7 @@ class OtherTokens(Detector):
         if not wrong:
             return
         prompt, text, expected = min(wrong, key=lambda one: one[0].group)
-        yield Finding(
+        yield FaultFound(
             prompt.iteration * run.spec.algorithm.optimizer_steps,
             "prompt",
             "the prompts' tokens were made by another tokenizer than the run's model has",
@@ -68,7 +68,7 @@ class RepeatedPrompts(Detector):
     failure = "a sampler that begins anew, so that some problems are trained again and again"
     how = "The problems of each epoch: none may come twice."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         groups: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
         for prompt in _bounded(run):
             if not round_of(prompt.group):
@@ -78,7 +78,7 @@ class RepeatedPrompts(Detector):
             return
         (epoch, problem), first = min(again.items(), key=lambda one: one[1][1])
         often = max(again.values(), key=len)
-        yield Finding(
+        yield FaultFound(
             first[1][1] * run.spec.algorithm.optimizer_steps,
             "prompt",
             f"problem {problem[:60]} is trained again within one epoch",
@@ -98,7 +98,7 @@ class LostPrompts(Detector):
     failure = "prompts that a resumed run passes over, mostly long ones"
     how = "The problems of each epoch that is over, with those of the first one; how long the missing are."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         epochs: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
         ends: dict[int, int] = {}
         for prompt in _bounded(run):
@@ -117,7 +117,7 @@ class LostPrompts(Detector):
             usual = float(np.mean([size for size, _ in whole.values()]))
             mean = float(np.mean(list(missing.values())))
             kind = "long " if mean > _LONGER * usual else ""
-            yield Finding(
+            yield FaultFound(
                 ends[epoch] * run.spec.algorithm.optimizer_steps,
                 "prompt",
                 f"{kind}prompts are passed over: epoch {epoch} ended without some of them",
@@ -134,7 +134,7 @@ class LostPrompts(Detector):
             return
 
 
-def _bounded(run: Evidence) -> Iterator[Prompt]:
+def _bounded(run: RunEvidence) -> Iterator[Prompt]:
     for number, prompt in enumerate(run.prompts()):
         if number >= _MOST_PROMPTS:
             return

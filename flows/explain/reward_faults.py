@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from consumers.batches.training_rows import TrainingRow
-from flows.explain.evidence import Evidence, StepFacts
-from flows.explain.finding import Detector, Finding
+from flows.explain.detector import Detector, FaultFound
 from flows.explain.prompt_faults import problem_in
+from flows.explain.run_evidence import RunEvidence, StepFacts
 
 _OUTLIER = 100.0  # times the usual size of a reward
 _STEPS = 24  # steps whose samples are looked at: spread over the run
@@ -27,12 +27,12 @@ class MissingRewards(Detector):
     failure = "a reward that raises, is NaN or infinite, or takes too long"
     how = "`failed_rewards` of each step, with the reason that its record has."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         wrong = [one for one in run.steps if one.failed]
         if not wrong:
             return
         first, count = wrong[0], sum(one.metrics.get("failed_rewards", 0.0) for one in wrong)
-        yield Finding(
+        yield FaultFound(
             first.step,
             "reward",
             f"the reward fails for some answers: {first.failed_reason[:200]}",
@@ -51,13 +51,13 @@ class RewardOutlier(Detector):
     failure = "a reward service that once returns something else than a score"
     how = f"The largest reward of each step, by size, with the usual size: more than {_OUTLIER:g} times it."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         usual = float(np.median([one.reward_scale for one in run.steps])) if run.steps else 0.0
         wrong = [one for one in run.steps if one.highest[1] > _OUTLIER * max(usual, one.reward_scale, 1e-3)]
         if not wrong:
             return
         first = wrong[0]
-        yield Finding(
+        yield FaultFound(
             first.step,
             "reward",
             f"the reward of sample {first.highest[0]} is no score of this task: it is far too large",
@@ -81,7 +81,7 @@ class RewardOfParts(Detector):
         "The correlation of the reward with each of its parts that is not below 0, over samples of all steps."
     )
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         values: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for _, rows in samples_over(run):
             for row in rows:
@@ -97,7 +97,7 @@ class RewardOfParts(Detector):
                 against[name] = found
         if against:
             name = min(against, key=lambda one: against[one])
-            yield Finding(
+            yield FaultFound(
                 run.steps[0].step,
                 "reward",
                 f"the reward falls when its part {name} rises: its sign is wrong",
@@ -122,7 +122,7 @@ class LengthHacking(Detector):
         "three have to speak for it."
     )
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         cut, length = run.curve("cut_off"), run.curve("length")
         if len(cut) < 8:
             return
@@ -143,7 +143,7 @@ class LengthHacking(Detector):
             return
         level = np.nanmean(cut[ahead]) + grown / 2
         first = run.steps[int(np.argmax(cut > level))]
-        yield Finding(
+        yield FaultFound(
             first.step,
             "reward",
             "the reward is earned by length: answers grow until they are cut off",
@@ -170,7 +170,7 @@ class HeldOut(Detector):
         "The trend of `reward` with that of the evaluations; and whether prompts hold their problem's answer."
     )
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         marks = [(one.version, float(np.nanmean(one.rewards))) for one in run.evaluations if one.rewards.size]
         rewards = run.curve("reward")
         if len(marks) < 3 or len(rewards) < 8:
@@ -200,12 +200,12 @@ class HeldOut(Detector):
             evidence.append(f"{leaks} of {looked} training prompts have their problem's answer in them")
         worse = next((v for v, mark in marks[1:] if mark < first - noise / 2), marks[-1][0])
         step = min(run.steps[-1].step, max(0, worse - 1) * run.spec.algorithm.optimizer_steps)
-        yield Finding(
+        yield FaultFound(
             step, "reward", cause, evidence, command=run.command("samples {run} --sort reward"), certainty=0.8
         )
 
 
-def _leaks(run: Evidence) -> tuple[int, int]:
+def _leaks(run: RunEvidence) -> tuple[int, int]:
     """Return how many of some prompts hold their problem's answer, and how many were looked at."""
     leaks = looked = 0
     for number, prompt in enumerate(run.prompts()):
@@ -220,7 +220,7 @@ def _leaks(run: Evidence) -> tuple[int, int]:
     return leaks, looked
 
 
-def samples_over(run: Evidence) -> Iterator[tuple[StepFacts, list[TrainingRow]]]:
+def samples_over(run: RunEvidence) -> Iterator[tuple[StepFacts, list[TrainingRow]]]:
     """Yield the samples of some steps, which are spread over the run; those that are gone are left out."""
     from consumers.batches.log_places import Gone
 

@@ -13,8 +13,8 @@ import torch
 from consumers.losses.loss import ClippedSettings, Loss, Tokens, loss_of
 from consumers.replay import Replayed
 from consumers.steps.stage_comparison import StageFound, first_other
-from flows.explain.evidence import Evidence, ids
-from flows.explain.finding import Detector, Finding
+from flows.explain.detector import Detector, FaultFound
+from flows.explain.run_evidence import RunEvidence, ids
 from schemas.stages import MEANINGS, Stage
 
 _REPLAYED = 64  # steps that are taken again at most, to see whether they come to the same bits
@@ -27,7 +27,7 @@ class SplitGroups(Detector):
     failure = "batches that are cut by samples and not by groups, so that a group's baseline is wrong"
     how = "The groups of each step: none may have been in an earlier one, but for replayed ones."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         wrong = [one for one in run.steps if one.split]
         if not wrong:
             return
@@ -37,7 +37,7 @@ class SplitGroups(Detector):
             one.step for one in run.steps if one.step < second.step and group in run.record(one.step).groups
         )
         members = [row for row in run.rows(earlier) if row.sample.group == group]
-        yield Finding(
+        yield FaultFound(
             earlier,
             "micro-batches",
             f"group {group} is split: a part of it is trained in another step",
@@ -64,7 +64,7 @@ class FailedStep(Detector):
     )
     how = "The record of the failed step, whose samples are trained one by one."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         record = run.failed_step
         if record is None:
             return
@@ -76,7 +76,7 @@ class FailedStep(Detector):
         stage = "loss" if "loss" in found.reason else "gradient" if "gradient" in found.reason else "weights"
         samples = [name for name, _ in found.alone] or list(found.members)
         if not found.reason:
-            yield Finding(
+            yield FaultFound(
                 record.step,
                 "gradient",
                 "a step failed once and can be taken now: the machine is to blame",
@@ -85,7 +85,7 @@ class FailedStep(Detector):
                 certainty=0.6,
             )
             return
-        yield Finding(
+        yield FaultFound(
             record.step,
             stage,
             f"step {record.step} can't be taken: {found.reason}",
@@ -109,7 +109,7 @@ class OtherBits(Detector):
     )
     how = f"Up to {_REPLAYED} steps are taken again; the first stage that differs, and how, tells the cause."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         again = run.again()
         try:
             first, last = run.steps[0].step, run.steps[min(_REPLAYED, len(run.steps)) - 1].step
@@ -123,7 +123,7 @@ class OtherBits(Detector):
         finally:
             again.close()
 
-    def _of(self, run: Evidence, found: Replayed, stage: StageFound) -> Finding:
+    def _of(self, run: RunEvidence, found: Replayed, stage: StageFound) -> FaultFound:
         record = found.record
         seen = (
             f"taken again, step {record.step} has other bits from stage {stage.stage.title} on: apart by "
@@ -133,7 +133,7 @@ class OtherBits(Detector):
         if stage.stage is Stage.GRADIENT and (twice := counted_twice(run, found)) is not None:
             number, share = twice
             rows = found.taken.batches[number].rows
-            return Finding(
+            return FaultFound(
                 step,
                 "gradient",
                 f"the gradient of micro-batch {number} was counted twice",
@@ -144,7 +144,7 @@ class OtherBits(Detector):
                 1.0,
             )
         if stage.stage is Stage.WEIGHTS and self._is_16_bits(run, record.step):
-            return Finding(
+            return FaultFound(
                 step,
                 "weights",
                 "the master weights are kept in bf16, where small updates are lost",
@@ -158,7 +158,7 @@ class OtherBits(Detector):
                 1.0,
             )
         sample = [] if stage.row is None else [found.taken.rows[stage.row].sample.id]
-        return Finding(
+        return FaultFound(
             step,
             stage.stage.title,
             f"stage {stage.stage.title} was computed otherwise than now",
@@ -169,7 +169,7 @@ class OtherBits(Detector):
             0.9,
         )
 
-    def _is_16_bits(self, run: Evidence, step: int) -> bool:
+    def _is_16_bits(self, run: RunEvidence, step: int) -> bool:
         from consumers.steps.checkpoint import Checkpoints
 
         newest = Checkpoints(run.handle.store, run.handle.run).latest(run.handle.log.warning)
@@ -182,7 +182,7 @@ class OtherBits(Detector):
         )
 
 
-def counted_twice(run: Evidence, found: Replayed) -> tuple[int, float] | None:
+def counted_twice(run: RunEvidence, found: Replayed) -> tuple[int, float] | None:
     """Return the micro-batch whose gradient makes up the difference to the record, and what is left of it."""
     record, batches = found.record, found.taken.batches
     recorded, ours = (
@@ -211,7 +211,7 @@ class WrongAdvantages(Detector):
     failure = "advantages that are normalised over whatever is in a batch together"
     how = "The loss is asked for the advantages of each group alone, and of all groups of a step together."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         loss = loss_of(run.spec)
         if loss.whole_step or loss.needs.any:
             return
@@ -230,7 +230,7 @@ class WrongAdvantages(Detector):
                 )
             worst = max(apart, key=lambda one: apart[one])
             if apart[worst] > 1e-6:
-                yield Finding(
+                yield FaultFound(
                     facts.step,
                     "advantage",
                     "a group's advantages depend on which other groups come with it",
@@ -257,7 +257,7 @@ class WrongClip(Detector):
     )
     how = "The loss is given tokens far beyond its clip: its gradient has to be 0 there, and only there."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         loss = loss_of(run.spec)
         if not isinstance(loss.settings, ClippedSettings) or not _is_token_wise(loss):
             return
@@ -266,7 +266,7 @@ class WrongClip(Detector):
         low = math.log1p(-min(0.99, loss.settings.clip_low)) - 0.5
         under, up = _pushes(loss, low, -1.0), _pushes(loss, low, 1.0)
         if (beyond and not back) or (under and not up):
-            yield Finding(
+            yield FaultFound(
                 run.steps[0].step,
                 "loss",
                 "the loss's clip is on the wrong side: it holds back the way back",

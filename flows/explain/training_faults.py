@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flows.explain.evidence import Evidence
-from flows.explain.finding import Detector, Finding
-from flows.explain.own_model import tokens_of
+from flows.explain.detector import Detector, FaultFound
+from flows.explain.own_model import answer_tokens
+from flows.explain.run_evidence import RunEvidence
 
 _LARGE = 0.3  # of the weights' own size: no update should be as large
-_JUMP = 1.0  # nats a token by which one update may change what was sampled
+_JUMP = 1.5  # nats a token by which one update may change what was sampled
 _COLLAPSED = 0.05  # of the entropy at the start
 
 
@@ -26,7 +26,7 @@ class LargeUpdates(Detector):
         "log-probabilities of the first samples before and after the step that trained them."
     )
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         first = next((one for one in run.steps if one.metrics.get("learning_rate") and one.weights), None)
         if first is None:
             return
@@ -44,7 +44,7 @@ class LargeUpdates(Detector):
                 f"step {first.step} changed the log-probability of its own tokens by {moved:.3g} nats "
                 "in the mean"
             )
-        yield Finding(
+        yield FaultFound(
             first.step,
             "optimizer",
             f"the learning rate of {rate:g} is far too large: a step undoes the policy",
@@ -56,7 +56,7 @@ class LargeUpdates(Detector):
         )
 
 
-def _moved(run: Evidence, step: int) -> float | None:
+def _moved(run: RunEvidence, step: int) -> float | None:
     """Return by how much a step changed the log-probabilities of its samples; None if nobody can tell."""
     minis = run.spec.algorithm.optimizer_steps
     before, after = (run.weights(step // minis + number) for number in (0, 1))
@@ -66,7 +66,7 @@ def _moved(run: Evidence, step: int) -> float | None:
     sums = []
     for weights in (before, after):
         run.own_model.load(weights)
-        sums.append(np.concatenate([run.own_model.logprobs(*tokens_of(row)) for row in rows]))
+        sums.append(np.concatenate([run.own_model.logprobs(*answer_tokens(row)) for row in rows]))
     return float(np.mean(np.abs(sums[0] - sums[1])))
 
 
@@ -77,7 +77,7 @@ class Collapse(Detector):
     failure = "a policy that gives one and the same answer: rewards do not differ, and nothing is learned"
     how = "`entropy` with its beginning, and whether most groups have lost their gradient since."
 
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         entropy, groups = run.curve("entropy"), run.curve("informative_groups")
         if len(entropy) < 8:
             return
@@ -87,7 +87,7 @@ class Collapse(Detector):
         if low[late].mean() < 0.8 or np.nanmean(groups[late]) > 0.25 * run.spec.algorithm.groups:
             return
         number = int(np.argmax(low))
-        yield Finding(
+        yield FaultFound(
             run.steps[number].step,
             "loss",
             "the entropy has collapsed: the policy gives one answer, and rewards do not differ any more",

@@ -16,7 +16,7 @@ from flows.run.step_files import OpenStepFile, opened_step_file
 from infra.run_handle import RunHandle, opened_run
 from infra.runs import find
 from infra.step_file.index import StepFileIndex
-from infra.step_file.opening import Read, is_step_file
+from infra.step_file.unpacking import Read, is_step_file
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from infra.bus import Record
 from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from infra.step_file.index import StepFileIndex
-from infra.step_file.opening import Read, open_step_file
-from infra.step_file.writing import StepFileContent, Written, write_step_file
+from infra.step_file.step_file_writer import StepFileContent, Written, write_step_file
+from infra.step_file.unpacking import Read, open_step_file
 from infra.stock_bus import HeldStock, StockBus
 from infra.stores.file_store import FileStore
 from infra.weights.bits import NAMES, Bits, bits_of

@@ -14,16 +14,16 @@ from infra.weights.bits import NAMES
 from infra.weights.folder import is_beside
 from infra.weights.manifest import Tensor
 
-FORMAT = 1
-KIND = "step file"  # of the content that is signed
+_FORMAT = 1
+_KIND = "step file"  # of the content that is signed
 LARGEST_INDEX = 64 << 20
 LARGEST_TEXT = 64 << 20  # bytes of a file that is no tensor and holds no records
 _MOST_TENSORS = 1 << 20
 _RECORDS = ("ledger", "samples", "failed")
 
-Number = Annotated[int, Field(ge=0, lt=1 << 62)]
-Part = Literal["model", "reference", "state"]  # a model, or the state of a learner
-Text = Annotated[str, Field(max_length=4096)]
+_Number = Annotated[int, Field(ge=0, lt=1 << 62)]
+StepFilePart = Literal["model", "reference", "state"]  # a model, or the state of a learner
+_Text = Annotated[str, Field(max_length=4096)]
 
 
 class StepFileError(Explained):
@@ -38,7 +38,7 @@ class Member(_Said):
     """A file in the step file, but a tensor's."""
 
     name: Annotated[str, Field(max_length=256)]
-    size: Number
+    size: _Number
     digest: Annotated[str, Field(max_length=64)]
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class Member(_Said):
 class StoredTensor(Tensor):
     """A tensor: of what, and how its bytes are laid out."""
 
-    of: Part
+    of: StepFilePart
     name: Annotated[str, Field(min_length=1, max_length=1024)]
     minus: Annotated[str, Field(max_length=1024)] = ""  # the tensor of `model` that its bits are counted from
 
@@ -73,13 +73,13 @@ class StepFileIndex(_Said):
     """All that is in a step file."""
 
     format: Literal[1]
-    streamrl: Text  # version of the library that made it
+    streamrl: _Text  # version of the library that made it
     run: Annotated[str, Field(min_length=1, max_length=512)]
-    first: Number  # the first step that can be taken
-    last: Number
-    asked: Number  # the step that it was made for: those before it are needed to get there
+    first: _Number  # the first step that can be taken
+    last: _Number
+    asked: _Number  # the step that it was made for: those before it are needed to get there
     failed: bool  # whether that step could not be taken when the run came to it
-    made_on: Text
+    made_on: _Text
     created_at: Annotated[float, Field(allow_inf_nan=False)]
     partitions: Annotated[int, Field(ge=1, le=1 << 15)]  # of the topic with the samples
     samples_of: Annotated[str, Field(min_length=1, max_length=512)]  # run whose samples were trained
@@ -112,7 +112,7 @@ class StepFileIndex(_Said):
 def index_bytes(index: StepFileIndex, ring: KeyRing) -> bytes:
     """Return an index as it is written: canonical JSON with a digest, and a signature if there is a key."""
     said = index.model_dump(mode="json")
-    if (signature := ring.sign(_canonical(said), KIND)) is not None:
+    if (signature := ring.sign(_canonical(said), _KIND)) is not None:
         said["signature"] = signature
     said["digest"] = str(blake3(_canonical(said)).hexdigest())
     return _canonical(said)
@@ -124,9 +124,9 @@ def read_index(raw: bytes, where: str, ring: KeyRing) -> StepFileIndex:
         said = json.loads(raw)
         if not isinstance(said, dict):
             raise ValueError("its index is no JSON object")
-        if (form := said.get("format")) != FORMAT:
+        if (form := said.get("format")) != _FORMAT:
             raise StepFileError(
-                f"{where} has format {str(form)[:20]}; this version of StreamRL reads format {FORMAT}. Its "
+                f"{where} has format {str(form)[:20]}; this version of StreamRL reads format {_FORMAT}. Its "
                 f"maker was StreamRL {str(said.get('streamrl'))[:40]}: open it with that version"
             )
         if _canonical(said) != raw:
@@ -135,7 +135,7 @@ def read_index(raw: bytes, where: str, ring: KeyRing) -> StepFileIndex:
         if digest != str(blake3(_canonical(said)).hexdigest()):
             raise ValueError("its index is damaged: the digest is not that of the content")
         signature = said.pop("signature", None)
-        ring.verify(_canonical(said), signature if isinstance(signature, str) else None, where, KIND)
+        ring.verify(_canonical(said), signature if isinstance(signature, str) else None, where, _KIND)
         return StepFileIndex.model_validate(said)
     except (ValidationError, ValueError, RecursionError) as error:
         raise StepFileError(f"{where} is not a usable step file: {str(error)[:500]}") from error

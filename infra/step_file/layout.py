@@ -93,7 +93,7 @@ def can_count(bits: Bits, base: Bits) -> bool:
     return base.shape == bits.shape and (base.dtype, bits.dtype) in pairs
 
 
-def pays(bits: Bits, base: Bits) -> bool:
+def counting_pays(bits: Bits, base: Bits) -> bool:
     """Whether a tensor takes less room if it is counted from another one, by its beginning."""
     if not can_count(bits, base) or not bits.data.size:
         return False

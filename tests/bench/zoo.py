@@ -39,7 +39,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     table = Table("fault", "modelled on", "step", "stage", "sample", "cause named first", "s")
     rows, alarms, seconds = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        model = str(make_tiny_model(Path(folder) / "model", layers=2, width=32, seed=given.seed))
+        model = str(make_tiny_model(Path(folder) / "model", layers=2, width=32))
         console = Console(stderr=True)
         for number, fault in enumerate(track(faults, "faults", console=console)):
             one = tried(Path(folder) / f"fault-{number}", model, fault, seed=given.seed)

@@ -1,4 +1,4 @@
-"""The bug zoo: each planted fault is named with step, stage, sample and cause; healthy runs raise no alarm."""
+"""The bug zoo: each planted fault is named with step, stage, sample and cause; healthy runs have none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTHY = ("grpo with a reference", "async, in order of arrival", "ppo", "lora")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_model(tmp_path_factory.mktemp("model"), layers=2, width=32, seed=SEED))
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), layers=2, width=32))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -29,7 +29,7 @@ from infra.bus import Record
 from infra.keys import SIGNING, TRUSTED
 from infra.step_file.index import StepFileError
 from infra.step_file.layout import can_count, laid_out, packed_records, restored, unpacked_records
-from infra.step_file.opening import open_step_file
+from infra.step_file.unpacking import open_step_file
 from infra.weights.bits import Bits, kind_of
 from schemas.messages import Sample
 from tests.factories import make_context, make_spec, make_tiny_model

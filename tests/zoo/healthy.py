@@ -30,7 +30,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "gradient checkpointing": {"trainer": {"gradient_checkpointing": True}},
     "floats": {"trainer": {"exact_sums": False}},
     "bfloat16": {"model": {"dtype": "bfloat16"}},
-    "lora": {"model": {"lora": {"rank": 4}}, "algorithm": {"learning_rate": 3e-3}},
+    "lora": {"model": {"lora": {"rank": 4}}, "algorithm": {"learning_rate": 1e-3}},
     "tb with replay": {"loss": {"kind": "tb", "replay": 0.5}},
     "small groups": {"algorithm": {"group_size": 2, "groups": 8}},
 }

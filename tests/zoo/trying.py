@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.explain.evidence import Evidence
-from flows.explain.explaining import Explanation, explained
-from flows.explain.finding import Finding
+from flows.explain.detector import FaultFound
+from flows.explain.explanation import Explanation, explain_run
+from flows.explain.run_evidence import RunEvidence
 from schemas.runspec import RunSpec
 from tests.zoo.faults import Fault
 from tests.zoo.world import ZooWorld, zoo_spec
@@ -22,7 +22,7 @@ class Tried:
     seconds: float  # that the explanation took
 
     @property
-    def first(self) -> Finding | None:
+    def first(self) -> FaultFound | None:
         """What is blamed first."""
         return self.found.findings[0][1] if self.found.findings else None
 
@@ -36,11 +36,11 @@ def tried(
         fault.plant(world)
     world.live()
     began = time.monotonic()
-    found = explained(Evidence(world.context))
+    found = explain_run(RunEvidence(world.context))
     return Tried(found, time.monotonic() - began)
 
 
-def missed(fault: Fault, first: Finding | None) -> str:
+def missed(fault: Fault, first: FaultFound | None) -> str:
     """Return what the explanation of a fault lacks; empty if it names step, stage, sample and cause."""
     if first is None:
         return "nothing was found"

@@ -20,7 +20,7 @@ import torch
 from consumers.learners.learner import TorchLearner
 from consumers.steps.failing import TrainingFailed
 from consumers.trainer import Trainer
-from flows.explain.evidence import merged_weights
+from flows.explain.run_evidence import merged_weights
 from infra import runs
 from infra.memory_bus import MemoryWriter
 from infra.roles.context import Stopped

@@ -16,13 +16,13 @@ from infra.runs import RunRecord
 from infra.step_file.index import (
     LARGEST_INDEX,
     Member,
-    Part,
     StepFileError,
     StepFileIndex,
+    StepFilePart,
     StoredTensor,
     index_bytes,
 )
-from infra.step_file.layout import laid_out, packed_records, pays
+from infra.step_file.layout import counting_pays, laid_out, packed_records
 from infra.step_file.tar import TarWriter
 from infra.weights.bits import Model
 from infra.weights.digest import digest_of
@@ -56,7 +56,7 @@ def write_step_file(content: StepFileContent, path: Path, written: Written = lam
     texts |= {f"model/{name}": raw for name, raw in content.model_files.items()}
     texts |= {f"reference/{name}": raw for name, raw in content.reference_files.items()}
     texts |= {f"records/{name}": packed_records(records) for name, records in content.records.items()}
-    parts: dict[Part, Model] = {
+    parts: dict[StepFilePart, Model] = {
         "model": content.model, "reference": content.reference, "state": content.state,
     }  # fmt: skip
     tensors = [one for part in parts for one in _tensors(part, parts[part], content.model)]
@@ -91,12 +91,12 @@ def write_step_file(content: StepFileContent, path: Path, written: Written = lam
     return path.stat().st_size
 
 
-def _tensors(of: Part, tensors: Model, base: Model) -> list[StoredTensor]:
+def _tensors(of: StepFilePart, tensors: Model, base: Model) -> list[StoredTensor]:
     """Return how to store some tensors: counted from those of the model where that is smaller."""
     found = []
     for name, bits in tensors.items():
         began_as = name.removeprefix("weights.") if of == "state" else name
-        counts = of != "model" and began_as in base and pays(bits, base[began_as])
+        counts = of != "model" and began_as in base and counting_pays(bits, base[began_as])
         found.append(
             StoredTensor(
                 of=of, name=name, dtype=bits.dtype, shape=bits.shape, digest=digest_of(bits),

@@ -51,7 +51,7 @@ class StepFacts:
     weights: float  # length of the weights as a vector
 
 
-class Evidence:
+class RunEvidence:
     """A run, as detectors see it."""
 
     def __init__(self, handle: RunHandle, begins: OpenStepFile | None = None) -> None:

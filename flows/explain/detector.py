@@ -1,4 +1,4 @@
-"""What a detector finds, and what a detector is."""
+"""A detector, and a fault that it has found."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from flows.explain.evidence import Evidence
+    from flows.explain.run_evidence import RunEvidence
 
 
 @dataclass(frozen=True)
-class Finding:
+class FaultFound:
     """Something that is wrong with a run."""
 
     step: int  # the first step that has it
@@ -33,5 +33,5 @@ class Detector(ABC):
     how: ClassVar[str]  # what it compares
 
     @abstractmethod
-    def look(self, run: Evidence) -> Iterator[Finding]:
+    def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         """Yield what is wrong."""
