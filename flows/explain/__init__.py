@@ -4,6 +4,6 @@ ledger, prompts, evaluations, failed steps ──► detectors ──► finding
                                                    │
              samples of suspect steps, computed anew by transformers' own model; steps that are taken again
 
-A detector is a class with the failure that it is for, and `look`. Those that read the ledger come first; what
-they find says where those look that compute.
+A detector is a class with the failure that it is for, and `look`. Detectors that read the ledger come first,
+then those that compute.
 """

@@ -40,7 +40,8 @@ def test_conditions(text: str, values: dict[str, float], holds: bool) -> None:
     [
         ("__import__('os').system('x')", "has no value __import__"), ("reward.__class__", "can't be used"),
         ("grad_nrom > 1", "has no value grad_nrom"), ("reward >", "is no expression"),
-        ("'a' < 1", "can't be used"), ("reward if nan else 1", "can't be used"), ("reward[0]", "can't be used"),
+        ("'a' < 1", "can't be used"), ("reward if nan else 1", "can't be used"),
+        ("reward[0]", "can't be used"),
         ("(" * 300, "is no expression"), ("-" * 200 + "1", "too deeply"),
         ("reward" + " + reward" * 200, "characters; 1000 are the most"),
         ("none.py:f", "there is no file none.py"), ("abs()", "can't be used"),
