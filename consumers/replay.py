@@ -7,24 +7,33 @@ Nothing is written to the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
+
+from consumers.batches.log_places import fetch_rows
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import TrainingRow
+from consumers.learners.fingerprint import Fingerprint
 from consumers.learners.learner import Learner
 from consumers.learners.optimizing import NotFinite
+from consumers.losses.loss import Needs
 from consumers.steps.checkpoint import Checkpoints
 from consumers.steps.failing import FailedSteps, TrainingFailed
 from consumers.steps.ledger import steps_in_ledger
 from consumers.steps.redo import RedoneStep, plans_again, take_again, version_trained
 from consumers.steps.scoring import Scoring
+from consumers.steps.stage_comparison import StageFound, compared
 from consumers.steps.step_record import recipe_of
 from consumers.stream.recorded_groups import samples_topic
 from infra.bus import ends_of
+from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
+from schemas.topics import Topic
 
 StepProgress = Callable[[int, int], None]  # steps taken, of how many
 _TAIL = 64  # records at the ledger's end that are searched first for the newest step
@@ -39,12 +48,50 @@ class Replayed:
     taken: RedoneStep
     others: list[int]  # steps before it that came to other bits
     same_recipe: bool
+    sums_exactly: bool = True  # whether gradients are added so that their order does not matter
+
+    @cached_property
+    def stages(self) -> list[StageFound]:
+        """Each stage, compared with its record."""
+        return compared(self.record, self.taken)
 
     @property
     def equal(self) -> bool:
-        """Whether weights and losses have the same bits as in the ledger."""
-        losses = [stat.loss for stat in self.taken.stats]
-        return self.taken.root == self.record.root_out and losses == self.record.losses.tolist()
+        """Whether all that the ledger says has the same bits."""
+        return all(one.equal is not False for one in self.stages)
+
+    @property
+    def same_machine(self) -> bool:
+        """Whether the step was taken on this kind of machine; so also if nobody noted on which."""
+        return self.record.made_on in ("", kind_of_machine())
+
+    @property
+    def within(self) -> bool:
+        """Whether no stage differs by more than the record's tolerance."""
+        return all(one.within for one in self.stages)
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether other bits may be due to the machine, or to ranks that add gradients as floats."""
+        return not (self.same_machine and self.sums_exactly)
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether bits are equal, or may differ and do so within the tolerances."""
+        return self.equal or (self.may_differ and self.within)
+
+    @property
+    def reason(self) -> str:
+        """Why bits may differ, in words, and the limits of that."""
+        if not self.same_machine:
+            why = f"It was taken on another kind of machine ({self.record.made_on}; here {kind_of_machine()})"
+        elif not self.sums_exactly:
+            why = "Its ranks add gradients as floats, in an order that may change (trainer.exact_sums)"
+        else:
+            return "It was taken on this kind of machine, so all bits should be equal: something is wrong."
+        if self.within:
+            return f"{why}: all differences are within the tolerances that its record has."
+        return f"{why}, but a stage differs by more than its record tolerates: something else is wrong."
 
 
 @dataclass(frozen=True)
@@ -61,37 +108,90 @@ class Spoilt:
     alone: Sequence[tuple[str, str]] = ()  # samples that can't be trained even by themselves, and why
 
 
+@dataclass(frozen=True)
+class StateBefore:
+    """A learner's state before a step."""
+
+    step: int
+    state: Mapping[str, torch.Tensor]
+    words: str  # where it comes from, for people
+
+
+@dataclass(frozen=True)
+class CapturedSteps:
+    """All that a replay of some steps needs."""
+
+    first: int
+    last: int
+    state: Mapping[str, torch.Tensor]  # before the first step
+    records: Sequence[StepRecord]
+    failed: StepRecord | None  # the last step, if it could not be taken
+    rows: Sequence[TrainingRow]  # the samples of all steps
+    samples: Topic
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Where a replay begins: the next step, and a position in the ledger that is not behind it."""
+
+    step: int
+    position: int
+    words: str  # for people
+
+
 class Again:
     """Takes steps of one run again."""
 
-    def __init__(self, handle: RunHandle, learner_of: Callable[[], Learner], progress: StepProgress) -> None:
-        self._handle, self._learner_of, self._progress = handle, learner_of, progress
+    def __init__(
+        self, handle: RunHandle, learner_of: Callable[[], Learner], progress: StepProgress,
+        start: StateBefore | None = None,
+    ) -> None:  # fmt: skip
+        """`start`: a state to begin with; None: the newest checkpoint before a step."""
+        self._handle, self._learner_of, self._progress, self._start = handle, learner_of, progress, start
         self._samples = samples_topic(handle)
         self._learner = learner_of()
-        self._scoring = Scoring(self._learner, self._learner.loss.needs, at_once=handle.spec.trainer.ranks)
+        self._scoring = self._new_scoring()
+        self._moved = False  # whether the learner is not as it was made
+
+    def _new_scoring(self) -> Scoring:
+        return Scoring(self._learner, self._learner.loss.needs, at_once=self._handle.spec.trainer.ranks)
 
     def step(self, number: int | None) -> Replayed:
         """Take a step of the ledger again; None: the newest."""
-        newest = self._newest()
-        number = newest if number is None else number
-        if number > newest:
+        number = self.newest() if number is None else number
+        return next(self.each(number, number))
+
+    def each(self, first: int, last: int) -> Iterator[Replayed]:
+        """Take some steps of the ledger again, one after the other."""
+        newest = self.newest()
+        if last > newest:
             raise TrainingFailed(
-                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {number}"
+                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {last}"
             )
-        start, others, record = self._up_to(number, wanted=True)
-        assert record is not None
-        self._begin(number)
-        taken = take_again(self._handle, self._samples, self._learner, self._scoring, record)
-        return Replayed(record, start, taken, others, record.recipe == recipe_of(self._handle.spec))
+        begin = self._beginning(first)
+        others: list[int] = []
+        for record in self._records(begin, last):
+            self._progress(min(record.step, first) - begin.step, first - begin.step)
+            taken = self._take(record)
+            if record.step >= first:
+                same_recipe = record.recipe == recipe_of(self._handle.spec)
+                trainer = self._handle.spec.trainer
+                exact = trainer.sums_exactly or (trainer.ranks == 1 and not trainer.needs_ranks)
+                yield Replayed(record, begin.words, taken, others.copy(), same_recipe, exact)
+            if taken.root != record.root_out:
+                others.append(record.step)
 
     def failed(self, number: int | None) -> Spoilt:
         """Find out why a failed step can't be taken; None: the newest failed step."""
         record = FailedSteps(self._handle.store, self._handle.run).find(number)
-        start, *_ = self._up_to(record.step, wanted=False)
+        begin = self._beginning(record.step)
+        for earlier in self._records(begin, record.step - 1):
+            self._progress(earlier.step - begin.step, record.step - begin.step)
+            self._take(earlier)
         self._begin(record.step)
         rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
         batches = [batch for together in plans for batch in together]
-        said = record, start, len(rows), len(batches)
+        said = record, begin.words, len(rows), len(batches)
         trial = _Trial(self._learner_of, self._learner)
         try:
             for place, batch in enumerate(batches):
@@ -104,13 +204,59 @@ class Again:
                     return Spoilt(*said, reason, place, [row.sample.id for row in batch.rows], alone)
             return Spoilt(*said, trial.of(batches, trial.learner.loss.total([row.sample for row in rows])))
         finally:
-            self._learner = trial.learner
+            if self._learner is not trial.learner:
+                self._learner = trial.learner
+                self._scoring = self._new_scoring()
+
+    def capture(self, first: int | None, last: int | None, *, failed: bool = False) -> CapturedSteps:
+        """Return all that a replay of some steps needs; None: the newest step.
+
+        `failed`: of the step that could not be taken, `last`; None: the newest one that failed.
+        """
+        spoilt = FailedSteps(self._handle.store, self._handle.run).find(last) if failed else None
+        last = spoilt.step if spoilt else self.newest() if last is None else last
+        first = last if first is None else first
+        if self.needs.before == "iteration":
+            first -= first % self._handle.spec.algorithm.optimizer_steps
+        begin = self._beginning(first)
+        state = self._learner.state() if begin.step == first else None
+        records = []
+        for record in self._records(begin, last - 1 if spoilt else last):
+            if record.step >= first:
+                records.append(record)
+                continue
+            self._progress(record.step - begin.step, first - begin.step)
+            self._take(record)
+            if record.step == first - 1:
+                state = self._learner.state()
+        assert state is not None
+        rows = [
+            row
+            for record in (*records, *([spoilt] if spoilt else []))
+            for row in fetch_rows(self._handle, self._samples, record)
+        ]
+        return CapturedSteps(first, last, state, records, spoilt, rows, self._samples)
+
+    def gradient_of(self, record: StepRecord, number: int) -> Fingerprint:
+        """Return the fingerprint of what one micro-batch adds to a step's gradient."""
+        begin = self._beginning(record.step)
+        for earlier in self._records(begin, record.step - 1):
+            self._take(earlier)
+        self._begin(record.step)
+        rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
+        self._learner.accumulate([[batch for plan in plans for batch in plan][number]])
+        return self._learner.step(self._learner.loss.total([row.sample for row in rows])).gradient
+
+    @property
+    def needs(self) -> Needs:
+        """The scores that the run's loss needs."""
+        return self._learner.loss.needs
 
     def close(self) -> None:
         """Close the learner."""
         self._learner.close()
 
-    def _newest(self) -> int:
+    def newest(self) -> int:
         """Return the number of the ledger's newest step."""
         end = ends_of(self._handle.bus, self._handle.topics.ledger)[0]
         back = _TAIL
@@ -123,45 +269,53 @@ class Again:
             raise TrainingFailed(f"run {self._handle.run} has no step in its ledger")
         return found[-1]
 
-    def _up_to(self, number: int, *, wanted: bool) -> tuple[str, list[int], StepRecord | None]:
-        """Bring the learner to where a step begins.
-
-        Returns where this began, the earlier steps that came to other bits, and the step's record. With
-        `wanted` the ledger must have that record; otherwise it is None.
-        """
+    def _beginning(self, number: int) -> _Beginning:
+        """Restore the newest checkpoint before a step, if there is one."""
+        if self._start is not None:
+            if number < self._start.step:
+                raise TrainingFailed(
+                    f"{self._start.words} begins with step {self._start.step}: step {number} lies before it"
+                )
+            self._learner.restore(self._start.state)
+            return _Beginning(self._start.step, 0, self._start.words)
         found = Checkpoints(self._handle.store, self._handle.run).before(number, self._handle.log.warning)
-        first, position, start = 0, 0, "the model that the run began with"
-        if found is not None:
-            manifest, state = found
-            self._learner.restore(state)
-            first, position = manifest.step, manifest.ledger
-            start = f"the checkpoint of iteration {manifest.iteration}"
-        others: list[int] = []
-        place, record = first, None
-        for step in steps_in_ledger(self._handle, position) if wanted or first < number else ():
-            if step.step < first:
+        if found is None:
+            if self._moved:  # only a new learner is as the run began
+                self._learner.close()
+                self._learner = self._learner_of()
+                self._scoring = self._new_scoring()
+                self._moved = False
+            return _Beginning(0, 0, "the model that the run began with")
+        manifest, state = found
+        self._learner.restore(state)
+        words = f"the checkpoint of iteration {manifest.iteration}"
+        return _Beginning(manifest.step, manifest.ledger, words)
+
+    def _records(self, begin: _Beginning, last: int) -> Iterator[StepRecord]:
+        """Yield the ledger's steps from a beginning up to `last`. Raise TrainingFailed if one is missing."""
+        place = begin.step
+        for step in steps_in_ledger(self._handle, begin.position) if place <= last else ():
+            if step.step < place:
                 continue
-            if step.step != place or place == number:
-                record = step if step.step == number == place else None
+            if step.step > place:
                 break
-            self._progress(place - first, number - first)
-            self._begin(place)
-            taken = take_again(self._handle, self._samples, self._learner, self._scoring, step)
-            if taken.root != step.root_out:
-                others.append(place)
+            yield step
             place += 1
-            if place == number and not wanted:
+            if place > last:
                 break
-        if place < number or (wanted and record is None):
+        if place <= last:
             raise TrainingFailed(
-                f"step {number} can't be reached from {start}: the ledger has no usable record of step "
+                f"step {last} can't be reached from {begin.words}: the ledger has no usable record of step "
                 f"{place}. The record was removed, damaged or given up (streamrl skip); only a replay from a "
                 "later checkpoint gets past it (trainer.keep_checkpoints)"
             )
-        self._progress(number - first, number - first)
-        return start, others, record
+
+    def _take(self, record: StepRecord) -> RedoneStep:
+        self._begin(record.step)
+        return take_again(self._handle, self._samples, self._learner, self._scoring, record)
 
     def _begin(self, number: int) -> None:
+        self._moved = True
         self._scoring.begin()
         if number % self._handle.spec.algorithm.optimizer_steps == 0:
             self._learner.begin_iteration()

@@ -24,7 +24,7 @@ from consumers.batches.log_places import Gone
 from consumers.batches.micro_batches import plan
 from consumers.batches.training_rows import TrainingRow, drawn_again
 from consumers.learners.learner import Learner
-from consumers.learners.optimizing import NotFinite, rate_share
+from consumers.learners.optimizing import NotFinite, Stepped, rate_share
 from consumers.ranks.choose_learner import learner_of
 from consumers.steps.checkpoint import AnyCheckpointManifest, Checkpoints, RunPosition
 from consumers.steps.failed_rewards import FailedRewards
@@ -365,6 +365,7 @@ class Trainer:
     def _record(self, step: StepParts, root: str, done: OptimizerUpdate) -> StepRecord:
         return step_record(
             step, run=self._context.run, trainer_epoch=self._epoch, recipe=self._recipe,
+            dtype=self._spec.model.dtype,
             last=self._mini + 1 == self._algorithm.optimizer_steps, root=root, update=done,
         )  # fmt: skip
 
@@ -380,7 +381,7 @@ class Trainer:
         store, run = self._context.store, self._context.run
         what = f"step {step.number}: {error}; samples {named(error.rows or step.rows)}"
         try:
-            FailedSteps(store, run).keep(self._record(step, "", OptimizerUpdate(math.nan)))
+            FailedSteps(store, run).keep(self._record(step, "", OptimizerUpdate(Stepped(math.nan))))
         except StoreError as lost:
             return TrainingFailed(f"{what}. The record of this step could not be kept in the store: {lost}")
         return TrainingFailed(

@@ -38,6 +38,11 @@ _Number = TypeVar("_Number", int, float)
 Points = Annotated[list[_Number], Meta(max_length=64)]  # points of a curve
 
 
+def _empty(dtype: str) -> Any:
+    """Return the default of an array that older records lack."""
+    return field(default_factory=lambda: np.zeros(0, dtype))
+
+
 def alike(**lengths: int) -> str:
     """Return why fields with these numbers of entries do not go together; empty if the numbers are equal."""
     if len(set(lengths.values())) == 1:
@@ -310,6 +315,15 @@ class StepRecord(Message, frozen=True, kw_only=True):
     failed_reason: Line = ""  # the most frequent reason why samples have no reward; empty: all have one
     failed_sample: Line = ""  # the id of a sample that has none for that reason
     replayed: Count = 0  # the first so many rows are of groups that an earlier step trained (loss.replay)
+    stages: UInt64s = _empty("uint64")  # a digest of each of `schemas.stages`; 0: not recorded
+    tolerances: Float64s = _empty("float64")  # by stage: how far another kind of machine may be apart
+    made_on: Line = ""  # the kind of machine, and the libraries that bits depend on
+    advantages: Float32s = _empty("float32")  # this and the next three: means of each row's tokens, ...
+    scores: Float32s = _empty("float32")  # ... NaN where the row was not trained; empty: not recorded
+    logprobs: Float32s = _empty("float32")  # under the trained weights
+    gaps: Float32s = _empty("float32")  # largest difference to the logprob that the token was drawn with
+    sizes: Float64s = _empty("float64")  # lengths of gradient, moments and weights, as vectors
+    sketches: Float32s = _empty("float32")  # of these vectors, end to end, see `consumers.learners`
 
     def wrong(self) -> str:
         rows = alike(
@@ -326,11 +340,23 @@ class StepRecord(Message, frozen=True, kw_only=True):
             return (
                 f"its micro-batches have {int(self.microbatches.sum())} samples; it names {self.groups.size}"
             )
+        if reason := self._wrong_stages():
+            return reason
         if self.replayed > self.groups.size:
             return f"{self.replayed} of its samples are replayed; it names {self.groups.size}"
         if self.groups.size and (self.partitions.min() < 0 or self.offsets.min() < 0):
             return "a position of its samples is below 0"
         return finite(finished_at=self.finished_at)
+
+    def _wrong_stages(self) -> str:
+        for name in ("advantages", "scores", "logprobs", "gaps"):
+            if getattr(self, name).size not in (0, self.groups.size):
+                return f"its {name} are of {getattr(self, name).size} samples; it names {self.groups.size}"
+        if self.sizes.size and self.sketches.size % self.sizes.size:
+            return f"{self.sketches.size} numbers are no sketches of {self.sizes.size} vectors"
+        if self.tolerances.size and not (self.tolerances >= 0).all():
+            return "one of its tolerances is below 0, or no number"
+        return ""
 
 
 class WeightsAnnouncement(Message, frozen=True, kw_only=True):

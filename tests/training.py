@@ -38,5 +38,5 @@ def train(learner: Learner, spec: RunSpec, steps: int) -> list[float]:
         groups = [list(group) for _, group in itertools.groupby(rows, lambda row: row.sample.group)]
         scored = [row for group in learner.score(groups, learner.loss.needs) for row in group]
         learner.accumulate(batches_of(spec, scored))
-        norms.append(learner.step(total(rows, spec)))
+        norms.append(learner.step(total(rows, spec)).norm)
     return norms

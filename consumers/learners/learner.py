@@ -25,7 +25,7 @@ from consumers.learners import collective, forward
 from consumers.learners.critic import Critic
 from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
-from consumers.learners.optimizing import NotFinite, Optimized, Parts
+from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped
 from consumers.learners.snapshot import StateSnapshot
 from consumers.losses.loss import Loss, Needs, loss_of
 from consumers.losses.objective import LossStats, objective
@@ -46,8 +46,8 @@ class Learner(Protocol):
     def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
         """Add the gradients of micro-batches; return the stats of each."""
 
-    def step(self, total: float) -> float:
-        """Divide the gradient by `total`, clip it, step the optimizer; return the norm before clipping."""
+    def step(self, total: float) -> Stepped:
+        """Divide the gradient by `total`, clip it, step the optimizer."""
 
     def begin_iteration(self) -> None:
         """Remember the current weights as those that the iteration begins with."""
@@ -142,7 +142,7 @@ class LocalLearner(ABC):
         """Add the gradient of a micro-batch's loss."""
 
     @abstractmethod
-    def step(self, total: float) -> float:
+    def step(self, total: float) -> Stepped:
         """See Learner."""
 
     @abstractmethod
@@ -287,12 +287,10 @@ class TorchLearner(LocalLearner):
         loss.backward()
         self._policy.accumulate()
 
-    def step(self, total: float) -> float:
+    def step(self, total: float) -> Stepped:
         self._lent.settle()
-        norm = self._policy.step(total)
-        if self._critic is not None:
-            self._critic.trained.step(total)
-        return norm
+        taken = self._policy.step(total)
+        return taken if self._critic is None else taken.beside(self._critic.trained.step(total))
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._lent.settle()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners import collective
+from consumers.learners.fingerprint import NOTHING, Fingerprint, fingerprint
 from consumers.learners.fixed_point import FixedPointSum
 from schemas.runspec import RunSpec
 
@@ -25,6 +27,23 @@ class NotFinite(ArithmeticError):
 
     rows: Sequence[TrainingRow] = ()
     batch = -1
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """An optimizer step: the norm before clipping, and fingerprints if this learner takes any."""
+
+    norm: float
+    gradient: Fingerprint = NOTHING  # the mean over all samples, before clipping
+    moments: Fingerprint = NOTHING
+    weights: Fingerprint = NOTHING
+
+    def beside(self, critic: Stepped) -> Stepped:
+        """Return this step with the critic's: the vectors are both, the norm is the policy's."""
+        return Stepped(
+            self.norm, self.gradient.joined(critic.gradient), self.moments.joined(critic.moments),
+            self.weights.joined(critic.weights),
+        )  # fmt: skip
 
 
 def rate_share(step: int, spec: RunSpec) -> float:
@@ -77,8 +96,8 @@ class Optimized:
         if self._sum is not None and not self._sum.take(self._gradient):
             raise NotFinite("a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)")
 
-    def step(self, total: float) -> float:
-        """Divide the sum by `total`, clip it and step; return the norm before clipping."""
+    def step(self, total: float) -> Stepped:
+        """Divide the sum by `total`, clip it and step."""
         if self._sum is not None:
             self._sum.mean_into(self._gradient, total)
         else:
@@ -87,6 +106,7 @@ class Optimized:
         norm = float(_norm(self._gradient))
         if norm != norm or norm == float("inf"):
             raise NotFinite(f"the gradient's norm is {norm}")
+        gradient = fingerprint([self._gradient])
         most = self._spec.algorithm.max_grad_norm
         if norm > most:
             self._gradient.mul_(most / (norm + 1e-6))
@@ -95,7 +115,11 @@ class Optimized:
             group["lr"] = self._learning_rate * rate_share(self._steps, self._spec)
         self._optimizer.step()
         self._gradient.zero_()
-        return norm
+        state = self._optimizer.state
+        moments = [
+            value for one in self.named.values() for key, value in state.get(one, {}).items() if key != "step"
+        ]
+        return Stepped(norm, gradient, fingerprint(moments), fingerprint(self.named.values()))
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:

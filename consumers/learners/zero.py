@@ -26,7 +26,7 @@ from consumers.learners import collective
 from consumers.learners.collective import RanksError
 from consumers.learners.forward import Forward
 from consumers.learners.learner import LocalLearner
-from consumers.learners.optimizing import NotFinite, Parts, closest, rate_share
+from consumers.learners.optimizing import NotFinite, Parts, Stepped, closest, rate_share
 from infra import choices
 from schemas.runspec import RunSpec
 
@@ -99,7 +99,7 @@ class DeepSpeedLearner(LocalLearner):
             name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in self._named.items()
         }
 
-    def step(self, total: float) -> float:
+    def step(self, total: float) -> Stepped:
         self._lent.settle()
         if not self._computed:  # DeepSpeed wants a gradient from each rank
             self._accumulate(filler().to(self._device))
@@ -118,7 +118,7 @@ class DeepSpeedLearner(LocalLearner):
             raise NotFinite(f"the gradient's norm is {self._norm}")
         if self._critic is not None:
             self._critic.trained.step(total)
-        return self._norm
+        return Stepped(self._norm)
 
     def close(self) -> None:
         super().close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from xxhash import xxh3_64_intdigest
 
 from consumers.batches.micro_batches import MicroBatch
 from consumers.losses.loss import Loss, Tokens
@@ -27,6 +29,9 @@ class LossStats:
     entropy_tokens: int = 0
     value_error: float = 0.0  # of the critic, squared
     returns: float = 0.0  # squared; the error is compared with them
+    digest: int = 0  # of the logprobs
+    means: list[float] = field(default_factory=list)  # of each sample's logprobs
+    gaps: list[float] = field(default_factory=list)  # of each sample: largest difference to the behaviour
 
 
 def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[torch.Tensor, LossStats]:
@@ -54,6 +59,8 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
     total = (batch.weight * each).sum()
     with torch.no_grad():
         exact = ((now if batch.before is None else batch.before) - batch.behaviour).abs()[batch.fresh]
+        drift = (now - batch.behaviour).abs()
+        drawn = now.cpu().numpy()
         stats = LossStats(
             loss=float(total),
             tokens=int(now.numel()),
@@ -61,8 +68,25 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
             negative_logprob=float(-now.sum()),
             gap=float(exact.max()) if exact.numel() else 0.0,
             gap_tokens=int(exact.numel()),
-            drift=float((now - batch.behaviour).abs().sum()),
+            drift=float(drift.sum()),
             capped=0 if correction is None else int((correction > settings.correction_cap).sum()),
             divergence=float(farther.sum()),
+            digest=xxh3_64_intdigest(drawn),
+            means=means_of(drawn, batch).tolist(),
+            gaps=_largest(drift.cpu().numpy(), batch),
         )
     return total, stats
+
+
+def means_of(values: np.ndarray, batch: MicroBatch) -> np.ndarray:
+    """Return the mean of each sample's values; there is one value a drawn token."""
+    owner, samples = batch.owner.cpu().numpy(), batch.packing.sequences
+    sums = np.bincount(owner, weights=values, minlength=samples)
+    return sums / np.maximum(1, np.bincount(owner, minlength=samples))
+
+
+def _largest(values: np.ndarray, batch: MicroBatch) -> list[float]:
+    """Return the largest of each sample's values, which are not below 0; 0 for a sample without a token."""
+    largest = np.zeros(batch.packing.sequences)
+    np.maximum.at(largest, batch.owner.cpu().numpy(), values)
+    return largest.tolist()

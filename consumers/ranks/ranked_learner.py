@@ -18,7 +18,7 @@ from consumers.batches.training_rows import TrainingRow
 from consumers.learners import collective
 from consumers.learners.learner import LocalLearner, unscored, with_scores
 from consumers.learners.lending import MadeWeights
-from consumers.learners.optimizing import NotFinite
+from consumers.learners.optimizing import NotFinite, Stepped
 from consumers.learners.snapshot import StateSnapshot
 from consumers.losses.loss import Needs
 from consumers.losses.objective import LossStats
@@ -113,7 +113,7 @@ class RankedLearner:
             yield
             self._crew.replies()
 
-    def step(self, total: float) -> float:
+    def step(self, total: float) -> Stepped:
         with self._together(StepCommand(total)):
             return self._local.step(total)
 

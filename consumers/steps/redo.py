@@ -9,9 +9,11 @@ from consumers.batches.log_places import fetch_rows
 from consumers.batches.micro_batches import MicroBatch, planned_as
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import Learner
+from consumers.learners.optimizing import Stepped
 from consumers.losses.objective import LossStats
 from consumers.steps.failing import TrainingFailed, named
 from consumers.steps.scoring import Scoring
+from consumers.steps.stage_marks import StageMarks, stage_marks
 from consumers.steps.step_metrics import OptimizerUpdate
 from infra.run_handle import RunHandle
 from schemas.messages import StepRecord
@@ -26,8 +28,13 @@ class RedoneStep:
     rows: Sequence[TrainingRow]
     batches: Sequence[MicroBatch]
     stats: Sequence[LossStats]
-    norm: float
+    update: OptimizerUpdate
     root: str
+
+    @property
+    def marks(self) -> StageMarks:
+        """The marks of its stages, to compare with those in the ledger."""
+        return stage_marks(self.rows, self.batches, self.stats, self.update, self.root)
 
 
 def take_again(
@@ -38,7 +45,7 @@ def take_again(
     stats = [stat for batches in plans for stat in learner.accumulate(batches)]
     batches = [batch for batches in plans for batch in batches]
     done = update(learner, rows, record.step, any_gradient=bool(batches))
-    return RedoneStep(rows, batches, stats, done.norm, learner.made().root)
+    return RedoneStep(rows, batches, stats, done, learner.made().root)
 
 
 def plans_again(
@@ -71,7 +78,7 @@ def update(
     the same. Raises TrainingFailed if no sample has a reward.
     """
     if not any_gradient and any(not row.sample.reward_error for row in rows):
-        return OptimizerUpdate(0.0)
+        return OptimizerUpdate(Stepped(0.0))
     total = learner.loss.total([row.sample for row in rows])
     if not total:
         errors = sorted({row.sample.reward_error for row in rows})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consumers.batches.micro_batches import MicroBatchPlan
+from consumers.learners.optimizing import Stepped
 from consumers.losses.objective import LossStats
 from schemas.identity import round_of
 from schemas.messages import Sample
@@ -18,11 +19,16 @@ _MOST_PARTS = 32  # parts of a reward that have a metric: a task may name parts 
 
 @dataclass(frozen=True)
 class OptimizerUpdate:
-    """One update of the weights: the gradient's norm, the divisor of its sum, and the learning rate."""
+    """One update of the weights: the step that the learner took, its divisor, and the learning rate."""
 
-    norm: float
+    taken: Stepped
     total: float = 0.0
     learning_rate: float = 0.0
+
+    @property
+    def norm(self) -> float:
+        """The gradient's norm before clipping."""
+        return self.taken.norm
 
 
 def step_metrics(

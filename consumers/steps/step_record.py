@@ -13,11 +13,14 @@ from consumers.batches.micro_batches import MicroBatchPlan
 from consumers.batches.training_rows import TrainingRow
 from consumers.losses.objective import LossStats
 from consumers.steps.failed_rewards import example_of
+from consumers.steps.stage_marks import stage_marks
 from consumers.steps.step_metrics import OptimizerUpdate, step_metrics
+from infra.machine_kind import kind_of_machine
 from schemas.algorithm import AlgorithmSection, SamplingSection
 from schemas.losses import LossSection
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
+from schemas.stages import tolerances
 
 # The settings of all losses at the time when ledgers began, in their order. A new one stands behind them.
 _SETTINGS_OF_LOSSES = (
@@ -94,12 +97,15 @@ def step_record(
     run: str,
     trainer_epoch: int,
     recipe: str,
+    dtype: str,
     last: bool,
     root: str,
     update: OptimizerUpdate,
 ) -> StepRecord:
     """Return the ledger's record of a step."""
     rows = step.rows
+    batches = [batch for planned in step.plans for batch in planned.batches]
+    marks = stage_marks(rows, batches, step.stats, update, root)
     samples = [row.sample for row in rows]
     reason, example = example_of(samples)
     return StepRecord(
@@ -126,4 +132,5 @@ def step_record(
             compute_s=step.compute_s, waited_s=step.waited_s,
         ),
         replayed=step.replayed, finished_at=time.time(), failed_reason=reason, failed_sample=example,
+        made_on=kind_of_machine(), tolerances=np.array(tolerances(dtype)), **marks.fields(),
     )  # fmt: skip

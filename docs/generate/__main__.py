@@ -7,6 +7,7 @@ from pathlib import Path
 
 from docs.generate.architecture import architecture_page, pictures
 from docs.generate.commands import commands_page
+from docs.generate.detectors import detectors_page
 from docs.generate.kafka_of_containers import kafka_properties
 from docs.generate.messages import messages_page
 from docs.generate.metrics import metrics_page
@@ -20,6 +21,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "run-file.md": reference_page,
     "architecture.md": architecture_page,
     "reference/commands.md": commands_page,
+    "reference/detectors.md": detectors_page,
     "reference/messages.md": messages_page,
     "reference/metrics.md": metrics_page,
     "reference/models.md": models_page,

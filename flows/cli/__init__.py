@@ -19,7 +19,8 @@ from schemas.importing import said
 GROUP = "streamrl.commands"
 _FIRST = (
     "init", "up", "run", "runs", "status", "samples", "report", "logs", "stop", "pause", "unpause", "join",
-    "deploy", "replay", "skip", "export", "weights", "ranker", "rm", "demo", "down", "doctor", "schema",
+    "deploy", "explain", "bisect", "replay", "bundle", "skip", "export", "weights", "ranker", "rm", "demo",
+    "down", "doctor", "schema",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.talk import FAILED, out, plain_errors
+from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from consumers.replay import Replayed, Spoilt
+    from flows.run.replaying import Replaying
 
 _NAMED = 12  # maximum samples that are named
 
@@ -23,82 +24,171 @@ def add_to(app: typer.Typer) -> None:
 
 
 def replay(
-    run: Annotated[str, typer.Argument(help="The run's id, such as count-1.")],
+    run: Annotated[
+        str, typer.Argument(help="The run's id, such as count-1, or a step file, such as step.tar.zst.")
+    ],
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Which optimizer step; the newest if left out.")
+        str | None,
+        typer.Option(
+            "--step",
+            metavar="N|A-B",
+            help="Which optimizer step, or the first and last of several; the newest if left out.",
+        ),
     ] = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="A step that could not be taken: which samples spoil it?")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a step and line, with all stages.")
+    ] = False,
+    own_code: Annotated[
+        bool,
+        typer.Option(
+            "--own-code", help="Of a step file: import the loss or learner that it names, from this machine."
+        ),
+    ] = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
-    """Take an optimizer step again, from the log and the object store, and compare its bits.
+    """Take optimizer steps again, from the log and the store or from a step file, and compare all bits.
 
-    The replay begins at the newest checkpoint before the step or at the run's first model. It writes nothing.
+    It names the first stage that differs, by how much, and the sample that differs most. The replay begins at
+    the newest checkpoint before the step or at the run's first model. It writes nothing.
 
-    Example: [bold]streamrl replay count-3 --step 12[/bold]
-    """
+    Examples:
+
+    [bold]streamrl replay count-3 --step 12[/bold]
+
+    [bold]streamrl replay count-3 --step 0-59 --json > steps.jsonl[/bold]
+
+    [bold]streamrl replay step.tar.zst[/bold]   made by `streamrl bundle`; needs no broker, store or network
+    """  # fmt: skip
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from flows.run.replaying import replaying
 
-    console = out()
-    columns = TextColumn("steps before it"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        with replaying(
-            run, store, lambda done, total: bar.update(task, completed=done, total=total)
-        ) as again:
-            found = again.failed(step) if failed else None
-            taken = None if failed else again.step(step)
-    if found is not None:
-        _show_spoilt(console, found)
-        fine = bool(found.reason)
-    else:
-        assert taken is not None
-        _show(console, taken)
-        fine = taken.equal
+    first, last = steps_of(step)
+    if failed and first != last:
+        fail("--failed looks at one step")
+    console, fine = out(), True
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=error_console(), transient=True) as bar:
+        task = bar.add_task("steps before it", total=None)
+
+        def reading(done: int, total: int) -> None:
+            bar.update(task, description="bytes of the step file", completed=done, total=total)
+
+        def stepping(done: int, total: int) -> None:
+            bar.update(task, description="steps before it", completed=done, total=total)
+
+        with replaying(run, store, stepping, read=reading, own_code=own_code) as opened:
+            failed = failed or (opened.index is not None and opened.index.failed and step is None)
+            if failed:
+                fine = _failed(console, opened.again.failed(last), as_json=as_json)
+            else:
+                fine = _steps(console, opened, first, last, as_json=as_json)
     if not fine:
         raise typer.Exit(FAILED)
+
+
+def steps_of(said: str | None) -> tuple[int | None, int | None]:
+    """Return the first and last of the steps that a user names."""
+    if said is None:
+        return None, None
+    first, dash, last = said.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+        fail(f"--step {said}: write the number of a step, such as 12, or of the first and last, such as 0-59")
+    found = int(first), int(last) if dash else int(first)
+    if found[0] > found[1]:
+        fail(f"--step {said}: the first step comes after the last one")
+    return found
+
+
+def _steps(
+    console: Console, opened: Replaying, first: int | None, last: int | None, *, as_json: bool
+) -> bool:
+    import json
+
+    from flows.view.replay_rows import replay_row
+
+    again = opened.again
+    if first is None and opened.index is not None:
+        first = last = opened.index.asked
+    newest = again.newest() if last is None else last
+    several, count, equal, fine = first is not None and first < newest, 0, 0, True
+    for found in again.each(newest if first is None else first, newest):
+        count, equal, fine = count + 1, equal + found.equal, fine and found.as_expected
+        if as_json:
+            typer.echo(json.dumps(replay_row(found)))
+        elif not several or not found.equal:
+            _show(console, found)
+    if several and not as_json:
+        console.print(
+            f"steps {first} to {newest}: {equal} of {count} came to the same bits", highlight=False,
+            style="green" if equal == count else "red",
+        )  # fmt: skip
+    return fine
+
+
+def _failed(console: Console, found: Spoilt, *, as_json: bool) -> bool:
+    import json
+
+    from flows.view.replay_rows import spoilt_row
+
+    if as_json:
+        typer.echo(json.dumps(spoilt_row(found)))
+    else:
+        _show_spoilt(console, found)
+    return bool(found.reason)
 
 
 def _show(console: Console, found: Replayed) -> None:
     from rich.table import Table
 
-    record, taken = found.record, found.taken
-    groups = sorted(set(record.groups.tolist()))
+    from flows.view.replay_rows import replay_row
+
+    said = replay_row(found)
+    groups = said["groups"]
     console.print(
-        f"step {record.step} of iteration {record.iteration}, run {record.run}: {len(record.groups)} samples "
-        f"of {len(groups)} groups, {groups[0]} to {groups[-1]}; from {found.start}",
+        f"step {said['step']} of iteration {said['iteration']}, run {said['run']}: {said['samples']} samples "
+        f"of {len(groups)} groups, {groups[0]} to {groups[-1]}; from {said['from']}",
         highlight=False,
     )
-    table = Table("micro-batch", "samples", "tokens", "loss recorded", "loss found", "")
-    recorded = record.losses.tolist()
-    for number, (batch, stat) in enumerate(zip(taken.batches, taken.stats, strict=True)):
-        loss = recorded[number] if number < len(recorded) else float("nan")
+    table = Table("stage", "bits", "apart", "tolerance", "unit", "farthest sample")
+    for one in said["stages"]:
+        differs = one["equal"] is False
         table.add_row(
-            str(number), str(len(batch.rows)), str(stat.tokens), repr(loss), repr(stat.loss),
-            "equal" if loss == stat.loss else "OTHER",
+            one["stage"], {True: "equal", False: "OTHER", None: "not recorded"}[one["equal"]],
+            f"{float(one['apart']):.3g}" if differs else "", f"{one['tolerance']:g}" if differs else "",
+            one["unit"] if differs else "", one["sample"] or "",
         )  # fmt: skip
     console.print(table)
-    norm = record.metrics.get("grad_norm")
-    console.print(f"gradient norm: recorded {norm!r}, found {taken.norm!r}", highlight=False)
-    console.print(f"root: recorded {record.root_out}, found {taken.root}", highlight=False)
-    if found.others:
-        names = ", ".join(map(str, found.others[:_NAMED]))
+    console.print(f"root: recorded {said['root']}, found {said['root_found']}", highlight=False)
+    if said["others_before"]:
+        names = ", ".join(map(str, said["others_before"][:_NAMED]))
         console.print(f"steps before it have other bits already: {names}", style="yellow", highlight=False)
-    if not found.same_recipe:
+    if not said["same_recipe"]:
         console.print(
             "the ledger says that this step was taken with other settings, or by another version of StreamRL",
             style="yellow", highlight=False,
         )  # fmt: skip
+    _conclude(console, found)
+
+
+def _conclude(console: Console, found: Replayed) -> None:
+    from flows.view.replay_rows import replay_row
+
     if found.equal:
         console.print("the replay came to the same bits", style="green")
-    else:
-        console.print(
-            "OTHER BITS: to be expected on another kind of machine, or with another version of torch",
-            style="red", highlight=False,
-        )  # fmt: skip
+        return
+    said = replay_row(found)
+    first = said["first_other"]
+    by = f"{float(first['apart']):.3g} ({first['unit']})"
+    sample = f", most in sample {first['sample']}" if first["sample"] else ""
+    console.print(
+        f"OTHER BITS from stage {first['stage']} on: apart by {by}{sample}",
+        style="yellow" if found.as_expected else "red", highlight=False,
+    )  # fmt: skip
+    console.print(found.reason, highlight=False)
 
 
 def _show_spoilt(console: Console, found: Spoilt) -> None:

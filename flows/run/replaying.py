@@ -4,29 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from consumers.learners.learner import Learner
 from consumers.ranks.choose_learner import learner_of
 from consumers.replay import Again, StepProgress
 from flows.run.locations import named_store
 from flows.run.request import RunFailed
-from infra.run_handle import opened_run
+from flows.run.step_files import OpenStepFile, opened_step_file
+from infra.run_handle import RunHandle, opened_run
 from infra.runs import find
+from infra.step_file.index import StepFileIndex
+from infra.step_file.unpacking import Read, is_step_file
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """A run, or a step file, whose steps can be taken again."""
+
+    again: Again
+    handle: RunHandle
+    index: StepFileIndex | None  # of the step file
 
 
 @contextmanager
-def replaying(run: str, store_name: str, progress: StepProgress) -> Iterator[Again]:
-    """Yield an object that replays steps of a run."""
-    store = named_store(store_name)
-    record = find(store, run).with_code("loss", "trainer")
-    model = Path(record.model)
-    if not model.is_dir():
-        raise RunFailed(
-            f"the model that run {run} began with is not on this machine: there is no folder {model}"
-        )
-    with opened_run(store, record, "streamrl-replay") as handle:
-        again = Again(handle, lambda: learner_of(str(model), handle.spec, run=run, log=handle.log), progress)
+def replaying(
+    source: str, store_name: str, progress: StepProgress, *, read: Read = lambda done, total: None,
+    own_code: bool = False,
+) -> Iterator[Replaying]:  # fmt: skip
+    """Yield an object that replays steps of a run, or those in a step file.
+
+    `read` hears how much of a step file is read. `own_code`: whether a step file may have a loss or learner
+    imported that lies on this machine.
+    """
+    with opened_source(source, store_name, read=read, own_code=own_code) as (handle, start):
+        again = Again(handle, lambda: learner_for(handle), progress, start.start if start else None)
         try:
-            yield again
+            yield Replaying(again, handle, start.index if start else None)
         finally:
             again.close()
+
+
+@contextmanager
+def opened_source(
+    source: str, store_name: str, *, read: Read = lambda done, total: None, own_code: bool = False
+) -> Iterator[tuple[RunHandle, OpenStepFile | None]]:
+    """Yield a run to read; of a step file, also what it begins with."""
+    if is_step_file(source):
+        with opened_step_file(Path(source), read, own_code=own_code) as found:
+            yield found.handle, found
+        return
+    store = named_store(store_name)
+    record = find(store, source).with_code("loss", "trainer")
+    if not Path(record.model).is_dir():
+        raise RunFailed(
+            f"the model that run {source} began with is not on this machine: there is no folder "
+            f"{record.model}. Where it is, `streamrl bundle {source}` makes a file that replays anywhere"
+        )
+    with opened_run(store, record, "streamrl-replay") as handle:
+        yield handle, None
+
+
+def learner_for(handle: RunHandle) -> Learner:
+    """Return a learner of a run, with the model that the run began with."""
+    return learner_of(handle.record.model, handle.spec, run=handle.run, log=handle.log)

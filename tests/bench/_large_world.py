@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from consumers.learners.learner import TorchLearner
+from consumers.learners.optimizing import Stepped
 from consumers.steps.step_record import StepParts
 from consumers.stream.sample_stream import Stream
 from consumers.trainer import Trainer
@@ -62,14 +63,14 @@ class WatchedLearner(TorchLearner):
         super().__init__(model, spec)
         self._watch = watch
 
-    def step(self, total: float) -> float:
+    def step(self, total: float) -> Stepped:
         began = time.perf_counter()
         self._lent.settle()
         settled = time.perf_counter()
-        norm = super().step(total)
+        taken = super().step(total)
         self._watch.settle_s += settled - began
         self._watch.optimizer_s += time.perf_counter() - settled
-        return norm
+        return taken
 
 
 class WatchedTrainer(Trainer):

@@ -52,8 +52,8 @@ def test_a_killed_process_changes_nothing(
         run.wait_for_end()
         check(run, undisturbed)
         for step in (2, None):  # another process, long after: the same bits
-            with replaying(run.record.id, run.store.url, lambda done, total: None) as again:
-                assert again.step(step).equal
+            with replaying(run.record.id, run.store.url, lambda done, total: None) as opened:
+                assert opened.again.step(step).equal
 
 
 @pytest.mark.timeout(400)
@@ -128,8 +128,8 @@ def test_in_order_of_arrival_each_group_is_trained_once_and_in_time(
             assert "has other bits" not in run.log(name).read_text()
         assert not run.dead_letters()
         for step in (2, 25, None):
-            with replaying(run.record.id, run.store.url, lambda done, total: None) as again:
-                assert again.step(step).equal
+            with replaying(run.record.id, run.store.url, lambda done, total: None) as opened:
+                assert opened.again.step(step).equal
 
 
 @pytest.mark.timeout(400)

@@ -94,7 +94,7 @@ def test_gradient_is_that_of_plain_peft(
     adapter = some_adapter(learner)
     learner.adopt(adapter)
     learner.accumulate(plan(rows, loss, 64, 0).batches)
-    norm = learner.step(total := loss.total([row.sample for row in rows]))
+    norm = learner.step(total := loss.total([row.sample for row in rows])).norm
     net = plain_peft(model, adapter, spec, tmp_path)
     for row, advantage in zip(rows, [float(one[0]) for one in loss.advantages(rows)], strict=True):
         sample = row.sample

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
+from consumers.learners.optimizing import Stepped
 from consumers.losses.objective import LossStats
 from consumers.steps.step_metrics import OptimizerUpdate, step_metrics
 from docs.generate.__main__ import DOCS, generated
@@ -54,7 +55,7 @@ def test_every_metric_is_explained() -> None:
     rows = rows_of(spec)
     samples = [replace(row.sample, reward_parts={"word": 0.2}) for row in rows]
     stats = [LossStats(0.0, 1, 0, 0.0, 0.0, 1, 0.0, 0, 0.0, returns=1.0)]
-    done = OptimizerUpdate(1.0)
+    done = OptimizerUpdate(Stepped(1.0))
     found = step_metrics(samples, [], stats, iteration=0, update=done, compute_s=1.0, waited_s=1.0)
     record = fill(
         StepRecord, run="test-1", metrics=found, groups=np.zeros(2), lengths=np.full(2, 7),

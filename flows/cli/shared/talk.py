@@ -35,19 +35,22 @@ def out() -> Console:
     return Console()
 
 
-def fail(message: str, code: int = USER_ERROR) -> NoReturn:
-    """Print a message in red to standard error, and exit with a code."""
+def error_console() -> Console:
+    """Return a console on standard error, for progress and messages beside the result."""
     from rich.console import Console
 
-    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    return Console(stderr=True)
+
+
+def fail(message: str, code: int = USER_ERROR) -> NoReturn:
+    """Print a message in red to standard error, and exit with a code."""
+    error_console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
 def warn(message: str) -> None:
     """Print a message in yellow to standard error."""
-    from rich.console import Console
-
-    Console(stderr=True).print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    error_console().print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def plain_errors(command: Callable[P, R]) -> Callable[P, R]:

@@ -1,0 +1,81 @@
+"""Fingerprints of large vectors: whether two are equal to the bit, and about how far apart they are.
+
+A vector is the elements of some tensors, end to end. The digest covers all bits. Size and sketch are taken
+of every eighth block of a large tensor, to save time: they only say by how much two vectors differ.
+
+    vector ──► sums of its elements 0, 16, 32, …; of 1, 17, 33, …; and so on ──► sketch (16 numbers)
+
+The sketch of a difference is the difference of the sketches. Its length is about that of the difference
+itself, as errors have no common sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from xxhash import xxh3_64
+
+_WIDTH = 16
+_BLOCK = 1 << 12  # elements
+_EVERY = 8
+_WHOLE = 1 << 16  # a tensor with no more elements is taken whole
+_PIECE = 1 << 24  # elements that come from a GPU at a time
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A vector's digest, its length, and its sketch."""
+
+    digest: int
+    size: float  # root of the sum of squares
+    sketch: tuple[float, ...]
+    count: int = 0  # of its elements
+
+    def joined(self, other: Fingerprint) -> Fingerprint:
+        """Return the fingerprint of both vectors as one."""
+        both = xxh3_64(f"{self.digest} {other.digest}".encode()).intdigest()
+        sketch = tuple(np.add(self.sketch, other.sketch).tolist())
+        return Fingerprint(both, math.hypot(self.size, other.size), sketch, self.count + other.count)
+
+
+NOTHING = Fingerprint(0, 0.0, (0.0,) * _WIDTH)  # of a vector that was not looked at
+
+
+def fingerprint(tensors: Iterable[torch.Tensor]) -> Fingerprint:
+    """Return the fingerprint of these tensors' elements."""
+    hashed, squares, sketch, count = xxh3_64(), 0.0, np.zeros(_WIDTH), 0
+    for tensor in tensors:
+        plain = tensor.detach().reshape(-1)
+        for piece in plain.split(_PIECE):
+            hashed.update(piece.cpu().view(torch.uint8).numpy())
+        sampled = _sampled(plain)
+        share = plain.numel() / max(1, sampled.numel())
+        squares += share * float(torch.linalg.vector_norm(sampled)) ** 2
+        sketch += math.sqrt(share) * _folded(sampled)
+        count += plain.numel()
+    return Fingerprint(hashed.intdigest(), math.sqrt(squares), tuple(sketch.tolist()), count)
+
+
+def _sampled(plain: torch.Tensor) -> torch.Tensor:
+    """Return the elements that size and sketch are taken of, in rows of a block or as they are."""
+    if plain.numel() <= _WHOLE:
+        return plain.float()
+    blocks = plain[: plain.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK)
+    return blocks[::_EVERY].float().reshape(-1)
+
+
+def _folded(values: torch.Tensor) -> np.ndarray:
+    full = values.numel() // _WIDTH * _WIDTH
+    sums: np.ndarray = values[:full].view(-1, _WIDTH).sum(0).double().cpu().numpy()
+    rest = values[full:].double().cpu().numpy()
+    sums[: rest.size] += rest
+    return sums
+
+
+def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return about how far two vectors are apart, by their sketches."""
+    return float(np.linalg.norm(ours - theirs))

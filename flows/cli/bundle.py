@@ -1,0 +1,82 @@
+"""streamrl bundle"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.replay import steps_of
+from flows.cli.shared.talk import INTERRUPTED, error_console, fail, out, plain_errors, sigterm_interrupts
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(bundle))
+
+
+def bundle(
+    run: Annotated[str, typer.Argument(help="The run's id, such as count-1.")],
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step",
+            metavar="N|A-B",
+            help="Which optimizer step, or the first and last of several; the newest if left out.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The file to write; by default RUN-stepN.tar.zst here.", show_default=False
+        ),
+    ] = None,
+    failed: Annotated[
+        bool,
+        typer.Option("--failed", help="A step that could not be taken; the newest if --step is left out."),
+    ] = False,
+    store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
+) -> None:
+    """Write a step file: one file by which a step can be replayed on any machine, and attached to an issue.
+
+    It holds samples, weights and optimizer state before the step, config, tokenizer, settings and digests.
+    `streamrl replay FILE` needs no broker, no store and no network, and runs no code of the file. Prompts and
+    answers are in it: do not give it to people who may not see them.
+
+    Examples:
+
+    [bold]streamrl bundle count-3 --step 12 -o step.tar.zst[/bold]
+
+    [bold]streamrl bundle count-3 --failed[/bold]
+    """  # fmt: skip
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from flows.run.replaying import replaying
+    from flows.run.step_files import make_step_file
+
+    first, last = steps_of(step)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    try:
+        with sigterm_interrupts(), Progress(*columns, console=error_console(), transient=True) as bar:
+            task = bar.add_task("steps before it", total=None)
+
+            def stepping(done: int, total: int) -> None:
+                bar.update(task, description="steps before it", completed=done, total=total)
+
+            def writing(done: int, total: int) -> None:
+                bar.update(task, description="writing", completed=done, total=total)
+
+            with replaying(run, store, stepping) as opened:
+                made = make_step_file(
+                    opened.again, opened.handle, file, first, last, failed=failed, written=writing
+                )
+    except KeyboardInterrupt:
+        fail("stopped; nothing was written", INTERRUPTED)
+    steps = f"step {made.last}" if made.first == made.last else f"steps {made.first} to {made.last}"
+    out().print(
+        f"{made.path} has {steps} of {run} ({made.size / 1e6:.1f} MB; in the log, the samples have "
+        f"{made.samples_size / 1e6:.1f} MB)\n"
+        f"Replay it, on any machine, with\n  streamrl replay {made.path}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""How records and tensors lie in a step file.
+
+record    u16 partition, u64 offset, u32 and u32 sizes of key and value, then both
+tensor    its bits, or their distance to those of another tensor, byte by byte: first the lowest byte of all
+          elements, then the next one of all, for the high bytes are alike and compress well
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import zstandard
+
+from infra.bus import LARGEST_RECORD, Record
+from infra.step_file.index import StepFileError
+from infra.weights.bits import NAMES, Bits, kind_of, ordered, unordered
+
+_RECORD = struct.Struct("<HQII")
+_TRIED = 1 << 20  # bytes of a tensor by which its layout is chosen
+
+
+def packed_records(records: Iterable[Record]) -> bytes:
+    """Return records as bytes."""
+    return b"".join(
+        part
+        for one in records
+        for part in (
+            _RECORD.pack(one.partition, one.offset, len(one.key), len(one.value)), one.key, one.value,
+        )
+    )  # fmt: skip
+
+
+def unpacked_records(raw: bytes, topic: str, where: str) -> Iterator[Record]:
+    """Yield the records in some bytes. Raises StepFileError."""
+    at = 0
+    while at < len(raw):
+        if at + _RECORD.size > len(raw):
+            raise StepFileError(f"{where}: the records of {topic} end in the middle of one")
+        partition, offset, key, value = _RECORD.unpack_from(raw, at)
+        at += _RECORD.size
+        end = at + key + value
+        if key + value > LARGEST_RECORD or end > len(raw):
+            raise StepFileError(f"{where}: a record of {topic} has {key + value:,} bytes, which can't be")
+        yield Record(topic, partition, offset, raw[at : at + key], raw[at + key : end])
+        at = end
+
+
+def _bits(bits: Bits) -> np.ndarray:
+    """Return a tensor's elements as unsigned integers of their own width."""
+    width = NAMES[bits.dtype][1]
+    found: np.ndarray = bits.data.view(np.uint8).view(f"<u{width}")
+    return found
+
+
+def laid_out(bits: Bits, base: Bits | None) -> bytes:
+    """Return a tensor's bytes as they are stored. `base`: the tensor from which its bits are counted."""
+    values = _bits(bits)
+    if base is not None:
+        kind = kind_of(bits.dtype)
+        values = ordered(values, kind) - ordered(_widened(base, bits.dtype), kind)
+        sign = values.dtype.type(8 * values.itemsize - 1)
+        values = (values << values.dtype.type(1)) ^ (np.zeros_like(values) - (values >> sign))  # zigzag
+    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, values.itemsize).T).tobytes()
+
+
+def restored(raw: bytes, dtype: str, shape: tuple[int, ...], base: Bits | None) -> Bits:
+    """Return the tensor that was laid out as these bytes."""
+    width = NAMES[dtype][1]
+    bytes_ = np.frombuffer(raw, np.uint8).reshape(width, -1).T
+    values = np.ascontiguousarray(bytes_).reshape(-1).view(f"<u{width}")
+    if base is not None:
+        one = values.dtype.type(1)
+        values = (values >> one) ^ (np.zeros_like(values) - (values & one))
+        values = unordered(values + ordered(_widened(base, dtype), kind_of(dtype)), kind_of(dtype))
+    return Bits(dtype, shape, values.view(np.uint8).view(kind_of(dtype).unsigned))
+
+
+def _widened(base: Bits, dtype: str) -> np.ndarray:
+    """Return a tensor's elements as bits of another type, which must be F32 if the types differ."""
+    if base.dtype == dtype:
+        return _bits(base)
+    if (base.dtype, dtype) == ("BF16", "F32"):
+        return _bits(base).astype("<u4") << np.uint32(16)
+    found: np.ndarray = _bits(base).view("<f2").astype("<f4").view("<u4")
+    return found
+
+
+def can_count(bits: Bits, base: Bits) -> bool:
+    """Whether a tensor's bits can be counted from those of another one."""
+    pairs = {("F32", "F32"), ("BF16", "BF16"), ("F16", "F16"), ("BF16", "F32"), ("F16", "F32")}
+    return base.shape == bits.shape and (base.dtype, bits.dtype) in pairs
+
+
+def counting_pays(bits: Bits, base: Bits) -> bool:
+    """Whether a tensor takes less room if it is counted from another one, by its beginning."""
+    if not can_count(bits, base) or not bits.data.size:
+        return False
+    some = _TRIED // NAMES[bits.dtype][1]
+    mine = Bits(bits.dtype, (), _bits(bits)[:some].view(kind_of(bits.dtype).unsigned))
+    theirs = Bits(base.dtype, (), _bits(base)[:some].view(kind_of(base.dtype).unsigned))
+    plain, counted = (len(zstandard.compress(laid_out(mine, one), 1)) for one in (None, theirs))
+    return counted < plain
