@@ -86,10 +86,10 @@ class ArchiveIndex:
         raw = self.store.get(key, LARGEST_SEGMENT)
         return read_segment(raw, self.run, self._identity, number, f"{self.store.url}/{key}", self._ring)
 
-    def all(self) -> Iterator[Segment]:
-        """Yield all segments in order. This takes the longer the longer the run is."""
+    def up_to(self, newest: Segment | None) -> Iterator[Segment]:
+        """Yield the segments up to one, in order. This takes the longer the longer the run is."""
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="segments") as pool:
-            yield from pool.map(self._read, range(self.count()))
+            yield from pool.map(self._read, range(newest.number + 1 if newest is not None else 0))
 
     def with_offset(self, topic: str, partition: int, offset: int) -> Segment | None:
         """Return the first segment that goes beyond an offset; None if none does."""

@@ -154,7 +154,9 @@ class Log:
 
     def named(self) -> set[str]:
         index = ArchiveIndex(self.store, "test-1", "me")
-        return {f"archive/test-1/{file.name}" for segment in index.all() for file in segment.files}
+        return {
+            f"archive/test-1/{file.name}" for segment in index.up_to(index.newest()) for file in segment.files
+        }
 
 
 @pytest.fixture
