@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from flows.run.archive_query import answered
 from infra.archive.archive_writing import ArchiveWriter
@@ -55,10 +54,9 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         context = make_context(make_spec(algorithm={"groups": _GROUPS, "group_size": _SIZE}), Path(folder))
         _fill(context, given.samples, given.seed)
         log_sql_s = max(_asked(context, sql) for sql in QUERIES)
-        before, since = psutil.Process().memory_info().rss, time.perf_counter()
-        peak = _Peak()
+        since = time.perf_counter()
         writer = ArchiveWriter(context.bus, context.store, context.topics, context.run, "", deadline_s=60)
-        done = writer.archive(now=time.time(), progress=peak.look)
+        done = writer.archive(now=time.time())
         took = time.perf_counter() - since
         step_s = _read_back(context, given.samples)
         asked = subprocess.run(
@@ -69,20 +67,9 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         return {
             "samples": given.samples, "log_mb": done.log_bytes / 1e6,
             "archive_mb_s": done.log_bytes / 1e6 / took, "archive_over_log": done.file_bytes / done.log_bytes,
-            "sql_s": sql_s, "log_sql_s": log_sql_s, "step_s": step_s, "peak_mb": (peak.most - before) / 1e6,
+            "sql_s": sql_s, "log_sql_s": log_sql_s, "step_s": step_s,
             "segments": done.segments,
         }  # fmt: skip
-
-
-class _Peak:
-    """The most memory that this process had after a segment."""
-
-    def __init__(self) -> None:
-        self.most = psutil.Process().memory_info().rss
-
-    def look(self, done: int, total: int) -> None:
-        """Look at the memory."""
-        self.most = max(self.most, psutil.Process().memory_info().rss)
 
 
 def _fill(context: RoleContext, count: int, seed: int) -> None:
@@ -95,13 +82,17 @@ def _fill(context: RoleContext, count: int, seed: int) -> None:
             context.spec, group, index,
             tokens=(draw.zipf(1.2, length) % 150_000).astype(np.int32),
             logprobs=(-draw.exponential(0.4, length)).astype(np.float32),
-            prompt_tokens=(np.random.default_rng(group % 2_000).zipf(1.2, _PROMPT) % 150_000).astype(np.int32),
+            prompt_tokens=_prompt(group % 2_000),
             problem_id=str(group % 2_000), reward=float(draw.integers(0, 2)), roots=["0123456789abcdef" * 4],
             seed=int(draw.integers(0, 2**63)), reward_parts={"right": 1.0, "form": 0.5},
             started_at=1.7e9 + number * 0.01, finished_at=1.7e9 + number * 0.01 + length * 0.02,
             scored_at=1.7e9 + number * 0.01 + length * 0.02 + 0.1, generator=f"generator-{number % 16}",
         )  # fmt: skip
         context.writer.send(context.topics.samples, encode(sample), key=sample.id, partition=group % 2)
+
+
+def _prompt(problem: int) -> np.ndarray:
+    return (np.random.default_rng(problem).zipf(1.2, _PROMPT) % 150_000).astype(np.int32)
 
 
 def _asked(context: RoleContext, sql: str) -> float:
