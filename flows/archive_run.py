@@ -14,7 +14,7 @@ from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
 from flows.flow_runs.watching import watched
-from flows.run.archiving import archive_now, in_words, lost_in_words
+from flows.run.archiving import archive_now, lost_in_words, pass_in_words
 
 
 @flow(name="archive-run", description="Archive what runs have recorded, before Kafka's retention removes it.")
@@ -27,7 +27,7 @@ def archive_run(
         log, rows = get_run_logger(), list[dict[str, Any]]()
         for run in runs:
             done = archive_now(run, store)
-            log.info("%s", in_words(run, done))
+            log.info("%s", pass_in_words(run, done))
             if lost := lost_in_words(run, done):
                 log.warning("%s", lost)
             rows.append({

@@ -47,7 +47,7 @@ def archive(
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from flows.run.archiving import archive_now, in_words, lost_in_words
+    from flows.run.archiving import archive_now, lost_in_words, pass_in_words
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     for run in runs:
@@ -68,7 +68,7 @@ def archive(
             }  # fmt: skip
             print(json.dumps(said))
         else:
-            out().print(in_words(run, done), markup=False, highlight=False, soft_wrap=True)
+            out().print(pass_in_words(run, done), markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(bar: Progress, task: TaskID, done: int, total: int) -> None:

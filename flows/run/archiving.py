@@ -46,7 +46,7 @@ def _pass(
         bus.close()
 
 
-def in_words(run: str, done: ArchivePass) -> str:
+def pass_in_words(run: str, done: ArchivePass) -> str:
     """Return the result of a pass, for people."""
     if not done.records:
         return f"run {run}: nothing came since the last pass"

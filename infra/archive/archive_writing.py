@@ -27,11 +27,11 @@ from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import BY_ITERATION, KINDS, archived_topics
 from infra.archive.segments import (
     ARCHIVES,
+    ArchivedSpan,
     ArchiveError,
     ArchiveFile,
     FilePart,
     Segment,
-    Span,
     file_key,
     pattern_of_file,
     segment_bytes,
@@ -54,7 +54,7 @@ _MIXED = "mixed"
 
 @dataclass
 class ArchivePass:
-    """What a pass has done."""
+    """The result of a pass."""
 
     records: int = 0
     log_bytes: int = 0  # of these records, in the log
@@ -100,7 +100,7 @@ class ArchiveWriter:
             total = sum(end - spans[place].end for place, end in ends.items())
             for window in self._windows(spans, readers, ends):
                 spans = {
-                    (topic, part): Span(
+                    (topic, part): ArchivedSpan(
                         topic=topic, partition=part, since=one.since, begin=one.end,
                         end=window.reached.get((topic, part), one.end),
                     )
@@ -118,7 +118,7 @@ class ArchiveWriter:
         return done
 
     def _open(
-        self, spans: dict[_Place, Span], readers: dict[str, Reader], done: ArchivePass
+        self, spans: dict[_Place, ArchivedSpan], readers: dict[str, Reader], done: ArchivePass
     ) -> dict[_Place, int]:
         """Open the topics that have something new; return where each of their partitions ends now.
 
@@ -144,7 +144,7 @@ class ArchiveWriter:
                 if before is None or before.end < begin:
                     if gone := begin - (before.end if before is not None else 0):
                         done.lost[short] = done.lost.get(short, 0) + gone
-                    spans[short, part] = Span(
+                    spans[short, part] = ArchivedSpan(
                         topic=short, partition=part, since=begin, begin=begin, end=begin
                     )
             new = {part: end for part, end in now.items() if end > spans[short, part].end}
@@ -156,7 +156,7 @@ class ArchiveWriter:
         return ends
 
     def _windows(
-        self, spans: Mapping[_Place, Span], readers: Mapping[str, Reader], ends: Mapping[_Place, int]
+        self, spans: Mapping[_Place, ArchivedSpan], readers: Mapping[str, Reader], ends: Mapping[_Place, int]
     ) -> Iterator[_Window]:
         """Yield all records up to `ends`, in windows that fit in memory."""
         window = _Window()
@@ -182,7 +182,9 @@ class ArchiveWriter:
         if window.reached:
             yield window
 
-    def _commit(self, number: int, window: _Window, spans: list[Span], done: ArchivePass, now: float) -> None:
+    def _commit(
+        self, number: int, window: _Window, spans: list[ArchivedSpan], done: ArchivePass, now: float
+    ) -> None:
         files = list(_files(window, number, done))
         segment = Segment(
             format=1, run=self._run, identity=self._identity, number=number, made_at=now, spans=tuple(spans),

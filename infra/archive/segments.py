@@ -22,7 +22,7 @@ from infra.keys import KeyRing
 
 ARCHIVES = "archive"  # the folder of all archives in a store
 LARGEST_SEGMENT = 8 << 20  # bytes
-LARGEST_FILE = 256 << 20
+_LARGEST_FILE = 256 << 20
 MOST_ROWS = 1 << 20  # of a file
 _FORMAT = 1
 _KIND = "archive"  # of the content that is signed
@@ -39,7 +39,7 @@ class _Written(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Span(_Written):
+class ArchivedSpan(_Written):
     """How far a partition is archived."""
 
     topic: Annotated[str, Field(max_length=64)]  # its short name, such as `samples`
@@ -49,7 +49,7 @@ class Span(_Written):
     end: Position
 
     @model_validator(mode="after")
-    def _is_in_order(self) -> Span:
+    def _is_in_order(self) -> ArchivedSpan:
         if self.topic not in KINDS:
             raise ValueError(f"no topic {self.topic[:32]!r} is archived")
         if not self.since <= self.begin <= self.end:
@@ -77,7 +77,7 @@ class ArchiveFile(_Written):
 
     topic: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(max_length=256)]  # its key behind `archive/<run>/`
-    size: Annotated[int, Field(ge=1, le=LARGEST_FILE)]
+    size: Annotated[int, Field(ge=1, le=_LARGEST_FILE)]
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     record_bytes: Position  # of its records in the log
     parts: Annotated[tuple[FilePart, ...], Field(min_length=1, max_length=1 << 15)]
@@ -100,7 +100,9 @@ class Segment(_Written):
     identity: Annotated[str, Field(max_length=512)]  # of the run, as its record says
     number: Position
     made_at: Annotated[float, Field(allow_inf_nan=False)]
-    spans: Annotated[tuple[Span, ...], Field(max_length=1 << 17)]  # of all partitions, also where none came
+    spans: Annotated[
+        tuple[ArchivedSpan, ...], Field(max_length=1 << 17)
+    ]  # of all partitions, also where none came
     files: Annotated[tuple[ArchiveFile, ...], Field(max_length=1 << 14)]
 
     @model_validator(mode="after")
@@ -122,7 +124,7 @@ class Segment(_Written):
                     raise ValueError(f"{file.name} has records that segment {self.number} does not have")
         return self
 
-    def span(self, topic: str, partition: int) -> Span | None:
+    def span(self, topic: str, partition: int) -> ArchivedSpan | None:
         """Return how far a partition is archived; None if it is not."""
         return next((one for one in self.spans if (one.topic, one.partition) == (topic, partition)), None)
 

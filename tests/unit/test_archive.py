@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +26,7 @@ from infra.archive.columns import FAULT, RAW, to_records, to_table
 from infra.archive.joined_bus import JoinedBus
 from infra.archive.segments import ArchiveError, segment_key
 from infra.bus import BusError, Record, read_all
+from infra.keys import KeysError
 from infra.memory_bus import MemoryBus
 from infra.roles.heart import Heart
 from infra.stores.file_store import FileStore
@@ -398,3 +402,37 @@ def test_a_damaged_file_is_refused(at: int, log: Log) -> None:
     log.forget(0, 5)
     with pytest.raises(ArchiveError, match="damaged"):
         read_all(log.joined, TOPICS.samples, deadline_s=5)
+
+
+def key_pair(folder: Path) -> tuple[Path, Path]:
+    key, pem = ed25519.Ed25519PrivateKey.generate(), serialization.Encoding.PEM
+    private, public = folder / "key.pem", folder / "public.pem"
+    private.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+def test_an_archive_is_signed_where_keys_are_trusted(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.add(*range(20))
+    log.archive()
+    log.forget(0, 5)
+    private, public = key_pair(tmp_path)
+    monkeypatch.setenv("STREAMRL_TRUSTED_KEYS", str(public))
+    with pytest.raises(ArchiveError, match="unsigned"):
+        log.archive()
+    with pytest.raises(KeysError, match="not signed"):
+        read_all(JoinedBus(log.bus, log.store, lambda run: "me"), TOPICS.samples, deadline_s=5)
+    shutil.rmtree(tmp_path / "store" / "archive")
+    monkeypatch.setenv("STREAMRL_SIGNING_KEY", str(private))
+    other = Log(tmp_path / "other")
+    other.add(*range(20))
+    other.archive()
+    other.forget(0, 5)
+    other.check()
+    damaged(other, segment_key("test-1", 0), changed(made_at=2.0))
+    with pytest.raises(KeysError, match="none of the keys"):
+        read_all(JoinedBus(other.bus, other.store, lambda run: "me"), TOPICS.samples, deadline_s=5)

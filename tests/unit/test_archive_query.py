@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from flows.run.archive_query import QueryError, answered
-from flows.run.archiving import late_in_words, lost_in_words
+from flows.run.archiving import archiving, late_in_words, lost_in_words
+from flows.run.removing import remains, remove
+from infra import runs
 from infra.archive.archive_writing import ArchivePass, ArchiveWriter
 from infra.archive.segments import ArchiveError
 from infra.errors import Explained
@@ -152,3 +154,38 @@ def test_a_run_that_would_archive_too_late_is_refused() -> None:
     spec: RunSpec = make_spec(placement={"archive": {}})
     assert spec.placement.archive is not None and spec.placement.archive.every_minutes == 60
     assert Topics("x-1", 1).samples.name == "x-1.samples"
+
+
+def test_a_run_archives_itself_and_a_pass_that_fails_ends_nothing(
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = make_spec(placement={"archive": {}}).placement
+    spec = context.spec.model_copy(update={"placement": placement})
+    record = context.record.model_copy(update={"spec": spec})
+    said: list[str] = []
+    with archiving(context.record, context.store, said.append):
+        add(context, range(6))
+    assert not context.store.list("archive")  # its run file does not say so
+    monkeypatch.setattr("flows.run.archiving.connect", lambda record, name: context.bus)
+    with archiving(record, context.store, said.append):
+        add(context, range(6, 10))
+    assert ask(context, "select count(*) from samples") == [(10,)]
+    assert archive(context).records == 0
+    monkeypatch.setattr("flows.run.archiving.connect", lambda record, name: 1 / 0)
+    with archiving(record, context.store, said.append):
+        pass
+    assert len(said) == 1 and "can't be archived now" in said[0]
+
+
+def test_the_archive_goes_with_its_run(context: RoleContext) -> None:
+    add(context, range(4))
+    archive(context)
+    context.store.put("archive/test-10/index/00000000.json", b"another run's")
+    runs.create(
+        context.store, context.spec, bootstrap_servers="none", model="m", topics=set(), run_id=context.run
+    )
+    found = remains(context.store, context.run, None)
+    assert any(key.startswith("archive/") for key in found.objects)
+    remove(context.store, found, None)
+    assert context.store.list("archive") == ["archive/test-10/index/00000000.json"]
+    assert not context.store.list(f"runs/{context.run}")
