@@ -26,9 +26,8 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoleContext:
     monkeypatch.setattr("flows.run.archive_query.connect", lambda record, name: context.bus)
     monkeypatch.setenv("COLUMNS", "200")
     for group in range(5):
-        sample = make_sample(
-            context.spec, group, 0, reward_error="[red]" if group else "", reward=float("nan")
-        )
+        failed = {"reward_error": "[red]", "reward": float("nan")} if group else {}
+        sample = make_sample(context.spec, group, 0, **failed)
         context.writer.send(context.topics.samples, encode(sample), key=sample.id, partition=group % 2)
     return context
 
