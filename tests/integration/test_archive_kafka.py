@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -93,7 +92,7 @@ def test_records_that_kafka_has_removed_come_from_the_archive(
     assert sorted(seen) == [(0, n) for n in range(98, 160)] + [(1, n) for n in range(150, 160)]
     fetched = joined.fetcher().fetch(topics.samples, {0: [5, 120], 1: [999]}, deadline_s=30)
     assert {(0, 5), (0, 120)} <= set(fetched)
-    assert replace(fetched[0, 5], key=b"") == replace(found[5], key=b"")
+    assert [fetched[0, 5]] == [one for one in wanted if (one.partition, one.offset) == (0, 5)]
     assert ask("select count(*), count(distinct seed) from samples") == [(COUNT + 20, COUNT + 20)]
     assert archive() == 20
     assert ask("select count(*) from samples where iteration < 10") == [(40,)]
