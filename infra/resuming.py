@@ -53,6 +53,7 @@ generator: slots
 dispatch: policy import silence_s
 evaluation: every
 placement: store generators sites restarts
+placement.archive: every_minutes
 placement.kafka: bootstrap_servers replication retention_hours
 deadlines: start_s progress_s
 report trackers

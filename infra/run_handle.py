@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from infra.bus import Bus
-from infra.run_bus import connect
+from infra.run_bus import connect_with_archive
 from infra.runs import RunRecord
 from infra.stores.store import Store
 from schemas.runspec import RunSpec
@@ -39,7 +39,7 @@ class RunHandle:
 @contextmanager
 def opened_run(store: Store, record: RunRecord, name: str) -> Iterator[RunHandle]:
     """Open a run for reading, and close its bus in the end. `name` is the reader's, for the broker's log."""
-    bus = connect(record, name)
+    bus = connect_with_archive(record, name, store)
     try:
         topics = Topics(record.id, record.spec.lengths.classes)
         yield RunHandle(record, store, bus, topics, logging.getLogger("streamrl"))

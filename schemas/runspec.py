@@ -276,6 +276,18 @@ class KafkaSection(Section):
     )
 
 
+class ArchiveSection(Section):
+    """The run archives its records in the object store, as Parquet, before Kafka's retention removes them."""
+
+    every_minutes: float = Field(
+        60.0,
+        ge=1,
+        le=100_000,
+        description="Minutes from one pass to the next, at most half of `kafka.retention_hours`; one more "
+        "comes at the run's end. Each pass adds files to the store, so a pass a minute makes queries slow.",
+    )
+
+
 class SiteSection(Section):
     """A site far from the object store: a relay fetches weights once for all its generators."""
 
@@ -308,6 +320,11 @@ class PlacementSection(Section):
         description="The fsspec URL for weights and checkpoints: s3://bucket/prefix or file:///path. "
         "`local`: a folder of this machine.",
     )
+    archive: ArchiveSection | None = Field(
+        None,
+        description="`archive: {}` keeps the run's records in the object store for ever. Replays, resumes, "
+        "offline runs and `streamrl sql` then read them when Kafka has let them go.",
+    )
     generators: int = Field(
         1,
         ge=0,
@@ -326,6 +343,16 @@ class PlacementSection(Section):
         "or relay that does is left out, and tried again every ten minutes while others make "
         "samples.",
     )
+
+    @model_validator(mode="after")
+    def _archived_in_time(self) -> PlacementSection:
+        longest = self.kafka.retention_hours * 30
+        if self.archive is not None and self.archive.every_minutes > longest:
+            raise ValueError(
+                f"archive.every_minutes is {self.archive.every_minutes:g}; records that Kafka keeps for "
+                f"{self.kafka.retention_hours} hours have to be archived every {longest} minutes at least"
+            )
+        return self
 
 
 class DeadlinesSection(Section):

@@ -18,8 +18,9 @@ from schemas.importing import said
 
 GROUP = "streamrl.commands"
 _FIRST = (
-    "init", "up", "run", "runs", "status", "samples", "report", "logs", "stop", "pause", "unpause", "join",
-    "deploy", "explain", "bisect", "replay", "bundle", "skip", "export", "weights", "ranker", "rm", "demo",
+    "init", "up", "run", "runs", "status", "samples", "sql", "report", "logs", "stop", "pause", "unpause",
+    "join", "deploy", "explain", "bisect", "replay", "bundle", "fork", "what-if", "skip", "export", "archive",
+    "weights", "ranker", "rm", "demo",
     "down", "doctor", "schema",
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from flows.run.training_phase import run_training
 from flows.trackers.feeding import tracking
 from flows.view.screen import Screen, Screens
 from infra import runs
+from infra.archive.segments import ARCHIVES
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.ownership import claim
@@ -160,7 +161,7 @@ def create_run(
 def _clear(store: Store, say: Callable[[str], None]) -> None:
     """Remove leftovers of killed writes. If the store refuses, the run goes on without."""
     try:
-        if left := sweep(store, "runs"):
+        if left := sweep(store, "runs") + sweep(store, ARCHIVES):
             say(f"{left} leftovers of killed writes were removed from {store.url}")
     except StoreError as error:
         say(f"leftovers of killed writes can't be removed: {error}")

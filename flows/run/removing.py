@@ -16,6 +16,7 @@ from pathlib import Path
 
 from flows.run.locations import report_folder
 from flows.run.request import RunFailed
+from infra.archive.segments import ARCHIVES
 from infra.bus import Bus, Reader
 from infra.files.locks import LockHeld, locked
 from infra.gate import Gate, passed_over
@@ -58,7 +59,8 @@ def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None)
     """
     if not _ID.fullmatch(run):  # the id becomes part of a path: `..` would be the whole store
         raise RunError(f"{run!r} is no id of a run: such an id is a name and a number, as count-1")
-    objects = [key for key in store.list(f"runs/{run}") if key.startswith(f"runs/{run}/")]
+    folders = f"{ARCHIVES}/{run}", f"runs/{run}"
+    objects = [key for folder in folders for key in store.list(folder) if key.startswith(f"{folder}/")]
     if f"runs/{run}/run.json" not in objects:
         return Remains(run, None, objects=objects)
     try:
@@ -98,13 +100,15 @@ def remove(
                 bus.delete_topics(found.topics)
         record = f"runs/{found.run}/run.json"
         _delete(store, [key for key in found.objects if key != record], progress)
-        prefix = f"runs/{found.run}"
-        sweep(store, prefix, file_grace_s=0.0, upload_grace_s=0.0)
+        folders = f"{ARCHIVES}/{found.run}", f"runs/{found.run}"
+        for folder in folders:
+            sweep(store, folder, file_grace_s=0.0, upload_grace_s=0.0)
         if record in found.objects:
             store.delete(record)
         progress(len(found.objects), len(found.objects))
         if isinstance(store, Prunable):
-            store.prune(prefix)
+            for folder in folders:
+                store.prune(folder)
     if report and found.report is not None:
         shutil.rmtree(found.report)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flows.run.locations import named_store
-from infra.run_bus import connect
+from infra.run_bus import connect_with_archive
 from infra.runs import find
 from producers.ranker.offline import Quality, RecordedIterations, judged, recorded, split, train_ranker
 from producers.ranker.states import RankerError, States
@@ -40,7 +40,7 @@ def retrain(
     for number, run in enumerate(runs):
         progress(0.1 * number / len(runs), f"reading what {run} recorded")
         record = find(opened, run)
-        bus = connect(record, "streamrl-ranker")
+        bus = connect_with_archive(record, "streamrl-ranker", opened)
         try:
             iterations += recorded(bus, Topics(run, record.spec.lengths.classes), deadline_s=_READ_S)
         finally:

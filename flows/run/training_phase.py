@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from flows.monitoring.exporter import exporting
+from flows.run.archiving import archiving
 from flows.run.commands import workers
 from flows.run.failure_page import page_on_failure
 from flows.run.host import HostOrder
@@ -52,6 +53,7 @@ def run_training(
         team = stack_.enter_context(Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock,)))
         stack_.enter_context(follower)
         stack_.enter_context(exporting(record, follower, screen.say))
+        stack_.enter_context(archiving(record, places.open_store(), screen.say))
         crew = RunProcesses(
             team, workers(record, places), restarts=record.spec.placement.restarts, say=screen.say
         )  # fmt: skip

@@ -24,7 +24,7 @@ from infra.logs import set_up
 from infra.ownership import check_owner
 from infra.roles.context import RoleContext, Stopped
 from infra.roles.heart import HEARTBEAT_S, STEADY_S, Heart
-from infra.run_bus import connect
+from infra.run_bus import connect_with_archive
 from infra.runs import find
 from infra.sites.place import site_of
 from infra.stores.opening import open_store
@@ -65,7 +65,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         store = open_store(given.store)
         record = find(store, given.run).here(given.model, given.reward)
         check_identity(store, record.store_id)
-        bus = connect(record, f"{role}-{given.number}")
+        bus = connect_with_archive(record, f"{role}-{given.number}", store)
         topics = Topics(record.id, record.spec.lengths.classes)
         if record.identity:
             check_owner(bus, record, topics)

@@ -23,7 +23,7 @@ from consumers.learners.learner import TorchLearner
 from consumers.steps.checkpoint import Checkpoints
 from consumers.trainer import Trainer
 from infra.bus import read_all
-from infra.memory_bus import MemoryWriter
+from infra.memory_bus import MemoryBus, MemoryWriter
 from infra.roles.context import RoleContext, Stopped
 from infra.roles.heart import Heart
 from infra.stores.file_store import FileStore
@@ -121,7 +121,7 @@ class CrashingWriter(MemoryWriter):
     """The log; announced weights are answered with samples."""
 
     def __init__(self, world: World, life: Life) -> None:
-        super().__init__(world.context.bus)  # type: ignore[arg-type]
+        super().__init__(world.log)
         self._world, self._life = world, life
 
     def send(self, topic: Topic, value: bytes, *, key: str, partition: int = 0) -> None:
@@ -146,8 +146,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch, model: str, spec: RunSpec) -> None:
 class World:
     """What is there when no trainer is."""
 
-    def __init__(self, context: RoleContext, model: str, seed: int = 0) -> None:
+    def __init__(self, context: RoleContext, model: str, seed: int = 0, log: MemoryBus | None = None) -> None:
+        """`log`: to write to, if the context's bus is another one that reads it."""
         self.context, self._model, self._seed = context, model, seed
+        self.log: MemoryBus = log or context.bus  # type: ignore[assignment]
         self.edit: Callable[[Sample], Sample] = lambda sample: sample  # as it is made
         self._lock = threading.Lock()
         made = read_all(context.bus, context.topics.samples, deadline_s=5)

@@ -29,6 +29,8 @@ COMMANDS = (
     "runs",
     "samples",
     "stop",
+    "archive",
+    "sql",
 )
 
 
@@ -62,7 +64,18 @@ def test_an_unknown_command_is_a_user_error(cli: CliRunner) -> None:
 
 
 def test_what_is_heavy_is_not_imported_for_help() -> None:
-    heavy = {"torch", "prefect", "kafka", "matplotlib", "transformers", "numpy", "fsspec", "pydantic"}
+    heavy = {
+        "torch",
+        "prefect",
+        "kafka",
+        "matplotlib",
+        "transformers",
+        "numpy",
+        "fsspec",
+        "pydantic",
+        "pyarrow",
+        "duckdb",
+    }
     code = f"import sys, flows.cli; print(sorted({heavy!r} & set(sys.modules)))"
     found = subprocess.run(
         [sys.executable, "-c", code],

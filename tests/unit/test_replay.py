@@ -119,7 +119,7 @@ def test_on_the_command_line(
 ) -> None:
     world = world_of(tmp_path, model)
     world.live()
-    monkeypatch.setattr("infra.run_handle.connect", lambda record, name: world.context.bus)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: world.context.bus)
     words = ["replay", "test-1", "--store", world.context.store.url]
     result = cli.invoke(app, [*words, "--step", "3"])
     assert result.exit_code == 0, result.output
@@ -159,7 +159,7 @@ def test_a_sample_that_spoils_a_step_is_found(
     assert [step.step for step in world.ledger()] == [0, 1, 2], "nothing of it is in the ledger"
     record = FailedSteps(world.context.store, "test-1").find()
     assert (record.step, record.trainer_epoch, record.root_out) == (3, 0, "")
-    monkeypatch.setattr("infra.run_handle.connect", lambda record, name: world.context.bus)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: world.context.bus)
     before = everything(world)
     result = cli.invoke(app, command.split()[1:])
     assert result.exit_code == 0, result.output

@@ -46,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoleContext:
                 samples.append(sample)
         step = make_step(SPEC, iteration, samples, places=places)
         context.writer.send(context.topics.ledger, encode(step), key=str(iteration))
-    monkeypatch.setattr("infra.run_handle.connect", lambda record, name: context.bus)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: context.bus)
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("STREAMRL_HOME", str(tmp_path))
     return context
@@ -109,7 +109,7 @@ def test_errors_say_what_is_possible(run: RoleContext, words: list[str], message
 def test_a_run_without_a_step_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = make_context(SPEC, tmp_path)
     context.store.put("runs/test-1/run.json", context.record.model_dump_json().encode())
-    monkeypatch.setattr("infra.run_handle.connect", lambda record, name: context.bus)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: context.bus)
     result = CliRunner().invoke(app, ["samples", "test-1", "--store", context.store.url])
     assert result.exit_code == 1 and "has trained no step yet; --follow shows samples" in result.stderr
 

@@ -65,7 +65,7 @@ def made(
         world.live()
     file = folder / "step.tar.zst"
     with monkeypatch.context() as patched:
-        patched.setattr("infra.run_handle.connect", lambda record, name: context.bus)
+        patched.setattr("infra.run_bus.connect", lambda record, name: context.bus)
         result = CliRunner().invoke(
             app, ["bundle", "test-1", "--store", context.store.url, "-o", str(file), *words]
         )
@@ -99,7 +99,7 @@ def test_it_replays_to_the_same_bits_with_nothing_else_at_hand(
     def unreachable(*_: object) -> None:
         raise AssertionError("a step file needs no broker and no store")
 
-    monkeypatch.setattr("infra.run_handle.connect", unreachable)
+    monkeypatch.setattr("infra.run_bus.connect", unreachable)
     monkeypatch.setattr("flows.run.locations.open_store", unreachable)
     with replaying(str(file), "local", lambda done, total: None) as opened:
         assert opened.index is not None
