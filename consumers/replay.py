@@ -186,6 +186,18 @@ class Again:
             self._progress(record.step - begin.step, first - begin.step)
             self.take(record)
 
+    def stand_before(self, number: int) -> str | None:
+        """Take the steps before step `number`, so that the learner stands before it.
+
+        Return the root that the weights should have, by the ledger; None if no step had to be taken.
+        """
+        begin, root = self._beginning(number), None
+        for record in self._records(begin, number - 1):
+            self._progress(record.step - begin.step, number - begin.step)
+            self.take(record)
+            root = record.root_out
+        return root
+
     def rows(self, record: StepRecord) -> list[TrainingRow]:
         """Return the samples of a step, in its record's order, without scores."""
         return fetch_rows(self._handle, self._samples, record)

@@ -19,8 +19,8 @@ from schemas.importing import said
 GROUP = "streamrl.commands"
 _FIRST = (
     "init", "up", "run", "runs", "status", "samples", "report", "logs", "stop", "pause", "unpause", "join",
-    "deploy", "replay", "bundle", "what_if", "skip", "export", "weights", "ranker", "rm", "demo", "down",
-    "doctor", "schema",
+    "deploy", "replay", "bundle", "what_if", "fork", "skip", "export", "weights", "ranker", "rm", "demo",
+    "down", "doctor", "schema",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -12,12 +12,12 @@ from consumers.losses.loss import CriticSettings
 from consumers.what_if import RECORDED, Variant
 from schemas.algorithm import AlgorithmSection
 from schemas.loading import RunFileError, changes_of
-from schemas.losses import LOSSES, LossSection
+from schemas.losses import LOSSES
 from schemas.runspec import RunSpec
 from schemas.seams import IMPORT, Seam, SeamSection
 from schemas.section import keys_of
 from schemas.shortening import printable
-from schemas.training import LEARNERS, TrainerSection
+from schemas.training import LEARNERS
 
 _OF_ALGORITHM = ("learning_rate", "warmup_steps", "betas", "weight_decay", "max_grad_norm")
 _OF_DRAWING = {"loss": ("resample", "replay"), "trainer": ("compose", "bundle_tokens")}
@@ -66,11 +66,11 @@ def with_changes(spec: RunSpec, changes: Sequence[str]) -> RunSpec:
             sections["algorithm"] = AlgorithmSection.model_validate(merged)
         for name, seam in (("loss", LOSSES), ("trainer", LEARNERS)):
             if name in said:
-                sections[name] = seam.read(_merged(getattr(spec, name), said[name], seam))
+                sections[name] = seam.read(with_changed_keys(getattr(spec, name), said[name], seam))
         found = RunSpec.model_validate(sections)
     except ValidationError as error:
         raise RunFileError("\n".join(_problems(error, changes))) from None
-    if _has_critic(found) and not _has_critic(spec):
+    if has_critic(found) and not has_critic(spec):
         raise RunFileError(
             f"loss.kind={found.loss.kind} trains a critic, and this run has none: its first steps would be "
             "taken with a critic that knows nothing"
@@ -98,15 +98,13 @@ def _allow(spec: RunSpec, section: str, key: str, value: Any) -> None:
         raise RunFileError(f"--set {section}: write it as section.key=value")
 
 
-def _merged(
-    section: LossSection | TrainerSection, said: Mapping[str, Any], seam: Seam[Any]
-) -> dict[str, Any]:
+def with_changed_keys(section: SeamSection, said: Mapping[str, Any], seam: Seam[Any]) -> dict[str, Any]:
     """Return the keys of a section with changes.
 
     If another kind is chosen, only those keys stay that both kinds have and that the user set otherwise than
     the old kind does by itself: each kind has defaults of its own.
     """
-    now = section.model_dump()
+    now = section.model_dump(mode="json")
     chosen = said.get(seam.key, now[seam.key])
     if IMPORT not in said and chosen == now[seam.key]:
         return now | dict(said)
@@ -130,5 +128,6 @@ def _problems(error: ValidationError, changes: Sequence[str]) -> Iterator[str]:
         yield f"--set {printable(' '.join(changes), 200)}: {said}{message}"
 
 
-def _has_critic(spec: RunSpec) -> bool:
+def has_critic(spec: RunSpec) -> bool:
+    """Return whether a run's loss trains a critic."""
     return isinstance(LOSSES.loaded(spec.loss), CriticSettings)
