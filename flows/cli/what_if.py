@@ -76,7 +76,7 @@ def what_if(
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from flows.run.asking_what_if import curves_of, last_step
+    from flows.run.asking_what_if import last_step, what_if_curves
     from flows.run.replaying import replaying
     from flows.run.what_if_settings import variants_of
     from flows.view.what_if_picture import draw_what_if
@@ -99,7 +99,7 @@ def what_if(
         ) as opened:  # fmt: skip
             asked = variants_of(opened.handle.spec, changes or [], variants or [])
             last = last_step(opened, first, steps)
-            found = curves_of(opened, first, last, asked, shown)
+            found = what_if_curves(opened, first, last, asked, shown)
             name = opened.handle.run
     if as_json:
         typer.echo(json.dumps(what_if_row(name, found)))

@@ -21,7 +21,7 @@ def last_step(opened: Replaying, first: int, steps: int | None) -> int:
     return min(first + _STEPS - 1, max(newest, first)) if steps is None else first + steps - 1
 
 
-def curves_of(
+def what_if_curves(
     opened: Replaying, first: int, last: int, variants: Sequence[Variant], progress: WhatIfProgress
 ) -> list[WhatIfCurve]:
     """Return the run's own curve over some steps, and then those of the variants."""
