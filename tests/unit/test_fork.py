@@ -47,17 +47,17 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.tail._POLL_S", 0.01)
 
 
-def world_of(folder: Path, model: str, **sections: Any) -> World:
+def world_of(folder: Path, start: str, **sections: Any) -> World:
     spec = make_spec(
         algorithm=ALGORITHM | sections.pop("algorithm", {}), sampling={"max_tokens": 2},
         trainer={"checkpoint_every": 2, "keep_checkpoints": 2}, **sections,
     )  # fmt: skip
     context = make_context(spec, folder)
     record = runs.create(
-        context.store, spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-1"
+        context.store, spec, bootstrap_servers="none", model=start, topics=set(), run_id="test-1"
     )
-    world = World(replace(context, record=record), model)
-    drawing(world, model)
+    world = World(replace(context, record=record), start)
+    drawing(world, start)
     return world
 
 
@@ -93,8 +93,9 @@ def goes_on(parent: World, model: str, record: RunRecord) -> World:
         {},
         {"loss": {"kind": "ppo", "value_learning_rate": 1e-2}},
         {"loss": {"correction": "decoupled"}, "algorithm": {"optimizer_steps": 2}},
+        {"model": {"lora": {"rank": 4}}},
     ],
-    ids=["grpo", "ppo", "several steps"],
+    ids=["grpo", "ppo", "several steps", "lora"],
 )
 @pytest.mark.parametrize("iteration", [1, 2, 3, 5])
 def test_a_fork_without_changes_ends_with_the_same_bits(

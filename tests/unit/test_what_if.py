@@ -48,15 +48,15 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def world_of(folder: Path, model: str, **sections: Any) -> tuple[World, Drawing]:
+def world_of(folder: Path, start: str, **sections: Any) -> tuple[World, Drawing]:
     spec = make_spec(
         algorithm=ALGORITHM | sections.pop("algorithm", {}), sampling={"max_tokens": 2},
         trainer={"checkpoint_every": 2} | sections.pop("trainer", {}), **sections,
     )  # fmt: skip
     context = make_context(spec, folder)
-    runs.create(context.store, spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-1")
-    world = World(context, model)
-    return world, drawing(world, model)
+    runs.create(context.store, spec, bootstrap_servers="none", model=start, topics=set(), run_id="test-1")
+    world = World(context, start)
+    return world, drawing(world, start)
 
 
 class Watched(TorchLearner):
@@ -94,8 +94,9 @@ SAME = "algorithm.learning_rate=0.003"
         {"loss": {"correction": "decoupled"}, "algorithm": {"optimizer_steps": 2, "iterations": 3}},
         {"algorithm": {"mode": "async", "staleness": 1}},
         {"loss": {"kind": "tb", "replay": 0.5}},
+        {"model": {"lora": {"rank": 4}}, "algorithm": {"optimizer_steps": 2, "iterations": 3}},
     ],
-    ids=["grpo", "ppo", "several steps", "async", "tb"],
+    ids=["grpo", "ppo", "several steps", "async", "tb", "lora"],
 )
 def test_the_recorded_settings_come_to_the_recorded_bits(
     tmp_path: Path, model: str, sections: dict[str, Any]
