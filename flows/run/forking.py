@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from consumers.replay import Again
 from consumers.steps.checkpoint import Checkpoints, RunPosition
 from flows.run.fork_settings import forked_settings
+from flows.run.locations import store_url
 from flows.run.request import RunFailed
 from infra import runs
 from infra.errors import Explained
@@ -48,6 +49,9 @@ def make_fork(
     """Make a fork in the store, and return its record. `topics`: the names of the broker's topics."""
     iteration = _iteration(parent, request.at, again.newest())
     spec = forked_settings(parent.record, request.changes, iteration)
+    if store_url(spec.placement.store) != parent.store.url:  # its run file must name the store that it is in
+        placement = spec.placement.model_copy(update={"store": parent.store.url})
+        spec = spec.model_copy(update={"placement": placement})
     if spec.loss.old_groups:
         say("loss.replay: the fork trains groups of its own steps again, and none of those before it")
     expected = again.stand_before(request.at)

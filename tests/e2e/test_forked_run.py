@@ -5,66 +5,53 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from consumers.ranks.choose_learner import learner_of
-from consumers.replay import Again
-from flows.run.forking import ForkRequest, make_fork
-from infra.kafka_bus import KafkaBus
-from infra.ownership import claim
-from infra.run_handle import opened_run
+from flows.cli import app
+from infra.bus import read_all
 from infra.runs import find
-from infra.supervise.children import kill
+from schemas.messages import StepRecord
 from schemas.topics import Topics
+from schemas.wire import decode
 from tests.factories import make_spec
-from tests.harness import Run, running
-
-SYNC = make_spec(
-    algorithm={"iterations": 4, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
-    trainer={"bundle_tokens": 64, "checkpoint_every": 1},
-)
-
-
-class RunOfRecord(Run):
-    """A run whose record is there already."""
-
-    def __init__(self, parent: Run, run_id: str, folder: Path) -> None:
-        folder.mkdir()
-        self.folder, self.store, self.record = folder, parent.store, find(parent.store, run_id)
-        self.bus = KafkaBus(self.record.bootstrap_servers)
-        self.topics = Topics(run_id, self.record.spec.lengths.classes)
-        self.bus.create_topics(self.topics.all())
-        claim(self.bus, self.record, self.topics)
-        self.processes, self.modules = {}, dict(parent.modules)
+from tests.harness import running
 
 
 @pytest.mark.timeout(400)
 def test_a_fork_draws_what_its_run_drew_and_ends_with_its_bits(
-    tmp_path: Path, kafka: str, tiny_model: Path
+    tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(tmp_path / "parent", kafka, SYNC, tiny_model) as parent:
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
+    spec = make_spec(
+        algorithm={"iterations": 4, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
+        trainer={"bundle_tokens": 64, "checkpoint_every": 1}, model={"path": str(tiny_model)},
+        placement={"kafka": {"bootstrap_servers": kafka}}, report=str(tmp_path / "runs"),
+    )  # fmt: skip
+    with running(tmp_path / "parent", kafka, spec, tiny_model) as parent:
         parent.wait_for_end()
-        steps = parent.steps()
-    with opened_run(parent.store, parent.record, "test-fork") as handle:
-        again = Again(
-            handle, lambda: learner_of(str(tiny_model), handle.spec, run=handle.run, log=handle.log),
-            lambda done, total: None,
-        )  # fmt: skip
-        said: list[str] = []
-        made = make_fork(again, handle, ForkRequest(2), topics=handle.bus.topic_names(), say=said.append)
-        again.close()
-    assert not said, "its ranker and its bits are there"
-    fork = RunOfRecord(parent, made.id, tmp_path / "fork")
-    try:
-        for role in ("feeder", "trainer", "generator"):
-            fork.start(role)
-        fork.wait_for_end()
-        own = fork.steps()
-    finally:
-        for process in fork.processes.values():
-            kill(process)
+        steps, store = parent.steps(), parent.store.url
+    file = tmp_path / "fork.yaml"
+    words = ["fork", parent.record.id, "--at", "2", "--store", store, "-o", str(file), "--name", "other"]
+    result = CliRunner().invoke(app, [*words, "--start", "--no-prefect"])
+    assert result.exit_code == 0, result.output
+    assert "other bits" not in result.output and "not kept" not in result.output
+    record = find(parent.store, "other-1")
+    assert record.fork is not None
+    assert (record.fork.run, record.fork.step) == (parent.record.id, 2)
+    topics = Topics("other-1", spec.lengths.classes)
+    own = [decode(one.value, StepRecord) for one in read_all(parent.bus, topics.ledger, deadline_s=30)]
     assert [step.step for step in own] == [2, 3]
     for ours, theirs in zip(own, steps[2:], strict=True):
         assert sorted(ours.seeds.tolist()) == sorted(theirs.seeds.tolist())
         assert sorted(ours.problem_ids) == sorted(theirs.problem_ids)  # bundles come in any order
         assert ours.root_out == theirs.root_out
-    assert not fork.dead_letters()
+    page = (tmp_path / "runs" / "other-1" / "report.html").read_text()
+    assert f"fork of {parent.record.id} at step 2" in page
+    assert f"other-1 (fork of {parent.record.id} at step 2)" in _printed("runs", "--store", store)
+    assert f"a fork of {parent.record.id} at step 2" in _printed("status", "other-1", "--store", store)
+
+
+def _printed(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.output
