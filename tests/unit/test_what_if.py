@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 from consumers.batches.reweighting import LEAST_SHARE, reweighted
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner
+from consumers.learners.optimizing import NotFinite, Stepped
 from consumers.replay import Again
 from consumers.steps.failing import TrainingFailed
 from consumers.what_if import Variant, WhatIf, WhatIfCurve
 from flows.cli import app
 from flows.run.what_if_settings import variants_of, with_changes
+from flows.view.what_if_rows import conclusion
 from infra import runs
 from schemas.loading import RunFileError
 from schemas.messages import Sample
@@ -207,10 +209,23 @@ def test_reward_estimates_are_right_within_their_errors(tmp_path: Path, model: s
 def test_a_variant_that_breaks_ends_with_the_reason(tmp_path: Path, model: str) -> None:
     world, _ = world_of(tmp_path, model)
     world.live()
-    own, broken = curves(world, model, 1, 4, "algorithm.learning_rate=10 algorithm.weight_decay=10")
+
+    class Breaking(TorchLearner):
+        def step(self, total: float) -> Stepped:
+            if int(self.state()["steps"]) == 3:
+                raise NotFinite("the gradient's norm is inf")
+            return super().step(total)
+
+    own, broken = curves(world, model, 1, 4, "algorithm.learning_rate=0.002", learner=Breaking)
     assert len(own.points) == 4
-    assert broken.believable_until == 1 or broken.ended
-    assert not all(point.samples.believable for point in broken.points) or broken.ended
+    assert [point.step for point in broken.points] == [1, 2]
+    assert broken.ended == "step 3 can't be taken: the gradient's norm is inf"
+    assert conclusion(broken).startswith(
+        "can be believed up to its last step, 2; it ends there: step 3 can't"
+    )
+    _, wild = curves(world, model, 1, 4, "algorithm.learning_rate=0.1")
+    assert wild.believable_until == 1
+    assert conclusion(wild).startswith("can be believed up to step 1: from step 2 on too few of the samples")
 
 
 def test_it_must_begin_an_iteration_if_ratios_do(tmp_path: Path, model: str) -> None:
