@@ -149,7 +149,7 @@ class Again:
         """`start`: a state to begin with; None: the newest checkpoint before a step."""
         self._handle, self._learner_of, self._progress, self._start = handle, learner_of, progress, start
         self._samples = samples_topic(handle)
-        self._learner = learner_of()
+        self._learner, self._closed = learner_of(), False
         self._scoring = self._new_scoring()
         self._moved = False  # whether the learner is not as it was made
 
@@ -163,16 +163,12 @@ class Again:
 
     def each(self, first: int, last: int) -> Iterator[Replayed]:
         """Take some steps of the ledger again, one after the other."""
-        newest = self.newest()
-        if last > newest:
-            raise TrainingFailed(
-                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {last}"
-            )
+        self._check_end(last)
         begin = self._beginning(first)
         others: list[int] = []
         for record in self._records(begin, last):
             self._progress(min(record.step, first) - begin.step, first - begin.step)
-            taken = self._take(record)
+            taken = self.take(record)
             if record.step >= first:
                 same_recipe = record.recipe == recipe_of(self._handle.spec)
                 trainer = self._handle.spec.trainer
@@ -181,13 +177,43 @@ class Again:
             if taken.root != record.root_out:
                 others.append(record.step)
 
+    def reach(self, first: int, last: int) -> Iterator[StepRecord]:
+        """Take the steps before `first`, and yield the records of `first` to `last`.
+
+        The caller takes each of them with `take` before it asks for the next one.
+        """
+        self._check_end(last)
+        begin = self._beginning(first)
+        for record in self._records(begin, last):
+            if record.step >= first:
+                yield record
+                continue
+            self._progress(record.step - begin.step, first - begin.step)
+            self.take(record)
+
+    def stand_before(self, number: int) -> str | None:
+        """Take the steps before step `number`, so that the learner stands before it.
+
+        Return the root that the weights should have, by the ledger; None if no step had to be taken.
+        """
+        begin, root = self._beginning(number), None
+        for record in self._records(begin, number - 1):
+            self._progress(record.step - begin.step, number - begin.step)
+            self.take(record)
+            root = record.root_out
+        return root
+
+    def rows(self, record: StepRecord) -> list[TrainingRow]:
+        """Return the samples of a step, in its record's order, without scores."""
+        return fetch_rows(self._handle, self._samples, record)
+
     def failed(self, number: int | None) -> Spoilt:
         """Find out why a failed step can't be taken; None: the newest failed step."""
         record = FailedSteps(self._handle.store, self._handle.run).find(number)
         begin = self._beginning(record.step)
         for earlier in self._records(begin, record.step - 1):
             self._progress(earlier.step - begin.step, record.step - begin.step)
-            self._take(earlier)
+            self.take(earlier)
         self._begin(record.step)
         rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
         batches = [batch for together in plans for batch in together]
@@ -226,7 +252,7 @@ class Again:
                 records.append(record)
                 continue
             self._progress(record.step - begin.step, first - begin.step)
-            self._take(record)
+            self.take(record)
             if record.step == first - 1:
                 state = self._learner.state()
         assert state is not None
@@ -241,7 +267,7 @@ class Again:
         """Return the fingerprint of what one micro-batch adds to a step's gradient."""
         begin = self._beginning(record.step)
         for earlier in self._records(begin, record.step - 1):
-            self._take(earlier)
+            self.take(earlier)
         self._begin(record.step)
         rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
         self._learner.accumulate([[batch for plan in plans for batch in plan][number]])
@@ -252,9 +278,16 @@ class Again:
         """The scores that the run's loss needs."""
         return self._learner.loss.needs
 
+    @property
+    def learner(self) -> Learner:
+        """The learner that takes the steps."""
+        return self._learner
+
     def close(self) -> None:
-        """Close the learner."""
-        self._learner.close()
+        """Close the learner, if that was not done before."""
+        if not self._closed:
+            self._closed = True
+            self._learner.close()
 
     def newest(self) -> int:
         """Return the number of the ledger's newest step."""
@@ -268,6 +301,13 @@ class Again:
         if not found:
             raise TrainingFailed(f"run {self._handle.run} has no step in its ledger")
         return found[-1]
+
+    def _check_end(self, last: int) -> None:
+        newest = self.newest()
+        if last > newest:
+            raise TrainingFailed(
+                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {last}"
+            )
 
     def _beginning(self, number: int) -> _Beginning:
         """Restore the newest checkpoint before a step, if there is one."""
@@ -310,7 +350,8 @@ class Again:
                 "later checkpoint gets past it (trainer.keep_checkpoints)"
             )
 
-    def _take(self, record: StepRecord) -> RedoneStep:
+    def take(self, record: StepRecord) -> RedoneStep:
+        """Take a step again. The learner must stand before it."""
         self._begin(record.step)
         return take_again(self._handle, self._samples, self._learner, self._scoring, record)
 

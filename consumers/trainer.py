@@ -123,6 +123,11 @@ class Trainer:
         """Restore the newest checkpoint and return its manifest; None if there is no checkpoint."""
         manifest = self._checkpoints.restored(self._restore_learner, self._context.log.warning)
         if manifest is None:
+            if (fork := self._context.record.fork) is not None:
+                raise TrainingFailed(
+                    f"run {self._context.run} is a fork of {fork.words}, and the checkpoint to begin with is "
+                    "missing: remove this run (streamrl rm), and fork again"
+                )
             self._came_to(self._learner.made().root)
             return None
         self._iteration, self._number = manifest.iteration, manifest.step

@@ -34,6 +34,22 @@ class RunError(Explained):
     """A run that can't be made, found or resumed."""
 
 
+class ForkOrigin(BaseModel):
+    """The run that a fork went on from, and where."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    identity: str = ""  # of that run's record
+    step: int  # the fork's first step; all before it are that run's
+    iteration: int  # the fork's first iteration
+
+    @property
+    def words(self) -> str:
+        """The origin, for people."""
+        return f"{self.run} at step {self.step}"
+
+
 class RunRecord(BaseModel):
     """A run, as it is recorded in the store."""
 
@@ -49,6 +65,7 @@ class RunRecord(BaseModel):
     store_id: str = ""  # of the store that the run was made in; "": an old run, without it
     contents: dict[str, str] = {}  # hashes of the files that the spec names, and of the model
     flow_runs: tuple[str, ...] = ()  # ids of Prefect flow runs that made it or went on with it, newest last
+    fork: ForkOrigin | None = None  # where it goes on from another run; None: it begins with `model`
     signature: str | None = None  # of all other fields, if there was a key
 
     def here(self, model: str | None, reward: str | None) -> RunRecord:
@@ -71,24 +88,26 @@ def _key(run: str) -> str:
 
 def create(
     store: Store, spec: RunSpec, *, bootstrap_servers: str, model: str, run_id: str | None = None,
-    topics: Iterable[str] = (), flow_run: str = "",
+    topics: Iterable[str] = (), flow_run: str = "", name: str | None = None, fork: ForkOrigin | None = None,
 ) -> RunRecord:  # fmt: skip
     """Record a new run under the next free number of its name, and return the record.
 
     If two callers create one at the same time, each gets its own number. `run_id`: use this id instead; raise
     RunError if it exists. `topics`: the broker's topic names, whose numbers are not used again: a run in
     another store, or in a deleted one, may have left them. `flow_run`: the Prefect flow run that makes it.
-    A store without an id gets one here.
+    A store without an id gets one here. `name`: for the id, instead of the run file's, which decides seeds.
+    `fork`: where it goes on from another run.
     """
+    name = name or spec.run
     ids = {*runs_of(store), *(topic.rpartition(".")[0] for topic in topics)}
-    number = 1 + max((int(run.rpartition("-")[2]) for run in _of_name(ids, spec.run)), default=0)
+    number = 1 + max((int(run.rpartition("-")[2]) for run in _of_name(ids, name)), default=0)
     record = RunRecord(
         id="", spec=spec, bootstrap_servers=bootstrap_servers, store=store.url, model=model,
         created_at=time.time(), identity=uuid.uuid4().hex, store_id=identify(store),
-        contents=contents_of(spec, model), flow_runs=(flow_run,) if flow_run else (),
+        contents=contents_of(spec, model), flow_runs=(flow_run,) if flow_run else (), fork=fork,
     )  # fmt: skip
     while True:
-        record = record.model_copy(update={"id": run_id or f"{spec.run}-{number}"})
+        record = record.model_copy(update={"id": run_id or f"{name}-{number}"})
         try:
             store.put_new(_key(record.id), _signed(record))
             return record
@@ -104,6 +123,8 @@ def _signed(record: RunRecord) -> bytes:
     """Return a record as it is stored, signed if there is a key. Raise RunError if a signature is missing."""
     ring = ring_from_env()
     said = record.model_copy(update={"signature": None}).model_dump(mode="json")
+    if record.fork is None:
+        del said["fork"]  # versions of StreamRL that know no forks read the record, too
     said["signature"] = ring.sign(_content(said), _KIND)
     if ring.trusts and said["signature"] is None:
         raise RunError(

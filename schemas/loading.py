@@ -78,6 +78,16 @@ def _document(path: Path, text: str) -> Document:
     return document
 
 
+def changes_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what `a.b=value` overrides say, as nested sections. Raises RunFileError."""
+    if len(overrides) > _MOST_OVERRIDES:
+        raise RunFileError(f"--set is given {len(overrides)} times; at most {_MOST_OVERRIDES} are read")
+    found: dict[str, Any] = {}
+    for override in overrides:
+        _override(found, override)
+    return found
+
+
 def validate(
     data: dict[str, Any],
     path: Path,

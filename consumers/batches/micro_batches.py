@@ -203,12 +203,14 @@ def _trained(rows: Sequence[TrainingRow], advantages: Sequence[np.ndarray], loss
 
 
 def plan(
-    rows: Sequence[TrainingRow], loss: LossOfRows, budget: int, version: int, *, parts: int = 1
-) -> MicroBatchPlan:
+    rows: Sequence[TrainingRow], loss: LossOfRows, budget: int, version: int, *, parts: int = 1,
+    sizes: Sequence[int] = (),
+) -> MicroBatchPlan:  # fmt: skip
     """Compute advantages, and cut the rows that have a gradient into micro-batches of similar length.
 
     `budget`: maximum tokens in a micro-batch. `version`: see `version_trained`. `parts`: the number of
-    micro-batches is a multiple of it, if there are enough samples.
+    micro-batches is a multiple of it, if there are enough samples. `sizes`: of micro-batches to cut into,
+    instead of a new cut, if together they have as many samples as have a gradient.
     """
     worth = loss.advantages(rows)
     trained = _trained(rows, worth, loss)
@@ -216,7 +218,9 @@ def plan(
     chosen.sort(key=lambda number: (rows[number].size, rows[number].sample.group, rows[number].sample.index))
     batches: list[MicroBatch] = []
     start = 0
-    for size in cut([rows[number].size for number in chosen], budget, parts):
+    if sum(sizes) != len(chosen):
+        sizes = cut([rows[number].size for number in chosen], budget, parts)
+    for size in sizes:
         members = chosen[start : start + size]
         batches.append(micro_batch([rows[n] for n in members], [worth[n] for n in members], loss, version))
         start += size

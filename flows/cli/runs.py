@@ -32,6 +32,7 @@ def runs(
     """
     import json
 
+    from rich.markup import escape
     from rich.table import Table
 
     from flows.run.locations import named_store
@@ -52,7 +53,8 @@ def runs(
         "run", "state", "iteration", "reward", "started", "last heard", "on", box=None, pad_edge=False
     )
     for run, state in list(found.items())[:most]:
-        table.add_row(run, *_cells(state))
+        of = f" (fork of {state.fork})" if state and state.fork else ""
+        table.add_row(escape(f"{run}{of}"), *_cells(state))
     console.print(table)
     if len(found) > most:
         console.print(f"{len(found) - most} older; -n {len(found)} shows all", style="dim", highlight=False)

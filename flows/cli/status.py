@@ -64,6 +64,8 @@ def _run(console: Console, run: str | None, store_name: str) -> None:
         console.print(f"\nno runs in {store.url} yet", highlight=False, soft_wrap=True)
         return
     console.print()
+    if record.fork is not None:
+        console.print(f"a fork of {record.fork.words}", highlight=False, markup=False, soft_wrap=True)
     _state(console, read_state(store, record.id))
     view = look_once(record)
     console.print(picture(view))

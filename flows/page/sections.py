@@ -27,6 +27,7 @@ def head(data: PageData, *, live: bool) -> str:
     facts = [
         f"{loss}, {algorithm.mode}", f"{algorithm.groups} × {algorithm.group_size} samples an iteration",
         f"model {model.rpartition('/')[2]}", f"task {_task(data)}", f"begun {begun}",
+        f"fork of {data.record.fork.words}" if data.record.fork else "",
     ]  # fmt: skip
     done = (data.last.get("iteration", -1) + 1) / algorithm.iterations if data.last else 0.0
     parts = [

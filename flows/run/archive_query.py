@@ -71,7 +71,9 @@ def answered(bus: Bus, store: Store, record: RunRecord, sql: str) -> Iterator[Qu
     """Answer a query about a run on an open bus: that of the log alone, without its archive."""
     import duckdb
 
-    off = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+    off: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+    }  # fmt: skip
     connection = duckdb.connect(":memory:", config=off)
     try:
         _check(connection, sql)

@@ -1,7 +1,7 @@
 """Conditions on the metrics of a step, such as `grad_norm > 10 or nan`, that a user writes for `bisect`.
 
-Conditions are parsed, never evaluated as Python: only numbers, names, comparisons, arithmetic, and / or / not, and
-a few functions. Names are a step's metrics; `nan` is whether one of its numbers is not finite; `gap` is
+Conditions are parsed, never evaluated as Python: only numbers, names, comparisons, arithmetic, and / or / not,
+and a few functions. Names are a step's metrics; `nan` is whether one of its numbers is not finite; `gap` is
 `logprob_gap`. Names of a replay (`apart_logprobs` and so on) say how far a stage is from its record.
 """
 

@@ -67,6 +67,7 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
     version = export_model(record, folder / "model")
     summary = {
         "run": record.id,
+        **({"fork": record.fork.model_dump()} if record.fork else {}),
         "result": comparison(ends, _held_out(record)),
         "evaluations": evaluated,
         **totals.summary(),

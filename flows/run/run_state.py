@@ -55,6 +55,7 @@ class RunState(BaseModel):
     why: ShortText = ""  # the error of a run that failed
     trained: bool = False  # whether the last iteration is trained and evaluated; the report may be missing
     report: ShortText = ""  # the report folder, on `host`
+    fork: ShortText = ""  # the run that it is a fork of, and the step; empty: it is none
     go_on: ShortText = ""  # the command that goes on with the run
 
     @property
@@ -96,6 +97,7 @@ class StateKeeper:
         self._state = RunState(
             run=record.id, state="starting", at=0.0, started_at=time.time(), host=host_name()[:200],
             pid=os.getpid(), iterations=record.spec.algorithm.iterations, go_on=go_on[:4000],
+            fork=record.fork.words[:400] if record.fork else "",
             report=str(report_folder(record))[:4000],
         )  # fmt: skip
         self._written_at = 0.0

@@ -188,6 +188,10 @@ class Ranker:
         }  # fmt: skip
         return Ranker(backbone=self.backbone, **(same | changes))
 
+    def renumbered(self, version: int) -> Ranker:
+        """Return this ranker as another version, for a run whose own version is not kept."""
+        return self._next(version=version)
+
     def as_start(self) -> Ranker:
         """Return this ranker as version 0, for a run that begins."""
         return self._next(version=0)

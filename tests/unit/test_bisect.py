@@ -94,7 +94,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         learner.step = stepped
 
     world.live(tamper=tamper)
-    monkeypatch.setattr("infra.run_handle.connect", lambda record, name: context.bus)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: context.bus)
     words = ["bisect", "test-1", "--store", context.store.url, "--json", "--when"]
     norms = [step.metrics["grad_norm"] for step in world.ledger()]
     first = next(number for number, norm in enumerate(norms) if norm > sorted(norms)[4])

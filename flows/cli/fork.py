@@ -1,0 +1,110 @@
+"""streamrl fork"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.shared.talk import error_console, fail, out, plain_errors, warn
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(fork))
+
+
+def fork(
+    run: Annotated[str, typer.Argument(help="The run's id, such as count-3.")],
+    at: Annotated[
+        int, typer.Option("--at", metavar="N", min=0, help="The first step that is the fork's own.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change a setting from there on; may be repeated."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="A name for the fork's id, NAME-1; by default that of the run."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The fork's run file to write; by default FORK.yaml here.",
+            show_default=False,
+        ),
+    ] = None,
+    start: Annotated[bool, typer.Option("--start", help="Go on with the fork at once, and watch.")] = False,
+    prefect: Annotated[
+        bool, typer.Option("--prefect/--no-prefect", help="With --start: as a flow of the Prefect server.")
+    ] = True,
+    store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
+) -> None:  # fmt: skip
+    """Make a new run that goes on from a step of another one: the same past, and topics of its own.
+
+    It begins with the weights, the optimizer's state and the problems that the run had before that step, at
+    the beginning of an iteration, and counts steps on. Nothing of the run is changed.
+
+    Examples:
+
+    [bold]streamrl fork count-3 --at 40 --set algorithm.learning_rate=1e-6 --start[/bold]
+
+    [bold]streamrl fork count-3 --at 40 --name careful[/bold]   makes careful-1
+    """  # fmt: skip
+    import yaml
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from flows.cli.run import carry_out
+    from flows.run.forking import ForkRequest, make_fork
+    from flows.run.replaying import replaying
+    from flows.run.request import RunRequest
+    from infra.ownership import claim
+    from infra.step_file.unpacking import is_step_file
+    from schemas.topics import Topics
+
+    if is_step_file(run):
+        fail(f"{run} is a step file, and a fork lies in the store of its run: name a run")
+    if name is not None and not _is_name(name):
+        fail(f"--name {name}: small letters, digits and dashes, beginning with a letter")
+    if file is not None and file.exists():
+        fail(f"-o {file}: it exists already")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=error_console(), transient=True) as bar:
+        task = bar.add_task("steps before it", total=None)
+
+        def stepping(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        with replaying(run, store, stepping) as opened:
+            bus, request = opened.handle.bus, ForkRequest(at, tuple(changes or ()), name)
+            made = make_fork(opened.again, opened.handle, request, topics=bus.topic_names(), say=warn)
+            topics = Topics(made.id, made.spec.lengths.classes)
+            bus.create_topics(topics.all())
+            claim(bus, made, topics)
+    file = file or Path(f"{made.id}.yaml")
+    with file.open("x") as target:
+        yaml.safe_dump(made.spec.model_dump(mode="json", by_alias=True), target, sort_keys=False)
+    out().print(
+        f"{made.id} is a fork of {made.fork.words if made.fork else run}; its run file is {file}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    if start:
+        carry_out(RunRequest(str(file), (), made.id), prefect=prefect)
+    else:
+        out().print(
+            f"Go on with it:\n  streamrl run {file} --resume {made.id}",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _is_name(name: str) -> bool:
+    from pydantic import TypeAdapter, ValidationError
+
+    from schemas.runspec import PlainName
+
+    try:
+        TypeAdapter(PlainName).validate_python(name)
+    except ValidationError:
+        return False
+    return True

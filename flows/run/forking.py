@@ -1,0 +1,197 @@
+"""Makes a fork: a new run that goes on from a step of another one, with the same past and own topics.
+
+record of the fork ─► ranker ─► feeder's snapshot ─► weights ─► checkpoint, last
+
+The fork is then a run that was interrupted there: `streamrl run FILE --resume FORK` goes on with it. Steps,
+iterations, groups and versions are counted on, so its curves continue those of its run; and as seeds follow
+from the run file's name, it draws what its run drew as long as the weights are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from consumers.replay import Again
+from consumers.steps.checkpoint import Checkpoints, RunPosition
+from flows.run.fork_settings import forked_settings
+from flows.run.locations import store_url
+from flows.run.request import RunFailed
+from infra import runs
+from infra.errors import Explained
+from infra.run_handle import RunHandle
+from infra.runs import ForkOrigin, RunRecord
+from infra.stores.store import Missing, Store
+from infra.weights.folder import ModelFolder
+from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
+from producers.ranker.ranker import Ranker
+from producers.ranker.states import RankerError, States
+from producers.ranking import backbone_of
+from producers.snapshots import Announced, FeederSnapshot, Opened, PlannerState, Snapshots
+from schemas.admission import first_open
+
+_Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """A fork that somebody asks for."""
+
+    at: int  # the first step that is the fork's own
+    changes: Sequence[str] = ()
+    name: str | None = None  # for its id; None: the name of its run
+
+
+def make_fork(
+    again: Again, parent: RunHandle, request: ForkRequest, *, topics: Iterable[str], say: _Say
+) -> RunRecord:
+    """Make a fork in the store, and return its record. `topics`: the names of the broker's topics."""
+    iteration = _iteration(parent, request.at, again.newest())
+    spec = forked_settings(parent.record, request.changes, iteration)
+    if store_url(spec.placement.store) != parent.store.url:  # its run file must name the store that it is in
+        placement = spec.placement.model_copy(update={"store": parent.store.url})
+        spec = spec.model_copy(update={"placement": placement})
+    if spec.loss.old_groups:
+        say("loss.replay: the fork trains groups of its own steps again, and none of those before it")
+    expected = again.stand_before(request.at)
+    _mend(again, parent, iteration, expected, say)
+    origin = ForkOrigin(run=parent.run, identity=parent.record.identity, step=request.at, iteration=iteration)
+    record = runs.create(
+        parent.store, spec, bootstrap_servers=parent.record.bootstrap_servers, model=parent.record.model,
+        topics=topics, name=request.name or parent.run.rpartition("-")[0], fork=origin,
+    )  # fmt: skip
+    try:
+        if spec.algorithm.mode == "offline":
+            _copy(parent.store, f"runs/{parent.run}/recorded.json", f"runs/{record.id}/recorded.json")
+        else:
+            _give_ranker(parent, record, iteration, say)
+        _give_snapshot(parent, record, origin)
+        _give_state(again, parent, record, origin)
+    except BaseException:
+        for key in parent.store.list(f"runs/{record.id}"):
+            if key.startswith(f"runs/{record.id}/"):
+                parent.store.delete(key)
+        raise
+    return record
+
+
+def _iteration(parent: RunHandle, at: int, newest: int) -> int:
+    """Return the iteration that begins with a step. Raises RunFailed if no fork can be made there."""
+    algorithm = parent.spec.algorithm
+    iteration, mini = divmod(at, algorithm.optimizer_steps)
+    if algorithm.order == "arrival":
+        raise RunFailed(
+            f"run {parent.run} takes groups in the order of their arrival, so groups that were begun before "
+            "a step are trained after it: such a run can't be forked. Order window can (algorithm.order)"
+        )
+    if mini:
+        before, after = at - mini, at - mini + algorithm.optimizer_steps
+        nearest = f"step {before} or {after}" if before else f"step {after}"
+        raise RunFailed(
+            f"step {at} is inside iteration {iteration}, and a fork begins with an iteration: {nearest}"
+        )
+    if not 0 < at <= newest + 1:
+        raise RunFailed(
+            f"a fork of run {parent.run} can begin with step {algorithm.optimizer_steps} to {newest + 1}, "
+            f"not with {at}. To begin with step 0, start a new run"
+        )
+    return iteration
+
+
+def _mend(again: Again, parent: RunHandle, iteration: int, expected: str | None, say: _Say) -> None:
+    """Take the weights that the run published, if this machine came to other bits."""
+    found = again.learner.made().root
+    if expected in (None, found):
+        return
+    try:
+        _, weights = WeightStore(parent.store, parent.run).fetch(iteration, root=expected)
+    except (WeightsError, Missing):
+        say(f"the steps up to iteration {iteration} came to other bits on this machine, and the run's "
+            "weights of then are not kept: the fork begins with those of this machine")  # fmt: skip
+        return
+    again.learner.adopt(weights)
+    say(f"the steps up to iteration {iteration} came to other bits on this machine: the fork begins with the "
+        "weights that the run published; the optimizer's state is this machine's")  # fmt: skip
+
+
+def _copy(store: Store, source: str, target: str) -> None:
+    store.put_new(target, store.get(source))
+
+
+def _give_ranker(parent: RunHandle, record: RunRecord, iteration: int, say: _Say) -> None:
+    """Give the fork the ranker of its first iteration, by which prompts are bundled."""
+    store = parent.store
+    theirs, ours = States.of_run(store, parent.run), States.of_run(store, record.id)
+    try:
+        _copy(store, theirs.key(iteration), ours.key(iteration))
+        return
+    except Missing:
+        pass
+    spec = record.spec
+    backbone = backbone_of(spec.lengths.backbone)
+    found = Ranker.fresh(spec.seed, backbone, typical=max(2.0, spec.sampling.max_tokens / 8))
+    for number in sorted(theirs.numbers(), key=lambda one: (one > iteration, abs(one - iteration))):
+        try:
+            found = theirs.get(number, backbone)
+            break
+        except (RankerError, Missing):
+            continue
+    say(f"the ranker of iteration {iteration} is not kept any more, and another one stands in for it: "
+        "answers are bundled otherwise, so sums may be rounded otherwise")  # fmt: skip
+    ours.put(iteration, found.renumbered(iteration))
+
+
+def _give_snapshot(parent: RunHandle, record: RunRecord, origin: ForkOrigin) -> None:
+    """Give the fork's feeder its state: all before the iteration is trained, and nothing is admitted."""
+    spec = record.spec
+    known = Snapshots(parent.store, parent.run, parent.log.warning).newest(lambda one: "")
+    if known is not None:
+        edges = known.planner.edges
+    elif isinstance(spec.lengths.edges, str):
+        edges = [float("inf")] * (spec.lengths.classes - 1)
+    else:
+        edges = list(spec.lengths.edges)
+    offline = spec.algorithm.mode == "offline"
+    planner = PlannerState(
+        version=origin.iteration, steps=origin.step, planned=origin.iteration - 1, edges=edges,
+        admitted=0 if offline else first_open(origin.iteration, spec.algorithm),
+    )  # fmt: skip
+    Snapshots(parent.store, record.id, parent.log.warning).put(
+        FeederSnapshot(
+            run=record.id,
+            epoch=0,
+            planner=planner,
+            ledger=0,
+            began={},
+            samples={},
+            samples_of={},
+            iterations={},
+            ends=Opened(),
+            evals=0,
+            evaluated=[],
+            evaluations=[],
+            announced=Announced(),
+        )
+    )
+
+
+def _give_state(again: Again, parent: RunHandle, record: RunRecord, origin: ForkOrigin) -> None:
+    """Publish the weights of the fork's first version, and commit its checkpoint."""
+    learner, iteration = again.learner, origin.iteration
+    root = learner.made().root
+    files = ModelFolder(record.model).beside if learner.base is None else {}
+    manifest = WeightStore(parent.store, record.id).publish(
+        iteration, learner.weights(), trainer_epoch=0, base=learner.base, files=files
+    )
+    if manifest.root != root:
+        raise Explained(
+            f"the weights of version {iteration} have root {manifest.root[:12]} as published, and "
+            f"{root[:12]} in the learner: the memory of this machine or StreamRL has a fault"
+        )
+    at = RunPosition(
+        iteration=iteration, trainer_epoch=0, step=origin.step, root=root, positions={}, ledger=0, letters=0,
+        roots={iteration: root},
+    )  # fmt: skip
+    keep = record.spec.trainer.keep_checkpoints
+    Checkpoints(parent.store, record.id).save(learner.state(), at, keep=keep)

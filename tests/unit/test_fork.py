@@ -1,0 +1,298 @@
+"""Forks: the same past, topics of their own, and without changes the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import structs
+from typer.testing import CliRunner
+
+from consumers.learners.learner import TorchLearner
+from consumers.replay import Again
+from consumers.steps.checkpoint import Checkpoints
+from consumers.steps.failing import TrainingFailed
+from flows.cli import app
+from flows.run.fork_settings import forked_settings
+from flows.run.forking import ForkRequest, make_fork
+from flows.run.request import RunFailed
+from infra import runs
+from infra.roles.context import RoleContext
+from infra.runs import RunRecord
+from infra.weights.versions import WeightStore
+from producers.ranker.states import States
+from schemas.loading import RunFileError, load_run_file
+from schemas.messages import Sample
+from schemas.topics import Topics
+from tests.factories import make_context, make_spec, make_tiny_model
+from tests.fakes.crashing import World
+from tests.fakes.drawing import drawing
+from tests.feeding import Others, essence, fed
+from tests.waiting import wait_until
+
+ALGORITHM = {"iterations": 5, "groups": 4, "group_size": 4, "learning_rate": 3e-3}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), layers=1, width=16))
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+
+
+def world_of(folder: Path, start: str, **sections: Any) -> World:
+    spec = make_spec(
+        algorithm=ALGORITHM | sections.pop("algorithm", {}), sampling={"max_tokens": 2},
+        trainer={"checkpoint_every": 2, "keep_checkpoints": 2}, **sections,
+    )  # fmt: skip
+    context = make_context(spec, folder)
+    record = runs.create(
+        context.store, spec, bootstrap_servers="none", model=start, topics=set(), run_id="test-1"
+    )
+    world = World(replace(context, record=record), start)
+    drawing(world, start)
+    return world
+
+
+def forked(parent: World, model: str, at: int, *changes: str, name: str | None = None) -> RunRecord:
+    spec = parent.context.spec
+    again = Again(parent.context, lambda: TorchLearner(model, spec), lambda done, total: None)
+    try:
+        request = ForkRequest(at, changes, name)
+        return make_fork(again, parent.context, request, topics=(), say=print)
+    finally:
+        again.close()
+
+
+def context_of(parent: RoleContext, record: RunRecord) -> RoleContext:
+    topics = Topics(record.id, record.spec.lengths.classes)
+    parent.bus.create_topics(topics.all())
+    return replace(parent, record=record, topics=topics, writer=parent.bus.writer())
+
+
+def goes_on(parent: World, model: str, record: RunRecord) -> World:
+    """A fork's trainer to its end, with all that the others do."""
+    world = World(context_of(parent.context, record), model)
+    assert record.fork is not None
+    world._admitted = record.fork.iteration * record.spec.algorithm.groups
+    drawing(world, model)
+    world.live()
+    return world
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"loss": {"kind": "ppo", "value_learning_rate": 1e-2}},
+        {"loss": {"correction": "decoupled"}, "algorithm": {"optimizer_steps": 2}},
+        {"model": {"lora": {"rank": 4}}},
+    ],
+    ids=["grpo", "ppo", "several steps", "lora"],
+)
+@pytest.mark.parametrize("iteration", [1, 2, 3, 5])
+def test_a_fork_without_changes_ends_with_the_same_bits(
+    tmp_path: Path, model: str, sections: dict[str, Any], iteration: int
+) -> None:
+    parent = world_of(tmp_path, model, **sections)
+    parent.live()
+    steps = parent.ledger()
+    at = iteration * parent.context.spec.algorithm.optimizer_steps
+    changes = ("algorithm.iterations=6",) if iteration == 5 else ()
+    record = forked(parent, model, at, *changes)
+    assert record.id == "test-2"
+    assert record.fork is not None
+    assert (record.fork.run, record.fork.step, record.fork.iteration) == ("test-1", at, iteration)
+    assert runs.find(parent.context.store, "test-2") == record
+    published = WeightStore(parent.context.store, "test-2")
+    assert published.versions() == [iteration]
+    assert published.fetch(iteration, root=steps[at - 1].root_out)
+    fork = goes_on(parent, model, record)
+    own = fork.ledger()
+    assert [step.step for step in own] == list(range(at, at + len(own)))
+    if not changes:
+        assert [step.root_out for step in own] == [step.root_out for step in steps[at:]]
+        assert [step.groups.tolist() for step in own] == [step.groups.tolist() for step in steps[at:]]
+    else:
+        assert len(own) == parent.context.spec.algorithm.optimizer_steps
+    assert [step.root_out for step in parent.ledger()] == [step.root_out for step in steps]
+
+
+def test_a_fork_with_changes_goes_its_own_way(tmp_path: Path, model: str) -> None:
+    parent = world_of(tmp_path, model)
+    parent.live()
+    record = forked(parent, model, 2, "algorithm.learning_rate=0.01", name="bold")
+    assert (record.id, record.spec.run) == ("bold-1", "test")
+    fork = goes_on(parent, model, record)
+    theirs, ours = parent.ledger()[2], fork.ledger()[0]
+    assert sorted(ours.seeds.tolist()) == sorted(theirs.seeds.tolist()), "the same samples"
+    assert ours.root_out != theirs.root_out
+    again = forked(fork, model, 4, name="bold")
+    assert again.id == "bold-2"
+    assert again.fork is not None
+    assert again.fork.run == "bold-1"
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "async", "staleness": 1}], ids=["sync", "async"])
+def test_its_feeder_goes_on_with_the_problems_of_the_run(
+    tmp_path: Path, model: str, mode: dict[str, Any]
+) -> None:
+    spec = make_spec(
+        algorithm={"iterations": 6, "groups": 40, "group_size": 2} | mode, lengths={"classes": 2}
+    )
+    context = make_context(spec, tmp_path)
+    record = runs.create(
+        context.store, spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-1"
+    )
+    others = Others(spec, tmp_path, replace(context, record=record, role="feeder"))
+    with fed(others) as life:
+        for iteration in range(6):
+            others.await_groups(others.admissible(iteration))
+            others.generate(iteration=iteration)
+            others.train(iteration)
+        wait_until(lambda: life.context.heart.counters.get("ranker", 0) >= 5, what="ranker 5", deadline_s=30)
+        wait_until(
+            lambda: 3 in States.of_run(context.store, "test-1").numbers(), what="a ranker", deadline_s=30
+        )
+    learner = TorchLearner(model, spec)
+    again = SimpleNamespace(learner=learner, newest=lambda: 5, stand_before=lambda number: None)
+    fork = make_fork(again, others.context, ForkRequest(3), topics=(), say=print)  # type: ignore[arg-type]
+    learner.close()
+    published = WeightStore(context.store, fork.id).manifest(3)
+
+    class Forked(Others):
+        def publish(self, sample: Sample) -> None:
+            root = published.root if sample.versions[0] == 3 else "r"
+            super().publish(structs.replace(sample, run=fork.id, roots=[root]))
+
+    own = Forked(spec, tmp_path, context_of(others.context, fork))
+    with fed(own):
+        own.await_groups(group for group in others.admissible(3) if group >= 120)
+    theirs = others.prompts()
+    found = own.prompts()
+    assert set(found) == {group for group in others.admissible(3) if group >= 120}
+    same = lambda prompt: [one for one in essence(prompt) if one not in ("test-1", fork.id)]  # noqa: E731
+    for group, prompt in found.items():
+        if group < 160:  # later ones were ranked by an older ranker in async mode
+            assert (prompt.problem_id, prompt.epoch) == (theirs[group].problem_id, theirs[group].epoch)
+            if not mode:
+                edgeless = structs.replace(prompt, edges=[], length_class=0)
+                assert same(edgeless) == same(structs.replace(theirs[group], edges=[], length_class=0))
+
+
+@pytest.mark.parametrize(
+    "at, message",
+    [
+        (3, "inside iteration 1, and a fork begins with an iteration: step 2 or 4"),
+        (1, "begins with an iteration: step 2$"),
+        (0, "start a new run"),
+        (12, "can begin with step 2 to 10, not with 12"),
+    ],
+)
+def test_where_no_fork_can_begin(tmp_path: Path, model: str, at: int, message: str) -> None:
+    parent = world_of(tmp_path, model, algorithm={"optimizer_steps": 2})
+    parent.live()
+    with pytest.raises(RunFailed, match=message):
+        forked(parent, model, at)
+    assert runs.runs_of(parent.context.store) == ["test-1"]
+
+
+def test_a_run_in_order_arrival_is_refused(tmp_path: Path, model: str) -> None:
+    parent = world_of(tmp_path, model, algorithm={"mode": "async", "staleness": 1, "order": "arrival"})
+    parent.live()
+    with pytest.raises(RunFailed, match="order of their arrival"):
+        forked(parent, model, 2)
+
+
+def test_a_fork_that_was_not_finished_is_never_trained(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = world_of(tmp_path, model)
+    parent.live()
+
+    def fails(*args: Any, **named: Any) -> None:
+        raise OSError("the store is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("consumers.steps.checkpoint.Checkpoints.save", fails)
+        with pytest.raises(OSError, match="full"):
+            forked(parent, model, 2)
+    assert runs.runs_of(parent.context.store) == ["test-1"]
+    assert not [key for key in parent.context.store.list("runs/test-2") if key.startswith("runs/test-2/")]
+    record = forked(parent, model, 2)  # of one that was killed half way, the checkpoint is missing
+    for key in parent.context.store.list("runs/test-2/checkpoints"):
+        parent.context.store.delete(key)
+    with pytest.raises(TrainingFailed, match="a fork of test-1 at step 2, and the checkpoint"):
+        goes_on(parent, model, record)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (["seed=3"], "problems would come in another order"),
+        (["model.dtype=bfloat16"], "the state at that step is of this model"),
+        (["algorithm.groups=8"], "counted in iterations of so many groups"),
+        (["lengths.classes=3"], "the ranker has learned by these"),
+        (["algorithm.iterations=2"], "nothing would be left to train"),
+        (["loss.kind=ppo"], "has none: start a new run"),
+        (["algorithm.learning_rate=-1"], "greater than 0"),
+        (["run=other"], "--name gives the fork's id another"),
+    ],
+)
+def test_changes_that_do_not_fit_the_past(tmp_path: Path, changes: Sequence[str], message: str) -> None:
+    context = make_context(make_spec(), tmp_path)
+    with pytest.raises(RunFileError, match=message):
+        forked_settings(context.record, changes, 2)
+
+
+def test_changes_of_a_fork(tmp_path: Path) -> None:
+    record = make_context(make_spec(), tmp_path).record
+    found = forked_settings(
+        record,
+        ["loss.kind=dapo", "sampling.temperature=0.9", "generator.slots=7", "algorithm.iterations=9"],
+        2,
+    )
+    assert (found.loss.kind, found.loss.average, found.sampling.temperature) == ("dapo", "token", 0.9)
+    assert (found.generator.slots, found.algorithm.iterations, found.run) == (7, 9, "test")
+    assert forked_settings(record, [], 2) == record.spec
+
+
+def test_old_records_can_be_read_and_new_ones_by_old_versions(tmp_path: Path, model: str) -> None:
+    context = make_context(make_spec(), tmp_path)
+    record = runs.create(context.store, context.spec, bootstrap_servers="none", model=model)
+    assert b'"fork"' not in context.store.get(f"runs/{record.id}/run.json")
+    assert runs.find(context.store, record.id).fork is None
+
+
+def test_on_the_command_line(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = world_of(tmp_path, model)
+    parent.live()
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: parent.context.bus)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["fork", "test-1", "--store", parent.context.store.url]
+    result = CliRunner().invoke(app, [*words, "--at", "2", "--set", "algorithm.learning_rate=0.01"])
+    assert result.exit_code == 0, result.output
+    assert "test-2 is a fork of test-1 at step 2; its run file is test-2.yaml" in result.output
+    assert "streamrl run test-2.yaml --resume test-2" in result.output
+    record = runs.find(parent.context.store, "test-2")
+    said = load_run_file(tmp_path / "test-2.yaml")
+    assert said.algorithm == record.spec.algorithm
+    assert not runs.refused(record.spec, said, {}, {}), "its run file goes on with it"
+    assert (Checkpoints(parent.context.store, "test-2").latest(print) or [None])[0]
+    for wrong, message in (
+        (["--at", "0"], "start a new run"),
+        (["--at", "2", "--name", "No Name"], "small letters"),
+        (["--at", "2", "-o", "test-2.yaml"], "it exists already"),
+        (["--at", "2", "--set", "seed=1"], "a fork can't change it"),
+    ):
+        result = CliRunner().invoke(app, [*words, *wrong])
+        assert result.exit_code in (1, 2)
+        assert message in result.output.replace("\n", " ")
