@@ -1,8 +1,8 @@
 """Conditions on the metrics of a step, such as `grad_norm > 10 or nan`, that a user writes for `bisect`.
 
-Conditions are parsed, never evaluated as Python: only numbers, names, comparisons, arithmetic, and / or / not,
-and a few functions. Names are a step's metrics; `nan` is whether one of its numbers is not finite; `gap` is
-`logprob_gap`. Names of a replay (`apart_logprobs` and so on) say how far a stage is from its record.
+A condition is parsed, never evaluated as Python: only numbers, names, comparisons, arithmetic, and, or, not,
+and a few functions. Names are the metrics of a step; `nan` says whether one of its numbers is not finite, and
+`gap` is `logprob_gap`. Names of a replay, such as `apart_logprobs`, say how far a stage is from its record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What finished and running samples of a group tell of the part that all its samples' scores have in common.
+"""Infers the part that all scores of a group have in common, from its finished and running samples.
 
 The one function here is plain Python, for a single group; `corrected.py` has the same one compiled, for many.
 """
