@@ -17,6 +17,7 @@ _STEPS = 24  # steps whose samples are looked at: spread over the run
 _LEAST = 48  # samples that a correlation needs
 _CLEAR = 0.5  # correlation that is no chance
 _CHANGE = 0.15  # of the rewards' range: a trend
+_FOLLOWS = 0.2  # of what training gains: held-out rewards that gain less do not follow it
 _ANSWERS = ("answer", "solution", "target", "label", "ground_truth")
 
 
@@ -182,21 +183,22 @@ class HeldOut(Detector):
         noise = 2 * float(
             np.mean([np.nanstd(one.rewards) / np.sqrt(max(1, one.rewards.size)) for one in run.evaluations])
         )
-        if gained < max(_CHANGE * max(abs(np.nanmax(rewards)), 1e-9), spread) or first - last < max(
-            _CHANGE * abs(first), noise
-        ):
+        if gained < max(_CHANGE * max(abs(np.nanmax(rewards)), 1e-9), spread):
+            return
+        leaks, looked = _leaks(run)
+        leaking = bool(looked) and leaks > 0.5 * looked
+        fell = first - last >= max(_CHANGE * abs(first), noise)
+        if not fell and not (leaking and last - first < _FOLLOWS * gained):
             return
         evidence = [
             (
                 f"the reward of training rose by {gained:.3g}, that of held-out problems went from "
-                f"{first:.3g} "
-                f"(version {marks[0][0]}) to {last:.3g} (version {marks[-1][0]})"
+                f"{first:.3g} (version {marks[0][0]}) to {last:.3g} (version {marks[-1][0]})"
             )
         ]
-        leaks, looked = _leaks(run)
         cause = "training gets better and held-out problems get worse: held-out rewards fall"
-        if looked and leaks > 0.5 * looked:
-            cause = "training prompts leak the answer: held-out problems, which do not, get worse"
+        if leaking:
+            cause = "training prompts leak the answer: held-out problems, which do not, get no better"
             evidence.append(f"{leaks} of {looked} training prompts have their problem's answer in them")
         worse = next((v for v, mark in marks[1:] if mark < first - noise / 2), marks[-1][0])
         step = min(run.steps[-1].step, max(0, worse - 1) * run.spec.algorithm.optimizer_steps)

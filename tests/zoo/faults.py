@@ -357,10 +357,10 @@ FAULTS = [
         _reward_leaks,
         "reward",
         "held-out",
-        slack=19,
+        slack=29,
     ),
     Fault(
-        "reward hacking by length", "a bonus for each token", _length_hacking, "reward", "length", slack=19
+        "reward hacking by length", "a bonus for each token", _length_hacking, "reward", "length", slack=29
     ),
     Fault(
         "the entropy collapses",
@@ -368,7 +368,7 @@ FAULTS = [
         _spoiling_rate,
         "loss",
         "entropy",
-        slack=19,
+        slack=29,
         sections={"algorithm": {"learning_rate": 4e-3, "iterations": 40}},
     ),
     Fault(
