@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from consumers.batches.log_places import fetch_rows
@@ -31,7 +32,7 @@ from consumers.stream.recorded_groups import samples_topic
 from infra.bus import ends_of
 from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
-from schemas.messages import StepRecord
+from schemas.messages import Sample, StepRecord
 from schemas.runspec import RunSpec
 from schemas.topics import Topic
 
@@ -115,6 +116,16 @@ class StateBefore:
     step: int
     state: Mapping[str, torch.Tensor]
     words: str  # where it comes from, for people
+
+
+@dataclass(frozen=True)
+class TrainedSample:
+    """A sample as a step's trainer had it; arrays have an entry for each drawn token."""
+
+    sample: Sample
+    logprobs: np.ndarray  # under the weights before the step
+    advantage: np.ndarray | None  # None: it had no gradient
+    reference: np.ndarray | None  # logprobs under the reference; None: the loss has none
 
 
 @dataclass(frozen=True)
@@ -272,6 +283,23 @@ class Again:
         rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
         self._learner.accumulate([[batch for plan in plans for batch in plan][number]])
         return self._learner.step(self._learner.loss.total([row.sample for row in rows])).gradient
+
+    def sample(self, record: StepRecord, row: int) -> TrainedSample:
+        """Return a sample of a step as the trainer had it, token by token."""
+        begin = self._beginning(record.step)
+        for earlier in self._records(begin, record.step - 1):
+            self._progress(earlier.step - begin.step, record.step - begin.step)
+            self.take(earlier)
+        self._begin(record.step)
+        rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
+        mine, advantage = rows[row], None
+        for batch in (batch for plan in plans for batch in plan):
+            for place, one in enumerate(batch.rows):
+                if one is mine:
+                    advantage = batch.advantage[batch.owner == place].numpy()
+        scored = self._learner.score([[mine]], Needs(before="step"))[0][0]
+        assert scored.scores.before is not None
+        return TrainedSample(mine.sample, scored.scores.before, advantage, mine.scores.reference)
 
     @property
     def needs(self) -> Needs:

@@ -92,7 +92,7 @@ class DifferentLogprobs(Detector):
         rows = [row for row in run.rows(first.step) if not row.sample.reward_error]
         fresh = [row for row in rows if row.sample.versions.size == 1] or rows
         cause, evidence = _cause(run, _chosen(fresh, run.record(first.step)))
-        command = run.command(f"samples {{run}} --step {first.step} --where id={first.widest[0]} --full")
+        command = run.command(f"inspect {{run}} --sample {first.widest[0]}")
         yield FaultFound(
             first.step, "generation", cause, [seen, *evidence], [first.widest[0]], [], command, 1.0
         )

@@ -1,0 +1,44 @@
+"""The difference of two runs, step by step, as their ledgers have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from consumers.steps.ledger import steps_in_ledger
+from infra.run_handle import RunHandle
+from schemas.messages import StepRecord
+from schemas.stages import Stage
+
+_COMPARED = ("reward", "length", "entropy", "grad_norm", "loss", "logprob_gap")
+
+
+def differences(ours: RunHandle, theirs: RunHandle) -> Iterator[dict[str, Any]]:
+    """Yield for each step that both ledgers have how the second run differs from the first."""
+    left = steps_in_ledger(theirs)
+    for step in steps_in_ledger(ours):
+        if (other := _next(left, step.step)) is not None:
+            yield _difference(step, other)
+
+
+def _next(steps: Iterator[StepRecord], number: int) -> StepRecord | None:
+    """Return a step if the ledger has it; steps are asked for in order, so that neither ledger is held."""
+    for step in steps:
+        if step.step == number:
+            return step
+        if step.step > number:
+            return None
+    return None
+
+
+def _difference(ours: StepRecord, theirs: StepRecord) -> dict[str, Any]:
+    same = bool(ours.stages.size and theirs.stages.size)
+    stage = next((one.title for one in Stage if same and ours.stages[one] != theirs.stages[one]), None)
+    found: dict[str, Any] = {
+        "step": ours.step, "same_weights": ours.root_out == theirs.root_out,
+        "same_samples": ours.seeds.tolist() == theirs.seeds.tolist(), "first_other_stage": stage,
+    }  # fmt: skip
+    for name in _COMPARED:
+        if name in ours.metrics and name in theirs.metrics:
+            found[name] = [ours.metrics[name], theirs.metrics[name]]
+    return found

@@ -1,0 +1,37 @@
+"""Finds a step in a run's ledger by its number, or by a sample that it trained."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from consumers.steps.ledger import steps_in_ledger
+from flows.run.request import RunFailed
+from infra.run_handle import RunHandle
+from schemas.identity import is_sample_id, sample_key
+from schemas.messages import StepRecord
+
+
+def step_record_of(handle: RunHandle, number: int) -> StepRecord:
+    """Return the record of a step. Raises RunFailed if the ledger has none."""
+    newest = None
+    for record in steps_in_ledger(handle):
+        if record.step == number:
+            return record
+        newest = record.step
+    there = "has no step yet" if newest is None else f"has no step {number}; its newest is {newest}"
+    raise RunFailed(f"the ledger of run {handle.run} {there}")
+
+
+def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRecord, int]:
+    """Return the step that trained a sample, the first one or `step`, and the place in its record."""
+    if not is_sample_id(name):
+        raise RunFailed(f"{name[:60]} is no sample's id, such as 0000097-02")
+    group, index = sample_key(name)
+    for record in steps_in_ledger(handle):
+        places = np.flatnonzero((record.groups == group) & (record.indexes == index))
+        if places.size and step in (None, record.step):
+            return record, int(places[0])
+    raise RunFailed(
+        f"no step of run {handle.run} has trained sample {name}"
+        + ("" if step is None else f" as step {step}")
+    )
