@@ -207,12 +207,20 @@ class Again:
 
         Return the root that the weights should have, by the ledger; None if no step had to be taken.
         """
+        return self._stand_before(number)[1]
+
+    def _stand_before(self, number: int) -> tuple[_Beginning, str | None]:
         begin, root = self._beginning(number), None
         for record in self._records(begin, number - 1):
             self._progress(record.step - begin.step, number - begin.step)
             self.take(record)
             root = record.root_out
-        return root
+        return begin, root
+
+    def _plans(self, record: StepRecord) -> tuple[list[TrainingRow], list[list[MicroBatch]]]:
+        """Begin a step; return its samples with their scores, and its micro-batches."""
+        self._begin(record.step)
+        return plans_again(self._handle, self._samples, self._learner, self._scoring, record)
 
     def rows(self, record: StepRecord) -> list[TrainingRow]:
         """Return the samples of a step, in its record's order, without scores."""
@@ -221,12 +229,8 @@ class Again:
     def failed(self, number: int | None) -> Spoilt:
         """Find out why a failed step can't be taken; None: the newest failed step."""
         record = FailedSteps(self._handle.store, self._handle.run).find(number)
-        begin = self._beginning(record.step)
-        for earlier in self._records(begin, record.step - 1):
-            self._progress(earlier.step - begin.step, record.step - begin.step)
-            self.take(earlier)
-        self._begin(record.step)
-        rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
+        begin, _ = self._stand_before(record.step)
+        rows, plans = self._plans(record)
         batches = [batch for together in plans for batch in together]
         said = record, begin.words, len(rows), len(batches)
         trial = _Trial(self._learner_of, self._learner)
@@ -267,31 +271,20 @@ class Again:
             if record.step == first - 1:
                 state = self._learner.state()
         assert state is not None
-        rows = [
-            row
-            for record in (*records, *([spoilt] if spoilt else []))
-            for row in fetch_rows(self._handle, self._samples, record)
-        ]
+        rows = [row for record in (*records, *([spoilt] if spoilt else [])) for row in self.rows(record)]
         return CapturedSteps(first, last, state, records, spoilt, rows, self._samples)
 
     def gradient_of(self, record: StepRecord, number: int) -> Fingerprint:
         """Return the fingerprint of what one micro-batch adds to a step's gradient."""
-        begin = self._beginning(record.step)
-        for earlier in self._records(begin, record.step - 1):
-            self.take(earlier)
-        self._begin(record.step)
-        rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
+        self._stand_before(record.step)
+        rows, plans = self._plans(record)
         self._learner.accumulate([[batch for plan in plans for batch in plan][number]])
         return self._learner.step(self._learner.loss.total([row.sample for row in rows])).gradient
 
     def sample(self, record: StepRecord, row: int) -> TrainedSample:
         """Return a sample of a step as the trainer had it, token by token."""
-        begin = self._beginning(record.step)
-        for earlier in self._records(begin, record.step - 1):
-            self._progress(earlier.step - begin.step, record.step - begin.step)
-            self.take(earlier)
-        self._begin(record.step)
-        rows, plans = plans_again(self._handle, self._samples, self._learner, self._scoring, record)
+        self._stand_before(record.step)
+        rows, plans = self._plans(record)
         mine, advantage = rows[row], None
         for batch in (batch for plan in plans for batch in plan):
             for place, one in enumerate(batch.rows):

@@ -10,10 +10,10 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from infra.keys import KeyRing, KeysError
+from infra.sealed import canonical_json, sealed, unseal
 from infra.stores.store import StoreError
 from infra.weights.bits import NAMES
 from infra.weights.manifest import Tensor
@@ -77,10 +77,7 @@ def numbers_of(folder: str) -> tuple[int, int] | None:
 def written(manifest: CheckpointManifest, ring: KeyRing) -> bytes:
     """Return the bytes of a manifest, with digest and signature."""
     said = manifest.model_dump(mode="json", exclude_unset=True)
-    if (signature := ring.sign(_canonical(said), KIND)) is not None:
-        said["signature"] = signature
-    said["digest"] = _digest(said)
-    return _canonical(said)
+    return sealed(said, ring, KIND)
 
 
 def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> CheckpointManifest | FirstManifest:
@@ -105,18 +102,6 @@ def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> Checkpoin
 
 def _check(said: dict[str, Any], raw: bytes, where: str, ring: KeyRing) -> None:
     """Raise unless digest and signature are those of the rest; take both out of `said`."""
-    if _canonical(said) != raw:
+    if canonical_json(said) != raw:
         raise ValueError("its bytes are not as StreamRL wrote them")
-    digest = said.pop("digest", None)
-    if digest != _digest(said):
-        raise ValueError("its digest is not that of its content")
-    signature = said.pop("signature", None)
-    ring.verify(_canonical(said), signature if isinstance(signature, str) else None, where, KIND)
-
-
-def _canonical(said: dict[str, Any]) -> bytes:
-    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _digest(said: dict[str, Any]) -> str:
-    return str(blake3(_canonical(said)).hexdigest())
+    unseal(said, ring, where, KIND)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.replay import steps_of
+from flows.cli.shared.replay_options import StepRange
 from flows.cli.shared.talk import INTERRUPTED, error_console, fail, out, plain_errors, sigterm_interrupts
 
 
@@ -18,14 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 def bundle(
     run: Annotated[str, typer.Argument(help="The run's id, such as count-1.")],
-    step: Annotated[
-        str | None,
-        typer.Option(
-            "--step",
-            metavar="N|A-B",
-            help="Which optimizer step, or the first and last of several; the newest if left out.",
-        ),
-    ] = None,
+    step: StepRange = None,
     file: Annotated[
         Path | None,
         typer.Option(

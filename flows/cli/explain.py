@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.cli.shared.replay_options import OwnCode, RunOrStepFile
 from flows.cli.shared.talk import FAILED, error_console, out, plain_errors
 
 if TYPE_CHECKING:
@@ -23,16 +24,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def explain(
-    run: Annotated[
-        str, typer.Argument(help="The run's id, such as count-1, or a step file, such as step.tar.zst.")
-    ],
+    run: RunOrStepFile,
     as_json: Annotated[bool, typer.Option("--json", help="All findings as one JSON object.")] = False,
-    own_code: Annotated[
-        bool,
-        typer.Option(
-            "--own-code", help="Of a step file: import the loss or learner that it names, from this machine."
-        ),
-    ] = False,
+    own_code: OwnCode = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Say what went wrong in a run: first bad step, stage, samples, likely cause, evidence, next command.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli.shared.replay_options import RunOrStepFile
 from flows.cli.shared.talk import error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def inspect(
-    run: Annotated[
-        str, typer.Argument(help="The run's id, such as count-1, or a step file, such as step.tar.zst.")
-    ],
+    run: RunOrStepFile,
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="The samples of this step; the newest if left out.")
     ] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.cli.shared.replay_options import OwnCode, RunOrStepFile, StepRange
 from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -24,29 +25,15 @@ def add_to(app: typer.Typer) -> None:
 
 
 def replay(
-    run: Annotated[
-        str, typer.Argument(help="The run's id, such as count-1, or a step file, such as step.tar.zst.")
-    ],
-    step: Annotated[
-        str | None,
-        typer.Option(
-            "--step",
-            metavar="N|A-B",
-            help="Which optimizer step, or the first and last of several; the newest if left out.",
-        ),
-    ] = None,
+    run: RunOrStepFile,
+    step: StepRange = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="A step that could not be taken: which samples spoil it?")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a step and line, with all stages.")
     ] = False,
-    own_code: Annotated[
-        bool,
-        typer.Option(
-            "--own-code", help="Of a step file: import the loss or learner that it names, from this machine."
-        ),
-    ] = False,
+    own_code: OwnCode = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Take optimizer steps again, from the log and the store or from a step file, and compare all bits.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.cli.shared.replay_options import OwnCode, RunOrStepFile
 from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def what_if(
-    run: Annotated[
-        str, typer.Argument(help="The run's id, such as count-1, or a step file, such as step.tar.zst.")
-    ],
+    run: RunOrStepFile,
     first: Annotated[
         int, typer.Option("--from", metavar="N", min=0, help="The first step to take with other settings.")
     ],
@@ -51,12 +50,7 @@ def what_if(
         typer.Option("-o", "--output", help="Draw all curves into this file: .png, .svg or .pdf."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all curves.")] = False,
-    own_code: Annotated[
-        bool,
-        typer.Option(
-            "--own-code", help="Of a step file: import the loss or learner that it names, from this machine."
-        ),
-    ] = False,
+    own_code: OwnCode = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Train a run's recorded samples again from a step on, with other settings, beside what was recorded.

@@ -29,6 +29,8 @@ from infra.weights.weights_error import WeightsError
 from producers.tokenizing import special_tokens
 from schemas.identity import sample_id
 from schemas.messages import TRAIN, Evaluation, Prompt, StepRecord
+from schemas.topics import Topic
+from schemas.wire import MessageT
 
 MOST_STEPS = 200_000  # of the newest ones, numbers are kept
 _GROUPS = 4096  # newest groups of which it is known which step trained them
@@ -47,7 +49,7 @@ class StepFacts:
     widest: tuple[str, float]  # the sample with the largest gap to the behaviour logprobs
     failed: str  # id of a sample without a reward; empty if all have one
     failed_reason: str
-    split: tuple[int, ...]  # groups that an earlier step had trained in part
+    split: tuple[tuple[int, int], ...]  # groups that an earlier step had trained in part, and that step
     weights: float  # length of the weights as a vector
 
 
@@ -89,24 +91,20 @@ class RunEvidence:
 
     def prompts(self) -> Iterator[Prompt]:
         """Yield the admitted training prompts that the log still has, partition by partition."""
-        gate = Gate(Prompt, self.handle.run, passed_over)
-        topic = self.handle.topics.prompts
-        reader = self.handle.bus.reader(topic)
-        try:
-            found = read_until(reader, reader.end_offsets(), topic, deadline_s=self.spec.deadlines.progress_s)
-            yield from (one for _, one in gate.take(found) if one.purpose == TRAIN)
-        finally:
-            reader.close()
+        return (one for one in self._messages(self.handle.topics.prompts, Prompt) if one.purpose == TRAIN)
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
         """The evaluations that the log still has, by version."""
-        gate = Gate(Evaluation, self.handle.run, passed_over)
-        topic = self.handle.topics.evals
+        return sorted(self._messages(self.handle.topics.evals, Evaluation), key=lambda one: one.version)
+
+    def _messages(self, topic: Topic, kind: type[MessageT]) -> Iterator[MessageT]:
+        """Yield the messages that a topic has now."""
+        gate = Gate(kind, self.handle.run, passed_over)
         reader = self.handle.bus.reader(topic)
         try:
             found = read_until(reader, reader.end_offsets(), topic, deadline_s=self.spec.deadlines.progress_s)
-            return sorted((one for _, one in gate.take(found)), key=lambda one: one.version)
+            yield from (message for _, message in gate.take(found))
         finally:
             reader.close()
 
@@ -157,7 +155,7 @@ def _facts(step: StepRecord, offset: int, parts: dict[int, int]) -> StepFacts:
     missing = np.flatnonzero(np.isnan(step.rewards))
     gaps = np.nan_to_num(step.gaps) if step.gaps.size else np.zeros(0)
     groups = np.unique(step.groups[step.replayed :]).tolist()
-    split = tuple(one for one in groups if parts.get(one, step.step) != step.step)
+    split = tuple((one, parts[one]) for one in groups if parts.get(one, step.step) != step.step)
     for one in groups:
         parts.setdefault(one, step.step)
     while len(parts) > _GROUPS:

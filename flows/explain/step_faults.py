@@ -32,10 +32,7 @@ class SplitGroups(Detector):
         if not wrong:
             return
         second = wrong[0]
-        group = second.split[0]
-        earlier = next(
-            one.step for one in run.steps if one.step < second.step and group in run.record(one.step).groups
-        )
+        group, earlier = second.split[0]
         members = [row for row in run.rows(earlier) if row.sample.group == group]
         yield FaultFound(
             earlier,

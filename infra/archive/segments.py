@@ -13,12 +13,12 @@ import json
 import re
 from typing import Annotated, Literal
 
-from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from infra.archive.archived_topics import KINDS
 from infra.errors import Explained
 from infra.keys import KeyRing
+from infra.sealed import sealed, unseal
 
 ARCHIVES = "archive"  # the folder of all archives in a store
 LARGEST_SEGMENT = 8 << 20  # bytes
@@ -147,11 +147,7 @@ def file_key(run: str, file: ArchiveFile) -> str:
 
 def segment_bytes(segment: Segment, ring: KeyRing) -> bytes:
     """Return a segment as it is written: canonical JSON with a digest, and a signature if there is a key."""
-    said = segment.model_dump(mode="json")
-    if (signature := ring.sign(_plain(said), _KIND)) is not None:
-        said["signature"] = signature
-    said["digest"] = str(blake3(_plain(said)).hexdigest())
-    raw = _plain(said)
+    raw = sealed(segment.model_dump(mode="json"), ring, _KIND)
     if len(raw) > LARGEST_SEGMENT:
         raise ArchiveError(
             f"segment {segment.number} of {segment.run} would have {len(raw):,} bytes: too many"
@@ -171,11 +167,7 @@ def read_segment(raw: bytes, run: str, identity: str, number: int, where: str, r
             raise ArchiveError(
                 f"{where} has format {str(form)[:20]}; this version of StreamRL reads format {_FORMAT}"
             )
-        digest = said.pop("digest", None)
-        if digest != str(blake3(_plain(said)).hexdigest()):
-            raise ValueError("it is damaged: the digest is not that of its content")
-        signature = said.pop("signature", None)
-        ring.verify(_plain(said), signature if isinstance(signature, str) else None, where, _KIND)
+        unseal(said, ring, where, _KIND)
         found = Segment.model_validate(said)
         if (found.run, found.number) != (run, number):
             raise ValueError(f"it is segment {found.number} of run {found.run[:100]}")
@@ -187,7 +179,3 @@ def read_segment(raw: bytes, run: str, identity: str, number: int, where: str, r
             f"{ARCHIVES}/{run} of the store, or move it away"
         )
     return found
-
-
-def _plain(said: object) -> bytes:
-    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from infra.errors import Explained
 from infra.keys import KeyRing
+from infra.sealed import canonical_json, sealed, unseal
 from infra.weights.bits import NAMES
 from infra.weights.folder import is_beside
 from infra.weights.manifest import Tensor
@@ -111,11 +111,7 @@ class StepFileIndex(_Said):
 
 def index_bytes(index: StepFileIndex, ring: KeyRing) -> bytes:
     """Return an index as it is written: canonical JSON with a digest, and a signature if there is a key."""
-    said = index.model_dump(mode="json")
-    if (signature := ring.sign(_canonical(said), _KIND)) is not None:
-        said["signature"] = signature
-    said["digest"] = str(blake3(_canonical(said)).hexdigest())
-    return _canonical(said)
+    return sealed(index.model_dump(mode="json"), ring, _KIND)
 
 
 def read_index(raw: bytes, where: str, ring: KeyRing) -> StepFileIndex:
@@ -129,17 +125,9 @@ def read_index(raw: bytes, where: str, ring: KeyRing) -> StepFileIndex:
                 f"{where} has format {str(form)[:20]}; this version of StreamRL reads format {_FORMAT}. Its "
                 f"maker was StreamRL {str(said.get('streamrl'))[:40]}: open it with that version"
             )
-        if _canonical(said) != raw:
+        if canonical_json(said) != raw:
             raise ValueError("its index is not as StreamRL writes one")
-        digest = said.pop("digest", None)
-        if digest != str(blake3(_canonical(said)).hexdigest()):
-            raise ValueError("its index is damaged: the digest is not that of the content")
-        signature = said.pop("signature", None)
-        ring.verify(_canonical(said), signature if isinstance(signature, str) else None, where, _KIND)
+        unseal(said, ring, where, _KIND)
         return StepFileIndex.model_validate(said)
     except (ValidationError, ValueError, RecursionError) as error:
         raise StepFileError(f"{where} is not a usable step file: {str(error)[:500]}") from error
-
-
-def _canonical(said: object) -> bytes:
-    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()

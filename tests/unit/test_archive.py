@@ -348,12 +348,12 @@ def changed(**fields: Any) -> Any:
     def change(raw: bytes) -> bytes:
         from blake3 import blake3
 
-        from infra.archive.segments import _plain
+        from infra.sealed import canonical_json
 
         said = json.loads(raw)
         said.pop("digest")
         said |= {name: value(said[name]) if callable(value) else value for name, value in fields.items()}
-        return _plain({**said, "digest": blake3(_plain(said)).hexdigest()})
+        return canonical_json({**said, "digest": blake3(canonical_json(said)).hexdigest()})
 
     return change
 

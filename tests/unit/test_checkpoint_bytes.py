@@ -22,6 +22,7 @@ from consumers.steps import checkpoint_state
 from consumers.steps.checkpoint import Checkpoints, Damaged, RunPosition
 from consumers.steps.checkpoint_manifest import CheckpointManifest
 from infra.keys import KeyRing
+from infra.sealed import canonical_json, json_digest
 from infra.stores.file_store import FileStore
 from infra.weights.manifest import Tensor
 
@@ -210,8 +211,8 @@ def test_with_keys_only_what_is_signed_is_loaded(tmp_path: Path) -> None:
     said = json.loads(world.file(99).read_bytes())
     said["step"] = 7
     del said["digest"]
-    said["digest"] = manifests._digest(said)
-    world.file(99).write_bytes(manifests._canonical(said))
+    said["digest"] = json_digest(said)
+    world.file(99).write_bytes(canonical_json(said))
     assert world.newest() == 2, "the signature is of another step"
     assert world.newest(KeyRing()) == 99, "without keys all is believed"
 
@@ -222,9 +223,9 @@ def test_a_signature_is_of_a_checkpoint(tmp_path: Path) -> None:
     world = World(tmp_path / "store", own)
     said = json.loads(world.file(2).read_bytes())
     del said["digest"], said["signature"]
-    said["signature"] = own.sign(manifests._canonical(said), "run")
-    said["digest"] = manifests._digest(said)
-    world.file(2).write_bytes(manifests._canonical(said))
+    said["signature"] = own.sign(canonical_json(said), "run")
+    said["digest"] = json_digest(said)
+    world.file(2).write_bytes(canonical_json(said))
     assert world.newest() == 1
 
 

@@ -1,0 +1,25 @@
+"""The options that commands which take steps again have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+RunOrStepFile = Annotated[
+    str, typer.Argument(help="The run's id, such as count-1, or a step file, such as step.tar.zst.")
+]
+StepRange = Annotated[
+    str | None,
+    typer.Option(
+        "--step",
+        metavar="N|A-B",
+        help="Which optimizer step, or the first and last of several; the newest if left out.",
+    ),
+]
+OwnCode = Annotated[
+    bool,
+    typer.Option(
+        "--own-code", help="Of a step file: import the loss or learner that it names, from this machine."
+    ),
+]
