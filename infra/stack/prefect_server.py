@@ -1,9 +1,11 @@
 """A Prefect server with a home of its own: no profile, key or database of the user is touched."""
 
+import socket
 import sys
 import urllib.error
 import urllib.request
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from infra.files.private import make_private
 from infra.stack.paths import StackPaths
@@ -40,7 +42,7 @@ class PrefectService(Service):
         )
 
     def is_ready(self, record: ServicesFile, paths: StackPaths) -> bool:
-        return _healthy(record.url)
+        return healthy(record.url)
 
 
 def client_env(paths: StackPaths, api_url: str) -> dict[str, str]:
@@ -72,11 +74,15 @@ def server_env() -> dict[str, str]:
     }
 
 
-def _healthy(api_url: str) -> bool:
+def healthy(api_url: str, busy_s: float = 2.0) -> bool:
+    """Whether a Prefect server answers. One that is busy has `busy_s` for it; one that is not there, 3 s."""
     # No proxy: it can't reach an address that only this machine has.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{api_url}/health", timeout=2) as answer:
+        found = urlsplit(api_url)
+        port = found.port or (443 if found.scheme == "https" else 80)
+        socket.create_connection((str(found.hostname), port), timeout=3).close()
+        with opener.open(f"{api_url}/health", timeout=busy_s) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, OSError, ValueError):
         return False

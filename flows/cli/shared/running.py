@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +15,10 @@ from flows.run.without_prefect import train_plainly
 from flows.view.live import terminal
 from flows.view.screen import Screen
 from infra.stack import local
+from infra.stack.prefect_server import healthy
 
 SEND_S = 10.0
+BUSY_S = 30.0
 
 
 def run_here(request: RunRequest, console: Console, *, prefect: bool) -> RunResult:
@@ -35,10 +35,10 @@ def run_here(request: RunRequest, console: Console, *, prefect: bool) -> RunResu
 def prefect_environment() -> dict[str, str]:
     """Return the variables for the user's Prefect server, else for the local one; empty if none answers."""
     own = os.environ.get("PREFECT_API_URL")
-    if own and healthy(own):
+    if own and healthy(own, BUSY_S):
         return {"PREFECT_API_URL": own}
     stack = local.current()
-    if stack.prefect_api_url is None or not healthy(stack.prefect_api_url):
+    if stack.prefect_api_url is None or not healthy(stack.prefect_api_url, BUSY_S):
         return {}
     return {name: value for name, value in stack.env().items() if name.startswith(("PREFECT_", "DO_NOT"))}
 
@@ -106,13 +106,3 @@ def _quick_end() -> Iterator[None]:
 
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
-
-
-def healthy(api_url: str) -> bool:
-    """Whether a Prefect server answers. No proxy: an address on loopback means this machine."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"{api_url}/health", timeout=3) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False
