@@ -19,7 +19,7 @@ import pytest
 
 from consumers.batches.training_rows import says_nothing
 from consumers.learners import forward
-from consumers.learners.learner import TorchLearner
+from consumers.learners.learner import Learner, TorchLearner
 from consumers.steps.checkpoint import Checkpoints
 from consumers.trainer import Trainer
 from infra.bus import read_all
@@ -148,9 +148,10 @@ class World:
 
     def __init__(self, context: RoleContext, model: str, seed: int = 0, log: MemoryBus | None = None) -> None:
         """`log`: to write to, if the context's bus is another one that reads it."""
-        self.context, self._model, self._seed = context, model, seed
+        self.context, self._seed = context, seed
         self.log: MemoryBus = log or context.bus  # type: ignore[assignment]
         self.edit: Callable[[Sample], Sample] = lambda sample: sample  # as it is made
+        self.learner_of: Callable[[], Learner] = lambda: TorchLearner(model, context.spec)
         self._lock = threading.Lock()
         made = read_all(context.bus, context.topics.samples, deadline_s=5)
         self._admitted = max((decode(record.value, Sample).group + 1 for record in made), default=0)
@@ -200,7 +201,7 @@ class World:
             self.context, store=store, writer=CrashingWriter(self, life), stop=stop,
             heart=life.heart,
         )  # fmt: skip
-        learner = TorchLearner(self._model, context.spec)
+        learner = self.learner_of()
         if tamper is not None:
             tamper(learner)
         with suppress(Killed, Stopped):

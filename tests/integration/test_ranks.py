@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,9 +16,13 @@ import torch
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.rank_processes import RankDied
+from consumers.replay import Again
+from infra import runs
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
-from tests.factories import make_spec, make_tiny_model
+from schemas.stages import Stage
+from tests.factories import make_context, make_spec, make_tiny_model
+from tests.fakes.crashing import World
 from tests.harness import running, trained_ids
 from tests.stacks import words_of
 from tests.training import train
@@ -34,7 +39,7 @@ DTYPES = ("float32", "bfloat16")
 TOLERANCE = 2e-3
 
 
-def spec_of(dtype: str = "float32", **trainer: object) -> RunSpec:
+def spec_of(dtype: str = "float32", **trainer: Any) -> RunSpec:
     return make_spec(
         algorithm=ALGORITHM, model={"dtype": dtype}, trainer={"least_microbatches": 3, **trainer}
     )
@@ -185,6 +190,43 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
     story = str(caught.value)
     assert f"rank 1 (process {rank.pid}) was killed by SIGKILL" in story
     assert "rank 1 of 2" in story, "the last lines of its log"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("trainer", "exact", "silent"),
+    [
+        ({}, True, set()),
+        ({"exact_sums": False}, False, set()),
+        ({"learner": "deepspeed", "zero_stage": 2}, False, {Stage.GRADIENT, Stage.OPTIMIZER}),
+    ],
+    ids=["torch", "float sums", "deepspeed"],
+)
+def test_their_steps_are_taken_again(
+    tmp_path: Path, model: str, trainer: dict[str, Any], exact: bool, silent: set[Stage]
+) -> None:
+    """Equal bits where sums are exact; else within the tolerances of the record, which says why."""
+    spec = spec_of(ranks=2, checkpoint_every=2, **trainer)
+    context = make_context(spec, tmp_path)
+    runs.create(context.store, spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-1")
+    world = World(context, model)
+    with learning(model, spec) as learner:
+        world.learner_of = lambda: learner
+        world.live()
+    again = Again(
+        context, lambda: learner_of(model, spec, run="test-1", log=context.log), lambda done, total: None
+    )
+    try:
+        found = list(again.each(0, len(world.ledger()) - 1))
+    finally:
+        again.close()
+    assert len(found) == spec.algorithm.iterations
+    for step in found:
+        assert {one.stage for one in step.stages if one.equal is None} == silent
+        assert step.as_expected
+        assert step.equal or not exact
+        assert step.may_differ != exact
+        assert exact or "Its ranks add gradients as floats" in step.reason
 
 
 def rank_processes(trainer: psutil.Process) -> list[psutil.Process]:
