@@ -274,12 +274,15 @@ class Again:
         rows = [row for record in (*records, *([spoilt] if spoilt else [])) for row in self.rows(record)]
         return CapturedSteps(first, last, state, records, spoilt, rows, self._samples)
 
-    def gradient_of(self, record: StepRecord, number: int) -> Fingerprint:
-        """Return the fingerprint of what one micro-batch adds to a step's gradient."""
+    def gradients(self, record: StepRecord) -> Iterator[Fingerprint]:
+        """Yield the fingerprint of what each micro-batch adds to a step's gradient."""
         self._stand_before(record.step)
         rows, plans = self._plans(record)
-        self._learner.accumulate([[batch for plan in plans for batch in plan][number]])
-        return self._learner.step(self._learner.loss.total([row.sample for row in rows])).gradient
+        total, state = self._learner.loss.total([row.sample for row in rows]), self._learner.state()
+        for batch in (batch for plan in plans for batch in plan):
+            self._learner.accumulate([batch])
+            yield self._learner.step(total).gradient
+            self._learner.restore(state)
 
     def sample(self, record: StepRecord, row: int) -> TrainedSample:
         """Return a sample of a step as the trainer had it, token by token."""

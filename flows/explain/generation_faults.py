@@ -79,13 +79,13 @@ class DifferentLogprobs(Detector):
     def look(self, run: RunEvidence) -> Iterator[FaultFound]:
         most = LARGEST_GAP[run.spec.model.dtype]
         wrong = [
-            one for one in run.steps if one.metrics.get("gap_tokens") and one.metrics["logprob_gap"] > most
+            one for one in run.steps if one.metric("gap_tokens") > 0 and one.metric("logprob_gap") > most
         ]
         if not wrong:
             return
         first = wrong[0]
         seen = (
-            f"the generators' log-probabilities differ by up to {first.metrics['logprob_gap']:.3g} from the "
+            f"the generators' log-probabilities differ by up to {first.metric('logprob_gap'):.3g} from the "
             f"trainer's on the same weights (at most {most:g} is rounding); so they do in {len(wrong)} of "
             f"{len(run.steps)} steps"
         )

@@ -32,7 +32,7 @@ class MissingRewards(Detector):
         wrong = [one for one in run.steps if one.failed]
         if not wrong:
             return
-        first, count = wrong[0], sum(one.metrics.get("failed_rewards", 0.0) for one in wrong)
+        first, count = wrong[0], np.nansum([one.metric("failed_rewards") for one in wrong])
         yield FaultFound(
             first.step,
             "reward",
@@ -64,7 +64,7 @@ class RewardOutlier(Detector):
             f"the reward of sample {first.highest[0]} is no score of this task: it is far too large",
             [
                 f"its size is {first.highest[1]:.4g}; the usual one is {max(usual, first.reward_scale):.3g}",
-                f"{len(wrong)} steps have one; the gradient's norm was {first.metrics['grad_norm']:.3g}",
+                f"{len(wrong)} steps have one; the gradient's norm was {first.metric('grad_norm'):.3g}",
             ],
             [first.highest[0]],
             [],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 
 import numpy as np
 import torch
@@ -32,7 +34,11 @@ from schemas.messages import TRAIN, Evaluation, Prompt, StepRecord
 from schemas.topics import Topic
 from schemas.wire import MessageT
 
-MOST_STEPS = 200_000  # of the newest ones, numbers are kept
+MOST_STEPS = 200_000  # of the newest ones, numbers are kept: some 700 bytes a step
+LOOKED_AT = (
+    "cut_off", "entropy", "failed_rewards", "gap_tokens", "grad_norm", "informative_groups", "learning_rate",
+    "length", "logprob_gap", "reward",
+)  # fmt: skip
 _GROUPS = 4096  # newest groups of which it is known which step trained them
 
 
@@ -43,7 +49,7 @@ class StepFacts:
     step: int
     iteration: int
     offset: int  # of its record in the ledger
-    metrics: dict[str, float]
+    numbers: array[float]  # the metrics of LOOKED_AT; NaN where the record has none
     highest: tuple[str, float]  # the sample with the largest reward, by its size
     reward_scale: float  # median size of the rewards
     widest: tuple[str, float]  # the sample with the largest gap to the behaviour logprobs
@@ -51,6 +57,10 @@ class StepFacts:
     failed_reason: str
     split: tuple[tuple[int, int], ...]  # groups that an earlier step had trained in part, and that step
     weights: float  # length of the weights as a vector
+
+    def metric(self, name: str) -> float:
+        """Return a metric of LOOKED_AT; NaN if the record has none."""
+        return self.numbers[LOOKED_AT.index(name)]
 
 
 class RunEvidence:
@@ -87,7 +97,7 @@ class RunEvidence:
 
     def curve(self, name: str) -> np.ndarray:
         """Return a metric of all steps; NaN where a step lacks it."""
-        return np.array([one.metrics.get(name, np.nan) for one in self.steps])
+        return np.array([one.metric(name) for one in self.steps])
 
     def prompts(self) -> Iterator[Prompt]:
         """Yield the admitted training prompts that the log still has, partition by partition."""
@@ -161,7 +171,8 @@ def _facts(step: StepRecord, offset: int, parts: dict[int, int]) -> StepFacts:
     while len(parts) > _GROUPS:
         del parts[next(iter(parts))]
     return StepFacts(
-        step.step, step.iteration, offset, step.metrics, _most(step, sizes),
+        step.step, step.iteration, offset, array("d", [step.metrics.get(one, nan) for one in LOOKED_AT]),
+        _most(step, sizes),
         float(np.median(sizes)) if sizes.size else 0.0, _most(step, gaps),
         _id(step, int(missing[0])) if missing.size else "", step.failed_reason, split,
         float(step.sizes[-1]) if step.sizes.size else 0.0,

@@ -181,23 +181,22 @@ class OtherBits(Detector):
 
 def counted_twice(run: RunEvidence, found: Replayed) -> tuple[int, float] | None:
     """Return the micro-batch whose gradient makes up the difference to the record, and what is left of it."""
-    record, batches = found.record, found.taken.batches
+    record = found.record
     recorded, ours = (
         np.split(one, 3)[0].astype(float) for one in (record.sketches, found.taken.marks.sketches)
     )
     apart = recorded - ours
     best: tuple[int, float] | None = None
-    for number in range(len(batches)):
-        again = run.again()
-        try:
-            alone = again.gradient_of(record, number)
-        finally:
-            again.close()
-        left = float(
-            np.linalg.norm(apart - np.array(alone.sketch)) / max(1e-30, float(np.linalg.norm(apart)))
-        )
-        if left < 0.05 and (best is None or left < best[1]):
-            best = number, left
+    again = run.again()
+    try:
+        for number, alone in enumerate(again.gradients(record)):
+            left = float(
+                np.linalg.norm(apart - np.array(alone.sketch)) / max(1e-30, float(np.linalg.norm(apart)))
+            )
+            if left < 0.05 and (best is None or left < best[1]):
+                best = number, left
+    finally:
+        again.close()
     return best
 
 

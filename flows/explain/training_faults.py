@@ -27,12 +27,12 @@ class LargeUpdates(Detector):
     )
 
     def look(self, run: RunEvidence) -> Iterator[FaultFound]:
-        first = next((one for one in run.steps if one.metrics.get("learning_rate") and one.weights), None)
+        first = next((one for one in run.steps if one.metric("learning_rate") > 0 and one.weights), None)
         if first is None:
             return
         count = run.own_model.count
         size = first.weights / math.sqrt(count)
-        rate = max(one.metrics.get("learning_rate", 0.0) for one in run.steps)
+        rate = float(np.nanmax(run.curve("learning_rate")))
         moved = _moved(run, first.step)
         too_large = rate > _LARGE * size
         jumped = moved is not None and moved > _JUMP

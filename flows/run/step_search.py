@@ -7,17 +7,17 @@ import numpy as np
 from consumers.steps.ledger import steps_in_ledger
 from flows.run.request import RunFailed
 from infra.run_handle import RunHandle
+from schemas.admission import iteration_of
 from schemas.identity import is_sample_id, sample_key
 from schemas.messages import StepRecord
 
 
 def step_record_of(handle: RunHandle, number: int) -> StepRecord:
     """Return the record of a step. Raises RunFailed if the ledger has none."""
-    newest = None
-    for record in steps_in_ledger(handle):
+    for record in steps_in_ledger(handle, _position(handle, number)):
         if record.step == number:
             return record
-        newest = record.step
+    newest = max((record.step for record in steps_in_ledger(handle)), default=None)
     there = "has no step yet" if newest is None else f"has no step {number}; its newest is {newest}"
     raise RunFailed(f"the ledger of run {handle.run} {there}")
 
@@ -27,7 +27,11 @@ def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRec
     if not is_sample_id(name):
         raise RunFailed(f"{name[:60]} is no sample's id, such as 0000097-02")
     group, index = sample_key(name)
-    for record in steps_in_ledger(handle):
+    algorithm = handle.spec.algorithm
+    earliest = 0
+    if algorithm.order == "window":
+        earliest = iteration_of(group, algorithm.groups) * algorithm.optimizer_steps
+    for record in steps_in_ledger(handle, _position(handle, earliest if step is None else step)):
         places = np.flatnonzero((record.groups == group) & (record.indexes == index))
         if places.size and step in (None, record.step):
             return record, int(places[0])
@@ -35,3 +39,9 @@ def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRec
         f"no step of run {handle.run} has trained sample {name}"
         + ("" if step is None else f" as step {step}")
     )
+
+
+def _position(handle: RunHandle, step: int) -> int:
+    """Return a position in the ledger that is not behind a step: each one before it has a record."""
+    fork = handle.record.fork
+    return max(0, step - (fork.step if fork else 0))

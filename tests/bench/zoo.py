@@ -29,6 +29,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench zoo")
     parser.add_argument("--seed", type=int, default=100, help="of all runs")
+    parser.add_argument("--model-seed", type=int, default=0, help="of the weights that all runs begin with")
     parser.add_argument("--fault", help="only faults whose name has this in it, and no healthy run")
     given = parser.parse_args(argv)
     logging.disable(logging.WARNING)
@@ -39,7 +40,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     table = Table("fault", "modelled on", "step", "stage", "sample", "cause named first", "s")
     rows, alarms, seconds = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        model = str(make_tiny_model(Path(folder) / "model", layers=2, width=32))
+        model = str(make_tiny_model(Path(folder) / "model", seed=given.model_seed, layers=2, width=32))
         console = Console(stderr=True)
         for number, fault in enumerate(track(faults, "faults", console=console)):
             one = tried(Path(folder) / f"fault-{number}", model, fault, seed=given.seed)
