@@ -323,14 +323,15 @@ class Again:
                 break
             back *= 8
         if not found:
-            raise TrainingFailed(f"run {self._handle.run} has no step in its ledger")
+            raise TrainingFailed(f"{self._handle.ledger_words} has no step yet{self._handle.more_words}")
         return found[-1]
 
     def _check_end(self, last: int) -> None:
         newest = self.newest()
         if last > newest:
             raise TrainingFailed(
-                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {last}"
+                f"{self._handle.ledger_words} ends with step {newest}: it has no step {last}"
+                f"{self._handle.more_words}"
             )
 
     def _beginning(self, number: int) -> _Beginning:

@@ -23,6 +23,10 @@ class BusError(Explained):
     """The bus can't do what is asked; the message names broker and topic."""
 
 
+class NoBroker(BusError):
+    """No broker answers, or none that can be used."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A record with its position in its topic."""

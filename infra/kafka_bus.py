@@ -13,7 +13,7 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
-from infra.bus import LARGEST_RECORD, SMALL_BATCH, BusError, Record
+from infra.bus import LARGEST_RECORD, SMALL_BATCH, BusError, NoBroker, Record
 from infra.kafka_fetcher import KafkaFetcher
 from infra.kafka_probe import Trouble, trouble
 from infra.kafka_security import checked_settings, security_from_environment
@@ -192,7 +192,7 @@ class KafkaBus:
             ". `streamrl up` starts the local one; a cluster of yours is placement.kafka.bootstrap_servers"
         )  # fmt: skip
         verb = "used" if found.lasting else "reached"
-        error = BusError(f"Kafka at {self.bootstrap_servers} can't be {verb}: {found.what}{advice}")
+        error = NoBroker(f"Kafka at {self.bootstrap_servers} can't be {verb}: {found.what}{advice}")
         error.lasting = found.lasting
         return error
 

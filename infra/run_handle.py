@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from infra.bus import Bus
+from infra.archive.archive_alone import archive_bus, with_advice
+from infra.bus import Bus, NoBroker
 from infra.run_bus import connect_with_archive
 from infra.runs import RunRecord
 from infra.stores.store import Store
@@ -24,6 +25,24 @@ class RunHandle:
     bus: Bus
     topics: Topics
     log: logging.Logger
+    archive_alone: bool = field(default=False, kw_only=True)  # whether the bus is the archive, without a log
+
+    @property
+    def kept_in(self) -> str:
+        """Where records are read from, for people."""
+        return "archive" if self.archive_alone else "log"
+
+    @property
+    def ledger_words(self) -> str:
+        """The ledger, for people."""
+        return f"the {'archived ' if self.archive_alone else ''}ledger of run {self.run}"
+
+    @property
+    def more_words(self) -> str:
+        """How to have more records, for people; empty if all there are can be read."""
+        if not self.archive_alone:
+            return ""
+        return f". Where its broker is, `streamrl archive {self.run}` adds what came since to the archive"
 
     @property
     def spec(self) -> RunSpec:
@@ -37,11 +56,19 @@ class RunHandle:
 
 
 @contextmanager
-def opened_run(store: Store, record: RunRecord, name: str) -> Iterator[RunHandle]:
-    """Open a run for reading, and close its bus in the end. `name` is the reader's, for the broker's log."""
-    bus = connect_with_archive(record, name, store)
+def opened_run(
+    store: Store, record: RunRecord, name: str, *, archive_alone: bool = False
+) -> Iterator[RunHandle]:  # fmt: skip
+    """Open a run for reading, and close its bus in the end. `name` is the reader's, for the broker's log.
+
+    `archive_alone`: no broker is asked. Raises ArchiveError if the run has no archive.
+    """
+    bus: Bus = archive_bus(record, store) if archive_alone else connect_with_archive(record, name, store)
     try:
         topics = Topics(record.id, record.spec.lengths.classes)
-        yield RunHandle(record, store, bus, topics, logging.getLogger("streamrl"))
+        log = logging.getLogger("streamrl")
+        yield RunHandle(record, store, bus, topics, log, archive_alone=archive_alone)
+    except NoBroker as error:
+        raise with_advice(error, record, store) from error
     finally:
         bus.close()

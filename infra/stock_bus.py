@@ -53,7 +53,7 @@ class StockBus:
     """The bus over some stocks, by the names of their topics. `what` names it in errors."""
 
     def __init__(self, stocks: Mapping[str, Stock], what: str) -> None:
-        self._stocks, self._what = dict(stocks), what
+        self._stocks, self._what = stocks, what
 
     def create_topics(self, topics: Sequence[Topic]) -> None:
         self._refuse()
@@ -94,13 +94,22 @@ class StockReader:
     def poll(self, wait_s: float, most: int = 500) -> list[Record]:
         found: list[Record] = []
         for part, position in self._positions.items():
-            batch = self._stock.read(part, position, most - len(found))
-            if batch:
+            if len(found) < most and (batch := self._next(part, position, most - len(found))):
                 self._positions[part] = batch[-1].offset + 1
                 found += batch
         if not found:
             time.sleep(wait_s)
         return found
+
+    def _next(self, part: int, position: int, most: int) -> Sequence[Record]:
+        """Return records from a position on; go to the end if there are none, as it may be behind a gap."""
+        if batch := self._stock.read(part, position, most):
+            return batch
+        if (end := self._stock.end(part)) > position and not (
+            batch := self._stock.read(part, position, most)
+        ):
+            self._positions[part] = end
+        return batch
 
     def begin_offsets(self) -> dict[int, int]:
         return {part: self._stock.begin(part) for part in self._positions}

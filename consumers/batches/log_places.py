@@ -23,11 +23,12 @@ _NEAR = 200  # reading so many unwanted records costs less than another request
 
 
 def fetch(
-    bus: Bus, topic: Topic, places: Sequence[LogPlace], *, what: str, deadline_s: float
+    bus: Bus, topic: Topic, places: Sequence[LogPlace], *, what: str, deadline_s: float, kept_in: str = "log"
 ) -> list[TrainingRow]:
     """Fetch the samples at these places, in this order. Raises Gone if one is no longer there.
 
-    `what` names the samples in messages; `deadline_s` is how long to wait without progress.
+    `what` names the samples in messages; `deadline_s` is how long to wait without progress;
+    `kept_in` names the bus in messages.
     """
     left = {partition: _runs(offsets) for partition, offsets in _by_partition(places).items()}
     wanted, found = set(places), dict[LogPlace, Record]()
@@ -39,7 +40,7 @@ def fetch(
             begin, end = begins.get(partition, 0), ends.get(partition, 0)
             if not begin <= offset < end:
                 raise Gone(
-                    f"{topic.name}[{partition}]@{offset} is gone, one of {what}: the log goes from "
+                    f"{topic.name}[{partition}]@{offset} is gone, one of {what}: the {kept_in} goes from "
                     f"{begin} to {end - 1} (placement.kafka.retention_hours)"
                 )
         reader.seek(ends)
@@ -67,7 +68,7 @@ def fetch_rows(handle: RunHandle, samples: Topic, step: StepRecord) -> list[Trai
     places = list(zip(step.partitions.tolist(), step.offsets.tolist(), strict=True))
     rows = fetch(
         handle.bus, samples, places, what=f"the samples of step {step.step}",
-        deadline_s=handle.spec.deadlines.progress_s,
+        deadline_s=handle.spec.deadlines.progress_s, kept_in=handle.kept_in,
     )  # fmt: skip
     for row, group, index in zip(rows, step.groups.tolist(), step.indexes.tolist(), strict=True):
         if (row.sample.group, row.sample.index) != (group, index):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.shared.replay_options import ArchiveAlone
 from flows.cli.shared.talk import FAILED, error_console, out, plain_errors
 
 
@@ -26,6 +27,7 @@ def bisect(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Find the first step of a run for which a condition holds.
@@ -48,7 +50,7 @@ def bisect(
     def probed(step: int, holds: bool) -> None:
         errors.print(f"step {step}: {'yes' if holds else 'no'}", highlight=False, style="dim")
 
-    with replaying(run, store, lambda done, total: None) as opened:
+    with replaying(run, store, lambda done, total: None, archive_alone=archive) as opened:
         found = bisect_run(opened.again, opened.handle, condition, probed)
     if as_json:
         import json

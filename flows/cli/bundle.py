@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.replay import steps_of
-from flows.cli.shared.replay_options import StepRange
+from flows.cli.shared.replay_options import ArchiveAlone, StepRange
 from flows.cli.shared.talk import INTERRUPTED, error_console, fail, out, plain_errors, sigterm_interrupts
 
 
@@ -30,6 +30,7 @@ def bundle(
         bool,
         typer.Option("--failed", help="A step that could not be taken; the newest if --step is left out."),
     ] = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Write a step file: one file by which a step can be replayed on any machine, and attached to an issue.
@@ -61,7 +62,7 @@ def bundle(
             def writing(done: int, total: int) -> None:
                 bar.update(task, description="writing", completed=done, total=total)
 
-            with replaying(run, store, stepping) as opened:
+            with replaying(run, store, stepping, archive_alone=archive) as opened:
                 made = make_step_file(
                     opened.again, opened.handle, file, first, last, failed=failed, written=writing
                 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.replay_options import OwnCode, RunOrStepFile
+from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile
 from flows.cli.shared.talk import FAILED, error_console, out, plain_errors
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def explain(
     run: RunOrStepFile,
     as_json: Annotated[bool, typer.Option("--json", help="All findings as one JSON object.")] = False,
     own_code: OwnCode = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Say what went wrong in a run: first bad step, stage, samples, likely cause, evidence, next command.
@@ -49,7 +50,7 @@ def explain(
     columns = TextColumn("detectors"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("", total=None)
-        with opened_source(run, store, own_code=own_code) as (handle, start):
+        with opened_source(run, store, own_code=own_code, archive_alone=archive) as (handle, start):
             found = explain_run(
                 RunEvidence(handle, start), lambda done, total: bar.update(task, completed=done, total=total)
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.shared.replay_options import RunOrStepFile
+from flows.cli.shared.replay_options import ArchiveAlone, RunOrStepFile
 from flows.cli.shared.talk import error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def inspect(
         Path | None, typer.Option("--page", help="With --sample: write a page to this HTML file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all fields.")] = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Look at samples as the trainer had them: reward, advantage, gap, staleness; one token by token.
@@ -72,11 +73,10 @@ def inspect(
     if page is not None and sample is None:
         fail("--page shows one sample: name it with --sample")
     if against is not None:
-        _show_rows(
-            _differences(run, against, store), as_json=as_json, empty="these runs have no step in common"
-        )
+        rows = _differences(run, against, store, archive_alone=archive)
+        _show_rows(rows, as_json=as_json, empty="these runs have no step in common")
         return
-    with replaying(run, store, _progress(sample is not None)) as opened:
+    with replaying(run, store, _progress(sample is not None), archive_alone=archive) as opened:
         if sample is None:
             rows = _step(opened, step, where or [], sort, lowest=lowest)
             _show_rows(rows, as_json=as_json, empty="no sample meets the conditions", columns=_COLUMNS)
@@ -143,11 +143,14 @@ def _sample(opened: Replaying, name: str, step: int | None, page: Path | None, *
     _show_rows(rows, as_json=False, empty="", most=1 << 30)
 
 
-def _differences(run: str, other: str, store: str) -> Iterable[dict[str, Any]]:
+def _differences(run: str, other: str, store: str, *, archive_alone: bool) -> Iterable[dict[str, Any]]:
     from flows.run.replaying import opened_source
     from flows.run.run_difference import differences
 
-    with opened_source(run, store) as (ours, _), opened_source(other, store) as (theirs, _):
+    with (
+        opened_source(run, store, archive_alone=archive_alone) as (ours, _),
+        opened_source(other, store, archive_alone=archive_alone) as (theirs, _),
+    ):
         yield from differences(ours, theirs)
 
 

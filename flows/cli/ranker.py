@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.shared.replay_options import ArchiveAlone
 from flows.cli.shared.talk import out, plain_errors, shares
 
 
@@ -22,6 +23,7 @@ def ranker(
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the ranker; by default the run's.")
     ] = None,
+    archive: ArchiveAlone = False,
 ) -> None:
     """Train a length ranker from what runs recorded, so that the next run ranks from its first iteration.
 
@@ -33,7 +35,7 @@ def ranker(
 
     console = out()
     with shares() as progress:
-        result = retrain(runs, store=store, name=name, progress=progress)
+        result = retrain(runs, store=store, name=name, archive_alone=archive, progress=progress)
     quality = result.quality
     table = Table(
         "of the longest", "found", min_width=44, title=f"by {quality.groups} groups of problems not seen"

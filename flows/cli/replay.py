@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.replay_options import OwnCode, RunOrStepFile, StepRange
+from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile, StepRange
 from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def replay(
         bool, typer.Option("--json", help="One JSON object a step and line, with all stages.")
     ] = False,
     own_code: OwnCode = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Take optimizer steps again, from the log and the store or from a step file, and compare all bits.
@@ -48,6 +49,8 @@ def replay(
     [bold]streamrl replay count-3 --step 0-59 --json > steps.jsonl[/bold]
 
     [bold]streamrl replay step.tar.zst[/bold]   made by `streamrl bundle`; needs no broker, store or network
+
+    [bold]streamrl replay count-3 --step 12 --archive[/bold]   from the archive and the store; needs no broker
     """  # fmt: skip
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -67,7 +70,9 @@ def replay(
         def stepping(done: int, total: int) -> None:
             bar.update(task, description="steps before it", completed=done, total=total)
 
-        with replaying(run, store, stepping, read=reading, own_code=own_code) as opened:
+        with replaying(
+            run, store, stepping, read=reading, own_code=own_code, archive_alone=archive
+        ) as opened:
             failed = failed or (opened.index is not None and opened.index.failed and step is None)
             if failed:
                 fine = _failed(console, opened.again.failed(last), as_json=as_json)

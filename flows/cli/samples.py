@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli.shared.replay_options import ArchiveAlone
 from flows.cli.shared.talk import fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def samples(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not cut long texts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all fields.")] = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Show samples of a run: prompt, answer, reward and its parts, length, weights version.
@@ -74,9 +76,11 @@ def samples(
         fail(
             f"{'--sort' if sort else '--step'} can't be used with --follow, which shows samples as they come"
         )
+    if follow and archive:
+        fail("--follow waits for new samples on the broker: an archive alone has none")
     conditions = [SampleCondition.read(one) for one in where or ()]
     names = [one.field for one in conditions] + ([sort] if sort else [])
-    with open_run(run, store) as opened:
+    with open_run(run, store, archive_alone=archive) as opened:
         rows = _rows(opened, step, follow=follow, names=names)
         chosen: Iterable[SampleRow] = (row for row in rows if all(one.holds(row) for one in conditions))
         if sort:
@@ -94,7 +98,7 @@ def _rows(opened: OpenRun, step: int | None, *, follow: bool, names: list[str]) 
     if newest is None:
         fail(f"run {opened.id} has trained no step yet; --follow shows samples as generators finish them", 1)
     if step is not None and step > newest:
-        fail(f"run {opened.id} has no step {step} yet: its newest is {newest}", 1)
+        fail(f"run {opened.id} has no step {step} yet: its newest is {newest}{opened.more_words}", 1)
     number, algorithm = newest if step is None else step, opened.spec.algorithm
     # with order arrival a sample knows only which iteration may train it at the latest
     iteration = number // algorithm.optimizer_steps if algorithm.order == "arrival" else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli.shared.replay_options import ArchiveAlone
 from flows.cli.shared.talk import fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def sql(
     query: Annotated[str, typer.Argument(help="One SELECT, in DuckDB's SQL.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, with a head.")] = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Ask about a run in SQL: samples, steps, prompts, evals, dead letters, versions of weights.
@@ -46,7 +48,7 @@ def sql(
 
     if as_json and as_csv:
         fail("the output is either --json or --csv")
-    with asked(run, query, store) as answer:
+    with asked(run, query, store, archive_alone=archive) as answer:
         if as_json:
             _print_json(answer)
         elif as_csv:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.replay_options import OwnCode, RunOrStepFile
+from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile
 from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def what_if(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all curves.")] = False,
     own_code: OwnCode = False,
+    archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Train a run's recorded samples again from a step on, with other settings, beside what was recorded.
@@ -90,6 +91,7 @@ def what_if(
         with replaying(
             run, store, lambda done, total: shown("steps before it", done, total),
             read=lambda done, total: shown("bytes of the step file", done, total), own_code=own_code,
+            archive_alone=archive,
         ) as opened:  # fmt: skip
             asked = variants_of(opened.handle.spec, changes or [], variants or [])
             last = last_step(opened, first, steps)

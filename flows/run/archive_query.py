@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.run.locations import named_store
+from infra.archive.archive_alone import archive_bus, with_advice
 from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import KINDS, archived_topics
-from infra.bus import Bus, Record
+from infra.bus import Bus, NoBroker, Record
 from infra.errors import Explained
 from infra.run_bus import connect
 from infra.runs import RunRecord, find
@@ -54,21 +55,33 @@ class QueryAnswer:
 
 
 @contextmanager
-def query(run: str, sql: str, store_name: str = "local") -> Iterator[QueryAnswer]:
-    """Answer a query about a run. Raises QueryError if it can't be answered."""
+def query(
+    run: str, sql: str, store_name: str = "local", *, archive_alone: bool = False
+) -> Iterator[QueryAnswer]:
+    """Answer a query about a run. Raises QueryError if it can't be answered.
+
+    `archive_alone`: what is not archived yet is left out, and no broker is asked.
+    """
     store = named_store(store_name)
     record = find(store, run)
+    if archive_alone:
+        archive_bus(record, store)  # raises ArchiveError if there is none
+        with answered(None, store, record, sql) as answer:
+            yield answer
+        return
     bus = connect(record, "streamrl-sql")
     try:
         with answered(bus, store, record, sql) as answer:
             yield answer
+    except NoBroker as error:
+        raise with_advice(error, record, store) from error
     finally:
         bus.close()
 
 
 @contextmanager
-def answered(bus: Bus, store: Store, record: RunRecord, sql: str) -> Iterator[QueryAnswer]:
-    """Answer a query about a run on an open bus: that of the log alone, without its archive."""
+def answered(bus: Bus | None, store: Store, record: RunRecord, sql: str) -> Iterator[QueryAnswer]:
+    """Answer a query about a run on an open bus: that of the log alone; None: ask the archive alone."""
     import duckdb
 
     off: dict[str, str | bool | int | float | list[str]] = {
@@ -103,7 +116,7 @@ def _check(connection: Any, sql: str) -> None:
 
 
 def _add_view(
-    connection: Any, view: str, short: str, bus: Bus, store: Store, record: RunRecord
+    connection: Any, view: str, short: str, bus: Bus | None, store: Store, record: RunRecord
 ) -> None:  # fmt: skip
     """Make the view of a topic. Of a step the first record counts, as it does for a trainer."""
     import pyarrow.dataset as ds
@@ -130,14 +143,14 @@ def _add_view(
     )
 
 
-def _in_log(bus: Bus, topic: Topic, short: str, archived: dict[int, int], deadline_s: float) -> Any:
+def _in_log(bus: Bus | None, topic: Topic, short: str, archived: dict[int, int], deadline_s: float) -> Any:
     """Return the records that are in the log alone, as a table."""
     import pyarrow as pa
 
     from infra.archive.columns import schema_of, to_table
 
     tables = [schema_of(KINDS[short]).empty_table()]
-    if topic.name not in bus.topic_names():
+    if bus is None or topic.name not in bus.topic_names():
         return tables[0]
     reader = bus.reader(topic)
     try:

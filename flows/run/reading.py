@@ -32,6 +32,11 @@ class OpenRun:
         self.id: str = handle.run
         self.spec: RunSpec = handle.spec
 
+    @property
+    def more_words(self) -> str:
+        """How to have more records, for people; empty if all there are can be read."""
+        return self._handle.more_words
+
     def ledger(self, start: int = 0) -> Iterator[StepRecord]:
         """Yield the records of the optimizer steps from step `start` on, in order, up to the newest now."""
         # each step has a record at least, so that of step n is not before offset n
@@ -85,12 +90,13 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(run: str, store: str = "local") -> Iterator[OpenRun]:
+def open_run(run: str, store: str = "local", *, archive_alone: bool = False) -> Iterator[OpenRun]:
     """Open a run for reading: `with open_run("count-1") as run: …`.
 
-    `store`: the URL of the run's object store; `local`: the store of this machine. Raises RunError if there
-    is no such run, BusError if the broker does not answer.
+    `store`: the URL of the run's object store; `local`: the store of this machine. `archive_alone`: read the
+    run's archive, and ask no broker. Raises RunError if there is no such run, BusError if the broker does not
+    answer, ArchiveError if there is no archive to read alone.
     """
     opened = named_store(store)
-    with opened_run(opened, find(opened, run), "streamrl-python") as handle:
+    with opened_run(opened, find(opened, run), "streamrl-python", archive_alone=archive_alone) as handle:
         yield OpenRun(handle)

@@ -31,14 +31,15 @@ class Replaying:
 @contextmanager
 def replaying(
     source: str, store_name: str, progress: StepProgress, *, read: Read = lambda done, total: None,
-    own_code: bool = False,
+    own_code: bool = False, archive_alone: bool = False,
 ) -> Iterator[Replaying]:  # fmt: skip
     """Yield an object that replays steps of a run, or those in a step file.
 
     `read` hears how much of a step file is read. `own_code`: whether a step file may have a loss or learner
-    imported that lies on this machine.
+    imported that lies on this machine. `archive_alone`: read a run from its archive, and ask no broker.
     """
-    with opened_source(source, store_name, read=read, own_code=own_code) as (handle, start):
+    opening = opened_source(source, store_name, read=read, own_code=own_code, archive_alone=archive_alone)
+    with opening as (handle, start):
         again = Again(handle, lambda: learner_for(handle), progress, start.start if start else None)
         try:
             yield Replaying(again, handle, start.index if start else None)
@@ -48,8 +49,9 @@ def replaying(
 
 @contextmanager
 def opened_source(
-    source: str, store_name: str, *, read: Read = lambda done, total: None, own_code: bool = False
-) -> Iterator[tuple[RunHandle, OpenStepFile | None]]:
+    source: str, store_name: str, *, read: Read = lambda done, total: None, own_code: bool = False,
+    archive_alone: bool = False,
+) -> Iterator[tuple[RunHandle, OpenStepFile | None]]:  # fmt: skip
     """Yield a run to read; of a step file, also what it begins with."""
     if is_step_file(source):
         with opened_step_file(Path(source), read, own_code=own_code) as found:
@@ -62,7 +64,7 @@ def opened_source(
             f"the model that run {source} began with is not on this machine: there is no folder "
             f"{record.model}. Where it is, `streamrl bundle {source}` makes a file that replays anywhere"
         )
-    with opened_run(store, record, "streamrl-replay") as handle:
+    with opened_run(store, record, "streamrl-replay", archive_alone=archive_alone) as handle:
         yield handle, None
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flows.run.locations import named_store
-from infra.run_bus import connect_with_archive
+from infra.run_handle import opened_run
 from infra.runs import find
 from producers.ranker.offline import Quality, RecordedIterations, judged, recorded, split, train_ranker
 from producers.ranker.states import RankerError, States
 from producers.ranking import backbone_of
-from schemas.topics import Topics
 
 _READ_S = 60.0
 _LEAST = 50  # minimum groups to train from
@@ -32,6 +31,7 @@ def retrain(
     *,
     store: str = "local",
     name: str | None = None,
+    archive_alone: bool = False,
     progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> Retrained:
     """Train a trial ranker and judge it by a fifth of the problems; then train one on all, and store it."""
@@ -40,11 +40,8 @@ def retrain(
     for number, run in enumerate(runs):
         progress(0.1 * number / len(runs), f"reading what {run} recorded")
         record = find(opened, run)
-        bus = connect_with_archive(record, "streamrl-ranker", opened)
-        try:
-            iterations += recorded(bus, Topics(run, record.spec.lengths.classes), deadline_s=_READ_S)
-        finally:
-            bus.close()
+        with opened_run(opened, record, "streamrl-ranker", archive_alone=archive_alone) as handle:
+            iterations += recorded(handle.bus, handle.topics, deadline_s=_READ_S)
     groups = sum(len(iteration) for iteration in iterations)
     if groups < _LEAST:
         raise RankerError(

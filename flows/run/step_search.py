@@ -19,7 +19,7 @@ def step_record_of(handle: RunHandle, number: int) -> StepRecord:
             return record
     newest = max((record.step for record in steps_in_ledger(handle)), default=None)
     there = "has no step yet" if newest is None else f"has no step {number}; its newest is {newest}"
-    raise RunFailed(f"the ledger of run {handle.run} {there}")
+    raise RunFailed(f"{handle.ledger_words} {there}{handle.more_words}")
 
 
 def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRecord, int]:
@@ -38,6 +38,7 @@ def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRec
     raise RunFailed(
         f"no step of run {handle.run} has trained sample {name}"
         + ("" if step is None else f" as step {step}")
+        + handle.more_words
     )
 
 

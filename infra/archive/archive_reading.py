@@ -36,11 +36,13 @@ _AT_ONCE = 16  # segments that are read at the same time
 class ArchiveIndex:
     """The segments of one run's archive. Several threads may use it."""
 
-    def __init__(self, store: Store, run: str, identity: str) -> None:
-        self.store, self.run, self._identity = store, run, identity
+    def __init__(self, store: Store, run: str, identity: str, *, still: bool = False) -> None:
+        """`still`: what passes add after the first look is left out."""
+        self.store, self.run, self._identity, self._still = store, run, identity, still
         self._ring = ring_from_env()
         self._held: OrderedDict[int, Segment] = OrderedDict()
         self._count = 0  # segments that are known to be there
+        self._looked = False
         self._lock = threading.RLock()
 
     @property
@@ -51,7 +53,7 @@ class ArchiveIndex:
     def count(self) -> int:
         """Return how many segments there are now."""
         with self._lock:
-            if self._is_there(self._count):
+            if not (self._still and self._looked) and self._is_there(self._count):
                 step = 1
                 while self._is_there(self._count + step):
                     step *= 2
@@ -60,6 +62,7 @@ class ArchiveIndex:
                     middle = (low + high) // 2
                     low, high = (middle, high) if self._is_there(middle) else (low, middle)
                 self._count = high
+            self._looked = True
             return self._count
 
     def _is_there(self, number: int) -> bool:

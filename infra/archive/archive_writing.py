@@ -98,7 +98,7 @@ class ArchiveWriter:
         try:
             ends = self._open(spans, readers, done)
             total = sum(end - spans[place].end for place, end in ends.items())
-            for window in self._windows(spans, readers, ends):
+            for window in self._windows(dict(reversed(readers.items())), ends):
                 spans = {
                     (topic, part): ArchivedSpan(
                         topic=topic, partition=part, since=one.since, begin=one.end,
@@ -122,11 +122,12 @@ class ArchiveWriter:
     ) -> dict[_Place, int]:
         """Open the topics that have something new; return where each of their partitions ends now.
 
-        Where retention was quicker than the archive, the partition's span begins anew.
+        Where retention was quicker than the archive, the partition's span begins anew. The ledger is asked
+        before the samples: so all samples of its steps are archived before it is.
         """
         ends: dict[_Place, int] = {}
         there = self._bus.topic_names()
-        for short, topic in self._topics.items():
+        for short, topic in reversed(self._topics.items()):
             if topic.name not in there:
                 continue
             begun = {
@@ -156,8 +157,8 @@ class ArchiveWriter:
         return ends
 
     def _windows(
-        self, spans: Mapping[_Place, ArchivedSpan], readers: Mapping[str, Reader], ends: Mapping[_Place, int]
-    ) -> Iterator[_Window]:
+        self, readers: Mapping[str, Reader], ends: Mapping[_Place, int]
+    ) -> Iterator[_Window]:  # fmt: skip
         """Yield all records up to `ends`, in windows that fit in memory."""
         window = _Window()
         for short, reader in readers.items():

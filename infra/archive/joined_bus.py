@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from infra.archive.archive_reading import ArchiveIndex, ArchiveStock
+from infra.archive.archive_reading import ArchiveStock
+from infra.archive.archive_stocks import ArchiveStocks, IdentityOf
 from infra.archive.archived_topics import KINDS, split_name
 from infra.bus import Bus, Fetcher, Reader, Record, Writer
-from infra.errors import Explained
 from infra.stores.store import Store
 from schemas.topics import Topic
-
-IdentityOf = Callable[[str], str]  # the identity of a run, by its id
 
 
 class JoinedBus:
@@ -27,21 +25,11 @@ class JoinedBus:
 
     def __init__(self, log: Bus, store: Store, identity_of: IdentityOf) -> None:
         """`identity_of`: raises Explained if the store has no such run."""
-        self._log, self._store, self._identity_of = log, store, identity_of
-        self._stocks: dict[str, ArchiveStock | None] = {}
+        self._log, self._stocks = log, ArchiveStocks(store, identity_of)
 
     def stock(self, topic: Topic) -> ArchiveStock | None:
         """Return the archive of a topic; None if it can't have one."""
-        run, short = split_name(topic.name)
-        if topic.compacted or short not in KINDS:
-            return None
-        if topic.name not in self._stocks:
-            try:
-                index = ArchiveIndex(self._store, run, self._identity_of(run))
-                self._stocks[topic.name] = ArchiveStock(index, topic.name, short)
-            except Explained:
-                self._stocks[topic.name] = None
-        return self._stocks[topic.name]
+        return None if topic.compacted else self._stocks.get(topic.name)
 
     def create_topics(self, topics: Sequence[Topic]) -> None:
         self._log.create_topics(topics)

@@ -1,4 +1,4 @@
-"""The options that commands which take steps again have in common."""
+"""The options that commands which read runs have in common."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ StepRange = Annotated[
         metavar="N|A-B",
         help="Which optimizer step, or the first and last of several; the newest if left out.",
     ),
+]
+ArchiveAlone = Annotated[
+    bool, typer.Option("--archive", help="Read the archive alone; no Kafka broker is asked.")
 ]
 OwnCode = Annotated[
     bool,
