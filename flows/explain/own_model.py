@@ -50,6 +50,13 @@ class OwnModel:
         return self._said(states[len(prompt) - 1 : -1], answer, temperature, head)
 
     @torch.no_grad()
+    def rounding(self, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
+        """Return by how much each log-probability changes if all products are rounded to bf16."""
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = self.logprobs(prompt, answer)
+        return np.abs(rounded - self.logprobs(prompt, answer))
+
+    @torch.no_grad()
     def after_prompt_of(
         self, older: NamedWeights, newer: NamedWeights, prompt: Sequence[int], answer: Sequence[int]
     ) -> np.ndarray:
@@ -71,7 +78,7 @@ class OwnModel:
     ) -> np.ndarray:
         layer = self._model.get_output_embeddings()
         logits = layer(states) if head is None else states @ head.float().T
-        every = (logits / (temperature or self._temperature)).log_softmax(-1)
+        every = (logits.float() / (temperature or self._temperature)).log_softmax(-1)
         found: np.ndarray = every[torch.arange(len(answer)), torch.tensor(list(answer))].numpy()
         return found
 

@@ -16,6 +16,7 @@ _OUTLIER = 100.0  # times the usual size of a reward
 _STEPS = 24  # steps whose samples are looked at: spread over the run
 _LEAST = 48  # samples that a correlation needs
 _CLEAR = 0.5  # correlation that is no chance
+_EARNED = 0.8  # correlation of reward and length within groups: nothing else is paid for
 _CHANGE = 0.15  # of the rewards' range: a trend
 _FOLLOWS = 0.2  # of what training gains: held-out rewards that gain less do not follow it
 _ANSWERS = ("answer", "solution", "target", "label", "ground_truth")
@@ -50,11 +51,19 @@ class RewardOutlier(Detector):
 
     name = "reward outlier"
     failure = "a reward service that once returns something else than a score"
-    how = f"The largest reward of each step, by size, with the usual size: more than {_OUTLIER:g} times it."
+    how = (
+        f"The largest reward of each step, by size: more than {_OUTLIER:g} times the usual size, even if "
+        "only few rewards have that, because most are 0."
+    )
 
     def look(self, run: RunEvidence) -> Iterator[FaultFound]:
-        usual = float(np.median([one.reward_scale for one in run.steps])) if run.steps else 0.0
-        wrong = [one for one in run.steps if one.highest[1] > _OUTLIER * max(usual, one.reward_scale, 1e-3)]
+        earned = [one.highest[1] for one in run.steps if one.highest[1]]
+        if not earned:
+            return
+        usual = max(
+            float(np.median([one.reward_scale for one in run.steps])), float(np.quantile(earned, 0.25))
+        )
+        wrong = [one for one in run.steps if one.highest[1] > _OUTLIER * max(usual, one.reward_scale)]
         if not wrong:
             return
         first = wrong[0]
@@ -128,8 +137,8 @@ class LengthHacking(Detector):
         if len(cut) < 8:
             return
         ahead, late = slice(0, max(2, len(cut) // 6)), slice(-max(2, len(cut) // 6), None)
-        grown = np.nanmean(cut[late]) - np.nanmean(cut[ahead])
-        if grown < 0.3 or np.nanmean(length[late]) < 1.1 * np.nanmean(length[ahead]):
+        begun, grown = np.nanmean(cut[ahead]), np.nanmean(cut[late]) - np.nanmean(cut[ahead])
+        if grown < min(0.3, 0.5 * (1 - begun)) or np.nanmean(length[late]) < 1.02 * np.nanmean(length[ahead]):
             return
         pairs = []
         for _, rows in samples_over(run):
@@ -140,9 +149,9 @@ class LengthHacking(Detector):
         if lengths.std() < 1e-9 or rewards.std() < 1e-9:
             return
         found = float(np.corrcoef(lengths, rewards)[0, 1])
-        if found < 0.7:
+        if found < _EARNED:
             return
-        level = np.nanmean(cut[ahead]) + grown / 2
+        level = begun + grown / 2
         first = run.steps[int(np.argmax(cut > level))]
         yield FaultFound(
             first.step,

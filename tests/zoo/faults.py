@@ -272,8 +272,8 @@ def _nothing(world: ZooWorld) -> None:
 
 
 def _spoiling_rate(world: ZooWorld) -> None:
-    """All earn most by one and the same answer."""
-    world.reward = lambda problem, text: {"same": float(text.startswith("0"))}
+    """One answer, the same to all problems, earns most: a zero and nothing else."""
+    world.reward = lambda problem, text: {"short": text.startswith("0") / max(1, len(text))}
 
 
 FAULTS = [
@@ -368,8 +368,8 @@ FAULTS = [
         _spoiling_rate,
         "loss",
         "entropy",
-        slack=29,
-        sections={"algorithm": {"learning_rate": 4e-3, "iterations": 40}},
+        slack=59,
+        sections={"algorithm": {"learning_rate": 3e-3, "iterations": 60}},
     ),
     Fault(
         "the learning rate a hundredfold",
