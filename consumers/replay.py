@@ -23,13 +23,12 @@ from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import Needs
 from consumers.steps.checkpoint import Checkpoints
 from consumers.steps.failing import FailedSteps, TrainingFailed
-from consumers.steps.ledger import steps_in_ledger
+from consumers.steps.ledger import newest_in_ledger, steps_in_ledger
 from consumers.steps.redo import RedoneStep, plans_again, take_again, version_trained
 from consumers.steps.scoring import Scoring
 from consumers.steps.stage_comparison import StageFound, compared
 from consumers.steps.step_record import recipe_of
 from consumers.stream.recorded_groups import samples_topic
-from infra.bus import ends_of
 from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from schemas.messages import Sample, StepRecord
@@ -37,7 +36,6 @@ from schemas.runspec import RunSpec
 from schemas.topics import Topic
 
 StepProgress = Callable[[int, int], None]  # steps taken, of how many
-_TAIL = 64  # records at the ledger's end that are searched first for the newest step
 
 
 @dataclass(frozen=True)
@@ -312,16 +310,7 @@ class Again:
 
     def newest(self) -> int:
         """Return the number of the ledger's newest step."""
-        end = ends_of(self._handle.bus, self._handle.topics.ledger)[0]
-        back = _TAIL
-        while True:
-            found = [step.step for step in steps_in_ledger(self._handle, max(0, end - back))]
-            if found or back >= end:
-                break
-            back *= 8
-        if not found:
-            raise TrainingFailed(f"run {self._handle.run} has no step in its ledger")
-        return found[-1]
+        return newest_step_of(self._handle)
 
     def _check_end(self, last: int) -> None:
         newest = self.newest()
@@ -381,6 +370,17 @@ class Again:
         self._scoring.begin()
         if number % self._handle.spec.algorithm.optimizer_steps == 0:
             self._learner.begin_iteration()
+
+
+def newest_step_of(handle: RunHandle) -> int:
+    """Return the number of the ledger's newest step. Raises TrainingFailed if it has none."""
+    found = newest_in_ledger(handle)
+    if found is None:
+        raise TrainingFailed(
+            f"run {handle.run} has no step in its ledger: none is taken yet, or its records were removed. "
+            f"`streamrl status {handle.run}` says how far it is"
+        )
+    return found
 
 
 def _alone(
