@@ -58,15 +58,15 @@ class RecordedSamples:
     def rescored(self, scoring: RedrawProgress) -> RescoredStep:
         """Compute their rewards again. Raises RunFailed or PromptsGone if something is missing."""
         record = self.handle.record
-        code = reward_code(record)
         if self.begins is not None:
-            if not self.own_code:
-                refuse_own_code("the step file", [code.where])
             if not any(one.name == "records/prompts" for one in self.begins.index.members):
                 raise RunFailed(
                     "the step file has no prompts, which a reward needs: it is of format 1, or retention had "
                     "removed them. `streamrl replay` takes the step again with the rewards as recorded"
                 )
+            if not self.own_code:
+                refuse_own_code("the step file", [record.spec.task.reward or str(record.spec.task.python)])
+        code = reward_code(record)
         prompts = prompt_records(self.handle, self.handle.topics.prompts, self.samples)
         return RescoredStep(self.record, rescored(record, self.samples, problems_of(prompts), scoring), code)
 

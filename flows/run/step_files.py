@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -14,16 +15,19 @@ import torch
 from consumers.replay import StateBefore
 from consumers.steps.failing import FailedSteps
 from flows.run.request import RunFailed
-from infra.bus import Record
 from infra.run_handle import RunHandle
 from infra.step_file.index import StepFileIndex
-from infra.step_file.unpacking import Read, open_step_file
+from infra.step_file.unpacking import OpenedStepFile, Read, open_step_file
 from infra.stock_bus import HeldStock, StockBus
 from infra.stores.file_store import FileStore
 from infra.weights.bits import NAMES, Bits, Model
-from schemas.messages import StepRecord
+from schemas.messages import Prompt, Sample, StepRecord
 from schemas.topics import Topics
-from schemas.wire import Unreadable, decode
+from schemas.wire import Message, Unreadable, decode
+
+_KINDS: dict[str, type[Message]] = {
+    "ledger": StepRecord, "failed": StepRecord, "samples": Sample, "prompts": Prompt,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,9 @@ def opened_step_file(path: Path, read: Read, *, own_code: bool) -> Iterator[Open
             f"{found.index.samples_of}.samples": HeldStock(found.records["samples"]),
             f"{found.index.samples_of}.prompts": HeldStock(found.records.get("prompts", ())),
         }
+        _check_schemas(found, path)
         for one in found.records.get("failed", ()):
-            FailedSteps(store, record.id).keep(_failed(one, path))
+            FailedSteps(store, record.id).keep(decode(one.value, StepRecord))
         handle = RunHandle(record, store, StockBus(stocks, str(path)), topics, logging.getLogger("streamrl"))
         state = {name: tensor_of(bits) for name, bits in found.state.items()}
         start = StateBefore(found.index.first, state, f"the step file {path}")
@@ -71,11 +76,18 @@ def refuse_own_code(source: object, named: Sequence[str]) -> None:
         )
 
 
-def _failed(record: Record, path: Path) -> StepRecord:
-    try:
-        return decode(record.value, StepRecord)
-    except Unreadable as error:
-        raise RunFailed(f"{path}: the record of the failed step can't be read: {error}") from error
+def _check_schemas(found: OpenedStepFile, path: Path) -> None:
+    """Raise RunFailed if records are of a schema that this version of StreamRL does not read."""
+    for name, kind in _KINDS.items():
+        records = found.records.get(name, ())
+        for record in records if name == "failed" else records[:1]:
+            try:
+                decode(record.value, kind)
+            except Unreadable as error:
+                raise RunFailed(
+                    f"{path}: its {name} can't be read: {error}. StreamRL {found.index.streamrl[:40]} made "
+                    f"the file, and this is {version('streamrl')}: open it with that version"
+                ) from error
 
 
 def tensor_of(bits: Bits) -> torch.Tensor:

@@ -22,6 +22,10 @@ LARGEST_TEXT = 64 << 20  # bytes of a file that is no tensor and holds no record
 _MOST_TENSORS = 1 << 20
 _RECORDS = ("ledger", "samples", "failed", "prompts")
 _MOST_VERSIONS = 1024
+COUNTABLE = {  # types of a tensor and of one that is counted from it
+    ("F32", "F32"), ("BF16", "BF16"), ("F16", "F16"), ("BF16", "F32"), ("F16", "F32"), ("F32", "BF16"),
+    ("F32", "F16"),
+}  # fmt: skip
 
 _Number = Annotated[int, Field(ge=0, lt=1 << 62)]
 StepFilePart = Literal["model", "reference", "state", "version"]  # a model, a learner's state, or a version
@@ -121,7 +125,8 @@ class StepFileIndex(_Said):
         seen: dict[tuple[str, str], StoredTensor] = {}
         for one in self.tensors:
             base = seen.get((one.base, one.minus))
-            if one.minus and (one.of == one.base or base is None or base.shape != one.shape):
+            fits = base is not None and base.shape == one.shape and (base.dtype, one.dtype) in COUNTABLE
+            if one.minus and (one.of == one.base or not fits):
                 raise ValueError(f"tensor {one.name[:100]} is counted from {one.minus[:100]}, which can't be")
             seen[one.of, one.name] = one
 

@@ -14,14 +14,10 @@ import numpy as np
 import zstandard
 
 from infra.bus import LARGEST_RECORD, Record
-from infra.step_file.index import StepFileError
+from infra.step_file.index import COUNTABLE, StepFileError
 from infra.weights.bits import NAMES, Bits, kind_of, ordered, unordered
 
 _RECORD = struct.Struct("<HQII")
-COUNTABLE = {  # types of a tensor and of one that is counted from it
-    ("F32", "F32"), ("BF16", "BF16"), ("F16", "F16"), ("BF16", "F32"), ("F16", "F32"), ("F32", "BF16"),
-    ("F32", "F16"),
-}  # fmt: skip
 _TRIED = 1 << 20  # bytes of a tensor by which its layout is chosen
 
 

@@ -22,7 +22,7 @@ from infra.bus import Record
 from infra.keys import ring_from_env
 from infra.runs import RunRecord
 from infra.step_file.index import LARGEST_INDEX, Member, StepFileError, StepFileIndex, read_index
-from infra.step_file.layout import COUNTABLE, restored, unpacked_records
+from infra.step_file.layout import restored, unpacked_records
 from infra.step_file.tar import TarReader
 from infra.weights.bits import Bits, file_head
 from infra.weights.digest import digest_of
@@ -73,8 +73,6 @@ def open_step_file(path: Path, folder: Path, read: Read = lambda done, total: No
         for number, one in enumerate(index.tensors):
             raw = tar.whole(f"tensors/{number}", one.size, one.size)
             base = tensors[one.base][one.minus] if one.minus else None
-            if base is not None and (base.dtype, one.dtype) not in COUNTABLE:
-                raise StepFileError(f"{path}: tensor {one.name[:100]} can't be counted from {base.dtype}")
             bits = restored(raw, one.dtype, one.shape, base)
             if digest_of(bits) != one.digest:
                 raise StepFileError(f"{path} is damaged: tensor {one.name[:100]} has other bits")
@@ -128,8 +126,8 @@ def _record(raw: bytes, index: StepFileIndex, path: Path) -> RunRecord:
         record = RunRecord.model_validate_json(raw)
     except (ValidationError, ValueError, RecursionError) as error:
         raise StepFileError(
-            f"{path}: its run.json is not a run's record as StreamRL {index.streamrl[:40]} should write it: "
-            f"{str(error)[:500]}"
+            f"{path}: its run.json is not a run's record as this version of StreamRL knows it. If the file "
+            f"is honest, StreamRL {index.streamrl[:40]}, which made it, opens it: {str(error)[:500]}"
         ) from error
     if record.id != index.run:
         raise StepFileError(f"{path} is of run {index.run}, and its run.json of run {record.id[:100]}")

@@ -1,9 +1,13 @@
-"""The other end of the engine process that draws recorded samples again."""
+"""The other end of the engine process that draws recorded samples again.
+
+The lines that libraries print there are shown only if the process ends by itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from multiprocessing import Pipe
 
 import msgspec
@@ -14,7 +18,9 @@ from producers.engines.engine import DrawnAnswer, EngineError
 from producers.engines.engine_messages import AnswerReport, EngineOptions, Ready, Refused, Report
 from producers.engines.redrawing import RedrawBatch
 from producers.engines.remote import answer_of
+from schemas.shortening import printable
 
+_SHOWN = 2_000  # characters
 _encode = msgspec.msgpack.Encoder().encode
 _reports = msgspec.msgpack.Decoder(list[Report])
 
@@ -29,12 +35,13 @@ class RedrawEngine:
     def open(self) -> RedrawEngine:
         """Start the process, and wait until the engine is there. Return itself."""
         self._link, theirs = Pipe()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115, closed in close
         self._process = start_child(
             [
                 sys.executable, "-m", module("producers.engines.redraw_process"),
                 msgspec.json.encode(self._options).decode(), str(theirs.fileno()),
             ],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno()], stdout=self._printed, stderr=self._printed,
         )  # fmt: skip
         theirs.close()
         try:
@@ -57,6 +64,7 @@ class RedrawEngine:
         """End the process."""
         kill(self._process)
         self._link.close()
+        self._printed.close()
 
     def _take(self, wait_s: float | None) -> list[Report]:
         if not self._link.poll(wait_s):
@@ -66,9 +74,13 @@ class RedrawEngine:
         except (EOFError, OSError):
             status = self._process.wait()
             raise EngineError(
-                f"the engine process ended with status {status}; its last words are above"
+                f"the engine process ended with status {status}; its last lines:\n{self._last_lines()}"
             ) from None
         for one in reports:
             if isinstance(one, Refused):
                 raise EngineError(one.reason)
         return reports
+
+    def _last_lines(self) -> str:
+        self._printed.seek(max(0, self._printed.seek(0, 2) - _SHOWN))
+        return printable(self._printed.read().decode(errors="replace"), _SHOWN)
