@@ -5,6 +5,10 @@
 
 Seeds, settings, engine and sampler are those of the run. So on the machine where a sample was drawn all bits
 are the same.
+
+A sample whose weights changed on the KV cache of older ones (`on_update: continue`) may later have moved to
+another generator, which computed its cache anew by newer weights. The log does not say where. But bits show
+it: they differ from that token on. Then it is drawn again with its cache computed anew there.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from schemas.runspec import RunSpec
 if TYPE_CHECKING:
     import torch
 
+_MOST_MOVES = 8  # of a sample, whose KV cache is computed anew each time
 _KEPT = 3  # versions whose weights are held: those between which samples change
 
 Published = Callable[[int, str], Mapping[str, "torch.Tensor"]]  # a version's tensors, by number and root
@@ -51,6 +56,7 @@ class Redrawn:
 
     sample: Sample
     answer: DrawnAnswer
+    anew: tuple[int, ...] = ()  # tokens before which its KV cache was computed anew, as its bits say
 
     @cached_property
     def same_tokens(self) -> int:
@@ -105,7 +111,7 @@ class Regenerating:
         """Sample these samples again. Return them in the order in which they came."""
         found: dict[str, Redrawn] = {}
         for batch in batches_of(samples, self._spec.generator.slots):
-            found |= {one.sample.id: one for one in self._drawn(batch)}
+            found |= {one.sample.id: self._as_moved(one) for one in self._drawn(batch)}
             progress(len(found), len(samples))
         return [found[one.id] for one in samples]
 
@@ -122,23 +128,40 @@ class Regenerating:
             self._engine = RedrawEngine(options, start_s=self._spec.deadlines.start_s).open()
         return self._engine
 
-    def _drawn(self, samples: Sequence[Sample]) -> Iterator[Redrawn]:
-        """Draw samples whose weights changed alike."""
+    def _as_moved(self, found: Redrawn) -> Redrawn:
+        """Return a sample with an equal answer if it has one with its KV cache computed anew somewhere."""
+        mixed = self._spec.generator.on_update == "continue" and found.sample.versions.size > 1
+        tried, anew = found, list[int]()
+        while mixed and len(anew) < _MOST_MOVES and (at := tried.first_other) is not None:
+            if at <= max(anew, default=0) or at >= found.sample.tokens.size:
+                break  # what was computed anew there did not help
+            anew.append(at)
+            tried = next(self._drawn([found.sample], anew))
+        return tried if tried.equal else found
+
+    def _drawn(self, samples: Sequence[Sample], anew: Sequence[int] = ()) -> Iterator[Redrawn]:
+        """Draw samples whose weights changed alike.
+
+        `anew`: tokens before which the KV cache of the only sample is computed anew.
+        """
         patches: list[PatchFile] = []  # they are there as long as these objects
         wanted = list(zip(samples[0].versions.tolist(), samples[0].roots, strict=True))
         first = None if wanted[0][1] == self._root else self._patch(*wanted[0], patches)
-        others = [self._patch(version, root, patches) for version, root in wanted[1:]]
         starts = [one.version_starts.tolist() for one in samples]
-        begins = begins_of_requests([one[1] for one in starts if len(one) > 1])
-        changes = [begins[0] + one for one in starts[0][1:]] if begins else []
+        begins = begins_of_requests([one[1] if len(one) > 1 else 0 for one in starts])
+        weights = dict(zip(starts[0], wanted, strict=True))
+        changes = sorted({*starts[0][1:], *anew})
+        held = [weights[max(one for one in weights if one <= at)] for at in changes]
+        others = [self._patch(version, root, patches) for version, root in held]
+        always = self._spec.generator.on_update == "recompute"
         batch = RedrawBatch(
-            first=first, begins=begins or [0] * len(samples), changes=changes,
+            first=first, begins=begins, changes=[begins[0] + at for at in changes],
             requests=[self._request(one) for one in samples],
-            weights=others, recompute=self._spec.generator.on_update == "recompute",
+            weights=others, recompute=[always or at in anew for at in changes],
         )  # fmt: skip
         answers = self._open_engine().draw(batch)
         if answers is not None:
-            yield from (Redrawn(*pair) for pair in zip(samples, answers, strict=True))
+            yield from (Redrawn(*pair, tuple(anew)) for pair in zip(samples, answers, strict=True))
             return
         self._root = None  # nobody knows how far it came
         if len(samples) == 1:

@@ -22,6 +22,7 @@ def redrawn_row(found: RedrawnStep) -> AgainRow:
         "samples_equal": sum(one.equal for one in found.samples),
         "tokens": sum(int(one.sample.tokens.size) for one in found.samples),
         "first_other": None if first is None else redrawn_sample_row(first), "apart": found.apart,
+        "cache_anew": {one.sample.id: list(one.anew) for one in found.samples if one.anew},
         "tolerance": found.tolerance, "made_on": record.made_on, "here": kind_of_machine(),
         "others": [redrawn_sample_row(one) for one in found.samples if not one.equal],
     }  # fmt: skip

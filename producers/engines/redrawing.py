@@ -33,7 +33,7 @@ class RedrawBatch(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[SampleRequest]
     changes: list[int]  # decode steps before which the weights change, ascending
     weights: list[RedrawnWeights]  # by change
-    recompute: bool  # whether the KV cache is computed anew at a change (generator.on_update)
+    recompute: list[bool]  # by change: whether the KV cache is computed anew (generator.on_update)
 
 
 class OutOfStep(Exception):
@@ -47,7 +47,7 @@ def redraw(engine: LocalEngine, batch: RedrawBatch) -> list[DrawnAnswer]:
     """
     if batch.first is not None:
         install_again(engine, batch.first, recompute=False)
-    changes = dict(zip(batch.changes, batch.weights, strict=True))
+    changes = dict(zip(batch.changes, zip(batch.weights, batch.recompute, strict=True), strict=True))
     waiting = sorted(zip(batch.begins, batch.requests, strict=True), key=lambda one: one[0])
     begun: dict[str, int] = {}
     found: dict[str, DrawnAnswer] = {}
@@ -59,12 +59,15 @@ def redraw(engine: LocalEngine, batch: RedrawBatch) -> list[DrawnAnswer]:
             begun[request.id] = at
         if moment in changes:
             _check_in_step(engine, {name: moment - at for name, at in begun.items() if name not in found})
-            install_again(engine, changes.pop(moment), recompute=batch.recompute)
+            weights, recompute = changes.pop(moment)
+            install_again(engine, weights, recompute=recompute)
         found |= {one.id: one for one in engine.step(0.0)}
         if len(batch.requests) == 1:
             moment = engine.unfinished().get(batch.requests[0].id, moment)
         else:
             moment += 1
+    for weights, _ in changes.values():  # all ended before: the engine shall hold the last weights anyhow
+        install_again(engine, weights, recompute=False)
     return [found[one.id] for one in batch.requests]
 
 

@@ -42,32 +42,36 @@ class HashingEngine:
         self.requests: dict[str, SampleRequest] = {}
         self.cache: dict[str, list[str]] = {}
         self.drawn: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[float]] = {}
 
     def submit(self, request: SampleRequest) -> None:
         self.requests[request.id] = request
-        self.cache[request.id], self.drawn[request.id] = [], []
+        self.cache[request.id], self.drawn[request.id], self.logprobs[request.id] = [], [], []
 
     def step(self, wait_s: float) -> list[DrawnAnswer]:
         done = []
         for name in list(self.requests)[: self.slots]:
             request, cache, drawn = self.requests[name], self.cache[name], self.drawn[name]
             cache.append(self.root)
-            drawn.append(derive_seed(request.seed, len(drawn), *cache) % 20)
+            said = derive_seed(request.seed, len(drawn), *cache)
+            drawn.append(said % 20)
+            self.logprobs[name].append(-1.0 - (said >> 20) % (1 << 20) / (1 << 20))
             if drawn[-1] == 0 or len(drawn) == request.max_tokens:
                 done.append(name)
         return [self._end(name) for name in done]
 
     def _end(self, name: str) -> DrawnAnswer:
         tokens = np.array(self.drawn.pop(name), dtype=np.int32)
+        logprobs = np.array(self.logprobs.pop(name), dtype=np.float32)
         del self.requests[name], self.cache[name]
-        return DrawnAnswer(name, tokens, -tokens.astype(np.float32), "length" if tokens[-1] else "stop")
+        return DrawnAnswer(name, tokens, logprobs, "length" if tokens[-1] else "stop")
 
     def unfinished(self) -> dict[str, int]:
         return {name: len(drawn) for name, drawn in self.drawn.items()}
 
     def abort(self, ids: Sequence[str]) -> None:
         for name in ids:
-            del self.requests[name], self.cache[name], self.drawn[name]
+            del self.requests[name], self.cache[name], self.drawn[name], self.logprobs[name]
 
     def prepare(self, patch: Patch) -> None:
         assert patch.since in (None, self.root)
@@ -105,8 +109,13 @@ def patch(version: int) -> PatchFile:
     return PatchFile({}, model_of(tensors(version)), since=None, root=root(version))
 
 
-def recorded(begins: Sequence[int], installs: Sequence[int], *, recompute: bool) -> list[Sample]:
-    """Samples of a generator that begins them, and installs versions, before these decode steps."""
+def recorded(
+    begins: Sequence[int], installs: Sequence[int], *, recompute: bool, moves: Sequence[tuple[int, int]] = ()
+) -> list[Sample]:
+    """Samples of a generator that begins them, and installs versions, before these decode steps.
+
+    `moves`: decode steps before which a sample's KV cache is computed anew, as another generator does it.
+    """
     engine, spec = HashingEngine(), make_spec()
     found: list[Sample] = []
     notes: dict[str, tuple[list[int], list[int]]] = {}
@@ -127,6 +136,9 @@ def recorded(begins: Sequence[int], installs: Sequence[int], *, recompute: bool)
                 engine.submit(SampleRequest(name, [4, 5], _LONGEST, number, 1.0))
                 now = max(version for version, when in enumerate(installs) if when <= moment)
                 notes[name] = [0], [now]
+        for at, number in moves:
+            if at == moment and (cache := engine.cache.get(f"{number:07d}-00")):
+                cache[:] = [engine.root] * len(cache)
         for one in engine.step(0.0):
             starts, versions = notes[one.id]
             found.append(
@@ -183,12 +195,15 @@ _STEPS = st.lists(st.integers(0, 15), min_size=1, max_size=10)
 
 
 @settings(deadline=None)
-@given(_STEPS, st.lists(st.integers(1, 6), max_size=3), st.booleans(), st.booleans())
+@given(
+    _STEPS, st.lists(st.integers(1, 6), max_size=3), st.booleans(), st.booleans(),
+    st.lists(st.tuples(st.integers(0, 25), st.integers(0, 9)), max_size=5),
+)  # fmt: skip
 def test_every_sample_comes_again_with_the_same_bits(
-    begins: list[int], gaps: list[int], recompute: bool, crowded: bool
+    begins: list[int], gaps: list[int], recompute: bool, crowded: bool, moves: list[tuple[int, int]]
 ) -> None:
     installs = np.cumsum([0, *gaps]).tolist()
-    samples = recorded(begins, installs, recompute=recompute)
+    samples = recorded(begins, installs, recompute=recompute, moves=moves)
     with pytest.MonkeyPatch.context() as monkeypatch:
         use_hashing(monkeypatch, slots=2 if crowded else 1 << 10)  # crowded: samples come out of step
         found = regenerated(samples, on_update="recompute" if recompute else "continue")
@@ -196,10 +211,28 @@ def test_every_sample_comes_again_with_the_same_bits(
     assert all(one.equal and one.has_tokens and one.apart == 0.0 for one in found)
 
 
-def test_the_other_way_to_update_shows(engines: list[HashingEngine]) -> None:
-    samples = recorded([0, 1], [0, 4], recompute=True)
-    assert any(one.versions.size > 1 for one in samples)
+def test_where_a_sample_moved_is_found_out(engines: list[HashingEngine]) -> None:
+    samples = recorded([0, 0, 0, 0], [0, 3, 5], recompute=False, moves=[(4, 1), (6, 1), (4, 3)])
+    assert {one.id for one in samples if one.tokens.size > 6} >= {"0000001-00", "0000003-00"}
     found = regenerated(samples, on_update="continue")
+    assert all(one.equal for one in found)
+    moved = {one.sample.id: one.anew for one in found if one.anew}
+    assert moved == {"0000001-00": (4, 6), "0000003-00": (4,)}
+
+
+def test_an_engine_goes_on_where_all_samples_ended_before_their_change(
+    engines: list[HashingEngine],
+) -> None:
+    samples = recorded([0], [0, 3], recompute=False) + recorded([9], [0, 3], recompute=False)
+    (first,) = [one for one in samples if one.versions.size > 1][:1]
+    late = structs.replace(first, version_starts=np.array([0, _LONGEST + 5], dtype=np.int32))
+    assert not regenerated([late, structs.replace(samples[-1], group=1)], on_update="continue")[0].equal
+
+
+def test_the_other_way_to_update_shows(engines: list[HashingEngine]) -> None:
+    samples = recorded([0, 1], [0, 4], recompute=False)
+    assert any(one.versions.size > 1 for one in samples)
+    found = regenerated(samples, on_update="recompute")
     assert [one.equal for one in found] == [one.versions.size == 1 for one in samples]
 
 
@@ -237,7 +270,7 @@ def test_an_engine_that_holds_other_weights_is_not_believed(engines: list[Hashin
     file = patch(1)
     batch = RedrawBatch(
         first=RedrawnWeights(str(file.path), {"w": "other"}), begins=[], requests=[], changes=[], weights=[],
-        recompute=False,
+        recompute=[],
     )  # fmt: skip
     with pytest.raises(WeightsError, match="does not hold the weights"):
         redraw(HashingEngine(), batch)
@@ -267,7 +300,7 @@ def test_the_process_answers_batch_after_batch(tmp_path: Path) -> None:
     first, second = (RedrawnWeights(str(file.path), digests_of(tensors(n))) for n, file in enumerate(files))
     requests = [SampleRequest(f"{n:07d}-00", [4], 3, 100 + n, 1.0) for n in range(2)]
     two = RedrawBatch(
-        first=first, begins=[0, 0], requests=requests, changes=[2], weights=[second], recompute=False
+        first=first, begins=[0, 0], requests=requests, changes=[2], weights=[second], recompute=[False]
     )
     ours.send_bytes(msgspec.msgpack.encode(two))
     assert not list(said())  # one slot for two samples: they are out of step

@@ -19,6 +19,12 @@ def show_redrawn(console: Console, found: RedrawnStep) -> None:
     said = redrawn_row(found)
     first = said["first_other"]
     head = f"step {said['step']} of run {said['run']}: {said['samples']} samples, {said['tokens']} tokens"
+    if said["cache_anew"]:
+        name, places = next(iter(said["cache_anew"].items()))
+        _say(
+            console, f"{len(said['cache_anew'])} samples have these bits with a KV cache that was computed "
+            f"anew, such as {name} before token {places[0]}: they moved to another generator, or made room",
+        )  # fmt: skip
     if first is None:
         _say(console, f"{head}: sampled again, all tokens and log-probabilities have the same bits", "green")
         return
