@@ -82,6 +82,11 @@ class Replayed:
     @property
     def reason(self) -> str:
         """Why bits may differ, in words, and the limits of that."""
+        if not self.same_recipe:
+            return (
+                "It was taken with other settings, or by another version of StreamRL, so other bits are "
+                "no wonder: the version that took it, or that made its step file, comes to the same"
+            )
         if not self.same_machine:
             why = f"It was taken on another kind of machine ({self.record.made_on}; here {kind_of_machine()})"
         elif not self.sums_exactly:
@@ -255,6 +260,8 @@ class Again:
         spoilt = FailedSteps(self._handle.store, self._handle.run).find(last) if failed else None
         last = spoilt.step if spoilt else self.newest() if last is None else last
         first = last if first is None else first
+        if spoilt is None:
+            self._check_end(last)
         if self.needs.before == "iteration":
             first -= first % self._handle.spec.algorithm.optimizer_steps
         begin = self._beginning(first)
@@ -315,9 +322,7 @@ class Again:
     def _check_end(self, last: int) -> None:
         newest = self.newest()
         if last > newest:
-            raise TrainingFailed(
-                f"the ledger of run {self._handle.run} ends with step {newest}: it has no step {last}"
-            )
+            raise TrainingFailed(no_such_step(self._handle.run, last, newest))
 
     def _beginning(self, number: int) -> _Beginning:
         """Restore the newest checkpoint before a step, if there is one."""
@@ -370,6 +375,14 @@ class Again:
         self._scoring.begin()
         if number % self._handle.spec.algorithm.optimizer_steps == 0:
             self._learner.begin_iteration()
+
+
+def no_such_step(run: str, step: int, newest: int) -> str:
+    """Return, for people, that a run's ledger has no step of a number."""
+    return (
+        f"the ledger of run {run} ends with step {newest}: it has no step {step}. Name a step up to "
+        f"{newest}, or wait until it is taken (`streamrl status {run}`)"
+    )
 
 
 def newest_step_of(handle: RunHandle) -> int:
