@@ -28,8 +28,8 @@ from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
 from producers.engines.engine import DrawnAnswer, SampleRequest
 from producers.engines.engine_messages import EngineOptions
-from producers.engines.redraw_engine import RedrawEngine
 from producers.engines.redrawing import RedrawBatch, RedrawnWeights, begins_of_requests
+from producers.engines.remote_redraw import RedrawEngine
 from producers.installing import merged_model
 from schemas.generation import ENGINES
 from schemas.messages import Sample

@@ -55,9 +55,9 @@ def replay(
     It names the first stage that differs, by how much, and the sample that differs most. The replay begins at
     the newest checkpoint before the step or at the run's first model. It writes nothing.
 
-    --regenerate and --rewards train nothing. They do again what came before the trainer: --regenerate samples
-    the step's samples, in vLLM, by the weights of the versions that drew them and the recorded seeds;
-    --rewards computes their rewards.
+    --regenerate and --rewards train nothing, and look at what came before the trainer. --regenerate samples the
+    step's samples again, in vLLM, by the recorded seeds and the weights of the versions that drew them.
+    --rewards computes their rewards again.
 
     Examples:
 
@@ -127,8 +127,8 @@ def _samples_again(asked: _Asked, *, regenerate: bool, rewards: bool, as_json: b
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from flows.cli.shared.again_shown import show_redrawn, show_rescored
+    from flows.run.again_rows import redrawn_row, rescored_row
     from flows.run.recorded_samples import recorded_samples
-    from flows.view.again_rows import redrawn_row, rescored_row
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:

@@ -121,6 +121,6 @@ def _all(handle: RunHandle, topic: Topic, part: int) -> Iterator[tuple[Record, P
         reader.close()
 
 
-def problems_of(records: Sequence[Record]) -> dict[int, str]:
+def problems_by_group(records: Sequence[Record]) -> dict[int, str]:
     """Return the problems of prompts as JSON, by group."""
     return {one.group: one.problem for record in records if (one := group_prompt(record)) is not None}

@@ -11,7 +11,7 @@ from consumers.batches.log_places import fetch_rows
 from consumers.replay import StepProgress, newest_step_of
 from consumers.steps.failing import FailedSteps
 from consumers.stream.recorded_groups import samples_topic
-from flows.run.prompt_search import problems_of, prompt_records
+from flows.run.prompt_search import problems_by_group, prompt_records
 from flows.run.replaying import opened_source
 from flows.run.request import RunFailed
 from flows.run.rescoring import Rescored, RewardCode, rescored, reward_code
@@ -68,7 +68,9 @@ class RecordedSamples:
                 refuse_own_code("the step file", [record.spec.task.reward or str(record.spec.task.python)])
         code = reward_code(record)
         prompts = prompt_records(self.handle, self.handle.topics.prompts, self.samples)
-        return RescoredStep(self.record, rescored(record, self.samples, problems_of(prompts), scoring), code)
+        return RescoredStep(
+            self.record, rescored(record, self.samples, problems_by_group(prompts), scoring), code
+        )
 
 
 @dataclass(frozen=True)

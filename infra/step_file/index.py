@@ -14,8 +14,8 @@ from infra.weights.bits import NAMES
 from infra.weights.folder import is_beside
 from infra.weights.manifest import Tensor
 
-FORMAT = 2
-_READ = (1, FORMAT)  # files of format 1 have no prompts and no weights of versions
+STEP_FILE_FORMAT = 2
+_READ = (1, STEP_FILE_FORMAT)  # files of format 1 have no prompts and no weights of versions
 _KIND = "step file"  # of the content that is signed
 LARGEST_INDEX = 64 << 20
 LARGEST_TEXT = 64 << 20  # bytes of a file that is no tensor and holds no records
@@ -149,7 +149,7 @@ def read_index(raw: bytes, where: str, ring: KeyRing) -> StepFileIndex:
             raise ValueError("its index is no JSON object")
         if (form := said.get("format")) not in _READ:
             raise StepFileError(
-                f"{where} has format {str(form)[:20]}; this version of StreamRL reads formats 1 to {FORMAT}. "
+                f"{where} has format {str(form)[:20]}; this version of StreamRL reads formats 1 to {STEP_FILE_FORMAT}. "
                 f"Its maker was StreamRL {str(said.get('streamrl'))[:40]}: open it with that version"
             )
         if canonical_json(said) != raw:

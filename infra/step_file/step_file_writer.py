@@ -14,8 +14,8 @@ from infra.bus import Record
 from infra.keys import ring_from_env
 from infra.runs import RunRecord
 from infra.step_file.index import (
-    FORMAT,
     LARGEST_INDEX,
+    STEP_FILE_FORMAT,
     Member,
     StepFileError,
     StepFileIndex,
@@ -69,7 +69,7 @@ def write_step_file(content: StepFileContent, path: Path, written: Written = lam
     for number, model in content.versions.items():
         tensors += _tensors("version", model, content.state, number)
     index = StepFileIndex(
-        format=FORMAT, streamrl=version("streamrl"), run=content.record.id, first=content.first,
+        format=STEP_FILE_FORMAT, streamrl=version("streamrl"), run=content.record.id, first=content.first,
         last=content.last, asked=content.asked, failed=content.failed, made_on=content.made_on,
         created_at=time.time(),
         partitions=content.record.spec.lengths.classes, samples_of=content.samples_of,

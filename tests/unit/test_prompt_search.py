@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.run.prompt_search import PromptsGone, problems_of, prompt_records
+from flows.run.prompt_search import PromptsGone, problems_by_group, prompt_records
 from infra.memory_bus import MemoryFetcher
 from schemas.messages import Prompt, Sample, shared_fields
 from schemas.wire import encode
@@ -46,7 +46,7 @@ def test_every_prompt_that_is_there_is_found(
     sent(context, [prompt_of(one, f'{{"id": "{one.group}"}}') for one in samples])
     asked = [samples[group] for group in sorted(wanted) if group < len(samples)]
     found = prompt_records(context, context.topics.prompts, [*asked, *asked[:1]])
-    assert problems_of(found) == {one.group: f'{{"id": "{one.group}"}}' for one in asked}
+    assert problems_by_group(found) == {one.group: f'{{"id": "{one.group}"}}' for one in asked}
 
 
 def test_it_looks_at_few_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ _SHOWN = 12  # samples
 
 def show_redrawn(console: Console, found: RedrawnStep) -> None:
     """Say whether all bits are equal, or which sample and token differ first, and by how much."""
-    from flows.view.again_rows import redrawn_row
+    from flows.run.again_rows import redrawn_row
 
     said = redrawn_row(found)
     first = said["first_other"]
@@ -77,7 +77,7 @@ def _by(row: dict[str, Any]) -> str:
 
 def show_rescored(console: Console, found: RescoredStep) -> None:
     """Name the samples whose reward differs now, and the parts that differ."""
-    from flows.view.again_rows import rescored_row
+    from flows.run.again_rows import rescored_row
 
     said = rescored_row(found)
     changed = {

@@ -20,6 +20,7 @@ StepRange = Annotated[
 OwnCode = Annotated[
     bool,
     typer.Option(
-        "--own-code", help="Of a step file: import the loss or learner that it names, from this machine."
+        "--own-code",
+        help="Of a step file: import the loss, learner or reward that it names, from here.",
     ),
 ]
