@@ -55,8 +55,8 @@ def replay(
     It names the first stage that differs, by how much, and the sample that differs most. The replay begins at
     the newest checkpoint before the step or at the run's first model. It writes nothing.
 
-    --regenerate and --rewards train nothing, and look at what came before the trainer. --regenerate samples the
-    step's samples again, in vLLM, by the recorded seeds and the weights of the versions that drew them.
+    --regenerate and --rewards train nothing, and look at what came before the trainer. --regenerate samples
+    the step's samples again, in vLLM, by the recorded seeds and the weights of the versions that drew them.
     --rewards computes their rewards again.
 
     Examples:

@@ -149,8 +149,9 @@ def read_index(raw: bytes, where: str, ring: KeyRing) -> StepFileIndex:
             raise ValueError("its index is no JSON object")
         if (form := said.get("format")) not in _READ:
             raise StepFileError(
-                f"{where} has format {str(form)[:20]}; this version of StreamRL reads formats 1 to {STEP_FILE_FORMAT}. "
-                f"Its maker was StreamRL {str(said.get('streamrl'))[:40]}: open it with that version"
+                f"{where} has format {str(form)[:20]}; this version of StreamRL reads formats 1 to "
+                f"{STEP_FILE_FORMAT}. Its maker was StreamRL {str(said.get('streamrl'))[:40]}: open it "
+                "with that version"
             )
         if canonical_json(said) != raw:
             raise ValueError("its index is not as StreamRL writes one")

@@ -308,7 +308,7 @@ def test_the_first_sample_and_token_that_differ_are_named(
         (["--rewards", "--sample", "none"], "is no sample's id, such as"),
         (["--rewards", "--sample", "0000999-00"], "has trained sample 0000999-00"),
         (["--rewards", "--step", "1", "--sample", "0000000-00"], "as step 1"),
-        (["--rewards", "--step", "99"], "has no step 99; its newest is 3"),
+        (["--rewards", "--step", "99"], "ends with step 3: it has no step 99"),
         (["--rewards", "--failed"], "no record of a failed step"),
     ],
 )  # fmt: skip
