@@ -13,6 +13,8 @@ from infra.errors import Explained
 from infra.run_handle import RunHandle
 from infra.stores.store import StoreError
 from infra.weights.digest import digests_of, model_digests, root_digest
+from infra.weights.expected import Expected
+from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 from producers.regenerating import RegenerationError
@@ -34,10 +36,15 @@ class VersionWeights:
         reason = "the step file has no weights of it"
         if self._begins is None:
             try:
-                return WeightStore(self._handle.store, self._handle.run).fetch(version, root=root)[1]
+                return self._store().fetch(version, root=root)[1]
             except (StoreError, WeightsError) as error:
                 reason = str(error)
         return self._trained(version, root, reason)
+
+    def _store(self) -> WeightStore:
+        record = self._handle.record
+        expected = Expected(record.spec.model, ModelFolder(record.model))
+        return WeightStore(self._handle.store, self._handle.run, check=expected.check)
 
     def _trained(self, version: int, root: str, reason: str) -> Mapping[str, torch.Tensor]:
         """Train a version again; `reason`: why it can't be had otherwise."""
