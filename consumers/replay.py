@@ -23,13 +23,12 @@ from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import Needs
 from consumers.steps.checkpoint import Checkpoints
 from consumers.steps.failing import FailedSteps, TrainingFailed
-from consumers.steps.ledger import steps_in_ledger
+from consumers.steps.ledger import newest_in_ledger, steps_in_ledger
 from consumers.steps.redo import RedoneStep, plans_again, take_again, version_trained
 from consumers.steps.scoring import Scoring
 from consumers.steps.stage_comparison import StageFound, compared
 from consumers.steps.step_record import recipe_of
 from consumers.stream.recorded_groups import samples_topic
-from infra.bus import ends_of
 from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from schemas.messages import Sample, StepRecord
@@ -37,7 +36,6 @@ from schemas.runspec import RunSpec
 from schemas.topics import Topic
 
 StepProgress = Callable[[int, int], None]  # steps taken, of how many
-_TAIL = 64  # records at the ledger's end that are searched first for the newest step
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,11 @@ class Replayed:
     @property
     def reason(self) -> str:
         """Why bits may differ, in words, and the limits of that."""
+        if not self.same_recipe:
+            return (
+                "It was taken with other settings, or by another version of StreamRL, so other bits are "
+                "no wonder: the version that took it, or that made its step file, comes to the same"
+            )
         if not self.same_machine:
             why = f"It was taken on another kind of machine ({self.record.made_on}; here {kind_of_machine()})"
         elif not self.sums_exactly:
@@ -257,6 +260,8 @@ class Again:
         spoilt = FailedSteps(self._handle.store, self._handle.run).find(last) if failed else None
         last = spoilt.step if spoilt else self.newest() if last is None else last
         first = last if first is None else first
+        if spoilt is None:
+            self._check_end(last)
         if self.needs.before == "iteration":
             first -= first % self._handle.spec.algorithm.optimizer_steps
         begin = self._beginning(first)
@@ -315,24 +320,12 @@ class Again:
 
     def newest(self) -> int:
         """Return the number of the ledger's newest step."""
-        end = ends_of(self._handle.bus, self._handle.topics.ledger)[0]
-        back = _TAIL
-        while True:
-            found = [step.step for step in steps_in_ledger(self._handle, max(0, end - back))]
-            if found or back >= end:
-                break
-            back *= 8
-        if not found:
-            raise TrainingFailed(f"{self._handle.ledger_words} has no step yet{self._handle.more_words}")
-        return found[-1]
+        return newest_step_of(self._handle)
 
     def _check_end(self, last: int) -> None:
         newest = self.newest()
         if last > newest:
-            raise TrainingFailed(
-                f"{self._handle.ledger_words} ends with step {newest}: it has no step {last}"
-                f"{self._handle.more_words}"
-            )
+            raise TrainingFailed(no_such_step(self._handle, last, newest))
 
     def _beginning(self, number: int) -> _Beginning:
         """Restore the newest checkpoint before a step, if there is one."""
@@ -385,6 +378,27 @@ class Again:
         self._scoring.begin()
         if number % self._handle.spec.algorithm.optimizer_steps == 0:
             self._learner.begin_iteration()
+
+
+def no_such_step(handle: RunHandle, step: int, newest: int) -> str:
+    """Return, for people, that a run's ledger has no step of a number."""
+    more = handle.more_words or f", or wait until it is taken (`streamrl status {handle.run}`)"
+    return (
+        f"{handle.ledger_words} ends with step {newest}: it has no step {step}. Name a step up to "
+        f"{newest}{more}"
+    )
+
+
+def newest_step_of(handle: RunHandle) -> int:
+    """Return the number of the ledger's newest step. Raises TrainingFailed if it has none."""
+    found = newest_in_ledger(handle)
+    if found is None:
+        more = handle.more_words or (
+            f": none is taken yet, or its records were removed. `streamrl status {handle.run}` says how far "
+            "it is"
+        )
+        raise TrainingFailed(f"{handle.ledger_words} has no step{more}")
+    return found
 
 
 def _alone(

@@ -159,8 +159,11 @@ def find(store: Store, run: str) -> RunRecord:
         raw = store.get(_key(run))
     except Missing:
         known = ", ".join(runs_of(store)[-5:])
-        newest_run = known or "none. If there should be some: is the store mounted, and is that its URL?"
-        raise RunError(f"there is no run {run} in {store.url}; the newest there: {newest_run}") from None
+        newest_run = known or "none. If there should be some, look whether the store is mounted there"
+        raise RunError(
+            f"there is no run {run} in {store.url}; the newest there: {newest_run}. `streamrl runs` lists "
+            "all, and --store names another store"
+        ) from None
     where = f"{store.url}/{_key(run)}"
     try:
         said = json.loads(raw)

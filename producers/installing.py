@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from infra.weights.adapter_tensors import Merging, check_fits
 from infra.weights.bits import Bits, Model, file_model
@@ -22,6 +23,9 @@ from infra.weights.folder import ModelFolder
 from infra.weights.manifest import VersionManifest
 from infra.weights.patch import PatchFile
 from schemas.runspec import ModelSection
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class VerifiedWeights:
     def claim(self) -> bool:
         """Return True to the first caller only: the engine that installs it, or `Newest`, which voids it."""
         return self._claimed.acquire(blocking=False)
+
+
+def merged_model(spec: ModelSection, base: ModelFolder, adapter: Mapping[str, torch.Tensor]) -> Model:
+    """Return the layers that an adapter changes, merged: engines know no adapters."""
+    return file_model(Merging(spec, base).file(adapter))
 
 
 class Newest:
@@ -61,13 +70,10 @@ class Newest:
         return self._given
 
     def _whole(self, manifest: VersionManifest, copy: Copy) -> tuple[Model, Mapping[str, str]]:
-        """Return whole tensors and their digests.
-
-        An adapter is merged into its layers here: engines know none.
-        """
+        """Return whole tensors and their digests."""
         if self._spec.lora is None:
             return copy.model, manifest.digests
-        merged = file_model(Merging(self._spec, self._base).file(copy.tensors()))
+        merged = merged_model(self._spec, self._base, copy.tensors())
         return merged, model_digests(merged)
 
     def _settle(self) -> None:

@@ -39,9 +39,10 @@ def fetch(
         for partition, offset in sorted(wanted):
             begin, end = begins.get(partition, 0), ends.get(partition, 0)
             if not begin <= offset < end:
+                kept = f"goes from {begin} to {end - 1}" if end > begin else "has nothing there any more"
                 raise Gone(
-                    f"{topic.name}[{partition}]@{offset} is gone, one of {what}: the {kept_in} goes from "
-                    f"{begin} to {end - 1} (placement.kafka.retention_hours)"
+                    f"{topic.name}[{partition}]@{offset} is gone, one of {what}: the {kept_in} {kept} "
+                    "(placement.kafka.retention_hours)"
                 )
         reader.seek(ends)
         reader.seek({partition: runs[-1][0] for partition, runs in left.items()})

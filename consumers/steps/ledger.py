@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from infra.bad_step import bad_step, claimed_step
-from infra.bus import Reader, Record, clamp, read_until
+from infra.bus import Reader, Record, clamp, ends_of, read_until
 from infra.errors import Explained
 from infra.gate import Gate, Refuse
 from infra.roles.context import RoleContext
@@ -28,6 +28,7 @@ from schemas.steps import steps_in, wrong_step
 from schemas.topics import Topics
 from schemas.wire import encode
 
+_TAIL = 64  # records at the ledger's end that are searched first for the newest step
 _BACK = 256  # records to look through before a position, if a step is missing behind it
 
 
@@ -173,6 +174,17 @@ class Ledger:
 def steps_in_ledger(handle: RunHandle, start: int = 0) -> Iterator[StepRecord]:
     """Yield the steps that this run's ledger still has from position `start` on, each once, in order."""
     return (step for _, step in steps_in_log(handle, handle.run, handle.spec, start))
+
+
+def newest_in_ledger(handle: RunHandle) -> int | None:
+    """Return the number of the ledger's newest step; None if it has none."""
+    end = ends_of(handle.bus, handle.topics.ledger)[0]
+    back = _TAIL
+    while True:
+        found = [step.step for step in steps_in_ledger(handle, max(0, end - back))]
+        if found or back >= end:
+            return found[-1] if found else None
+        back *= 8
 
 
 def steps_in_log(

@@ -9,7 +9,15 @@ import typer
 
 from flows.cli.replay import steps_of
 from flows.cli.shared.replay_options import ArchiveAlone, StepRange
-from flows.cli.shared.talk import INTERRUPTED, error_console, fail, out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk import (
+    INTERRUPTED,
+    error_console,
+    fail,
+    out,
+    plain_errors,
+    sigterm_interrupts,
+    warn,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,12 +38,19 @@ def bundle(
         bool,
         typer.Option("--failed", help="A step that could not be taken; the newest if --step is left out."),
     ] = False,
+    regenerate: Annotated[
+        bool,
+        typer.Option("--regenerate", help="Also the weights of all versions that drew the samples."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
     """Write a step file: one file by which a step can be replayed on any machine, and attached to an issue.
 
-    It holds samples, weights and optimizer state before the step, config, tokenizer, settings and digests.
+    It holds samples, prompts, weights and optimizer state before the step, config, tokenizer, settings and
+    digests. The samples of a step of sync mode were drawn by these weights; those of async mode were drawn by
+    older ones, too, which `--regenerate` puts beside them, so that they can be sampled again.
     `streamrl replay FILE` needs no broker, no store and no network, and runs no code of the file. Prompts and
     answers are in it: do not give it to people who may not see them.
 
@@ -45,10 +60,12 @@ def bundle(
 
     [bold]streamrl bundle count-3 --failed[/bold]
     """  # fmt: skip
+    import json
+
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from flows.run.bundling import make_step_file
     from flows.run.replaying import replaying
-    from flows.run.step_files import make_step_file
 
     first, last = steps_of(step)
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
@@ -64,11 +81,23 @@ def bundle(
 
             with replaying(run, store, stepping, archive_alone=archive) as opened:
                 made = make_step_file(
-                    opened.again, opened.handle, file, first, last, failed=failed, written=writing
+                    opened.again,
+                    opened.handle,
+                    file,
+                    first,
+                    last,
+                    failed=failed,
+                    regenerate=regenerate,
+                    written=writing,
                 )
     except KeyboardInterrupt:
         fail("stopped; nothing was written", INTERRUPTED)
     steps = f"step {made.last}" if made.first == made.last else f"steps {made.first} to {made.last}"
+    if made.prompts_missing:
+        warn(f"the file has no prompts, so rewards can't be computed again from it: {made.prompts_missing}")
+    if as_json:
+        typer.echo(json.dumps({**vars(made), "path": str(made.path), "run": run}))
+        return
     out().print(
         f"{made.path} has {steps} of {run} ({made.size / 1e6:.1f} MB; in the log, the samples have "
         f"{made.samples_size / 1e6:.1f} MB)\n"

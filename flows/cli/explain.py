@@ -75,7 +75,11 @@ def _show(console: Console, run: str, found: Explanation) -> None:
         text, style=style, highlight=False, markup=False, soft_wrap=True
     )
     if not found.steps:
-        say(f"the ledger of {run} has no step yet: there is nothing to explain", "yellow")
+        say(
+            f"the ledger of {run} has no step: none is taken yet, or its records were removed. There is "
+            f"nothing to explain; `streamrl status {run}` says how far it is",
+            "yellow",
+        )
     elif not found.findings:
         say(f"nothing is wrong with the {found.steps} steps of {run} that any detector could tell", "green")
     for number, (detector, one) in enumerate(found.findings):

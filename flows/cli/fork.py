@@ -39,6 +39,9 @@ def fork(
     prefect: Annotated[
         bool, typer.Option("--prefect/--no-prefect", help="With --start: as a flow of the Prefect server.")
     ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The new run as one JSON object; not with --start.")
+    ] = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:  # fmt: skip
     """Make a new run that goes on from a step of another one: the same past, and topics of its own.
@@ -52,6 +55,8 @@ def fork(
 
     [bold]streamrl fork count-3 --at 40 --name careful[/bold]   makes careful-1
     """  # fmt: skip
+    import json
+
     import yaml
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -65,6 +70,8 @@ def fork(
 
     if is_step_file(run):
         fail(f"{run} is a step file, and a fork lies in the store of its run: name a run")
+    if as_json and start:
+        fail("--json says which run was made, and --start watches it: leave one out")
     if name is not None and not _is_name(name):
         fail(f"--name {name}: small letters, digits and dashes, beginning with a letter")
     if file is not None and file.exists():
@@ -85,6 +92,10 @@ def fork(
     file = file or Path(f"{made.id}.yaml")
     with file.open("x") as target:
         yaml.safe_dump(made.spec.model_dump(mode="json", by_alias=True), target, sort_keys=False)
+    if as_json:
+        origin = made.fork.model_dump(exclude={"identity"}) if made.fork else {}
+        typer.echo(json.dumps({"id": made.id, "run_file": str(file), "fork": origin}))
+        return
     out().print(
         f"{made.id} is a fork of {made.fork.words if made.fork else run}; its run file is {file}",
         markup=False, highlight=False, soft_wrap=True,

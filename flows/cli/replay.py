@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,19 @@ def replay(
     failed: Annotated[
         bool, typer.Option("--failed", help="A step that could not be taken: which samples spoil it?")
     ] = False,
+    regenerate: Annotated[
+        bool,
+        typer.Option(
+            "--regenerate", help="Sample the step's samples again, and compare tokens and logprobs."
+        ),
+    ] = False,
+    rewards: Annotated[
+        bool, typer.Option("--rewards", help="Compute the step's rewards again, by the task's own code.")
+    ] = False,
+    sample: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="With --regenerate or --rewards: only this sample, of any step."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a step and line, with all stages.")
     ] = False,
@@ -42,11 +56,19 @@ def replay(
     It names the first stage that differs, by how much, and the sample that differs most. The replay begins at
     the newest checkpoint before the step or at the run's first model. It writes nothing.
 
+    --regenerate and --rewards train nothing, and look at what came before the trainer. --regenerate samples
+    the step's samples again, in vLLM, by the recorded seeds and the weights of the versions that drew them.
+    --rewards computes their rewards again.
+
     Examples:
 
     [bold]streamrl replay count-3 --step 12[/bold]
 
     [bold]streamrl replay count-3 --step 0-59 --json > steps.jsonl[/bold]
+
+    [bold]streamrl replay count-3 --step 12 --regenerate --rewards[/bold]
+
+    [bold]streamrl replay count-3 --sample 0000097-02 --regenerate[/bold]
 
     [bold]streamrl replay step.tar.zst[/bold]   made by `streamrl bundle`; needs no broker, store or network
 
@@ -59,6 +81,15 @@ def replay(
     first, last = steps_of(step)
     if failed and first != last:
         fail("--failed looks at one step")
+    if sample is not None and not (regenerate or rewards):
+        fail("--sample goes with --regenerate or --rewards; `streamrl inspect` shows a sample token by token")
+    if regenerate or rewards:
+        if first != last:
+            fail("--regenerate and --rewards look at one step")
+        asked = _Asked(run, store, last, sample, failed, own_code, archive)
+        if not _samples_again(asked, regenerate=regenerate, rewards=rewards, as_json=as_json):
+            raise typer.Exit(FAILED)
+        return
     console, fine = out(), True
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:
@@ -80,6 +111,55 @@ def replay(
                 fine = _steps(console, opened, first, last, as_json=as_json)
     if not fine:
         raise typer.Exit(FAILED)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The samples that are looked at again."""
+
+    source: str
+    store: str
+    step: int | None
+    sample: str | None
+    failed: bool
+    own_code: bool
+    archive_alone: bool
+
+
+def _samples_again(asked: _Asked, *, regenerate: bool, rewards: bool, as_json: bool) -> bool:
+    """Do again what came before the trainer. Return whether it came out as expected."""
+    import json
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from flows.cli.shared.again_shown import show_redrawn, show_rescored
+    from flows.run.again_rows import redrawn_row, rescored_row
+    from flows.run.recorded_samples import recorded_samples
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=error_console(), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def say(words: str) -> Callable[[int, int], None]:
+            return lambda done, total: bar.update(task, description=words, completed=done, total=total)
+
+        with recorded_samples(
+            asked.source, asked.store, asked.step, asked.sample, failed=asked.failed, own_code=asked.own_code,
+            archive_alone=asked.archive_alone, read=say("bytes of the step file"),
+        ) as found:  # fmt: skip
+            scored = found.rescored(say("rewards")) if rewards else None
+            bar.update(task, description="starting the engine" if regenerate else "", completed=0)
+            drawn = found.regenerated(say("steps before it"), say("samples")) if regenerate else None
+    if as_json:
+        said = (scored and {"rewards": rescored_row(scored)}) or {}
+        said |= (drawn and {"regenerated": redrawn_row(drawn)}) or {}
+        typer.echo(json.dumps(said))
+    else:
+        if scored is not None:
+            show_rescored(out(), scored)
+        if drawn is not None:
+            show_redrawn(out(), drawn)
+    return (scored is None or scored.equal) and (drawn is None or drawn.as_expected)
 
 
 def steps_of(said: str | None) -> tuple[int | None, int | None]:

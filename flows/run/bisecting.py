@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from consumers.replay import Again, Replayed
+from consumers.replay import Again, Replayed, newest_step_of
 from consumers.steps.ledger import steps_in_ledger
 from flows.run.predicates import APART, Predicate, Values
 from infra.run_handle import RunHandle
@@ -41,6 +41,8 @@ def bisect_run(again: Again, handle: RunHandle, when: Predicate, probed: Probed)
             count += 1
             if when.holds(values := values_of(record)):
                 return Bisected(record.step, values, 0, count)
+        if not count:
+            newest_step_of(handle)  # raises, as there is none
         return Bisected(None, {}, 0, count)
     first = next((record.step for record in steps_in_ledger(handle)), 0)
     return _by_replays(again, when, first, again.newest(), probed)

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from consumers.batches.log_places import Gone
 from consumers.learners.learner import Learner
 from consumers.ranks.choose_learner import learner_of
 from consumers.replay import Again, StepProgress
+from consumers.stream.recorded_groups import samples_topic
 from flows.run.locations import named_store
 from flows.run.request import RunFailed
 from flows.run.step_files import OpenStepFile, opened_step_file
+from flows.run.step_search import first_kept_step
+from infra.errors import Explained
 from infra.run_handle import RunHandle, opened_run
 from infra.runs import find
 from infra.step_file.index import StepFileIndex
@@ -65,7 +69,28 @@ def opened_source(
             f"{record.model}. Where it is, `streamrl bundle {source}` makes a file that replays anywhere"
         )
     with opened_run(store, record, "streamrl-replay", archive_alone=archive_alone) as handle:
-        yield handle, None
+        try:
+            yield handle, None
+        except Gone as error:
+            raise RunFailed(f"{error}{_still_possible(handle)}") from error
+
+
+def _still_possible(handle: RunHandle) -> str:
+    """Say what can be done with a run whose samples are gone in part."""
+    try:
+        first = first_kept_step(handle, samples_topic(handle))
+    except Explained:
+        return ""
+    kept = (
+        "no step has all its samples any more" if first is None
+        else f"from step {first} on all samples are there, and steps can be replayed that have a checkpoint "
+        f"between step {first} and them (trainer.keep_checkpoints)"
+    )  # fmt: skip
+    return (
+        f". It is in no archive, either: {kept}. Step files that were made in time replay as ever, and "
+        "conditions of `streamrl bisect` on the ledger's metrics need no samples. For other runs: `streamrl "
+        "archive` keeps records before retention removes them"
+    )
 
 
 def learner_for(handle: RunHandle) -> Learner:

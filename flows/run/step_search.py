@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import numpy as np
 
+from consumers.replay import newest_step_of, no_such_step
 from consumers.steps.ledger import steps_in_ledger
 from flows.run.request import RunFailed
+from infra.bus import begins_of, ends_of
 from infra.run_handle import RunHandle
 from schemas.admission import iteration_of
 from schemas.identity import is_sample_id, sample_key
 from schemas.messages import StepRecord
+from schemas.topics import Topic
 
 
 def step_record_of(handle: RunHandle, number: int) -> StepRecord:
     """Return the record of a step. Raises RunFailed if the ledger has none."""
+    newest = newest_step_of(handle)
+    if number > newest:
+        raise RunFailed(no_such_step(handle, number, newest))
     for record in steps_in_ledger(handle, _position(handle, number)):
         if record.step == number:
             return record
-    newest = max((record.step for record in steps_in_ledger(handle)), default=None)
-    there = "has no step yet" if newest is None else f"has no step {number}; its newest is {newest}"
-    raise RunFailed(f"{handle.ledger_words} {there}{handle.more_words}")
+    raise RunFailed(
+        f"the ledger of run {handle.run} has no usable record of step {number}, though its newest is "
+        f"{newest}: the record was removed, damaged or given up (streamrl skip), or the run is a "
+        "fork that began later"
+    )
+
+
+def first_kept_step(handle: RunHandle, samples: Topic) -> int | None:
+    """Return the first step from which on the log or the archive has all samples; None if there is none."""
+    begins, first = begins_of(handle.bus, samples), None
+    ends = ends_of(handle.bus, samples)
+    for record in steps_in_ledger(handle):
+        places = zip(record.partitions.tolist(), record.offsets.tolist(), strict=True)
+        if all(begins.get(part, 0) <= offset < ends.get(part, 0) for part, offset in places):
+            first = record.step if first is None else first
+        else:
+            first = None
+    return first
 
 
 def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRecord, int]:

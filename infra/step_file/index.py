@@ -14,15 +14,21 @@ from infra.weights.bits import NAMES
 from infra.weights.folder import is_beside
 from infra.weights.manifest import Tensor
 
-_FORMAT = 1
+STEP_FILE_FORMAT = 2
+_READ = (1, STEP_FILE_FORMAT)  # files of format 1 have no prompts and no weights of versions
 _KIND = "step file"  # of the content that is signed
 LARGEST_INDEX = 64 << 20
 LARGEST_TEXT = 64 << 20  # bytes of a file that is no tensor and holds no records
 _MOST_TENSORS = 1 << 20
-_RECORDS = ("ledger", "samples", "failed")
+_RECORDS = ("ledger", "samples", "failed", "prompts")
+_MOST_VERSIONS = 1024
+COUNTABLE = {  # types of a tensor and of one that is counted from it
+    ("F32", "F32"), ("BF16", "BF16"), ("F16", "F16"), ("BF16", "F32"), ("F16", "F32"), ("F32", "BF16"),
+    ("F32", "F16"),
+}  # fmt: skip
 
 _Number = Annotated[int, Field(ge=0, lt=1 << 62)]
-StepFilePart = Literal["model", "reference", "state"]  # a model, or the state of a learner
+StepFilePart = Literal["model", "reference", "state", "version"]  # a model, a learner's state, or a version
 _Text = Annotated[str, Field(max_length=4096)]
 
 
@@ -60,19 +66,28 @@ class StoredTensor(Tensor):
 
     of: StepFilePart
     name: Annotated[str, Field(min_length=1, max_length=1024)]
-    minus: Annotated[str, Field(max_length=1024)] = ""  # the tensor of `model` that its bits are counted from
+    # The tensor that its bits are counted from: one of `model`, or for a version's tensor one of `state`.
+    minus: Annotated[str, Field(max_length=1024)] = ""
+    version: _Number | None = None  # of the weights that it is a part of; None: of none
 
     @model_validator(mode="after")
     def _is_readable(self) -> StoredTensor:
         if self.dtype not in NAMES:
             raise ValueError(f"tensor {self.name[:100]} has an unknown type, {self.dtype}")
+        if (self.of == "version") != (self.version is not None):
+            raise ValueError(f"tensor {self.name[:100]} does not say of which version it is")
         return self
+
+    @property
+    def base(self) -> StepFilePart:
+        """The part of the file whose tensors its bits may be counted from."""
+        return "state" if self.of == "version" else "model"
 
 
 class StepFileIndex(_Said):
     """All that is in a step file."""
 
-    format: Literal[1]
+    format: Literal[1, 2]
     streamrl: _Text  # version of the library that made it
     run: Annotated[str, Field(min_length=1, max_length=512)]
     first: _Number  # the first step that can be taken
@@ -89,19 +104,31 @@ class StepFileIndex(_Said):
     @model_validator(mode="after")
     def _is_whole(self) -> StepFileIndex:
         names = [one.name for one in self.members]
-        tensors = [(one.of, one.name) for one in self.tensors]
+        tensors = [(one.of, one.version, one.name) for one in self.tensors]
         if len(set(names)) < len(names) or len(set(tensors)) < len(tensors):
             raise ValueError("it names something twice")
         if missing := [one for one in ("run.json", "records/samples") if one not in names]:
             raise ValueError(f"it has no {missing[0]}")
         if not self.first <= self.asked <= self.last:
             raise ValueError(f"it is about step {self.asked}, and has steps {self.first} to {self.last}")
-        model = {one.name: one for one in self.tensors if one.of == "model"}
-        for one in self.tensors:
-            base = model.get(one.minus)
-            if one.minus and (one.of == "model" or base is None or base.minus or base.shape != one.shape):
-                raise ValueError(f"tensor {one.name[:100]} is counted from {one.minus[:100]}, which can't be")
+        if self.format == 1 and (
+            "records/prompts" in names or any(one.of == "version" for one in self.tensors)
+        ):
+            raise ValueError("it has format 1, and prompts or weights of versions, which that format has not")
+        if len({one.version for one in self.tensors}) > _MOST_VERSIONS:
+            raise ValueError(f"it has weights of more than {_MOST_VERSIONS} versions")
+        self._check_bases()
         return self
+
+    def _check_bases(self) -> None:
+        """Check that a tensor is counted only from one that comes before it."""
+        seen: dict[tuple[str, str], StoredTensor] = {}
+        for one in self.tensors:
+            base = seen.get((one.base, one.minus))
+            fits = base is not None and base.shape == one.shape and (base.dtype, one.dtype) in COUNTABLE
+            if one.minus and (one.of == one.base or not fits):
+                raise ValueError(f"tensor {one.name[:100]} is counted from {one.minus[:100]}, which can't be")
+            seen[one.of, one.name] = one
 
     @property
     def size(self) -> int:
@@ -120,10 +147,11 @@ def read_index(raw: bytes, where: str, ring: KeyRing) -> StepFileIndex:
         said = json.loads(raw)
         if not isinstance(said, dict):
             raise ValueError("its index is no JSON object")
-        if (form := said.get("format")) != _FORMAT:
+        if (form := said.get("format")) not in _READ:
             raise StepFileError(
-                f"{where} has format {str(form)[:20]}; this version of StreamRL reads format {_FORMAT}. Its "
-                f"maker was StreamRL {str(said.get('streamrl'))[:40]}: open it with that version"
+                f"{where} has format {str(form)[:20]}; this version of StreamRL reads formats 1 to "
+                f"{STEP_FILE_FORMAT}. Its maker was StreamRL {str(said.get('streamrl'))[:40]}: open it "
+                "with that version"
             )
         if canonical_json(said) != raw:
             raise ValueError("its index is not as StreamRL writes one")

@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 
 from infra.bus import LARGEST_RECORD, Record
-from infra.step_file.index import StepFileError
+from infra.step_file.index import COUNTABLE, StepFileError
 from infra.weights.bits import NAMES, Bits, kind_of, ordered, unordered
 
 _RECORD = struct.Struct("<HQII")
@@ -59,7 +59,7 @@ def laid_out(bits: Bits, base: Bits | None) -> bytes:
     values = _bits(bits)
     if base is not None:
         kind = kind_of(bits.dtype)
-        values = ordered(values, kind) - ordered(_widened(base, bits.dtype), kind)
+        values = ordered(values, kind) - ordered(_cast(base, bits.dtype), kind)
         sign = values.dtype.type(8 * values.itemsize - 1)
         values = (values << values.dtype.type(1)) ^ (np.zeros_like(values) - (values >> sign))  # zigzag
     return np.ascontiguousarray(values.view(np.uint8).reshape(-1, values.itemsize).T).tobytes()
@@ -73,14 +73,22 @@ def restored(raw: bytes, dtype: str, shape: tuple[int, ...], base: Bits | None) 
     if base is not None:
         one = values.dtype.type(1)
         values = (values >> one) ^ (np.zeros_like(values) - (values & one))
-        values = unordered(values + ordered(_widened(base, dtype), kind_of(dtype)), kind_of(dtype))
+        values = unordered(values + ordered(_cast(base, dtype), kind_of(dtype)), kind_of(dtype))
     return Bits(dtype, shape, values.view(np.uint8).view(kind_of(dtype).unsigned))
 
 
-def _widened(base: Bits, dtype: str) -> np.ndarray:
-    """Return a tensor's elements as bits of another type, which must be F32 if the types differ."""
+def _cast(base: Bits, dtype: str) -> np.ndarray:
+    """Return a tensor's elements as bits of another type, of a pair that `can_count` knows."""
     if base.dtype == dtype:
         return _bits(base)
+    if (base.dtype, dtype) == ("F32", "BF16"):  # rounded as torch does it
+        bits = _bits(base)
+        even = (bits >> np.uint32(16)) & np.uint32(1)
+        return ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype("<u2")
+    if (base.dtype, dtype) == ("F32", "F16"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrow: np.ndarray = _bits(base).view("<f4").astype("<f2").view("<u2")
+        return narrow
     if (base.dtype, dtype) == ("BF16", "F32"):
         return _bits(base).astype("<u4") << np.uint32(16)
     found: np.ndarray = _bits(base).view("<f2").astype("<f4").view("<u4")
@@ -89,8 +97,7 @@ def _widened(base: Bits, dtype: str) -> np.ndarray:
 
 def can_count(bits: Bits, base: Bits) -> bool:
     """Whether a tensor's bits can be counted from those of another one."""
-    pairs = {("F32", "F32"), ("BF16", "BF16"), ("F16", "F16"), ("BF16", "F32"), ("F16", "F32")}
-    return base.shape == bits.shape and (base.dtype, bits.dtype) in pairs
+    return base.shape == bits.shape and (base.dtype, bits.dtype) in COUNTABLE
 
 
 def counting_pays(bits: Bits, base: Bits) -> bool:

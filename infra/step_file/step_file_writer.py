@@ -15,6 +15,7 @@ from infra.keys import ring_from_env
 from infra.runs import RunRecord
 from infra.step_file.index import (
     LARGEST_INDEX,
+    STEP_FILE_FORMAT,
     Member,
     StepFileError,
     StepFileIndex,
@@ -41,10 +42,15 @@ class StepFileContent:
     failed: bool
     made_on: str
     samples_of: str  # the run whose samples were trained
-    records: Mapping[str, Sequence[Record]]  # of `ledger` and `samples`; of `failed` if the step failed
+    records: Mapping[
+        str, Sequence[Record]
+    ]  # of `ledger` and `samples`; `failed` if the step failed; `prompts`
     state: Model
     model: Model = field(default_factory=dict)  # only if a replay needs it beside the state
     reference: Model = field(default_factory=dict)
+    versions: Mapping[int, Model] = field(
+        default_factory=dict
+    )  # that drew samples, if the state has them not
     model_files: Mapping[str, bytes] = field(default_factory=dict)  # config and tokenizer
     reference_files: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -60,9 +66,12 @@ def write_step_file(content: StepFileContent, path: Path, written: Written = lam
         "model": content.model, "reference": content.reference, "state": content.state,
     }  # fmt: skip
     tensors = [one for part in parts for one in _tensors(part, parts[part], content.model)]
+    for number, model in content.versions.items():
+        tensors += _tensors("version", model, content.state, number)
     index = StepFileIndex(
-        format=1, streamrl=version("streamrl"), run=content.record.id, first=content.first, last=content.last,
-        asked=content.asked, failed=content.failed, made_on=content.made_on, created_at=time.time(),
+        format=STEP_FILE_FORMAT, streamrl=version("streamrl"), run=content.record.id, first=content.first,
+        last=content.last, asked=content.asked, failed=content.failed, made_on=content.made_on,
+        created_at=time.time(),
         partitions=content.record.spec.lengths.classes, samples_of=content.samples_of,
         members=tuple(
             Member(name=name, size=len(raw), digest=str(blake3(raw).hexdigest()))
@@ -82,7 +91,8 @@ def write_step_file(content: StepFileContent, path: Path, written: Written = lam
                 done += len(raw)
                 written(done, index.size)
             for number, one in enumerate(index.tensors):
-                raw = laid_out(parts[one.of][one.name], content.model.get(one.minus))
+                mine = parts[one.of] if one.version is None else content.versions[one.version]
+                raw = laid_out(mine[one.name], parts[one.base].get(one.minus))
                 tar.add(f"tensors/{number}", len(raw), [raw])
                 done += len(raw)
                 written(done, index.size)
@@ -91,16 +101,16 @@ def write_step_file(content: StepFileContent, path: Path, written: Written = lam
     return path.stat().st_size
 
 
-def _tensors(of: StepFilePart, tensors: Model, base: Model) -> list[StoredTensor]:
-    """Return how to store some tensors: counted from those of the model where that is smaller."""
+def _tensors(of: StepFilePart, tensors: Model, base: Model, version: int | None = None) -> list[StoredTensor]:
+    """Return how to store some tensors: counted from those of `base` where that is smaller."""
     found = []
     for name, bits in tensors.items():
-        began_as = name.removeprefix("weights.") if of == "state" else name
+        began_as = f"weights.{name}" if of == "version" else name.removeprefix("weights.")
         counts = of != "model" and began_as in base and counting_pays(bits, base[began_as])
         found.append(
             StoredTensor(
                 of=of, name=name, dtype=bits.dtype, shape=bits.shape, digest=digest_of(bits),
-                minus=began_as if counts else "",
+                minus=began_as if counts else "", version=version,
             )
         )  # fmt: skip
     return found

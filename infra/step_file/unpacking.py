@@ -48,6 +48,7 @@ class OpenedStepFile:
     record: RunRecord  # its model, and its reference if it has one, are where they were unpacked
     records: Mapping[str, list[Record]]
     state: Mapping[str, Bits]
+    versions: Mapping[int, Mapping[str, Bits]]  # weights that drew samples
 
 
 def is_step_file(name: str) -> bool:
@@ -68,15 +69,15 @@ def open_step_file(path: Path, folder: Path, read: Read = lambda done, total: No
             done += member.size
             read(done, index.size)
         tensors: dict[str, dict[str, Bits]] = {"model": {}, "reference": {}, "state": {}}
+        versions: dict[int, dict[str, Bits]] = {}
         for number, one in enumerate(index.tensors):
             raw = tar.whole(f"tensors/{number}", one.size, one.size)
-            base = tensors["model"][one.minus] if one.minus else None
-            if base is not None and not _countable(base, one.dtype):
-                raise StepFileError(f"{path}: tensor {one.name[:100]} can't be counted from {base.dtype}")
+            base = tensors[one.base][one.minus] if one.minus else None
             bits = restored(raw, one.dtype, one.shape, base)
             if digest_of(bits) != one.digest:
                 raise StepFileError(f"{path} is damaged: tensor {one.name[:100]} has other bits")
-            tensors[one.of][one.name] = bits
+            mine = tensors[one.of] if one.version is None else versions.setdefault(one.version, {})
+            mine[one.name] = bits
             done += one.size
             read(done, index.size)
     record = _record(texts["run.json"], index, path)
@@ -96,11 +97,7 @@ def open_step_file(path: Path, folder: Path, read: Read = lambda done, total: No
         for member in index.members
         if member.name.startswith("records/")
     }
-    return OpenedStepFile(index, record, records, state)
-
-
-def _countable(base: Bits, dtype: str) -> bool:
-    return base.dtype == dtype or (base.dtype in ("BF16", "F16") and dtype == "F32")
+    return OpenedStepFile(index, record, records, state, versions)
 
 
 def _look_for_room(path: Path, index: StepFileIndex, folder: Path) -> None:
@@ -129,8 +126,8 @@ def _record(raw: bytes, index: StepFileIndex, path: Path) -> RunRecord:
         record = RunRecord.model_validate_json(raw)
     except (ValidationError, ValueError, RecursionError) as error:
         raise StepFileError(
-            f"{path}: its run.json is not a run's record as StreamRL {index.streamrl[:40]} should write it: "
-            f"{str(error)[:500]}"
+            f"{path}: its run.json is not a run's record as this version of StreamRL knows it. If the file "
+            f"is honest, StreamRL {index.streamrl[:40]}, which made it, opens it: {str(error)[:500]}"
         ) from error
     if record.id != index.run:
         raise StepFileError(f"{path} is of run {index.run}, and its run.json of run {record.id[:100]}")
@@ -141,7 +138,7 @@ def _record(raw: bytes, index: StepFileIndex, path: Path) -> RunRecord:
 
 def _records(raw: bytes, member: Member, index: StepFileIndex, path: Path) -> list[Record]:
     kind = member.name.removeprefix("records/")
-    run = index.samples_of if kind == "samples" else index.run
+    run = index.samples_of if kind in ("samples", "prompts") else index.run
     return list(unpacked_records(raw, f"{run}.{kind}", str(path)))
 
 

@@ -79,10 +79,19 @@ def main() -> None:
     answer(Connection(int(sys.argv[2])), lambda: engine_of(options.model, spec))
 
 
-def answer(link: Connection, make: Callable[[], LocalEngine]) -> None:
+def _serve(link: Connection, engine: LocalEngine) -> None:
+    with ThreadPoolExecutor(1, "beside") as pool:
+        _Server(link, engine, Beside(pool)).run()
+
+
+def answer(
+    link: Connection, make: Callable[[], LocalEngine],
+    serve: Callable[[Connection, LocalEngine], None] = _serve,
+) -> None:  # fmt: skip
     """Make the engine, then take orders, step, and report until the generator ends.
 
-    An error that ends the engine is reported; of one that is not Explained the log has the traceback, too.
+    `serve`: takes other orders than a generator's. An error that ends the engine is reported; of one that is
+    not Explained the log has the traceback, too.
     """
     made = False
     try:
@@ -91,8 +100,7 @@ def answer(link: Connection, make: Callable[[], LocalEngine]) -> None:
         gc.freeze()
         gc.enable()
         link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
-        with ThreadPoolExecutor(1, "beside") as pool:
-            _Server(link, engine, Beside(pool)).run()
+        serve(link, engine)
     except (EOFError, BrokenPipeError):
         pass  # the generator has ended
     except Explained as error:
@@ -116,7 +124,7 @@ class _Server:
             self._listen()
             if made := self._engine.step(0.0):
                 self._running.difference_update(sample.id for sample in made)
-                self._say(*(_report(answer) for answer in made))
+                self._say(*(report_of(answer) for answer in made))
             if self._running and time.monotonic() - said_at > PACE_S:
                 said_at = time.monotonic()
                 self._say(Paced(self._engine.pace(), self._engine.unfinished()))
@@ -145,7 +153,7 @@ class _Server:
         elif isinstance(order, HandOver):
             parts = engine.hand_over(order.ids)
             self._running.difference_update(part.id for part in parts)
-            self._say(Handed([_report(part) for part in parts]))
+            self._say(Handed([report_of(part) for part in parts]))
         elif isinstance(order, Prepare):
             file = Path(order.file)
             self._beside.do(lambda: engine.prepare(read_patch(file)), lambda _: self._say(PreparedReport()))
@@ -156,7 +164,8 @@ class _Server:
             self._beside.do(engine.digests, lambda digests: self._say(Holds(digests)))
 
 
-def _report(answer: DrawnAnswer) -> AnswerReport:
+def report_of(answer: DrawnAnswer) -> AnswerReport:
+    """Return an answer as a message."""
     return AnswerReport(answer.id, answer.tokens.tobytes(), answer.logprobs.tobytes(), answer.finish)
 
 

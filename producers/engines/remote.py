@@ -96,14 +96,14 @@ class RemoteEngine:
             self._bell.clear()
         self._take_all()
         made, self._made = self._made, []
-        return [_answer(report) for report in made]
+        return [answer_of(report) for report in made]
 
     def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
         self._orders.append(HandOver(list(ids)))
         self._flush()
         handed = self._await(Handed, "to hand over samples")
         assert isinstance(handed, Handed)
-        return [_answer(part) for part in handed.parts]
+        return [answer_of(part) for part in handed.parts]
 
     def unfinished(self) -> dict[str, int]:
         return self._tokens
@@ -201,6 +201,7 @@ class RemoteEngine:
             self._bell.set()
 
 
-def _answer(report: AnswerReport) -> DrawnAnswer:
+def answer_of(report: AnswerReport) -> DrawnAnswer:
+    """Return the answer in a message."""
     tokens, logprobs = np.frombuffer(report.tokens, np.int32), np.frombuffer(report.logprobs, np.float32)
     return DrawnAnswer(report.id, tokens, logprobs, report.finish)

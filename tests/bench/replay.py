@@ -1,6 +1,6 @@
 """Replays: whether all steps of runs whose processes were killed come to the same bits, and what that costs.
 
-    python -m tests.bench replay              60 steps of each run; --quick: 20, with wider error
+    python -m tests.bench replay              60 steps of each run; --quick: 10, with wider error
 
 Two runs of the demo's task, sync and async with updates in flight, have two generators each; random processes
 are killed on the way. Each step is then taken again from Kafka, from the archive alone, and from single step
@@ -34,8 +34,8 @@ import zstandard
 from msgspec import structs
 from rich.console import Console
 
+from flows.run.bundling import make_step_file
 from flows.run.replaying import replaying
-from flows.run.step_files import make_step_file
 from infra.bus import read_all
 from infra.run_handle import RunHandle
 from infra.runs import RunRecord
@@ -55,8 +55,8 @@ _LONG = 1_000  # tokens
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench replay")
-    parser.add_argument("--steps", type=int, default=20 if quick else 60)
-    parser.add_argument("--kills", type=int, default=3 if quick else 8, help="of each run's processes")
+    parser.add_argument("--steps", type=int, default=10 if quick else 60)
+    parser.add_argument("--kills", type=int, default=2 if quick else 8, help="of each run's processes")
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args(argv)
     found: dict[str, Any] = {"steps": given.steps, "bit_equal": {}, "killed": {}}
@@ -74,10 +74,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             if mode == "async":
                 found |= _sizes(record, stack, folder / "files")
         console.print("prices …")
-        spec = spec_of(12)
+        spec = spec_of(8 if quick else 12)
         model = model_of(spec)
         iterations = samples_of(spec, model)
-        found["recorder_over_bare"] = recorder_over_bare(spec, model, iterations, pairs=24 if quick else 96)
+        found["recorder_over_bare"] = recorder_over_bare(spec, model, iterations, pairs=12 if quick else 60)
         found |= replay_over_step(spec, model, stack, iterations)
     found["sql_s"] = archive.main(quick=quick, argv=["--seed", str(given.seed)])["sql_s"]
     return found
@@ -101,7 +101,7 @@ def _from_all_sources(
         for step in range(steps):
             make_step_file(
                 opened.again, opened.handle, files / f"{step:03}.tar.zst", step, step, failed=False,
-                written=lambda done, total: None,
+                regenerate=False, written=lambda done, total: None,
             )  # fmt: skip
     said = json.loads(_cut_off(clean, "-m", "tests.bench._cut_off", str(files), record.bootstrap_servers))
     if said["reaches_broker"]:

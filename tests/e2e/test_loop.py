@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from infra.supervise.children import kill
 from infra.weights.versions import WeightStore
-from schemas.messages import WeightsAnnouncement
+from schemas.identity import sample_id
+from schemas.messages import StepRecord, WeightsAnnouncement
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
 
@@ -97,3 +101,19 @@ def test_an_async_run_overlaps_within_its_bound_and_drops_nothing(
         assert staleness.mean() <= 1.5
         assert staleness.max() >= 1, "nothing was generated ahead: this run did not overlap"
         assert not run.dead_letters()
+        changed = {sample.id for sample in samples if sample.versions.size > 1}
+    drawn_again(run, max(steps, key=lambda step: len(changed.intersection(ids_of(step)))))
+
+
+def ids_of(step: StepRecord) -> list[str]:
+    return [sample_id(*pair) for pair in zip(step.groups.tolist(), step.indexes.tolist(), strict=True)]
+
+
+def drawn_again(recorded: Run, step: StepRecord) -> None:
+    """What generators said of a step is true: its samples and rewards come again, bit by bit."""
+    words = ["--step", str(step.step), "--regenerate", "--rewards", "--json"]
+    result = CliRunner().invoke(app, ["replay", recorded.record.id, "--store", recorded.store.url, *words])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["regenerated"]["equal"] and said["rewards"]["equal"]
+    assert said["regenerated"]["samples"] == said["rewards"]["samples"] == len(step.groups)

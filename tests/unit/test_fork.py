@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -287,7 +288,12 @@ def test_on_the_command_line(tmp_path: Path, model: str, monkeypatch: pytest.Mon
     assert said.algorithm == record.spec.algorithm
     assert not runs.refused(record.spec, said, {}, {}), "its run file goes on with it"
     assert (Checkpoints(parent.context.store, "test-2").latest(print) or [None])[0]
+    result = CliRunner().invoke(app, [*words, "--at", "3", "--json"])
+    assert json.loads(result.stdout) == {
+        "id": "test-3", "run_file": "test-3.yaml", "fork": {"run": "test-1", "step": 3, "iteration": 3},
+    }  # fmt: skip
     for wrong, message in (
+        (["--at", "2", "--json", "--start"], "leave one out"),
         (["--at", "0"], "start a new run"),
         (["--at", "2", "--name", "No Name"], "small letters"),
         (["--at", "2", "-o", "test-2.yaml"], "it exists already"),

@@ -81,7 +81,8 @@ def test_one_sample_token_by_token(world: World, tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(world: World) -> None:
     for words, why in (
         (["--sample", "0000999-00"], "no step of run test-1 has trained sample 0000999-00"),
-        (["--sample", "nonsense"], "is no sample's id"), (["--step", "9"], "has no step 9; its newest is 3"),
+        (["--sample", "nonsense"], "is no sample's id"),
+        (["--step", "9"], "ends with step 3: it has no step 9"),
         (["--sort", "gpa"], "samples have no field"), (["--page", "x.html"], "name it with --sample"),
     ):  # fmt: skip
         result = CliRunner().invoke(app, ["inspect", "test-1", "--store", world.context.store.url, *words])

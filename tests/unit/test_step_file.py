@@ -8,7 +8,7 @@ import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from infra.step_file.layout import can_count, laid_out, packed_records, restored
 from infra.step_file.unpacking import open_step_file
 from infra.weights.bits import Bits, kind_of
 from schemas.messages import Sample
+from schemas.wire import Message, encode
 from tests.factories import make_context, make_spec, make_tiny_model
 from tests.fakes.crashing import World
 
@@ -217,6 +218,15 @@ def test_links_devices_and_paths_are_refused(
     refused(honest, tmp_path, "comes where run.json should|has .* bytes, which it should not", edit)
 
 
+_STATE = "weights.model.norm.weight"  # a tensor of the state
+
+
+def of_version(said: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A tensor of a version's weights, like one of the state."""
+    base = next(one for one in said["tensors"] if one["name"] == _STATE)
+    return {**base, "of": "version", "name": "model.norm.weight", "version": 1, "minus": "", **fields}
+
+
 def _member(name: str, size: int = 1) -> dict[str, Any]:
     return {"name": name, "size": size, "digest": ""}
 
@@ -233,7 +243,24 @@ def _member(name: str, size: int = 1) -> dict[str, Any]:
         (lambda said: said["tensors"][0].update(shape=[1 << 40]), "it is no step file of ours"),
         (lambda said: said["tensors"][0].update(dtype="PICKLE"), "unknown type"),
         (lambda said: said["tensors"][0].update(minus="weights"), "which can't be"),
-        (lambda said: said.update(format=2), "format 2; this version of StreamRL reads format 1"),
+        (lambda said: said.update(format=3), "format 3; this version of StreamRL reads formats 1 to 2"),
+        (lambda said: said["tensors"][0].update(of="version"), "does not say of which version it is"),
+        (lambda said: said["tensors"][0].update(version=3), "does not say of which version it is"),
+        (lambda said: said["tensors"][0].update(of="version", version=-1), "greater than or equal to 0"),
+        (lambda said: said["tensors"].append(of_version(said, minus="weights.none")), "which can't be"),
+        (lambda said: said["tensors"].insert(0, of_version(said, minus=_STATE)), "which can't be"),
+        (lambda said: said["tensors"].append(of_version(said, minus=_STATE, shape=[1])), "which can't be"),
+        (lambda said: said["tensors"].append(of_version(said, minus=_STATE, dtype="U8")), "which can't be"),
+        (lambda said: said["tensors"].extend([of_version(said)] * 2), "names something twice"),
+        (
+            lambda said: said["tensors"].extend(of_version(said, version=n) for n in range(1025)),
+            "weights of more than 1024 versions",
+        ),
+        (lambda said: said.update(format=1, tensors=[*said["tensors"], of_version(said)]), "has format 1"),
+        (
+            lambda said: said.update(format=1, members=[*said["members"], _member("records/prompts")]),
+            "has format 1",
+        ),
         (lambda said: said.update(run="other-1"), "is of run other-1"),
         (lambda said: said.update(first=5), "is about step 1"),
         (lambda said: said.update(partitions=1 << 40), "partitions"),
@@ -271,13 +298,47 @@ def test_what_is_damaged_is_refused(tmp_path: Path, honest: Files) -> None:
         ("model/config.json", b'{"auto_map": {"AutoModel": "evil.py"}}', "has auto_map, by which code"),
         ("model/config.json", b'{"text": {"_attn_implementation": "org/kernel"}}', "_attn_impl"),
         ("model/config.json", b"[" * 100_000, "is no JSON"),
-        ("run.json", b"{}", "is not a run's record"),
+        ("run.json", b"{}", "is not a run's record as this version"),
         ("records/samples", b"\0" * 17, "end in the middle of one"),
         ("records/samples", b"\0\0" + b"\0" * 8 + b"\xff" * 8, "which can't be"),
     ],
 )  # fmt: skip
 def test_files_that_lie_are_refused(tmp_path: Path, honest: Files, name: str, raw: bytes, why: str) -> None:
     refused(replaced(honest, name, raw), tmp_path, why)
+
+
+def test_a_file_of_format_1_is_still_read(tmp_path: Path, honest: Files) -> None:
+    def older(said: dict[str, Any]) -> None:
+        said["format"] = 1
+        for one in said["tensors"]:
+            del one["version"]
+
+    files = changed(honest, older)
+    assert not any(name.startswith("records/prompts") for name, _ in files)
+    file = packed(files, tmp_path / "older.tar.zst")
+    assert CliRunner().invoke(app, ["replay", str(file)]).exit_code == 0
+    result = CliRunner().invoke(app, ["replay", str(file), "--rewards", "--own-code"])
+    assert result.exit_code == 1 and "has no prompts" in result.output
+
+
+class NewerStep(Message, frozen=True, kw_only=True):
+    KIND: ClassVar[str] = "step"
+    VERSION: ClassVar[int] = 99
+
+
+class NewerSample(Message, frozen=True, kw_only=True):
+    KIND: ClassVar[str] = "sample"
+    VERSION: ClassVar[int] = 99
+
+
+def test_a_record_of_another_schema_names_its_maker(tmp_path: Path, honest: Files) -> None:
+    for name, kind in (("ledger", NewerStep), ("samples", NewerSample)):
+        records = packed_records([Record(name, 0, 1, b"1", encode(kind()))])
+        file = packed(replaced(honest, f"records/{name}", records), tmp_path / "newer.tar.zst")
+        result = CliRunner().invoke(app, ["replay", str(file)])
+        said = result.output.replace("\n", " ")
+        assert result.exit_code == 1 and f"its {name} can't be read" in said, said
+        assert "open it with that version" in said
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, honest: Files) -> None:

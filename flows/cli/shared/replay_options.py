@@ -23,6 +23,7 @@ ArchiveAlone = Annotated[
 OwnCode = Annotated[
     bool,
     typer.Option(
-        "--own-code", help="Of a step file: import the loss or learner that it names, from this machine."
+        "--own-code",
+        help="Of a step file: import the loss, learner or reward that it names, from here.",
     ),
 ]
