@@ -75,5 +75,5 @@ def test_nothing_starts_on_another_store(
     assert "is not the one that this run began in: is it mounted?" in "".join(capfd.readouterr())
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     assert start(record) == (FAILED, [])
-    assert "is the store mounted" in "".join(capfd.readouterr())
+    assert "whether the store is mounted" in "".join(capfd.readouterr())
     assert not (tmp_path / "store").exists()
