@@ -255,16 +255,18 @@ class _Window:
 def _files(window: _Window, number: int, done: ArchivePass) -> Iterator[tuple[ArchiveFile, bytes]]:
     """Yield the files of a window with their content."""
     import numpy as np
+    import pyarrow as pa
 
     from infra.archive.columns import FAULT, OFFSET, PARTITION, to_table
     from infra.archive.parquet_files import parquet_bytes
 
     for short, records in window.records.items():
-        table = to_table(records, KINDS[short])
+        records.sort(key=lambda one: (one.partition, one.offset))
+        some = (records[first : first + _BATCH] for first in range(0, len(records), _BATCH))
+        table = pa.concat_tables(to_table(batch, KINDS[short]) for batch in some)  # few messages at once
         done.unreadable += len(records) - table[FAULT].null_count
         partitions, offsets = table[PARTITION].to_numpy(), table[OFFSET].to_numpy()
-        places = sorted((one.partition, one.offset, len(one.key) + len(one.value)) for one in records)
-        sizes = np.array([size for _, _, size in places])
+        sizes = np.array([len(one.key) + len(one.value) for one in records])
         for folder, rows in _folders(table, short, int(offsets.min())):
             content = parquet_bytes(table.take(rows))
             digest = str(blake3(content).hexdigest())

@@ -29,7 +29,7 @@ QUERIES = (
     "select * from samples order by log_partition, log_offset",
     "from samples order by log_partition, log_offset",
     "select samples from samples order by log_partition, log_offset",
-    "select reward_parts, list_sum(logprobs) from samples where seed > 1 and len(reward_error) = 0 order by 2",
+    "select reward_parts, list_sum(logprobs) from samples where seed > 1 and reward_error = '' order by 2",
 )
 
 
