@@ -18,7 +18,7 @@ MergedPlace = tuple[int, int]  # the numbers of the first and the last segment
 
 
 class MergedSegment(Segment):
-    """What some segments in a row have, committed at once. Its number is that of the last one."""
+    """All that some segments in a row have, committed at once. Its number is that of the last one."""
 
     first: Position
 
