@@ -33,6 +33,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**62)]
 GroupNumber = Annotated[int, Meta(ge=-(2**40), le=1025 * ROUND)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
 _ABOVE_ZERO = 1e-3  # rounding may lift a logprob to this
+_LOWEST_FLOAT = int(np.float32(np.finfo(np.float32).min).view(np.int32))  # its bits as a whole number
 Slots = Annotated[int, Meta(ge=1, le=2**20)]  # slots of a generator; tables have a row for each
 _Number = TypeVar("_Number", int, float)
 Points = Annotated[list[_Number], Meta(max_length=64)]  # points of a curve
@@ -160,6 +161,9 @@ class Sample(OfGroup, frozen=True, kw_only=True):
         if self.logprobs.size != self.tokens.size:
             return f"{self.tokens.size} tokens have {self.logprobs.size} logprobs"
         said = self.logprobs
+        # as whole numbers, floats below 0 are in order of size: so all are finite and below 0
+        if said.size and np.maximum.reduce(said.view(np.int32)) <= _LOWEST_FLOAT:
+            return ""
         if said.size and not (np.minimum.reduce(said) > -math.inf and np.maximum.reduce(said) <= _ABOVE_ZERO):
             return "one of its logprobs is above 0 or not finite"  # NaN fails both comparisons
         return ""

@@ -184,7 +184,8 @@ def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
 def _arrays(raw: bytes | memoryview, header: _Header, start: int, expected: type[Message]) -> dict[str, Any]:
     """Return the arrays of a record, as views into it."""
     wanted, found, size = _array_fields(expected), dict[str, Any](), len(raw)
-    raw = memoryview(raw).toreadonly()
+    if not isinstance(raw, bytes):
+        raw = memoryview(raw).toreadonly()
     for name, dtype, count, offset in header.arrays:
         expects = wanted.get(name)
         if expects is None:

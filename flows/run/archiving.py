@@ -48,15 +48,16 @@ def _pass(
 
 def pass_in_words(run: str, done: ArchivePass) -> str:
     """Return the result of a pass, for people."""
+    unmerged = f"; small files could not be merged: {done.unmerged}" if done.unmerged else ""
     if not done.records:
-        return f"run {run}: nothing came since the last pass"
+        return f"run {run}: nothing came since the last pass{unmerged}"
     words = (
         f"run {run}: {done.records:,} records ({done.log_bytes / 1e6:.1f} MB in the log) are archived in "
         f"{done.file_bytes / 1e6:.1f} MB"
     )
     if done.unreadable:
         words += f"; {done.unreadable:,} of them could not be read, and are kept as they are"
-    return words
+    return words + unmerged
 
 
 def lost_in_words(run: str, done: ArchivePass) -> str:

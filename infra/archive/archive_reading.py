@@ -11,6 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.archive.archived_topics import KINDS
+from infra.archive.merged_segments import (
+    MergedPlace,
+    MergedSegment,
+    covering,
+    merged_key,
+    merged_places,
+)
 from infra.archive.segments import (
     LARGEST_SEGMENT,
     ArchiveError,
@@ -22,13 +29,14 @@ from infra.archive.segments import (
 )
 from infra.bus import Record
 from infra.keys import ring_from_env
-from infra.stores.store import Store
+from infra.stores.store import Missing, Store
 from schemas.wire import Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _HELD_SEGMENTS = 64
+_HELD_MERGED = 8
 _HELD_BYTES = 256 << 20  # of tables that are kept because the next records may be in them
 _AT_ONCE = 16  # segments that are read at the same time
 
@@ -39,16 +47,17 @@ class ArchiveIndex:
     def __init__(self, store: Store, run: str, identity: str, *, still: bool = False) -> None:
         """`still`: what passes add after the first look is left out."""
         self.store, self.run, self._identity, self._still = store, run, identity, still
-        self._ring = ring_from_env()
+        self.ring = ring_from_env()
         self._held: OrderedDict[int, Segment] = OrderedDict()
         self._count = 0  # segments that are known to be there
         self._looked = False
+        self._merged: list[Segment] = []  # merged ones that took the place of others
         self._lock = threading.RLock()
 
     @property
     def signed(self) -> bool:
         """Whether a trusted key has to have signed the archive."""
-        return self._ring.trusts
+        return self.ring.trusts
 
     def count(self) -> int:
         """Return how many segments there are now."""
@@ -87,12 +96,47 @@ class ArchiveIndex:
     def _read(self, number: int) -> Segment:
         key = segment_key(self.run, number)
         raw = self.store.get(key, LARGEST_SEGMENT)
-        return read_segment(raw, self.run, self._identity, number, f"{self.store.url}/{key}", self._ring)
+        where = f"{self.store.url}/{key}"
+        return read_segment(raw, self.run, self._identity, number, where, self.ring, Segment)
+
+    def at(self, place: MergedPlace) -> Segment:
+        """Return a merged segment by its place, or the one segment that is there."""
+        if place[0] == place[1]:
+            return self._read(place[0])
+        key = merged_key(self.run, place)
+        raw, where = self.store.get(key, LARGEST_SEGMENT), f"{self.store.url}/{key}"
+        found = read_segment(raw, self.run, self._identity, place[1], where, self.ring, MergedSegment)
+        if found.first != place[0]:
+            raise ArchiveError(f"{where} begins with segment {found.first}")
+        return found
 
     def up_to(self, newest: Segment | None) -> Iterator[Segment]:
-        """Yield the segments up to one, in order. This takes the longer the longer the run is."""
+        """Yield segments that have all up to one, in order: merged ones where there are some."""
+        count = newest.number + 1 if newest is not None else 0
+        places = covering(merged_places(self.store, self.run), count) if count else []
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="segments") as pool:
-            yield from pool.map(self._read, range(newest.number + 1 if newest is not None else 0))
+            yield from pool.map(self.at, places)
+
+    def holding(self, segment: Segment) -> Segment:
+        """Return the segment whose files have a segment's records, as far as that is known."""
+        with self._lock:
+            held = (one for one in self._merged if one.first_number <= segment.number <= one.number)
+            return next(held, segment)
+
+    def wider(self, segment: Segment) -> Segment | None:
+        """Return the merged segment that has taken a segment's place; None if there is none."""
+        with self._lock:
+            first, last = segment.first_number, segment.number
+            places = [
+                place
+                for place in merged_places(self.store, self.run)
+                if place[0] <= first and last <= place[1] and place != (first, last)
+            ]
+            if not places:
+                return None
+            found = self.at(min(places, key=lambda place: place[1] - place[0]))
+            self._merged = [found, *(one for one in self._merged if one is not segment)][:_HELD_MERGED]
+            return found
 
     def with_offset(self, topic: str, partition: int, offset: int) -> Segment | None:
         """Return the first segment that goes beyond an offset; None if none does."""
@@ -159,10 +203,22 @@ class ArchiveStock:
                 segment = self._index.with_offset(self._short, partition, offset)
                 if segment is None:
                     break
-                if found := self._read(segment, partition, offset, most):
-                    return found
+                if found := self._held_by(segment, partition, offset, most):
+                    end = _end(self._index.newest(look=False) or segment, self._short, partition)
+                    return [one for one in found if one.offset < end]  # a merged one may go further
                 offset = _end(segment, self._short, partition)
         return []
+
+    def _held_by(self, segment: Segment, partition: int, offset: int, most: int) -> list[Record]:
+        """Return records of a segment, wherever its files have been merged into."""
+        holding = self._index.holding(segment)
+        while True:
+            try:
+                return self._read(holding, partition, offset, most)
+            except Missing:
+                if (wider := self._index.wider(holding)) is None:
+                    raise
+                holding = wider
 
     def _read(self, segment: Segment, partition: int, offset: int, most: int) -> list[Record]:
         """Return records of one segment. Of its files, only those are read that they are in."""

@@ -25,6 +25,7 @@ from blake3 import blake3
 
 from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import BY_ITERATION, KINDS, archived_topics
+from infra.archive.merging import ArchiveMerger
 from infra.archive.segments import (
     ARCHIVES,
     ArchivedSpan,
@@ -38,6 +39,7 @@ from infra.archive.segments import (
     segment_key,
 )
 from infra.bus import Bus, Reader, Record
+from infra.errors import Explained
 from infra.keys import SIGNING, TRUSTED, ring_from_env
 from infra.stores.store import Exists, Missing, Store
 from infra.waiting import Wait
@@ -62,6 +64,8 @@ class ArchivePass:
     segments: int = 0
     lost: dict[str, int] = field(default_factory=dict)  # records that retention had removed, by topic
     unreadable: int = 0
+    merges: int = 0  # of small segments into larger ones
+    unmerged: str = ""  # why small segments could not be merged
 
 
 _Place = tuple[str, int]  # short name of a topic, and a partition
@@ -115,6 +119,11 @@ class ArchiveWriter:
             for reader in readers.values():
                 reader.close()
         self.collect(index)
+        if not stop():
+            try:
+                done.merges = ArchiveMerger(index).merge(now=now, stop=stop)
+            except Explained as error:  # all is archived, and a query only takes longer
+                done.unmerged = str(error)
         return done
 
     def _open(
@@ -255,16 +264,18 @@ class _Window:
 def _files(window: _Window, number: int, done: ArchivePass) -> Iterator[tuple[ArchiveFile, bytes]]:
     """Yield the files of a window with their content."""
     import numpy as np
+    import pyarrow as pa
 
     from infra.archive.columns import FAULT, OFFSET, PARTITION, to_table
     from infra.archive.parquet_files import parquet_bytes
 
     for short, records in window.records.items():
-        table = to_table(records, KINDS[short])
+        records.sort(key=lambda one: (one.partition, one.offset))
+        some = (records[first : first + _BATCH] for first in range(0, len(records), _BATCH))
+        table = pa.concat_tables(to_table(batch, KINDS[short]) for batch in some)  # few messages at once
         done.unreadable += len(records) - table[FAULT].null_count
         partitions, offsets = table[PARTITION].to_numpy(), table[OFFSET].to_numpy()
-        places = sorted((one.partition, one.offset, len(one.key) + len(one.value)) for one in records)
-        sizes = np.array([size for _, _, size in places])
+        sizes = np.array([len(one.key) + len(one.value) for one in records])
         for folder, rows in _folders(table, short, int(offsets.min())):
             content = parquet_bytes(table.take(rows))
             digest = str(blake3(content).hexdigest())

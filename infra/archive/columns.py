@@ -6,12 +6,13 @@ the last byte is kept raw beside them: it can't be read, or an older version of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from infra.bus import Record
 from schemas.wire import Message, RawArray, Unreadable, decode, encode
@@ -50,45 +51,65 @@ def _column(name: str, hint: Any) -> pa.DataType:
     return _PLAIN[hint]
 
 
-def to_table(records: Sequence[Record], kind: type[Message]) -> pa.Table:
-    """Return records as a table, in the order of their places."""
+def to_table(
+    records: Sequence[Record], kind: type[Message], names: Collection[str] | None = None
+) -> pa.Table:  # fmt: skip
+    """Return records as a table, in the order of their places. `names`: of its columns; None: all."""
     records = sorted(records, key=lambda one: (one.partition, one.offset))
-    messages, raws, faults = [], list[bytes | None](), list[str | None]()
-    for record in records:
-        message, raw, fault = _read(record, kind)
-        messages.append(message)
-        faults.append(fault)
-        raws.append(raw)
-    columns: list[pa.Array] = [
-        pa.array([one.partition for one in records], pa.int32()),
-        pa.array([one.offset for one in records], pa.int64()),
-    ]
-    schema = schema_of(kind)
-    for name in kind.__struct_fields__:
-        form = schema.field(name).type
-        values = [None if one is None else getattr(one, name) for one in messages]
-        columns.append(_arrays(values, form) if _is_array(kind, name) else pa.array(values, form))
-    columns += [
-        pa.array([one.key for one in records], pa.binary()), pa.array(raws, pa.binary()),
-        pa.array(faults, pa.string()),
-    ]  # fmt: skip
+    messages, faults = _read(records, kind)
+    schema, columns = schema_of(kind), list[pa.Array]()
+    if names is not None:
+        schema = pa.schema([field for field in schema if field.name in names])
+    for field in schema:
+        values = _values_of(field.name, records, messages, faults)
+        whole = field.name in kind.__struct_fields__ and _is_array(kind, field.name)
+        columns.append(_arrays(values, field.type) if whole else pa.array(values, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _read(record: Record, kind: type[Message]) -> tuple[Message | None, bytes | None, str | None]:
-    """Return the message of a record, its bytes if they are kept raw, and why columns can't hold it."""
-    try:
-        message = decode(record.value, kind)
-        raw = None if encode(message) == record.value else record.value
-    except Unreadable as error:
-        return None, record.value, _utf8(str(error))
-    except Exception as error:  # nothing that a record holds ends a pass
-        return None, record.value, _utf8(f"it can't be understood: {type(error).__name__}: {error}")
-    for name, form in _numbers(kind).items():
-        low, high = (0, 2**64) if form == pa.uint64() else (-(2**63), 2**63)
-        if not low <= getattr(message, name) < high:
-            return None, record.value, f"{name} is {getattr(message, name)}, which no column holds"
-    return message, raw, None
+def _values_of(
+    name: str, records: Sequence[Record], messages: Sequence[Message | None], faults: Sequence[str | None]
+) -> Sequence[Any]:
+    """Return the values of a column."""
+    if name == PARTITION:
+        return [one.partition for one in records]
+    if name == OFFSET:
+        return [one.offset for one in records]
+    if name == KEY:
+        return [one.key for one in records]
+    if name == FAULT:
+        return faults
+    if name == RAW:
+        both = zip(records, messages, strict=True)
+        return [
+            None if found is not None and encode(found) == one.value else one.value for one, found in both
+        ]
+    return [None if one is None else getattr(one, name) for one in messages]
+
+
+def _read(
+    records: Sequence[Record], kind: type[Message]
+) -> tuple[list[Message | None], list[str | None]]:  # fmt: skip
+    """Return the messages of records, and why columns can't hold one."""
+    messages, faults = list[Message | None](), list[str | None]()
+    for record in records:
+        try:
+            messages.append(decode(record.value, kind))
+            faults.append(None)
+        except Unreadable as error:
+            messages.append(None)
+            faults.append(_utf8(str(error)))
+        except Exception as error:  # nothing that a record holds ends a pass
+            messages.append(None)
+            faults.append(_utf8(f"it can't be understood: {type(error).__name__}: {error}"))
+    for name, (low, high) in _limits(kind).items():
+        numbers = [getattr(one, name) for one in messages if one is not None]
+        if not numbers or (low <= min(numbers) and max(numbers) < high):
+            continue
+        for row, one in enumerate(messages):
+            if one is not None and not low <= getattr(one, name) < high:
+                messages[row], faults[row] = None, f"{name} is {getattr(one, name)}, which no column holds"
+    return messages, faults
 
 
 def _utf8(text: str) -> str:
@@ -96,9 +117,19 @@ def _utf8(text: str) -> str:
 
 
 @cache
-def _numbers(kind: type[Message]) -> dict[str, pa.DataType]:
-    fields = ((name, schema_of(kind).field(name).type) for name in kind.__struct_fields__)
-    return {name: form for name, form in fields if pa.types.is_integer(form)}
+def _limits(kind: type[Message]) -> dict[str, tuple[int, int]]:
+    """Return, by field, the smallest number that its column holds, and the first one that is too large.
+
+    Fields are left out that `decode` keeps within smaller bounds.
+    """
+    hints, found = get_type_hints(kind, include_extras=True), dict[str, tuple[int, int]]()
+    for name in kind.__struct_fields__:
+        form = schema_of(kind).field(name).type
+        marks = get_args(hints[name])[1:] if get_origin(hints[name]) is Annotated else ()
+        bounded = any(isinstance(one, Meta) and None not in (one.ge, one.le) for one in marks)
+        if pa.types.is_integer(form) and not bounded:
+            found[name] = (0, 2**64) if form == pa.uint64() else (-(2**63), 2**63)
+    return found
 
 
 @cache

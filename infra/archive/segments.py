@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -111,10 +111,7 @@ class Segment(_Written):
         if len(spans) < len(self.spans) or len({one.name for one in self.files}) < len(self.files):
             raise ValueError("it names something twice")
         for file in self.files:
-            if (
-                not re.fullmatch(pattern_of_file(self.number), file.name)
-                or file.topic != file.name.split("/")[0]
-            ):
+            if not self.may_name(file):
                 raise ValueError(f"{file.name[:100]!r} is no name of a file of segment {self.number}")
             if file.rows > MOST_ROWS or len({one.partition for one in file.parts}) < len(file.parts):
                 raise ValueError(f"{file.name} has too many rows, or a partition twice")
@@ -124,9 +121,22 @@ class Segment(_Written):
                     raise ValueError(f"{file.name} has records that segment {self.number} does not have")
         return self
 
+    @property
+    def first_number(self) -> int:
+        """The number of the first segment that it stands for."""
+        return self.number
+
+    def may_name(self, file: ArchiveFile) -> bool:
+        """Whether a file of this segment may have this name."""
+        pattern = pattern_of_file(self.number)
+        return bool(re.fullmatch(pattern, file.name)) and file.topic == file.name.split("/")[0]
+
     def span(self, topic: str, partition: int) -> ArchivedSpan | None:
         """Return how far a partition is archived; None if it is not."""
         return next((one for one in self.spans if (one.topic, one.partition) == (topic, partition)), None)
+
+
+SegmentKind = TypeVar("SegmentKind", bound=Segment)
 
 
 def pattern_of_file(number: int) -> str:
@@ -155,7 +165,10 @@ def segment_bytes(segment: Segment, ring: KeyRing) -> bytes:
     return raw
 
 
-def read_segment(raw: bytes, run: str, identity: str, number: int, where: str, ring: KeyRing) -> Segment:
+def read_segment(
+    raw: bytes, run: str, identity: str, number: int, where: str, ring: KeyRing,
+    kind: type[SegmentKind],
+) -> SegmentKind:  # fmt: skip
     """Parse and check a segment. Raises ArchiveError, or KeysError if no trusted key has signed it."""
     try:
         if len(raw) > LARGEST_SEGMENT:
@@ -168,7 +181,7 @@ def read_segment(raw: bytes, run: str, identity: str, number: int, where: str, r
                 f"{where} has format {str(form)[:20]}; this version of StreamRL reads format {_FORMAT}"
             )
         unseal(said, ring, where, _KIND)
-        found = Segment.model_validate(said)
+        found = kind.model_validate(said)
         if (found.run, found.number) != (run, number):
             raise ValueError(f"it is segment {found.number} of run {found.run[:100]}")
     except (ValidationError, ValueError, RecursionError) as error:

@@ -11,17 +11,21 @@ peak_mb           memory that a pass takes beyond what the log in memory has
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from flows.run.archive_query import answered
 from infra.archive.archive_writing import ArchiveWriter
@@ -54,10 +58,11 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         context = make_context(make_spec(algorithm={"groups": _GROUPS, "group_size": _SIZE}), Path(folder))
         _fill(context, given.samples, given.seed)
         log_sql_s = max(_asked(context, sql) for sql in QUERIES)
-        since = time.perf_counter()
         writer = ArchiveWriter(context.bus, context.store, context.topics, context.run, "", deadline_s=60)
-        done = writer.archive(now=time.time())
-        took = time.perf_counter() - since
+        with _peak_memory() as peak:
+            since = time.perf_counter()
+            done = writer.archive(now=time.time())
+            took = time.perf_counter() - since
         step_s = _read_back(context, given.samples)
         asked = subprocess.run(
             [sys.executable, "-m", "tests.bench", "archive", "--folder", folder],
@@ -68,8 +73,33 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             "samples": given.samples, "log_mb": done.log_bytes / 1e6,
             "archive_mb_s": done.log_bytes / 1e6 / took, "archive_over_log": done.file_bytes / done.log_bytes,
             "sql_s": sql_s, "log_sql_s": log_sql_s, "step_s": step_s,
-            "segments": done.segments,
+            "segments": done.segments, "peak_mb": peak[0],
         }  # fmt: skip
+
+
+@contextmanager
+def _peak_memory() -> Iterator[list[float]]:
+    """Yield a list; after the block it has the most MB that this process took beyond those it began with."""
+    page, peak, ended = os.sysconf("SC_PAGE_SIZE"), [0.0], threading.Event()
+
+    def taken() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    begun = taken()
+
+    def follow() -> None:
+        while not ended.wait(0.005):
+            peak[0] = max(peak[0], (taken() - begun) / 1e6)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _fill(context: RoleContext, count: int, seed: int) -> None:

@@ -174,3 +174,21 @@ def test_records_from_before_a_field_had_its_name_are_read_and_written_alike(
     assert message.iteration in (0, 1) and message.group == {"prompt": 3, "sample": 1}[name]
     assert b"window" in encode(message) and b"iteration" not in encode(message)
     assert decode(encode(message), kind) == message and len(encode(message)) == len(old)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.floats(width=32),
+            st.sampled_from([0.0, -0.0, 1e-3, 2e-3, -math.inf, math.inf, math.nan, -3.4028234663852886e38]),
+        ),
+        max_size=9,
+    )
+)
+def test_logprobs_that_no_model_gives_are_refused(values: list[float]) -> None:
+    said = np.array(values, np.float32)
+    sample = structs.replace(
+        make_sample(make_spec(), 0, 0), tokens=np.zeros(said.size, np.int32), logprobs=said
+    )
+    fine = all(math.isfinite(one) and one <= np.float32(1e-3) for one in said)
+    assert ("logprobs" in sample.wrong()) == (not fine)
