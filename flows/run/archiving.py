@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flows.run.locations import named_store
+from flows.run.request import RunCancelled
 from infra.archive.archive_writing import ArchivePass, ArchiveProgress, ArchiveWriter
 from infra.errors import Explained
 from infra.run_bus import connect
@@ -88,7 +89,10 @@ def late_in_words(record: RunRecord, since_s: float, why: str) -> str:
 
 @contextmanager
 def archiving(record: RunRecord, store: Store, say: Callable[[str], None]) -> Iterator[None]:
-    """If its run file says so, archive a run now and then during the block, and once more at its end."""
+    """If its run file says so, archive a run now and then during the block, and once more at its end.
+
+    Whoever interrupts or cancels a run does not wait for that: the next pass makes up for it.
+    """
     section = record.spec.placement.archive
     if section is None:
         yield
@@ -102,12 +106,18 @@ def archiving(record: RunRecord, store: Store, say: Callable[[str], None]) -> It
 
     thread = threading.Thread(target=follow, daemon=True, name="archive")
     thread.start()
+    last = False
     try:
         yield
+        last = True
+    except Exception as error:
+        last = not isinstance(error, RunCancelled)
+        raise
     finally:
         ended.set()
         thread.join(_END_S)
-    passes.one(lambda: False)
+        if last:
+            passes.one(lambda: False)
 
 
 class _Passes:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 
 from flows.run.replaying import replaying
+from infra.bus import begins_of, ends_of
 from infra.stack import local
 from infra.stack.paths import StackPaths
+from schemas.topics import Topic
 from tests.factories import make_spec
 from tests.fakes.spoiling import EVERY
-from tests.harness import Run, running, trained_ids
+from tests.harness import ROOT, Run, running, trained_ids
 
 SPEC = make_spec(
     algorithm={"iterations": 6, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
@@ -54,6 +61,54 @@ def test_a_killed_process_changes_nothing(
         for step in (2, None):  # another process, long after: the same bits
             with replaying(run.record.id, run.store.url, lambda done, total: None) as opened:
                 assert opened.again.step(step).equal
+
+
+@pytest.mark.timeout(400)
+def test_a_run_goes_on_from_its_archive_when_the_log_has_lost_its_beginning(
+    tmp_path: Path, kafka: str, tiny_model: Path, undisturbed: list[str], prefect_stack: local.Stack
+) -> None:
+    """Feeder and trainer start again, and read there what retention has removed; so do replays."""
+    with running(tmp_path, kafka, SPEC, tiny_model) as run:
+        run.wait_for_steps(3)
+        for name in ("trainer-0", "feeder-0"):
+            run.kill(name)
+        topics = (run.topics.prompts, run.topics.samples)
+        ends = {topic: ends_of(run.bus, topic) for topic in topics}
+        rows = _archived_by_the_flow(run, prefect_stack)
+        assert rows[0]["records"] >= sum(sum(one.values()) for one in ends.values()) > 100
+        _remove(run, kafka, ends)
+        for role in ("trainer", "feeder"):
+            run.start(role)
+        run.wait_for_end()
+        check(run, undisturbed)
+        with replaying(run.record.id, run.store.url, lambda done, total: None) as opened:
+            assert all(found.equal for found in opened.again.each(0, 5))
+
+
+def _archived_by_the_flow(run: Run, prefect_stack: local.Stack) -> list[dict[str, Any]]:
+    """Run the flow archive-run; return its rows."""
+    flow = (
+        "import json, sys; from flows.archive_run import archive_run; "
+        "print(json.dumps(archive_run([sys.argv[1]], store=sys.argv[2])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", flow, run.record.id, run.store.url], cwd=ROOT, text=True, check=False,
+        env={**os.environ, **prefect_stack.env()}, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def _remove(run: Run, kafka: str, ends: dict[Topic, dict[int, int]]) -> None:
+    """Remove all records before these positions, as retention would."""
+    admin = KafkaAdminClient(bootstrap_servers=kafka)
+    try:
+        for topic, of in ends.items():
+            admin.delete_records({TopicPartition(topic.name, part): end for part, end in of.items()})
+            assert begins_of(run.bus, topic) == of
+    finally:
+        admin.close()
 
 
 @pytest.mark.timeout(400)

@@ -10,6 +10,7 @@ import pytest
 from flows.run.archive_query import QueryError, answered
 from flows.run.archiving import archiving, late_in_words, lost_in_words
 from flows.run.removing import remains, remove
+from flows.run.request import RunCancelled, RunFailed
 from infra import runs
 from infra.archive.archive_writing import ArchivePass, ArchiveWriter
 from infra.archive.segments import ArchiveError
@@ -170,7 +171,11 @@ def test_a_run_archives_itself_and_a_pass_that_fails_ends_nothing(
     with archiving(record, context.store, said.append):
         add(context, range(6, 10))
     assert ask(context, "select count(*) from samples") == [(10,)]
-    assert archive(context).records == 0
+    for error, left in ((RunCancelled("by hand"), 2), (RunFailed("the trainer died"), 0)):
+        with pytest.raises(type(error)), archiving(record, context.store, said.append):
+            add(context, range(10, 12))
+            raise error
+        assert archive(context).records == left
     monkeypatch.setattr("flows.run.archiving.connect", lambda record, name: 1 / 0)
     with archiving(record, context.store, said.append):
         pass

@@ -31,7 +31,13 @@ from infra.stores.opening import open_store
 from tests.factories import make_model_files, make_spec
 from tests.waiting import wait_until
 
-FLOW_MODULES = ("flows.train", "flows.sync_weights", "flows.refresh_ranker", "flows.weights")
+FLOW_MODULES = (
+    "flows.train",
+    "flows.sync_weights",
+    "flows.refresh_ranker",
+    "flows.weights",
+    "flows.archive_run",
+)
 
 
 class Server:
