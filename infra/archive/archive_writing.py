@@ -17,7 +17,6 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ from blake3 import blake3
 
 from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import BY_ITERATION, KINDS, archived_topics
+from infra.archive.file_notes import noted_names
 from infra.archive.merging import ArchiveMerger
 from infra.archive.segments import (
     ARCHIVES,
@@ -41,7 +41,7 @@ from infra.archive.segments import (
 from infra.bus import Bus, Reader, Record
 from infra.errors import Explained
 from infra.keys import SIGNING, TRUSTED, ring_from_env
-from infra.stores.store import Exists, Missing, Store
+from infra.stores.store import Exists, Store
 from infra.waiting import Wait
 from schemas.topics import Topics
 
@@ -50,7 +50,6 @@ _WINDOW_BYTES = 32 << 20  # of records that are in memory at once
 _WINDOW_RECORDS = 1 << 16
 _BATCH = 500  # records that are asked for at once
 _MOST_ITERATIONS = 64  # of a window that get a file each; a liar's records name as many as they like
-_LARGEST_NOTE = 1 << 20
 _MIXED = "mixed"
 
 
@@ -69,6 +68,7 @@ class ArchivePass:
 
 
 _Place = tuple[str, int]  # short name of a topic, and a partition
+_LARGEST_NOTE = 1 << 20
 
 
 class ArchiveWriter:
@@ -229,20 +229,12 @@ class ArchiveWriter:
                 continue  # the pass that wrote it may still be at work
             number = int(about[1])
             kept = {file.name for file in index.segment(number).files}
-            for name in self._noted(key):
+            for name in noted_names(self._store, key, _LARGEST_NOTE):
                 if name not in kept and re.fullmatch(pattern_of_file(number), name):
                     self._store.delete(f"{ARCHIVES}/{self._run}/{name}")
                     found += 1
             self._store.delete(key)
         return found
-
-    def _noted(self, key: str) -> list[str]:
-        """Return the names in a note; none if it can't be read."""
-        with suppress(ValueError, RecursionError, Missing):
-            said = json.loads(self._store.get(key, _LARGEST_NOTE)[:_LARGEST_NOTE])
-            if isinstance(said, list):
-                return [one for one in said if isinstance(one, str)]
-        return []
 
 
 @dataclass

@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import KINDS
+from infra.archive.file_notes import noted_names
 from infra.archive.merged_segments import (
     MergedPlace,
     MergedSegment,
@@ -140,19 +141,11 @@ class ArchiveMerger:
             with suppress(Missing):  # it was never committed: its files are still needed
                 merged = self._index.at(place)
                 kept = {file.name for file in merged.files}
-                for name in self._noted(key):
+                for name in noted_names(self._store, key, _LARGEST_NOTE):
                     about = re.fullmatch(merged_pattern(), name)
                     if about and name not in kept and place[0] <= int(about["first"]) <= place[1]:
                         self._store.delete(f"{ARCHIVES}/{self._run}/{name}")
             self._store.delete(key)
-
-    def _noted(self, key: str) -> list[str]:
-        """Return the names in a note; none if it can't be read."""
-        with suppress(ValueError, RecursionError, Missing):
-            said = json.loads(self._store.get(key, _LARGEST_NOTE)[:_LARGEST_NOTE])
-            if isinstance(said, list):
-                return [one for one in said if isinstance(one, str)]
-        return []
 
 
 def _spans(segments: Sequence[Segment]) -> tuple[ArchivedSpan, ...] | None:
