@@ -24,11 +24,15 @@ def ranker(
         str | None, typer.Option("--name", help="Name of the ranker; by default the run's.")
     ] = None,
     archive: ArchiveAlone = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
 ) -> None:
     """Train a length ranker from what runs recorded, so that the next run ranks from its first iteration.
 
     Example: [bold]streamrl ranker count-1 count-2[/bold]
     """
+    import dataclasses
+    import json
+
     from rich.table import Table
 
     from flows.run.retrain import retrain
@@ -36,6 +40,9 @@ def ranker(
     console = out()
     with shares() as progress:
         result = retrain(runs, store=store, name=name, archive_alone=archive, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
     quality = result.quality
     table = Table(
         "of the longest", "found", min_width=44, title=f"by {quality.groups} groups of problems not seen"

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flows.run.run_state import RunState
+    from infra.runs import RunRecord
+    from infra.stores.store import Store
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,14 +24,47 @@ def add_to(app: typer.Typer) -> None:
 def status(
     run: Annotated[str | None, typer.Argument(help="The run's id; the newest if left out.")] = None,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object.")] = False,
 ) -> None:
     """Show the local services, and of a run: its processes, what waits in each length class, its last step.
 
     Example: [bold]streamrl status count-3[/bold]
     """
+    if as_json:
+        _as_json(run, store)
+        return
     console = out()
     _services(console)
     _run(console, run, store)
+
+
+def _as_json(run: str | None, store_name: str) -> None:
+    import dataclasses
+    import json
+
+    from flows.run.locations import named_store
+    from flows.run.run_state import read_state
+    from flows.view.follow import look_once
+    from infra.stack import local
+
+    store = named_store(store_name)
+    record = _record(store, run)
+    found: dict[str, object] = {"services": [dataclasses.asdict(one) for one in local.stack_state()]}
+    if record is not None:
+        state, view = read_state(store, record.id), look_once(record)
+        found |= {
+            "run": record.id,
+            "state": {"now": state.now, **state.model_dump()} if state else None,
+            "fork": record.fork.words if record.fork else None,
+            "view": view.as_json(),
+        }
+    typer.echo(json.dumps(found, default=str))
+
+
+def _record(store: Store, run: str | None) -> RunRecord | None:
+    from infra.runs import find, newest_run
+
+    return newest_run(store) if run is None else find(store, run)
 
 
 def _services(console: Console) -> None:
@@ -56,10 +91,9 @@ def _run(console: Console, run: str | None, store_name: str) -> None:
     from flows.run.run_state import read_state
     from flows.view.follow import look_once
     from flows.view.live import one_line, picture
-    from infra.runs import find, newest_run
 
     store = named_store(store_name)
-    record = newest_run(store) if run is None else find(store, run)
+    record = _record(store, run)
     if record is None:
         console.print(f"\nno runs in {store.url} yet", highlight=False, soft_wrap=True)
         return

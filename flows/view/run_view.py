@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import structs
 
 from flows.view.metric_rows import MetricRow, evaluation_row, step_row
 from flows.view.reward_trouble import RewardTrouble
@@ -255,6 +256,29 @@ class RunView:
 
     def _counters(self, name: str) -> dict[str, float]:
         return self.processes[name].beat.counters if name in self.processes else {}
+
+    def as_json(self) -> dict[str, object]:
+        """Return the state of the run as numbers and texts, for programs."""
+        return {
+            "processes": {
+                name: {
+                    "alive": one.alive, "doing": one.doing, "idle_share": one.idle_share,
+                    "silent_s": one.silent_s, **structs.asdict(one.beat),
+                }
+                for name, one in sorted(self.processes.items())
+            },
+            "left_out": self.left_out,
+            "last_step": self.last,
+            "last_evaluation": self.evaluations[-1] if self.evaluations else None,
+            "version": self.version,
+            "generated": self.generated.tolist(),  # by length class
+            "lag": self.lag(),  # likewise
+            "to_generate": self.to_generate,
+            "to_train": self.to_train,
+            "dead_letters": self.dead_letters,
+            "last_dead": self.last_dead or None,
+            "sites": [structs.asdict(report) for report in self.sites.values()],
+        }  # fmt: skip
 
     def waits(self) -> str:
         """Return the state of each process, one a line, for the message that nothing moves."""

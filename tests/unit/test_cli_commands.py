@@ -113,6 +113,9 @@ def test_status_with_nothing_there(cli: CliRunner, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.output.count("stopped") == 3
     assert f"no runs in file://{tmp_path}/home/store yet" in result.output
+    found = json.loads(cli.invoke(app, ["status", "--json"]).output)
+    assert {service["status"] for service in found.pop("services")} == {"stopped"}
+    assert not found
 
 
 @pytest.mark.parametrize(

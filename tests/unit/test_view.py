@@ -1,6 +1,7 @@
 """What the live view, the plain lines and `status` show."""
 
 import io
+import json
 import time
 
 import numpy as np
@@ -53,6 +54,14 @@ def test_queues_are_as_feeder_and_trainer_count_them(view: RunView) -> None:
     view.take(beat("trainer", counters={"held": 18.0}))
     assert (view.to_generate, view.to_train) == (9, 18)
     assert "queued 9 to generate, 18 to train" in " ".join(text_of(picture(view)).split())
+
+
+def test_programs_get_the_state_as_json(view: RunView) -> None:
+    view.take(beat("trainer", waits_for="samples", counters={"held": 18.0}))
+    view.take(step(3, 4))
+    found = json.loads(json.dumps(view.as_json(), allow_nan=False))
+    assert found["processes"]["trainer-0"]["waits_for"] == "samples"
+    assert (found["to_train"], found["last_step"]["step"], found["generated"]) == (18, 3, [0, 0])
 
 
 def test_a_view_holds_as_much_of_a_run_of_any_length(view: RunView) -> None:
