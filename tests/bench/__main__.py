@@ -24,7 +24,7 @@ def main() -> None:
         prog="python -m tests.bench", description=benches.__doc__, add_help=own_help
     )
     parser.add_argument("name", choices=names)
-    parser.add_argument("--quick", action="store_true", help="at most three minutes, with wider error")
+    parser.add_argument("--quick", action="store_true", help="some minutes, with wider error")
     given, rest = parser.parse_known_args()
     result = importlib.import_module(f"tests.bench.{given.name}").main(quick=given.quick, argv=rest)
     sys.stdout.flush()
