@@ -8,8 +8,8 @@
     16  header  msgpack: {"kind", "version", "fields", "arrays": [[name, dtype, shape, offset], ...]}
     ..  arrays  raw little-endian values, each aligned to 8 bytes from the start of the record
 
-A message with a DICTIONARY travels packed (`schemas.packed`). An array of differences has its first value,
-then the difference of each other one to the one before, in the narrowest type that holds them: dtype "+int8".
+A message with a DICTIONARY travels packed (`schemas.packed`). Its arrays of differences have their first
+value, then the difference of each other one to the one before, in the narrowest type for them: dtype "+int8".
 
 Reading copies no other array: decoded arrays are read-only numpy views into the record. Nothing is built
 before its type and size are known: fields are decoded straight into the types of the message, arrays and text
@@ -115,8 +115,14 @@ def _array_fields(kind: type[Message]) -> dict[str, RawArray]:
     return known
 
 
-def encode(message: Message) -> bytes:
-    """Return the bytes of a message."""
+def encode(message: Message, *, packs: bool = True) -> bytes:
+    """Return the bytes of a message. `packs`: whether it is packed, if it has a dictionary."""
+    if packs and message.DICTIONARY:
+        return packed_record(_laid_out(message, differences=True), message.DICTIONARY)
+    return _laid_out(message, differences=False)
+
+
+def _laid_out(message: Message, *, differences: bool) -> bytes:
     arrays = _array_fields(type(message))
     table: list[list[Any]] = []
     parts: list[bytes] = []
@@ -125,7 +131,7 @@ def encode(message: Message) -> bytes:
         value, dtype = np.ascontiguousarray(getattr(message, name), dtype=_DTYPES[mark.dtype]), mark.dtype
         if value.ndim != 1:
             raise ValueError(f"{type(message).__name__}.{name} has {value.ndim} dimensions; one is allowed")
-        if mark.differences:
+        if differences and mark.differences:
             value, dtype = _differences(value)
         raw = value.tobytes()
         table.append([name, dtype, value.size, offset])
@@ -143,8 +149,7 @@ def encode(message: Message) -> bytes:
     gap = -(_ENVELOPE.size + len(header)) % _ALIGN
     body = b"".join(parts)
     envelope = _ENVELOPE.pack(MAGIC, FORMAT, 0, len(header), len(body))
-    plain = b"".join([envelope, header, b"\0" * gap, body])
-    return packed_record(plain, message.DICTIONARY) if message.DICTIONARY else plain
+    return b"".join([envelope, header, b"\0" * gap, body])
 
 
 def _differences(values: np.ndarray) -> tuple[np.ndarray, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from schemas.messages import StepRecord
 from schemas.metrics import METRICS, REWARD_PART
 from schemas.packed import hash_of_dictionary
 from schemas.stages import tolerances
-from schemas.wire import encode
+from schemas.wire import _laid_out
 from tests.fakes.fill import fill
 
 _FOLDER = Path(__file__).parents[1] / "schemas" / "dictionaries"
@@ -30,16 +29,14 @@ _MACHINES = (
 def step_dictionary() -> bytes:
     """Return the content of a dictionary."""
     names = [name.replace("NAME", "").replace("_N", "_0") for name in METRICS]
-    with patch.object(StepRecord, "DICTIONARY", ""):
-        record = encode(
-            fill(
-                StepRecord, run="count-1", last_of_iteration=True, problem_ids=["train-00000"],
-                metrics=dict.fromkeys([*names, f"{REWARD_PART}exact"], 0.0), made_on=_MACHINES[-1],
-                failed_reason="TimeoutError", root_out="0" * 32, recipe="0" * 16, seeds_digest="0" * 16,
-                tolerances=np.array(tolerances("float32")),
-            )
-        )  # fmt: skip
-    return b"".join([np.array(tolerances("bfloat16")).tobytes(), *map(str.encode, _MACHINES[:-1]), record])
+    record = fill(
+        StepRecord, run="count-1", last_of_iteration=True, problem_ids=["train-00000"],
+        metrics=dict.fromkeys([*names, f"{REWARD_PART}exact"], 0.0), made_on=_MACHINES[-1],
+        failed_reason="TimeoutError", root_out="0" * 32, recipe="0" * 16, seeds_digest="0" * 16,
+        tolerances=np.array(tolerances("float32")),
+    )  # fmt: skip
+    others = [np.array(tolerances("bfloat16")).tobytes(), *map(str.encode, _MACHINES[:-1])]
+    return b"".join([*others, _laid_out(record, differences=True)])
 
 
 if __name__ == "__main__":
