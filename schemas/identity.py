@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 
 # A group that was drawn in place of group g has the number g + ROUND; one in place of that, g + 2 * ROUND.
 ROUND = 1 << 40
@@ -55,3 +56,8 @@ def sampling_seed(
     `run` is the name in the run file, not the number of a start: the same file gives the same samples again.
     """
     return derive_seed("sample", run_seed, run, problem, group, index, attempt, version)
+
+
+def digest_of_seeds(seeds: Iterable[int]) -> str:
+    """Return a digest of the seeds of samples, which stands for all of them in whichever order."""
+    return hashlib.blake2b(" ".join(map(str, sorted(seeds))).encode(), digest_size=8).hexdigest()

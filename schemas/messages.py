@@ -14,7 +14,18 @@ import numpy as np
 from msgspec import Meta, field
 
 from schemas.identity import ROUND, is_sample_id, sample_id
-from schemas.wire import Float32s, Float64s, Int16s, Int32s, Int64s, Message, UInt64s
+from schemas.wire import (
+    Float32s,
+    Float64s,
+    Int16Differences,
+    Int16s,
+    Int32Differences,
+    Int32s,
+    Int64Differences,
+    Int64s,
+    Message,
+    UInt64s,
+)
 
 EVERYONE = "*"  # in place of a generator's name
 
@@ -291,6 +302,8 @@ class StepRecord(Message, frozen=True, kw_only=True):
     """`<run>.ledger`: one optimizer step, with all that a replay needs. One row a sample, in order."""
 
     KIND: ClassVar[str] = "step"
+    VERSION: ClassVar[int] = 2  # 1 had the seeds, and was not packed
+    DICTIONARY: ClassVar[str] = "1ae50747"
     run: WireName
     trainer_epoch: Count  # number of the trainer's start: each new start has a higher one
     iteration: Count
@@ -302,14 +315,14 @@ class StepRecord(Message, frozen=True, kw_only=True):
     )
     root_out: str  # root hash of the weights after this step
     recipe: str  # hash of the algorithm settings: a replay with others would not be the same step
-    partitions: Int16s  # of each sample on `<run>.samples`
-    offsets: Int64s  # of the sample in that partition
-    groups: Int64s
-    indexes: Int16s
-    lengths: Int32s
+    partitions: Int16Differences  # of each sample on `<run>.samples`
+    offsets: Int64Differences  # of the sample in that partition
+    groups: Int64Differences
+    indexes: Int16Differences
+    lengths: Int32Differences
     rewards: Float32s  # NaN where no reward could be had
-    versions: Int32s  # oldest weights version in each sample
-    seeds: UInt64s
+    versions: Int32Differences  # oldest weights version in each sample
+    seeds: UInt64s = _empty("uint64")  # of schema 1; later ones have `seeds_digest`, and samples their seeds
     predicted: Float32s
     problem_ids: list[str]
     microbatches: Int32s  # how many rows each micro-batch has: the rows are in the order of the micro-batches
@@ -328,12 +341,13 @@ class StepRecord(Message, frozen=True, kw_only=True):
     gaps: Float32s = _empty("float32")  # largest difference to the logprob that the token was drawn with
     sizes: Float64s = _empty("float64")  # lengths of gradient, moments and weights, as vectors
     sketches: Float32s = _empty("float32")  # of these vectors, end to end, see `consumers.learners`
+    seeds_digest: Line = ""  # of the samples' seeds in order of size (`schemas.identity.digest_of_seeds`)
 
     def wrong(self) -> str:
         rows = alike(
             partitions=self.partitions.size, offsets=self.offsets.size, groups=self.groups.size,
             indexes=self.indexes.size, lengths=self.lengths.size, rewards=self.rewards.size,
-            versions=self.versions.size, seeds=self.seeds.size, predicted=self.predicted.size,
+            versions=self.versions.size, predicted=self.predicted.size,
             problem_ids=len(self.problem_ids),
         )  # fmt: skip
         if rows:
@@ -353,7 +367,7 @@ class StepRecord(Message, frozen=True, kw_only=True):
         return finite(finished_at=self.finished_at)
 
     def _wrong_stages(self) -> str:
-        for name in ("advantages", "scores", "logprobs", "gaps"):
+        for name in ("seeds", "advantages", "scores", "logprobs", "gaps"):
             if getattr(self, name).size not in (0, self.groups.size):
                 return f"its {name} are of {getattr(self, name).size} samples; it names {self.groups.size}"
         if self.sizes.size and self.sketches.size % self.sizes.size:

@@ -8,7 +8,10 @@
     16  header  msgpack: {"kind", "version", "fields", "arrays": [[name, dtype, shape, offset], ...]}
     ..  arrays  raw little-endian values, each aligned to 8 bytes from the start of the record
 
-Reading never copies an array: decoded arrays are read-only numpy views into the record. Nothing is built
+A message with a DICTIONARY travels packed (`schemas.packed`). Its arrays of differences have their first
+value, then the difference of each other one to the one before, in the narrowest type for them: dtype "+int8".
+
+Reading copies no other array: decoded arrays are read-only numpy views into the record. Nothing is built
 before its type and size are known: fields are decoded straight into the types of the message, arrays and text
 are bounded by the record, and numbers by their own fields (`schemas.messages`).
 """
@@ -25,10 +28,15 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_
 import msgspec
 import numpy as np
 
+from schemas.packed import NotUnpacked, is_packed, packed_record, unpacked_record
+
 MAGIC = b"SRL\0"
 FORMAT = 1
 _ENVELOPE = struct.Struct("<4sHHII")
 _ALIGN = 8
+_SUMMED = "+"  # before the dtype of differences
+_WIDTHS = ("int8", "int16", "int32", "int64")
+_MOST_SUMMED = 32 << 20  # bytes of the arrays that a record's differences may become
 _DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("int8", "uint8", "int16", "int32", "int64", "uint64", "float32", "float64")
@@ -44,10 +52,10 @@ class Contradictory(Unreadable):
 
 
 class RawArray:
-    """Marks a field that travels as a raw one-dimensional array of one dtype."""
+    """Marks a field that travels as a raw one-dimensional array of one dtype, or as its differences."""
 
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: str, *, differences: bool = False) -> None:
+        self.dtype, self.differences = dtype, differences
 
 
 Int8s = Annotated[np.ndarray, RawArray("int8")]
@@ -57,6 +65,9 @@ Int64s = Annotated[np.ndarray, RawArray("int64")]
 UInt64s = Annotated[np.ndarray, RawArray("uint64")]
 Float32s = Annotated[np.ndarray, RawArray("float32")]
 Float64s = Annotated[np.ndarray, RawArray("float64")]
+Int16Differences = Annotated[np.ndarray, RawArray("int16", differences=True)]
+Int32Differences = Annotated[np.ndarray, RawArray("int32", differences=True)]
+Int64Differences = Annotated[np.ndarray, RawArray("int64", differences=True)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +78,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     KIND: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
+    DICTIONARY: ClassVar[str] = ""  # with which it is packed; empty: it is not packed
     ON_WIRE: ClassVar[Mapping[str, str]] = {}  # fields that have another name in records, as they always had
 
     def wrong(self) -> str:
@@ -93,26 +105,34 @@ def _same(left: Any, right: Any) -> bool:
 
 
 @cache
-def _array_fields(kind: type[Message]) -> dict[str, str]:
+def _array_fields(kind: type[Message]) -> dict[str, RawArray]:
     known = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated:
             marks = [mark for mark in get_args(hint) if isinstance(mark, RawArray)]
             if marks:
-                known[name] = marks[0].dtype
+                known[name] = marks[0]
     return known
 
 
-def encode(message: Message) -> bytes:
-    """Return the bytes of a message."""
+def encode(message: Message, *, packs: bool = True) -> bytes:
+    """Return the bytes of a message. `packs`: whether it is packed, if it has a dictionary."""
+    if packs and message.DICTIONARY:
+        return packed_record(_laid_out(message, differences=True), message.DICTIONARY)
+    return _laid_out(message, differences=False)
+
+
+def _laid_out(message: Message, *, differences: bool) -> bytes:
     arrays = _array_fields(type(message))
     table: list[list[Any]] = []
     parts: list[bytes] = []
     offset = 0
-    for name, dtype in arrays.items():
-        value = np.ascontiguousarray(getattr(message, name), dtype=_DTYPES[dtype])
+    for name, mark in arrays.items():
+        value, dtype = np.ascontiguousarray(getattr(message, name), dtype=_DTYPES[mark.dtype]), mark.dtype
         if value.ndim != 1:
             raise ValueError(f"{type(message).__name__}.{name} has {value.ndim} dimensions; one is allowed")
+        if differences and mark.differences:
+            value, dtype = _differences(value)
         raw = value.tobytes()
         table.append([name, dtype, value.size, offset])
         padded = -len(raw) % _ALIGN
@@ -128,7 +148,17 @@ def encode(message: Message) -> bytes:
     )
     gap = -(_ENVELOPE.size + len(header)) % _ALIGN
     body = b"".join(parts)
-    return b"".join([_ENVELOPE.pack(MAGIC, FORMAT, 0, len(header), len(body)), header, b"\0" * gap, body])
+    envelope = _ENVELOPE.pack(MAGIC, FORMAT, 0, len(header), len(body))
+    return b"".join([envelope, header, b"\0" * gap, body])
+
+
+def _differences(values: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return the differences of numbers to those before them, and their dtype. Sums of them wrap likewise."""
+    found = values.astype(np.int64)
+    found[1:] -= values[:-1]
+    low, high = (int(found.min()), int(found.max())) if found.size else (0, 0)
+    narrow = next(one for one in _WIDTHS if np.iinfo(one).min <= low and high <= np.iinfo(one).max)
+    return found.astype(_DTYPES[narrow]), f"{_SUMMED}{narrow}"
 
 
 class _Header(msgspec.Struct):
@@ -159,6 +189,11 @@ def _field_decoder(kind: type[Message]) -> msgspec.msgpack.Decoder[Any]:
 
 def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
     """Return the message in a record. Raises only Unreadable, with a reason that a person can act on."""
+    if expected.DICTIONARY and is_packed(raw, MAGIC):
+        try:
+            raw = unpacked_record(raw)
+        except NotUnpacked as error:
+            raise Unreadable(f"the record can't be unpacked: {str(error)[:500]}") from None
     header, start = _open(raw)
     if header.kind != expected.KIND:
         raise Unreadable(f"this is a {header.kind[:64]!r} record where a {expected.KIND!r} is expected")
@@ -182,22 +217,29 @@ def decode(raw: bytes | memoryview, expected: type[MessageT]) -> MessageT:
 
 
 def _arrays(raw: bytes | memoryview, header: _Header, start: int, expected: type[Message]) -> dict[str, Any]:
-    """Return the arrays of a record, as views into it."""
-    wanted, found, size = _array_fields(expected), dict[str, Any](), len(raw)
+    """Return the arrays of a record, as views into it, and sums of its differences."""
+    wanted, found, size, summed = _array_fields(expected), dict[str, Any](), len(raw), 0
     if not isinstance(raw, bytes):
         raw = memoryview(raw).toreadonly()
     for name, dtype, count, offset in header.arrays:
-        expects = wanted.get(name)
-        if expects is None:
+        mark = wanted.get(name)
+        if mark is None:
             continue  # a field of an older schema that is gone
-        if dtype != expects:
-            raise Unreadable(f"field {name} has type {dtype[:64]}; {expects} is expected")
-        kind = _DTYPES[dtype]
+        sums = mark.differences and dtype[:1] == _SUMMED and dtype[1:] in _WIDTHS
+        if dtype != mark.dtype and not sums:
+            raise Unreadable(f"field {name} has type {dtype[:64]}; {mark.dtype} is expected")
+        kind = _DTYPES[dtype[1:] if sums else dtype]
         if count < 0 or offset < 0 or start + offset + count * kind.itemsize > size:
             raise Unreadable(f"field {name} reaches past the end of the record")
         if offset % _ALIGN:
             raise Unreadable(f"field {name} is not aligned to {_ALIGN} bytes")
         found[name] = np.frombuffer(raw, kind, count, start + offset)
+        if sums:
+            summed += count * _DTYPES[mark.dtype].itemsize
+            if summed > _MOST_SUMMED:
+                raise Unreadable(f"its differences become more than {_MOST_SUMMED} bytes of numbers")
+            found[name] = np.add.accumulate(found[name], dtype=_DTYPES[mark.dtype])
+            found[name].flags.writeable = False
     return found
 
 

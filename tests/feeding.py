@@ -65,7 +65,6 @@ def make_step(
         "lengths": np.array([sample.true_length for sample in samples]),
         "rewards": np.array([sample.reward for sample in samples]),
         "versions": np.array([int(sample.versions[0]) for sample in samples]),
-        "seeds": np.array([sample.seed for sample in samples], np.uint64),
         "predicted": np.array([sample.predicted for sample in samples]),
         "problem_ids": [sample.problem_id for sample in samples],
         "microbatches": np.array([len(samples)]), "losses": np.zeros(1), "metrics": {}, "finished_at": 0.0,

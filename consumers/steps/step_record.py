@@ -17,6 +17,7 @@ from consumers.steps.stage_marks import stage_marks
 from consumers.steps.step_metrics import OptimizerUpdate, step_metrics
 from infra.machine_kind import kind_of_machine
 from schemas.algorithm import AlgorithmSection, SamplingSection
+from schemas.identity import digest_of_seeds
 from schemas.losses import LossSection
 from schemas.messages import StepRecord
 from schemas.runspec import RunSpec
@@ -119,7 +120,7 @@ def step_record(
         lengths=np.array([sample.true_length for sample in samples], dtype=np.int32),
         rewards=np.array([np.nan if s.reward_error else s.reward for s in samples], dtype=np.float32),
         versions=np.array([sample.versions.min() for sample in samples], dtype=np.int32),
-        seeds=np.array([sample.seed for sample in samples], dtype=np.uint64),
+        seeds_digest=digest_of_seeds(sample.seed for sample in samples),
         predicted=np.array([sample.predicted for sample in samples], dtype=np.float32),
         problem_ids=[sample.problem_id for sample in samples],
         microbatches=np.array(

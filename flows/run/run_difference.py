@@ -7,6 +7,7 @@ from typing import Any
 
 from consumers.steps.ledger import steps_in_ledger
 from infra.run_handle import RunHandle
+from schemas.identity import digest_of_seeds
 from schemas.messages import StepRecord
 from schemas.stages import Stage
 
@@ -36,9 +37,13 @@ def _difference(ours: StepRecord, theirs: StepRecord) -> dict[str, Any]:
     stage = next((one.title for one in Stage if same and ours.stages[one] != theirs.stages[one]), None)
     found: dict[str, Any] = {
         "step": ours.step, "same_weights": ours.root_out == theirs.root_out,
-        "same_samples": ours.seeds.tolist() == theirs.seeds.tolist(), "first_other_stage": stage,
+        "same_samples": _seeds(ours) == _seeds(theirs), "first_other_stage": stage,
     }  # fmt: skip
     for name in _COMPARED:
         if name in ours.metrics and name in theirs.metrics:
             found[name] = [ours.metrics[name], theirs.metrics[name]]
     return found
+
+
+def _seeds(step: StepRecord) -> str:
+    return step.seeds_digest or digest_of_seeds(step.seeds.tolist())

@@ -1,7 +1,9 @@
 """Records as the columns of a table, and back, byte for byte.
 
 The fields of a message are columns of their own types. A record that its columns alone do not give back to
-the last byte is kept raw beside them: it can't be read, or an older version of StreamRL has written it.
+the last byte is kept raw beside them: it can't be read, or an older version of StreamRL has written it. A
+record that an older version has archived comes back as this version writes that message. A packed one comes
+back as it would be without: whoever reads it would unpack it at once.
 """
 
 from __future__ import annotations
@@ -152,12 +154,24 @@ def _arrays(values: Sequence[np.ndarray | None], form: pa.DataType) -> pa.Array:
 
 
 def to_records(table: pa.Table, topic: str, kind: type[Message]) -> Iterator[Record]:
-    """Yield the records of a table, as they were in the log. `topic`: the name of their topic."""
+    """Yield the records of a table as they were in the log, but none of them packed.
+
+    `topic`: the name of their topic.
+
+    A field without a column, or without a value there, is younger than the file: it has its default.
+    """
     places = zip(table[PARTITION].to_pylist(), table[OFFSET].to_pylist(), strict=True)
     keys, raws = table[KEY].to_pylist(), table[RAW].to_pylist()
-    fields = {name: _values(table[name], array=_is_array(kind, name)) for name in kind.__struct_fields__}
+    fields = {
+        name: _values(table[name], array=_is_array(kind, name))
+        for name in kind.__struct_fields__
+        if name in table.column_names
+    }
     for row, ((partition, offset), key, raw) in enumerate(zip(places, keys, raws, strict=True)):
-        value = raw if raw is not None else encode(kind(**{name: of(row) for name, of in fields.items()}))
+        if (value := raw) is None:
+            said = {name: of(row) for name, of in fields.items()}
+            known = {name: one for name, one in said.items() if one is not None}
+            value = encode(kind(**known), packs=False)
         yield Record(topic, partition, offset, key, value)
 
 

@@ -140,6 +140,6 @@ def _record(number: int) -> StepRecord:
     return StepRecord(
         run="", trainer_epoch=0, iteration=number, step=number, last_of_iteration=True, version_in=number,
         version_out=number + 1, root_out="", recipe="", partitions=none, offsets=none,
-        groups=none, indexes=none, lengths=none, rewards=none, versions=none, seeds=none,
+        groups=none, indexes=none, lengths=none, rewards=none, versions=none,
         predicted=none, problem_ids=[], microbatches=none, losses=none, metrics={}, finished_at=0.0,
     )  # fmt: skip

@@ -16,10 +16,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import zstandard
 from blake3 import blake3
 from kafka import KafkaConsumer, TopicPartition
 
 _ENVELOPE = struct.Struct("<4sHHII")
+_DICTIONARIES = Path(__file__).parents[2] / "schemas" / "dictionaries"
 _KINDS = {"F32": "float32", "BF16": "bfloat16", "U8": "uint8", "I64": "int64", "F64": "float64"}
 
 
@@ -58,7 +60,10 @@ class Findings:
 def fields_of(value: bytes) -> dict[str, Any] | None:
     """The fields of a record, arrays as numpy arrays; None if it is no record of ours."""
     try:
-        magic, _, _, header_size, body_size = _ENVELOPE.unpack_from(value)
+        magic, form, _, header_size, body_size = _ENVELOPE.unpack_from(value)
+        if form == 2:
+            words = zstandard.ZstdCompressionDict((_DICTIONARIES / f"{header_size:08x}.bin").read_bytes())
+            return fields_of(zstandard.ZstdDecompressor(dict_data=words).decompress(value[12:]))
         start = _ENVELOPE.size + header_size
         start += -start % 8
         if magic != b"SRL\0" or start + body_size != len(value):
@@ -66,7 +71,9 @@ def fields_of(value: bytes) -> dict[str, Any] | None:
         header = msgspec.msgpack.decode(value[_ENVELOPE.size : _ENVELOPE.size + header_size])
         found = dict(header["fields"]) | {"kind": header["kind"]}
         for name, dtype, count, offset in header["arrays"]:
-            found[name] = np.frombuffer(value, np.dtype(dtype), count, start + offset)
+            found[name] = np.frombuffer(value, np.dtype(dtype.lstrip("+")), count, start + offset)
+            if dtype.startswith("+"):
+                found[name] = found[name].cumsum(dtype=np.int64)
     except Exception:  # poison: whatever it is, it is no record of ours
         return None
     return found

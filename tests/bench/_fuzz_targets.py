@@ -245,7 +245,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "step": {
         "microbatches": np.array([2, 1]), "problem_ids": ["a", "b", "c"], "predicted": np.ones(3),
         **{name: np.arange(3) for name in ("partitions", "offsets", "groups", "indexes", "lengths", "rewards",
-                                           "versions", "seeds")},
+                                           "versions")},
     },
     "evaluation": {
         "problem_ids": ["a"], **{name: np.ones(1) for name in ("rewards", "lengths", "predicted")},
@@ -257,7 +257,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
 def _message(kind: type[Message]) -> list[bytes]:
     if kind.KIND == "sample":
         return [encode(make_sample(make_spec(), group, 0, run=RUN)) for group in range(3)]
-    return [encode(fill(kind, **{"run": RUN, **_FIELDS.get(kind.KIND, {})}))]
+    message = fill(kind, **{"run": RUN, **_FIELDS.get(kind.KIND, {})})
+    return [encode(message), encode(message, packs=False)]  # changes of packed bytes stop at the packing
 
 
 def _through_the_gate(kind: type[Message], raw: bytes) -> None:

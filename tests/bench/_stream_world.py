@@ -271,7 +271,7 @@ def _record(iteration: int, groups: Sequence[int]) -> StepRecord:
         run="bench", trainer_epoch=0, iteration=iteration, step=iteration, last_of_iteration=True,
         version_in=iteration, version_out=iteration + 1, root_out="", recipe="", partitions=small,
         offsets=whole, groups=np.array(groups, np.int64), indexes=small, lengths=whole.astype(np.int32),
-        rewards=whole.astype(np.float32), versions=whole.astype(np.int32), seeds=whole.astype(np.uint64),
+        rewards=whole.astype(np.float32), versions=whole.astype(np.int32),
         predicted=whole.astype(np.float32), problem_ids=[""] * count,
         microbatches=np.array([count], np.int32), losses=np.zeros(1), metrics={}, finished_at=0.0,
     )  # fmt: skip

@@ -10,7 +10,9 @@ bit_equal            by run and source: steps with equal bits in all stages, of 
 recorder_over_bare   processor time of a step with all that is computed for its record, over without
 replay_over_step     seconds to take a step again, over those of the whole trainer with all samples there
 ledger_over_samples  bytes of the ledger over those of the samples, where answers have 1,000 tokens in the
-                     mean; ledger_over_demo: in the async run, whose answers have some 13
+                     mean; ledger_over_100: where they have 100; ledger_over_demo: in the async run, whose
+                     answers have some 13
+ledger_us            by rows of a step: microseconds to write and to read its record, and the same unpacked
 bundle_over_samples  bytes of step files without weights, state and tokenizer, over the samples', in that run
 sql_s                the slower of two aggregates over 100,000 archived samples (`archive.py`)
 """
@@ -45,11 +47,13 @@ from schemas.wire import decode, encode
 from tests.bench import archive
 from tests.bench._arrivals import model_of, samples_of, spec_of
 from tests.bench._killed_runs import killed_run
+from tests.bench._record_codec import codec_us
 from tests.bench._recorder import recorder_over_bare, replay_over_step
 from tests.bench._runs import ROOT, own_stack
 
 _CUT_OFF = ("unshare", "-rn")
-_LONG = 1_000  # tokens
+_LONG, _MIDDLE = 1_000, 100  # tokens
+_ROWS = (512, 8_192)
 
 
 def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
@@ -134,20 +138,26 @@ def _done(argv: Sequence[str], env: dict[str, str], folder: Path) -> str:
     return done.stdout
 
 
-def _sizes(record: RunRecord, stack: local.Stack, files: Path) -> dict[str, float]:
+def _sizes(record: RunRecord, stack: local.Stack, files: Path) -> dict[str, Any]:
     with replaying(record.id, f"file://{stack.paths.home}/store", lambda done, total: None) as opened:
         ledger, samples = (_values(opened.handle, name) for name in ("ledger", "samples"))
     trained = sum(decode(raw, StepRecord).groups.size for raw in ledger)
     step_bytes = sum(map(len, ledger)) / trained
     found = [decode(raw, Sample) for raw in samples]
     found = [one for one in found if one.purpose == "train"]
-    stretch = _LONG * len(found) / sum(one.true_length for one in found)
+    mean = sum(one.true_length for one in found) / len(found)
+
+    def over(length: int) -> float:
+        return step_bytes * len(found) / sum(_stretched(one, length / mean) for one in found)
+
+    newest = decode(ledger[-1], StepRecord)
     return {
-        "ledger_over_samples": step_bytes * len(found) / sum(_stretched(one, stretch) for one in found),
+        "ledger_over_samples": over(_LONG), "ledger_over_100": over(_MIDDLE),
         "ledger_over_demo": step_bytes * len(found) / sum(len(encode(one)) for one in found),
         "bundle_over_samples": sum(map(_without_tensors, files.iterdir()))
         / (sum(len(encode(one)) for one in found) / len(found) * trained),
-    }
+        "ledger_us": {str(rows): codec_us(newest, rows) for rows in _ROWS},
+    }  # fmt: skip
 
 
 def _values(handle: RunHandle, topic: str) -> list[bytes]:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from infra.supervise.children import kill
 from infra.weights.versions import WeightStore
-from schemas.identity import sample_id
+from schemas.identity import digest_of_seeds, sample_id
 from schemas.messages import StepRecord, WeightsAnnouncement
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
@@ -45,12 +45,10 @@ def test_a_sync_run_is_on_policy_and_its_ledger_complete(
             assert step.metrics["logprob_gap"] < 1e-3, "trainer and generator disagree on the same weights"
             assert step.metrics["gap_tokens"] == step.metrics["trained_tokens"]
             assert int(step.microbatches.sum()) == len(step.groups)
-            for row, (group, index) in enumerate(
-                zip(step.groups.tolist(), step.indexes.tolist(), strict=True)
-            ):
-                sample = by_place[group, index]
-                assert sample.true_length == step.lengths[row]
-                assert sample.seed == step.seeds[row]
+            keys = zip(step.groups.tolist(), step.indexes.tolist(), strict=True)
+            trained = [by_place[key] for key in keys]
+            assert [sample.true_length for sample in trained] == step.lengths.tolist()
+            assert digest_of_seeds(sample.seed for sample in trained) == step.seeds_digest
         weights = WeightStore(run.store, run.record.id)
         announced = run.read("weights", WeightsAnnouncement)
         assert [a.version for a in announced] == [0, 1, 2, 3, 4]

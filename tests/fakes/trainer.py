@@ -89,7 +89,6 @@ def make_step(run: str, iteration: int, rows: list) -> StepRecord:
         lengths=np.array([s.true_length for s in samples]),
         rewards=rewards,
         versions=np.array([int(s.versions[0]) for s in samples]),
-        seeds=np.zeros(len(rows)),
         predicted=np.zeros(len(rows)),
         problem_ids=[s.problem_id for s in samples],
         microbatches=np.array([len(rows)]),

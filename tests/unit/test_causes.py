@@ -109,7 +109,6 @@ def step(number: int, **fields: object) -> StepRecord:
         "rewards": np.array([0.5, np.nan, 1.0, 0.0], np.float32),
         "lengths": np.array([7, 3, 16, 5], np.int32),
         "versions": np.zeros(4, np.int32),
-        "seeds": np.zeros(4, np.uint64),
         "problem_ids": ["a"] * 4,
         "predicted": np.array([8, 8, 4, 5], np.float32),
         "microbatches": np.array([4], np.int32),
@@ -141,7 +140,6 @@ def test_a_view_holds_the_newest_lengths_and_the_lag() -> None:
             "lengths",
             "rewards",
             "versions",
-            "seeds",
             "predicted",
         )
     }

@@ -35,7 +35,7 @@ def step(number: int, **fields: Any) -> StepRecord:
     given: dict[str, Any] = {
         "run": "test-1", "step": number, "iteration": number, "version_out": number + 1,
         "groups": np.zeros(2), "partitions": np.zeros(2), "offsets": np.zeros(2),
-        "indexes": np.zeros(2), "seeds": np.zeros(2),
+        "indexes": np.zeros(2),
         "rewards": np.full(2, 0.5), "lengths": np.full(2, 7), "versions": np.full(2, number),
         "predicted": np.full(2, 5.0), "problem_ids": ["a", "b"], "microbatches": np.array([2]),
         "finished_at": float(number + 1),

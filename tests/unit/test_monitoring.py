@@ -48,7 +48,7 @@ def step(number: int, at: float | None = None, **metrics: float) -> StepRecord:
     return fill(
         StepRecord, run="count-1", step=number, iteration=number, version_in=number, version_out=number + 1,
         groups=np.zeros(4), partitions=np.zeros(4, int), offsets=np.zeros(4), indexes=np.zeros(4),
-        seeds=np.zeros(4), rewards=np.array([0.5, 0.5, 1.0, np.nan]), lengths=np.full(4, 7),
+        rewards=np.array([0.5, 0.5, 1.0, np.nan]), lengths=np.full(4, 7),
         versions=np.full(4, number), predicted=np.full(4, 5.0), problem_ids=["a", "b", "c", "d"],
         microbatches=np.array([4]), metrics=metrics,
         finished_at=time.time() if at is None else at,

@@ -64,7 +64,7 @@ def step(context: RoleContext, number: int, samples: int = 4) -> StepRecord:
         version_in=number, version_out=number + 1, root_out=f"r{number}",
         partitions=np.zeros(samples, np.int16), offsets=ids, groups=ids, indexes=np.zeros(samples),
         lengths=np.ones(samples), rewards=np.zeros(samples), versions=np.full(samples, number),
-        seeds=np.zeros(samples), predicted=np.ones(samples), problem_ids=[""] * samples,
+        predicted=np.ones(samples), problem_ids=[""] * samples,
         microbatches=np.array([samples]),
     )  # fmt: skip
 

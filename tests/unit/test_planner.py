@@ -51,7 +51,7 @@ def trained(spec: RunSpec, iteration: int) -> list[StepRecord]:
             run="test-1", trainer_epoch=0, iteration=iteration, step=iteration * steps + mini,
             last_of_iteration=mini + 1 == steps, version_in=iteration, version_out=iteration + 1, root_out="",
             recipe="", partitions=none, offsets=none, groups=none, indexes=none, lengths=none, rewards=none,
-            versions=none, seeds=none, predicted=none, problem_ids=[], microbatches=none, losses=none,
+            versions=none, predicted=none, problem_ids=[], microbatches=none, losses=none,
             metrics={}, finished_at=0.0,
         )
         for mini in range(steps)

@@ -176,7 +176,7 @@ def test_the_first_record_of_a_step_counts() -> None:
             version_in=0, version_out=1, root_out="", recipe="",
             partitions=np.zeros(count, np.int16), offsets=np.arange(count) + 100 * epoch,
             groups=np.array(groups), indexes=np.array([groups[:n].count(g) for n, g in enumerate(groups)]),
-            lengths=np.ones(count), rewards=np.zeros(count), versions=np.zeros(count), seeds=np.zeros(count),
+            lengths=np.ones(count), rewards=np.zeros(count), versions=np.zeros(count),
             predicted=np.zeros(count), problem_ids=[], microbatches=np.ones(1), losses=np.zeros(1),
             metrics={}, finished_at=0.0,
         )  # fmt: skip
