@@ -20,14 +20,13 @@ from consumers.stream.recorded_groups import samples_topic
 from flows.explain.own_model import OwnModel
 from flows.run.replaying import learner_for
 from flows.run.step_files import OpenStepFile
+from flows.run.version_weights import VersionWeights
 from infra.bus import read_until
 from infra.gate import Gate, passed_over
 from infra.run_handle import RunHandle
 from infra.runs import RunRecord
 from infra.weights.adapter_tensors import Merging
 from infra.weights.folder import ModelFolder
-from infra.weights.versions import WeightStore
-from infra.weights.weights_error import WeightsError
 from producers.tokenizing import special_tokens
 from schemas.identity import sample_id
 from schemas.messages import TRAIN, Evaluation, Prompt, StepRecord
@@ -70,6 +69,8 @@ class RunEvidence:
         """`begins`: the step file that the run is read from; None: it is a run."""
         self.handle, self.spec = handle, handle.spec
         self._start = None if begins is None else begins.start
+        self.is_step_file = begins is not None
+        self._versions = VersionWeights(handle, begins, lambda done, total: None)
         self._samples = samples_topic(handle)
 
     @cached_property
@@ -128,11 +129,10 @@ class RunEvidence:
 
     def weights(self, version: int) -> dict[str, torch.Tensor] | None:
         """Return the tensors of a published version; None if they are not kept any more."""
-        try:
-            found = WeightStore(self.handle.store, self.handle.run).fetch(version)[1]
-        except WeightsError:
+        found = self._versions.kept(version) or self._versions.of_file(version)
+        if found is None:
             return None
-        return merged_weights(found, self.handle.record) if self.spec.model.lora else found
+        return merged_weights(found, self.handle.record) if self.spec.model.lora else dict(found)
 
     @cached_property
     def own_model(self) -> OwnModel:
