@@ -101,7 +101,7 @@ class DifferentLogprobs(Detector):
                 f"the trainer's on the same weights (at most {most:g} is rounding); so they do in "
                 f"{len(wrong)} of {len(run.steps)} steps"
             )
-            command = run.command(f"inspect {{run}} --sample {first.widest[0]}")
+            command = run.command("inspect", "--sample", first.widest[0])
             if cause == _UNKNOWN and run.is_step_file:
                 more, command = _elsewhere(run, first.step, int(chosen[0].sample.versions[-1]))
                 evidence = [*evidence, more]
@@ -118,13 +118,13 @@ def _elsewhere(run: RunEvidence, step: int, version: int) -> tuple[str, str]:
     if not missing:
         return (
             "where the run is, more versions can be tried than this file has",
-            run.command("explain {run}"),
+            f"streamrl explain {run.handle.run}",
         )
     lacks = (
         f"the step file has no weights of {versions_named(missing)}, which generators may have had; where "
         "the run is, a file can be made with them"
     )
-    return lacks, run.command(f"bundle {{run}} --step {step} --regenerate")
+    return lacks, run.command("bundle", "--step", str(step), "--regenerate")
 
 
 def _may_be_rounding(

@@ -20,6 +20,7 @@ from consumers.stream.recorded_groups import samples_topic
 from flows.explain.own_model import OwnModel
 from flows.run.replaying import learner_for
 from flows.run.step_files import OpenStepFile
+from flows.run.suggested_commands import SuggestedCommands
 from flows.run.version_weights import VersionWeights
 from infra.bus import read_until
 from infra.gate import Gate, passed_over
@@ -65,9 +66,15 @@ class StepFacts:
 class RunEvidence:
     """A run, as detectors see it."""
 
-    def __init__(self, handle: RunHandle, begins: OpenStepFile | None = None) -> None:
-        """`begins`: the step file that the run is read from; None: it is a run."""
+    def __init__(
+        self, handle: RunHandle, begins: OpenStepFile | None = None, commands: SuggestedCommands | None = None
+    ) -> None:
+        """`begins`: the step file that the run is read from; None: it is a run.
+
+        `commands`: writes those that are suggested; None: as for a run that was named by its id alone.
+        """
         self.handle, self.spec = handle, handle.spec
+        self._commands = commands or SuggestedCommands(handle.run)
         self._start = None if begins is None else begins.start
         self.is_step_file = begins is not None
         self._versions = VersionWeights(handle, begins, lambda done, total: None)
@@ -148,9 +155,9 @@ class RunEvidence:
         """Return an object that takes the run's steps again."""
         return Again(self.handle, lambda: learner_for(self.handle), lambda done, total: None, self._start)
 
-    def command(self, what: str) -> str:
+    def command(self, name: str, *words: str) -> str:
         """Return a command line about this run."""
-        return f"streamrl {what.format(run=self.handle.run)}"
+        return self._commands.command(name, *words)
 
 
 def merged_weights(adapter: Mapping[str, torch.Tensor], record: RunRecord) -> dict[str, torch.Tensor]:
