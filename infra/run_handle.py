@@ -71,12 +71,13 @@ def opened_run(
     `archive_alone`: no broker is asked. Raises ArchiveError if the run has no archive. `store_option`: that
     of commands which are suggested.
     """
-    bus: Bus = (
-        archive_bus(record, store, store_option)
-        if archive_alone
-        else connect_with_archive(record, name, store)
-    )
+    bus: Bus | None = None
     try:
+        bus = (
+            archive_bus(record, store, store_option)
+            if archive_alone
+            else connect_with_archive(record, name, store)
+        )
         topics = Topics(record.id, record.spec.lengths.classes)
         log = logging.getLogger("streamrl")
         yield RunHandle(
@@ -85,4 +86,5 @@ def opened_run(
     except NoBroker as error:
         raise with_advice(error, record, store) from error
     finally:
-        bus.close()
+        if bus is not None:
+            bus.close()
