@@ -36,7 +36,7 @@ from schemas.wire import MessageT
 
 MOST_STEPS = 200_000  # of the newest ones, numbers are kept: some 700 bytes a step
 LOOKED_AT = (
-    "cut_off", "entropy", "failed_rewards", "gap_tokens", "grad_norm", "informative_groups", "learning_rate",
+    "cut_off", "failed_rewards", "gap_tokens", "grad_norm", "informative_groups", "learning_rate",
     "length", "logprob_gap", "reward",
 )  # fmt: skip
 _GROUPS = 4096  # newest groups of which it is known which step trained them
