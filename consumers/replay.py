@@ -382,7 +382,7 @@ class Again:
 
 def no_such_step(handle: RunHandle, step: int, newest: int) -> str:
     """Return, for people, that a run's ledger has no step of a number."""
-    more = handle.more_words or f", or wait until it is taken (`streamrl status {handle.run}`)"
+    more = handle.more_words or f", or wait until it is taken (`{handle.command('status')}`)"
     return (
         f"{handle.ledger_words} ends with step {newest}: it has no step {step}. Name a step up to "
         f"{newest}{more}"
@@ -394,7 +394,7 @@ def newest_step_of(handle: RunHandle) -> int:
     found = newest_in_ledger(handle)
     if found is None:
         more = handle.more_words or (
-            f": none is taken yet, or its records were removed. `streamrl status {handle.run}` says how far "
+            f": none is taken yet, or its records were removed. `{handle.command('status')}` says how far "
             "it is"
         )
         raise TrainingFailed(f"{handle.ledger_words} has no step{more}")

@@ -55,7 +55,7 @@ class CurvePoint:
 
     step: int
     iteration: int
-    metrics: Mapping[str, float]  # those of CURVES
+    metrics: Mapping[str, float]  # those of CURVES that are known
     samples: Reweighted
     corrected: bool  # whether the samples were drawn by weights that this curve never had
     root: str
@@ -294,7 +294,7 @@ def _metrics(
         [row.sample for row in rows], plans, stats, iteration=record.iteration, update=done, compute_s=0.0,
         waited_s=0.0,
     )  # fmt: skip
-    return {name: found[name] for name in CURVES}
+    return {name: found[name] for name in CURVES if name in found}
 
 
 def _shapes(record: StepRecord, taken: RedoneStep) -> list[_PlanShape]:

@@ -7,6 +7,7 @@ can't be used, `infra.kafka_probe` finds out why, so that the error can say so.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its
 # How long the broker holds a fetch while there are no records; with records it answers at once. Any other
 # request on the connection waits for that answer.
 _WAIT_MS, _PATIENT_MS = 400, 8_000
+_REFUSED_S = 2.0  # for whoever is not patient: so long it may be that nobody listens
 _UNMETERED = {"metrics_enabled": False}  # nobody reads metrics, and counting requests costs time
 
 
@@ -38,12 +40,14 @@ class KafkaBus:
         replication: int = 1,
         retention_hours: int = 24 * 14,
         delivery_s: float = 300.0,
+        patient: bool = True,
     ) -> None:
+        """`patient`: try for some time also where nobody listens, as a broker may be about to start."""
         self.bootstrap_servers = bootstrap_servers
         self._replication, self._retention_hours = replication, retention_hours
         self._delivery_s = delivery_s
         self._security = checked_settings(security_from_environment())
-        self._probed = False
+        self._probed, self._patient = False, patient
         self._common: dict[str, Any] = {
             "bootstrap_servers": bootstrap_servers.split(","),
             "client_id": name,
@@ -175,10 +179,16 @@ class KafkaBus:
             raise self._refused(found)
         self._probed = True
 
+    def check_listening(self) -> None:
+        """Raise NoBroker if nobody listens, before anybody has waited for something else."""
+        found = trouble(self.bootstrap_servers, self._security)
+        if found is not None and self._is_gone(found):
+            raise self._refused(found)
+
     def _connect(self, client: Any, **options: Any) -> Any:
         if not self._probed:
             found = trouble(self.bootstrap_servers, self._security)
-            if found is not None and found.lasting:
+            if found is not None and (found.lasting or self._is_gone(found)):
                 raise self._refused(found)
             self._probed = found is None
         try:
@@ -186,6 +196,16 @@ class KafkaBus:
         except (KafkaError, OSError, ValueError) as error:
             found = trouble(self.bootstrap_servers, self._security)
             raise self._refused(found or Trouble(said_by_kafka(error), False)) from error
+
+    def _is_gone(self, found: Trouble | None) -> bool:
+        """Whether nobody listens, also some seconds later. The client would try for five times as long."""
+        begun = time.monotonic()
+        while not self._patient and found is not None and found.at_once:
+            if time.monotonic() - begun > _REFUSED_S:
+                return True
+            time.sleep(_REFUSED_S / 8)
+            found = trouble(self.bootstrap_servers, self._security)
+        return False
 
     def _refused(self, found: Trouble) -> BusError:
         advice = "" if found.lasting else (

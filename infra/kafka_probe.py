@@ -11,11 +11,12 @@ speak the configured protocol.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import ssl
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka.errors import KafkaError
@@ -27,6 +28,7 @@ CONNECT_S, ANSWER_S = 3.0, 8.0
 _LARGEST = 1 << 20  # bytes of an answer
 _API_VERSIONS, _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 18, 17, 36
 _NO_SUCH_MECHANISM, _NO_LOGIN_HERE, _REFUSED = 33, 34, 58
+_NOBODY = (errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
 _OTHER_NAME = (62, 64)  # OpenSSL's codes: the certificate is for another host name, or address
 
 
@@ -36,6 +38,7 @@ class Trouble:
 
     what: str
     lasting: bool
+    at_once: bool = False  # whether nobody is there to wait for: each address is refused, or unreachable
 
 
 class _Cut(Exception):
@@ -44,14 +47,15 @@ class _Cut(Exception):
 
 def trouble(bootstrap_servers: str, options: Mapping[str, Any]) -> Trouble | None:
     """Return why no broker can be used; None if one of them can. The first lasting reason counts most."""
-    found = None
+    found: list[Trouble] = []
     for server in bootstrap_servers.split(","):
         host, port = _address(server.strip())
         now = _of_one(host, port, options)
         if now is None:
             return None
-        found = now if found is None or (now.lasting and not found.lasting) else found
-    return found
+        found.append(now)
+    first = next((one for one in found if one.lasting), found[0])
+    return replace(first, at_once=all(one.at_once for one in found))
 
 
 def _address(server: str) -> tuple[str, int]:
@@ -71,11 +75,12 @@ def _of_one(host: str, port: int, options: Mapping[str, Any]) -> Trouble | None:
             with wrapped:
                 return _talk(wrapped, host, port, options)
     except socket.gaierror as error:
-        return Trouble(f"the network: the name {host} can't be resolved ({error.strerror})", False)
+        return Trouble(f"the network: the name {host} can't be resolved ({error.strerror})", False, True)
     except TimeoutError:
         return Trouble(f"the network: {host}:{port} does not answer", False)
     except (OSError, OverflowError, UnicodeError) as error:
-        return Trouble(f"the network: {host}:{port}: {getattr(error, 'strerror', None) or error}", False)
+        said = f"the network: {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        return Trouble(said, False, getattr(error, "errno", None) in _NOBODY)
 
 
 def _connected(host: str, port: int) -> socket.socket:

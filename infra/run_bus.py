@@ -8,18 +8,28 @@ from infra.runs import RunRecord, find
 from infra.stores.store import Store
 
 
-def connect(record: RunRecord, name: str) -> KafkaBus:
-    """Return the bus of a run. `name` is how this client is called on the broker."""
+def connect(record: RunRecord, name: str, *, patient: bool = False) -> KafkaBus:
+    """Return the bus of a run. `name` is how this client is called on the broker.
+
+    `patient`: for processes of a run, which outlive a restart of the broker. A user should hear at once.
+    """
     kafka = record.spec.placement.kafka
     return KafkaBus(
         record.bootstrap_servers, name=name, replication=kafka.replication,
         retention_hours=kafka.retention_hours, delivery_s=record.spec.deadlines.progress_s,
+        patient=patient,
     )  # fmt: skip
 
 
-def connect_with_archive(record: RunRecord, name: str, store: Store) -> JoinedBus:
-    """Return the bus of a run, on which records that retention has removed are read from the archive."""
+def connect_with_archive(record: RunRecord, name: str, store: Store, *, patient: bool = False) -> JoinedBus:
+    """Return the bus of a run, on which records that retention has removed are read from the archive.
+
+    Raises NoBroker for whoever is not patient if nobody listens.
+    """
+    log = connect(record, name, patient=True) if patient else connect(record, name)
+    if not patient and isinstance(log, KafkaBus):
+        log.check_listening()
     return JoinedBus(
-        connect(record, name), store,
+        log, store,
         lambda run: record.identity if run == record.id else find(store, run).identity,
     )  # fmt: skip

@@ -26,6 +26,9 @@ class RunHandle:
     topics: Topics
     log: logging.Logger
     archive_alone: bool = field(default=False, kw_only=True)  # whether the bus is the archive, without a log
+    store_option: str = field(
+        default="", kw_only=True
+    )  # by which a command finds the store, such as --store URL
 
     @property
     def kept_in(self) -> str:
@@ -42,7 +45,11 @@ class RunHandle:
         """How to have more records, for people; empty if all there are can be read."""
         if not self.archive_alone:
             return ""
-        return f". Where its broker is, `streamrl archive {self.run}` adds what came since to the archive"
+        return f". Where its broker is, `{self.command('archive')}` adds what came since to the archive"
+
+    def command(self, name: str) -> str:
+        """Return a command about this run, for people."""
+        return f"streamrl {name} {self.run} {self.store_option}".rstrip()
 
     @property
     def spec(self) -> RunSpec:
@@ -57,18 +64,27 @@ class RunHandle:
 
 @contextmanager
 def opened_run(
-    store: Store, record: RunRecord, name: str, *, archive_alone: bool = False
-) -> Iterator[RunHandle]:  # fmt: skip
+    store: Store, record: RunRecord, name: str, *, archive_alone: bool = False, store_option: str = ""
+) -> Iterator[RunHandle]:
     """Open a run for reading, and close its bus in the end. `name` is the reader's, for the broker's log.
 
-    `archive_alone`: no broker is asked. Raises ArchiveError if the run has no archive.
+    `archive_alone`: no broker is asked. Raises ArchiveError if the run has no archive. `store_option`: that
+    of commands which are suggested.
     """
-    bus: Bus = archive_bus(record, store) if archive_alone else connect_with_archive(record, name, store)
+    bus: Bus | None = None
     try:
+        bus = (
+            archive_bus(record, store, store_option)
+            if archive_alone
+            else connect_with_archive(record, name, store)
+        )
         topics = Topics(record.id, record.spec.lengths.classes)
         log = logging.getLogger("streamrl")
-        yield RunHandle(record, store, bus, topics, log, archive_alone=archive_alone)
+        yield RunHandle(
+            record, store, bus, topics, log, archive_alone=archive_alone, store_option=store_option
+        )
     except NoBroker as error:
         raise with_advice(error, record, store) from error
     finally:
-        bus.close()
+        if bus is not None:
+            bus.close()

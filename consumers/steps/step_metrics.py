@@ -35,7 +35,7 @@ def step_metrics(
     samples: Sequence[Sample], plans: Sequence[MicroBatchPlan], stats: Sequence[LossStats], *,
     iteration: int, update: OptimizerUpdate, compute_s: float, waited_s: float,
 ) -> dict[str, float]:  # fmt: skip
-    """Return the metrics of one optimizer step."""
+    """Return the metrics of one optimizer step. One that nobody can know is left out."""
     rewards = np.array([np.nan if sample.reward_error else sample.reward for sample in samples])
     lengths = np.array([sample.true_length for sample in samples])
     staleness = np.array([iteration - int(sample.versions.min()) for sample in samples])
@@ -65,13 +65,13 @@ def step_metrics(
         "learning_rate": update.learning_rate,
         "grad_norm": update.norm,
         "clip_fraction": sum(stat.clipped for stat in stats) / max(1, tokens),
-        "entropy": sum(s.entropy for s in stats) / max(1, sum(s.entropy_tokens for s in stats)),
         "negative_logprob": sum(stat.negative_logprob for stat in stats) / max(1, tokens),
         "capped_fraction": sum(stat.capped for stat in stats) / max(1, tokens),
         "divergence": sum(stat.divergence for stat in stats) / max(1, tokens),
         "logprob_gap": max((stat.gap for stat in stats), default=0.0),
         "gap_tokens": float(sum(stat.gap_tokens for stat in stats)),
         "logprob_drift": sum(stat.drift for stat in stats) / max(1, tokens),
+        **_of_policy(stats),
         **_of_critic(stats),
         **_by_class(samples),
         **_by_part(samples),
@@ -79,6 +79,12 @@ def step_metrics(
         "waited_s": waited_s,
         "latency_s": float(np.mean([sample.finished_at - sample.started_at for sample in samples])),
     }
+
+
+def _of_policy(stats: Sequence[LossStats]) -> dict[str, float]:
+    """Return the entropy; empty where no token went through the model, as no group has a gradient."""
+    looked_at = sum(stat.entropy_tokens for stat in stats)
+    return {"entropy": sum(stat.entropy for stat in stats) / looked_at} if looked_at else {}
 
 
 def _of_critic(stats: Sequence[LossStats]) -> dict[str, float]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from infra.roles.context import RoleContext
 from schemas.messages import StepRecord
 
 # Larger differences between trainer and generator on the same weights mean that one of them computes wrongly.
 LARGEST_GAP = {"float32": 0.01, "bfloat16": 0.5}
+
+
+def gap_is_too_wide(metrics: Mapping[str, float], dtype: str) -> bool:
+    """Whether a step's log-probabilities differ by more than rounding from those of its generators."""
+    return bool(metrics.get("gap_tokens", 0)) and metrics.get("logprob_gap", 0.0) > LARGEST_GAP[dtype]
 
 
 def tell(context: RoleContext, record: StepRecord, *, duplicates: int) -> None:
@@ -18,7 +25,7 @@ def tell(context: RoleContext, record: StepRecord, *, duplicates: int) -> None:
         trained_tokens=counters.get("trained_tokens", 0) + metrics["tokens"],
         duplicates=duplicates,
     )  # fmt: skip
-    if metrics["gap_tokens"] and metrics["logprob_gap"] > LARGEST_GAP[context.spec.model.dtype]:
+    if gap_is_too_wide(metrics, context.spec.model.dtype):
         context.log.warning(
             "the generators' logprobs differ by %.3g from the trainer's on the same weights: one of them "
             "computes wrongly (stale weights, another temperature, another model?)",

@@ -44,6 +44,7 @@ def bisect(
     from flows.run.bisecting import bisect_run
     from flows.run.predicates import predicate
     from flows.run.replaying import replaying
+    from flows.run.suggested_commands import SuggestedCommands
 
     condition, errors = predicate(when), error_console()
 
@@ -52,6 +53,7 @@ def bisect(
 
     with replaying(run, store, lambda done, total: None, archive_alone=archive) as opened:
         found = bisect_run(opened.again, opened.handle, condition, probed)
+    commands = SuggestedCommands(run, store, archive_alone=archive)
     if as_json:
         import json
 
@@ -64,7 +66,7 @@ def bisect(
     else:
         out().print(
             f"'{when}' holds first at step {found.step} of {run} (replayed: {found.replays}). Next:\n"
-            f"  streamrl replay {run} --step {found.step}",
+            f"  {commands.command('replay', '--step', str(found.step))}",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
     if found.step is None:

@@ -50,7 +50,8 @@ def bundle(
 
     It holds samples, prompts, weights and optimizer state before the step, config, tokenizer, settings and
     digests. The samples of a step of sync mode were drawn by these weights; those of async mode were drawn by
-    older ones, too, which `--regenerate` puts beside them, so that they can be sampled again.
+    older ones, too, which `--regenerate` puts beside them, so that they can be sampled again. If the step's
+    log-probabilities are far from its generators', some older weights are in the file anyhow, for `explain`.
     `streamrl replay FILE` needs no broker, no store and no network, and runs no code of the file. Prompts and
     answers are in it: do not give it to people who may not see them.
 
@@ -66,6 +67,7 @@ def bundle(
 
     from flows.run.bundling import make_step_file
     from flows.run.replaying import replaying
+    from flows.run.versions_beside import versions_named
 
     first, last = steps_of(step)
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
@@ -92,6 +94,7 @@ def bundle(
                 )
     except KeyboardInterrupt:
         fail("stopped; nothing was written", INTERRUPTED)
+    beside = f"; it has also the weights of {versions_named(made.versions)}" if made.versions else ""
     steps = f"step {made.last}" if made.first == made.last else f"steps {made.first} to {made.last}"
     if made.prompts_missing:
         warn(f"the file has no prompts, so rewards can't be computed again from it: {made.prompts_missing}")
@@ -100,7 +103,7 @@ def bundle(
         return
     out().print(
         f"{made.path} has {steps} of {run} ({made.size / 1e6:.1f} MB; in the log, the samples have "
-        f"{made.samples_size / 1e6:.1f} MB)\n"
+        f"{made.samples_size / 1e6:.1f} MB){beside}\n"
         f"Replay it, on any machine, with\n  streamrl replay {made.path}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -46,20 +46,23 @@ def explain(
     from flows.explain.explanation import explain_run
     from flows.explain.run_evidence import RunEvidence
     from flows.run.replaying import opened_source
+    from flows.run.suggested_commands import SuggestedCommands
 
     columns = TextColumn("detectors"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("", total=None)
         with opened_source(run, store, own_code=own_code, archive_alone=archive) as (handle, start):
-            found = explain_run(
-                RunEvidence(handle, start), lambda done, total: bar.update(task, completed=done, total=total)
+            commands = SuggestedCommands.as_asked(
+                handle.run, run, store, archive_alone=archive, own_code=own_code
             )
+            evidence = RunEvidence(handle, start, commands)
+            found = explain_run(evidence, lambda done, total: bar.update(task, completed=done, total=total))
     if as_json:
         import json
 
         typer.echo(json.dumps(_plain(run, found)))
     else:
-        _show(out(), run, found)
+        _show(out(), run, found, commands.command("status"))
     if found.findings:
         raise typer.Exit(FAILED)
 
@@ -70,14 +73,14 @@ def _plain(run: str, found: Explanation) -> dict[str, object]:
     return {"run": run, "steps": found.steps, "findings": findings, "unseen": unseen}
 
 
-def _show(console: Console, run: str, found: Explanation) -> None:
+def _show(console: Console, run: str, found: Explanation, status: str) -> None:
     say = lambda text, style="": console.print(  # noqa: E731
         text, style=style, highlight=False, markup=False, soft_wrap=True
     )
     if not found.steps:
         say(
             f"the ledger of {run} has no step: none is taken yet, or its records were removed. There is "
-            f"nothing to explain; `streamrl status {run}` says how far it is",
+            f"nothing to explain; `{status}` says how far it is",
             "yellow",
         )
     elif not found.findings:

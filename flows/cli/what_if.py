@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from consumers.what_if import WhatIfCurve
+    from flows.run.suggested_commands import SuggestedCommands
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -73,6 +74,7 @@ def what_if(
 
     from flows.run.asking_what_if import last_step, what_if_curves
     from flows.run.replaying import replaying
+    from flows.run.suggested_commands import SuggestedCommands
     from flows.run.what_if_settings import variants_of
     from flows.view.what_if_picture import draw_what_if
     from flows.view.what_if_rows import what_if_row
@@ -100,7 +102,8 @@ def what_if(
     if as_json:
         typer.echo(json.dumps(what_if_row(name, found)))
     else:
-        _show(out(), name, found)
+        commands = SuggestedCommands.as_asked(name, run, store, archive_alone=archive, own_code=own_code)
+        _show(out(), name, found, commands)
     if picture is not None:
         draw_what_if(f"run {name}, steps {first} to {last}", found, picture)
         error_console().print(f"drawn into {picture}", highlight=False, markup=False, soft_wrap=True)
@@ -108,7 +111,7 @@ def what_if(
         raise typer.Exit(FAILED)
 
 
-def _show(console: Console, run: str, curves: Sequence[WhatIfCurve]) -> None:
+def _show(console: Console, run: str, curves: Sequence[WhatIfCurve], commands: SuggestedCommands) -> None:
     from rich.table import Table
 
     from flows.view.what_if_rows import conclusion, point_row
@@ -138,9 +141,9 @@ def _show(console: Console, run: str, curves: Sequence[WhatIfCurve]) -> None:
     other = [point.step for point in own if not point.equal]
     if other:
         console.print(
-            f"{len(other)} of {len(own)} recorded steps came to OTHER BITS, first step {other[0]}: "
-            "`streamrl replay` says in which stage, and whether that may be",
-            style="yellow", highlight=False, soft_wrap=True,
+            f"{len(other)} of {len(own)} recorded steps came to OTHER BITS, first step {other[0]}. In which "
+            f"stage says\n  {commands.command('replay', '--step', str(other[0]))}",
+            style="yellow", markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     else:
         console.print("the recorded settings came to the recorded bits", style="green", highlight=False)

@@ -12,6 +12,7 @@ from flows.explain.reward_faults import HeldOut, LengthHacking, MissingRewards, 
 from flows.explain.run_evidence import RunEvidence
 from flows.explain.step_faults import FailedStep, OtherBits, SplitGroups, WrongAdvantages, WrongClip
 from flows.explain.training_faults import Collapse, LargeUpdates
+from infra.bus import NoBroker
 from infra.errors import Explained
 
 DETECTORS: tuple[type[Detector], ...] = (
@@ -40,10 +41,12 @@ def explain_run(
     """
     findings: list[tuple[str, FaultFound]] = []
     unseen: list[tuple[str, str]] = []
-    for number, detector in enumerate(DETECTORS):
+    for number, detector in enumerate(DETECTORS if run.steps else ()):
         progress(number, len(DETECTORS))
         try:
-            findings += [(detector.name, one) for one in detector().look(run)] if run.steps else []
+            findings += [(detector.name, one) for one in detector().look(run)]
+        except NoBroker:
+            raise  # the others would only try in vain, too
         except Explained as error:
             unseen.append((detector.name, str(error)))
     findings.sort(key=lambda one: (-one[1].certainty, one[1].step))

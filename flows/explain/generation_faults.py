@@ -16,6 +16,7 @@ from consumers.steps.telling import LARGEST_GAP
 from flows.explain.detector import Detector, FaultFound
 from flows.explain.own_model import NamedWeights, OwnModel, answer_tokens
 from flows.explain.run_evidence import RunEvidence
+from flows.run.versions_beside import versions_named
 from schemas.messages import StepRecord
 
 _LOOKED_AT = 12  # samples by which an explanation is judged
@@ -100,11 +101,30 @@ class DifferentLogprobs(Detector):
                 f"the trainer's on the same weights (at most {most:g} is rounding); so they do in "
                 f"{len(wrong)} of {len(run.steps)} steps"
             )
-            command = run.command(f"inspect {{run}} --sample {first.widest[0]}")
+            command = run.command("inspect", "--sample", first.widest[0])
+            if cause == _UNKNOWN and run.is_step_file:
+                more, command = _elsewhere(run, first.step, int(chosen[0].sample.versions[-1]))
+                evidence = [*evidence, more]
             yield FaultFound(
                 first.step, "generation", cause, [seen, *evidence], [first.widest[0]], [], command, 1.0
             )
             return
+
+
+def _elsewhere(run: RunEvidence, step: int, version: int) -> tuple[str, str]:
+    """Return what a step file lacks to tell the cause, and the command that goes on where the run is."""
+    likely = {version - 1, 0, version}
+    missing = [one for one in sorted(likely) if 0 <= one <= version and run.weights(one) is None]
+    if not missing:
+        return (
+            "where the run is, more versions can be tried than this file has",
+            f"streamrl explain {run.handle.run}",
+        )
+    lacks = (
+        f"the step file has no weights of {versions_named(missing)}, which generators may have had; where "
+        "the run is, a file can be made with them"
+    )
+    return lacks, run.command("bundle", "--step", str(step), "--regenerate")
 
 
 def _may_be_rounding(
@@ -126,7 +146,8 @@ def _cause(run: RunEvidence, rows: Sequence[TrainingRow]) -> Cause:
     version = int(rows[0].sample.versions[-1])
     weights = run.weights(version)
     if weights is None:
-        return _UNKNOWN, [f"version {version} of the weights is not kept any more: nobody can tell why"]
+        lacks = "is not in the step file" if run.is_step_file else "is not kept any more: nobody can tell why"
+        return _UNKNOWN, [f"version {version} of the weights {lacks}"]
     run.own_model.load(weights)
     own = {row.sample.id: run.own_model.logprobs(*answer_tokens(row)) for row in rows}
     by = max(float(_apart(row, own[row.sample.id]).max()) for row in rows)

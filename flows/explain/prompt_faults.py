@@ -56,7 +56,7 @@ class OtherTokens(Detector):
                     f"{prompt.tokens.tolist()[:16]}"
                 ),
             ],
-            command=run.command("samples {run} --step 0"),
+            command=run.command("samples", "--step", "0"),
             certainty=1.0,
         )
 
@@ -78,15 +78,16 @@ class RepeatedPrompts(Detector):
             return
         (epoch, problem), first = min(again.items(), key=lambda one: one[1][1])
         often = max(again.values(), key=len)
+        step = first[1][1] * run.spec.algorithm.optimizer_steps
         yield FaultFound(
-            first[1][1] * run.spec.algorithm.optimizer_steps,
+            step,
             "prompt",
             f"problem {problem[:60]} is trained again within one epoch",
             [
                 f"in epoch {epoch} it is group {first[0][0]} and again group {first[1][0]}",
                 f"{len(again)} problems come again within their epoch, one of them {len(often)} times",
             ],
-            command=run.command(f"samples {{run}} --where problem={problem[:60]}"),
+            command=run.command("samples", "--step", str(step), "--where", f"problem={problem}"),
             certainty=0.9,
         )
 
@@ -128,7 +129,7 @@ class LostPrompts(Detector):
                     ),
                     f"they have {mean:.1f} tokens in the mean, all problems {usual:.1f}",
                 ],
-                command=run.command("logs {run} feeder"),
+                command=run.command("logs", "feeder"),
                 certainty=0.95,
             )
             return

@@ -41,7 +41,7 @@ class MissingRewards(Detector):
             [f"{count:.0f} samples of {len(wrong)} steps have no reward, the first is {first.failed}"],
             [first.failed],
             [],
-            run.command(f"samples {{run}} --step {first.step} --where error~a"),
+            run.command("samples", "--step", str(first.step), "--where", "error~a"),
             0.95,
         )
 
@@ -77,7 +77,7 @@ class RewardOutlier(Detector):
             ],
             [first.highest[0]],
             [],
-            run.command(f"samples {{run}} --step {first.step} --sort reward -n 1"),
+            run.command("samples", "--step", str(first.step), "--sort", "reward"),
             0.95,
         )
 
@@ -117,7 +117,7 @@ class RewardOfParts(Detector):
                         f"{against[name]:.2f}"
                     ),
                 ],
-                command=run.command("samples {run} --sort reward"),
+                command=run.command("samples", "--sort", "reward"),
                 certainty=0.9,
             )
 
@@ -166,7 +166,7 @@ class LengthHacking(Detector):
             ],
             [first.highest[0]],
             [],
-            run.command("samples {run} --sort length"),
+            run.command("samples", "--sort", "length"),
             0.85,
         )
 
@@ -212,7 +212,7 @@ class HeldOut(Detector):
         worse = next((v for v, mark in marks[1:] if mark < first - noise / 2), marks[-1][0])
         step = min(run.steps[-1].step, max(0, worse - 1) * run.spec.algorithm.optimizer_steps)
         yield FaultFound(
-            step, "reward", cause, evidence, command=run.command("samples {run} --sort reward"), certainty=0.8
+            step, "reward", cause, evidence, command=run.command("samples", "--sort", "reward"), certainty=0.8
         )
 
 

@@ -20,14 +20,14 @@ from consumers.stream.recorded_groups import samples_topic
 from flows.explain.own_model import OwnModel
 from flows.run.replaying import learner_for
 from flows.run.step_files import OpenStepFile
+from flows.run.suggested_commands import SuggestedCommands
+from flows.run.version_weights import VersionWeights
 from infra.bus import read_until
 from infra.gate import Gate, passed_over
 from infra.run_handle import RunHandle
 from infra.runs import RunRecord
 from infra.weights.adapter_tensors import Merging
 from infra.weights.folder import ModelFolder
-from infra.weights.versions import WeightStore
-from infra.weights.weights_error import WeightsError
 from producers.tokenizing import special_tokens
 from schemas.identity import sample_id
 from schemas.messages import TRAIN, Evaluation, Prompt, StepRecord
@@ -36,7 +36,7 @@ from schemas.wire import MessageT
 
 MOST_STEPS = 200_000  # of the newest ones, numbers are kept: some 700 bytes a step
 LOOKED_AT = (
-    "cut_off", "entropy", "failed_rewards", "gap_tokens", "grad_norm", "informative_groups", "learning_rate",
+    "cut_off", "failed_rewards", "gap_tokens", "grad_norm", "informative_groups", "learning_rate",
     "length", "logprob_gap", "reward",
 )  # fmt: skip
 _GROUPS = 4096  # newest groups of which it is known which step trained them
@@ -66,10 +66,18 @@ class StepFacts:
 class RunEvidence:
     """A run, as detectors see it."""
 
-    def __init__(self, handle: RunHandle, begins: OpenStepFile | None = None) -> None:
-        """`begins`: the step file that the run is read from; None: it is a run."""
+    def __init__(
+        self, handle: RunHandle, begins: OpenStepFile | None = None, commands: SuggestedCommands | None = None
+    ) -> None:
+        """`begins`: the step file that the run is read from; None: it is a run.
+
+        `commands`: writes those that are suggested; None: as for a run that was named by its id alone.
+        """
         self.handle, self.spec = handle, handle.spec
+        self._commands = commands or SuggestedCommands(handle.run)
         self._start = None if begins is None else begins.start
+        self.is_step_file = begins is not None
+        self._versions = VersionWeights(handle, begins, lambda done, total: None)
         self._samples = samples_topic(handle)
 
     @cached_property
@@ -128,11 +136,10 @@ class RunEvidence:
 
     def weights(self, version: int) -> dict[str, torch.Tensor] | None:
         """Return the tensors of a published version; None if they are not kept any more."""
-        try:
-            found = WeightStore(self.handle.store, self.handle.run).fetch(version)[1]
-        except WeightsError:
+        found = self._versions.kept(version) or self._versions.of_file(version)
+        if found is None:
             return None
-        return merged_weights(found, self.handle.record) if self.spec.model.lora else found
+        return merged_weights(found, self.handle.record) if self.spec.model.lora else dict(found)
 
     @cached_property
     def own_model(self) -> OwnModel:
@@ -148,9 +155,9 @@ class RunEvidence:
         """Return an object that takes the run's steps again."""
         return Again(self.handle, lambda: learner_for(self.handle), lambda done, total: None, self._start)
 
-    def command(self, what: str) -> str:
+    def command(self, name: str, *words: str) -> str:
         """Return a command line about this run."""
-        return f"streamrl {what.format(run=self.handle.run)}"
+        return self._commands.command(name, *words)
 
 
 def merged_weights(adapter: Mapping[str, torch.Tensor], record: RunRecord) -> dict[str, torch.Tensor]:

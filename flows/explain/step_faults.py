@@ -47,7 +47,7 @@ class SplitGroups(Detector):
             ],
             ids(members),
             [],
-            run.command(f"samples {{run}} --step {earlier} --where group={group}"),
+            run.command("samples", "--step", str(earlier), "--where", f"group={group}"),
             1.0,
         )
 
@@ -78,7 +78,7 @@ class FailedStep(Detector):
                 "gradient",
                 "a step failed once and can be taken now: the machine is to blame",
                 ["its samples are trained one by one, and all together, without a failure"],
-                command=run.command("logs {run} trainer"),
+                command=run.command("logs", "trainer"),
                 certainty=0.6,
             )
             return
@@ -92,7 +92,7 @@ class FailedStep(Detector):
             ],
             samples,
             [],
-            run.command(f"replay {{run}} --failed --step {record.step}"),
+            run.command("replay", "--failed", "--step", str(record.step)),
             1.0,
         )
 
@@ -126,7 +126,7 @@ class OtherBits(Detector):
             f"taken again, step {record.step} has other bits from stage {stage.stage.title} on: apart by "
             f"{stage.apart:.3g} ({MEANINGS[stage.stage].unit}); all stages before are equal"
         )
-        step, command = record.step, run.command(f"bundle {{run}} --step {record.step}")
+        step, command = record.step, run.command("bundle", "--step", str(record.step))
         if stage.stage is Stage.GRADIENT and (twice := counted_twice(run, found)) is not None:
             number, share = twice
             rows = found.taken.batches[number].rows
@@ -238,7 +238,7 @@ class WrongAdvantages(Detector):
                     ],
                     [row.sample.id for row in rows if row.sample.group == worst],
                     [],
-                    run.command(f"replay {{run}} --step {facts.step}"),
+                    run.command("replay", "--step", str(facts.step)),
                     1.0,
                 )
                 return
@@ -272,7 +272,7 @@ class WrongClip(Detector):
                         "gradient; with an advantage below 0, where it should come back, it has none"
                     ),
                 ],
-                command=run.command(f"replay {{run}} --step {run.steps[0].step}"),
+                command=run.command("replay", "--step", str(run.steps[0].step)),
                 certainty=1.0,
             )
 

@@ -57,7 +57,7 @@ class LargeUpdates(Detector):
             f"the learning rate of {rate:g} is far too large: a step undoes the policy",
             evidence,
             command=run.command(
-                f"what-if {{run}} --from {first.step} --steps 10 --set algorithm.learning_rate={rate / 100:g}"
+                "what-if", "--from", str(first.step), "--set", f"algorithm.learning_rate={rate / 100:g}"
             ),
             certainty=0.9,
         )
@@ -144,7 +144,7 @@ class Collapse(Detector):
                     f"{now.alike:.0%} of the groups have only one answer"
                 ),
             ],
-            command=run.command(f"samples {{run}} --step {first}"),
+            command=run.command("samples", "--step", str(first)),
             certainty=0.7,
         )
 

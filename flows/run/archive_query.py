@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows.run.locations import named_store
+from flows.run.locations import named_store, store_option
 from infra.archive.archive_alone import archive_bus, with_advice
 from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import archived_topics
@@ -66,7 +66,7 @@ def query(
     store = named_store(store_name)
     record = find(store, run)
     if archive_alone:
-        archive_bus(record, store)  # raises ArchiveError if there is none
+        archive_bus(record, store, store_option(store_name))  # raises ArchiveError if there is none
         with answered(None, store, record, sql) as answer:
             yield answer
         return

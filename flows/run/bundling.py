@@ -7,12 +7,12 @@ from pathlib import Path
 
 from consumers.replay import Again, CapturedSteps
 from flows.run.prompt_search import PromptsGone, prompt_records
-from flows.run.version_weights import VersionWeights
+from flows.run.versions_beside import versions_beside
 from infra.bus import Record
 from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from infra.step_file.step_file_writer import StepFileContent, Written, write_step_file
-from infra.weights.bits import Model, bits_of, model_of
+from infra.weights.bits import bits_of
 from infra.weights.folder import ModelFolder
 from schemas.losses import SAMPLES
 from schemas.topics import Topics
@@ -38,11 +38,12 @@ def make_step_file(
 ) -> MadeStepFile:  # fmt: skip
     """Write a step file; by default RUN-stepN.tar.zst in the current folder.
 
-    `regenerate`: with the weights of all versions that drew the samples.
+    `regenerate`: with the weights of all versions that drew the samples, even if they take much room.
     """
     found = again.capture(first, last, failed=failed)
     records, missing = _records(found, handle)
-    versions = _versions(found, handle) if regenerate else {}
+    state = {name: bits_of(one) for name, one in found.state.items()}
+    versions = versions_beside(found, handle, state, regenerate=regenerate)
     spec, folder = handle.spec, ModelFolder(handle.record.model)
     reference = spec.loss.reference if again.needs.reference else None
     own = reference not in (None, SAMPLES, handle.record.model)
@@ -50,7 +51,7 @@ def make_step_file(
     content = StepFileContent(
         record=handle.record, first=found.first, last=found.last, asked=found.last, failed=failed,
         made_on=_made_on(found), samples_of=found.samples.name.removesuffix(".samples"),
-        records=records, versions=versions, state={name: bits_of(one) for name, one in found.state.items()},
+        records=records, versions=versions, state=state,
         model=folder.bits() if spec.model.lora or (again.needs.reference and other is None) else {},
         reference=other.bits() if other else {}, model_files=folder.beside,
         reference_files=other.beside if other else {},
@@ -84,20 +85,3 @@ def _records(found: CapturedSteps, handle: RunHandle) -> tuple[dict[str, list[Re
     except PromptsGone as error:
         return records, str(error)
     return records, ""
-
-
-def _versions(found: CapturedSteps, handle: RunHandle) -> dict[int, Model]:
-    """Return the weights that drew the samples, but for those that the state has."""
-    wanted = {
-        version: root
-        for row in found.rows
-        for version, root in zip(row.sample.versions.tolist(), row.sample.roots, strict=True)
-    }
-    first, mini = divmod(found.first, handle.spec.algorithm.optimizer_steps)
-    if not mini:
-        wanted.pop(first, None)
-    weights = VersionWeights(handle, None, lambda done, total: None)
-    try:
-        return {version: model_of(weights.published(version, wanted[version])) for version in sorted(wanted)}
-    finally:
-        weights.close()

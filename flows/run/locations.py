@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,11 @@ def named_store(store: str) -> Store:
     url = store_url(store)
     use_local_keys(url)
     return open_store(url)
+
+
+def store_option(store: str) -> str:
+    """Return the option by which a command finds a store; empty for this machine's."""
+    return "" if store == LOCAL else f"--store {shlex.quote(store)}"
 
 
 def _own_s3() -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from consumers.batches.log_places import fetch_rows
 from consumers.steps.ledger import steps_in_ledger
 from consumers.stream.recorded_groups import samples_topic
-from flows.run.locations import named_store
+from flows.run.locations import named_store, store_option
 from flows.view.metric_rows import MetricRow, step_row, with_rates
 from infra.bus import ends_of, near_ends
 from infra.gate import Gate, passed_over
@@ -98,5 +98,8 @@ def open_run(run: str, store: str = "local", *, archive_alone: bool = False) -> 
     answer, ArchiveError if there is no archive to read alone.
     """
     opened = named_store(store)
-    with opened_run(opened, find(opened, run), "streamrl-python", archive_alone=archive_alone) as handle:
+    with opened_run(
+        opened, find(opened, run), "streamrl-python", archive_alone=archive_alone,
+        store_option=store_option(store),
+    ) as handle:  # fmt: skip
         yield OpenRun(handle)

@@ -12,7 +12,7 @@ from consumers.learners.learner import Learner
 from consumers.ranks.choose_learner import learner_of
 from consumers.replay import Again, StepProgress
 from consumers.stream.recorded_groups import samples_topic
-from flows.run.locations import named_store
+from flows.run.locations import named_store, store_option
 from flows.run.request import RunFailed
 from flows.run.step_files import OpenStepFile, opened_step_file
 from flows.run.step_search import first_kept_step
@@ -68,7 +68,9 @@ def opened_source(
             f"the model that run {source} began with is not on this machine: there is no folder "
             f"{record.model}. Where it is, `streamrl bundle {source}` makes a file that replays anywhere"
         )
-    with opened_run(store, record, "streamrl-replay", archive_alone=archive_alone) as handle:
+    with opened_run(
+        store, record, "streamrl-replay", archive_alone=archive_alone, store_option=store_option(store_name)
+    ) as handle:
         try:
             yield handle, None
         except Gone as error:

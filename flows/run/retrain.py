@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flows.run.locations import named_store
+from flows.run.locations import named_store, store_option
 from infra.run_handle import opened_run
 from infra.runs import find
 from producers.ranker.offline import Quality, RecordedIterations, judged, recorded, split, train_ranker
@@ -40,7 +40,9 @@ def retrain(
     for number, run in enumerate(runs):
         progress(0.1 * number / len(runs), f"reading what {run} recorded")
         record = find(opened, run)
-        with opened_run(opened, record, "streamrl-ranker", archive_alone=archive_alone) as handle:
+        with opened_run(
+            opened, record, "streamrl-ranker", archive_alone=archive_alone, store_option=store_option(store)
+        ) as handle:
             iterations += recorded(handle.bus, handle.topics, deadline_s=_READ_S)
     groups = sum(len(iteration) for iteration in iterations)
     if groups < _LEAST:

@@ -35,7 +35,7 @@ def point_row(point: CurvePoint) -> WhatIfRow:
         "reward": _known(samples.reward), "reward_error": _known(samples.reward_error),
         "effective_samples": samples.of_samples, "effective_tokens": samples.of_tokens,
         "believable": samples.believable, "corrected": point.corrected,
-        **{name: _known(point.metrics[name]) for name in CURVES},
+        **{name: _known(point.metrics.get(name, math.nan)) for name in CURVES},
         "weights_apart": point.weights_apart, "root": point.root, "equal": point.equal,
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ from schemas.wire import Unreadable, decode
 _TAIL = 64  # records at the end of the ledger, of which one should be a step
 
 
-def archive_bus(record: RunRecord, store: Store) -> StockBus:
+def archive_bus(record: RunRecord, store: Store, store_option: str = "") -> StockBus:
     """Return a run's archive as a bus that can only be read. Raises ArchiveError if there is none.
 
     It stays as it is now, so all topics fit together. If an offline run trained the samples of another run,
@@ -29,7 +29,7 @@ def archive_bus(record: RunRecord, store: Store) -> StockBus:
     if index is None or index.newest() is None:
         raise ArchiveError(
             f"run {record.id} has no archive in {store.url}: while its broker is there, "
-            f"`streamrl archive {record.id}` makes one"
+            f"`{f'streamrl archive {record.id} {store_option}'.rstrip()}` makes one"
         )
     return StockBus(stocks, f"the archive of run {record.id}")
 

@@ -104,8 +104,28 @@ def counting_pays(bits: Bits, base: Bits) -> bool:
     """Whether a tensor takes less room if it is counted from another one, by its beginning."""
     if not can_count(bits, base) or not bits.data.size:
         return False
+    return _beginning(bits, base) < _beginning(bits, None)
+
+
+def room_of(bits: Bits, base: Bits | None) -> float:
+    """Return about how many bytes a tensor takes in a file, by its beginning.
+
+    `base`: the tensor that its bits are counted from, if that takes less.
+    """
+    if not bits.data.size:
+        return 0.0
+    some = _beginning(bits, None)
+    if base is not None and can_count(bits, base):
+        some = min(some, _beginning(bits, base))
+    return some * max(1.0, bits.data.nbytes / _TRIED)
+
+
+def _beginning(bits: Bits, base: Bits | None) -> int:
+    """Return how many bytes the beginning of a tensor takes once it is compressed."""
     some = _TRIED // NAMES[bits.dtype][1]
-    mine = Bits(bits.dtype, (), _bits(bits)[:some].view(kind_of(bits.dtype).unsigned))
-    theirs = Bits(base.dtype, (), _bits(base)[:some].view(kind_of(base.dtype).unsigned))
-    plain, counted = (len(zstandard.compress(laid_out(mine, one), 1)) for one in (None, theirs))
-    return counted < plain
+    mine, theirs = (
+        None if one is None else Bits(one.dtype, (), _bits(one)[:some].view(kind_of(one.dtype).unsigned))
+        for one in (bits, base)
+    )
+    assert mine is not None
+    return len(zstandard.compress(laid_out(mine, theirs), 1))

@@ -165,7 +165,7 @@ def test_it_says_how_far_the_archive_goes_and_how_to_have_more(
     for words in (("replay", "--step", "5"), ("inspect", "--step", "5"), ("samples", "--step", "5")):
         said = call(world, words[0], "test-1", *words[1:], "--archive", code=1 if words[0] != "replay" else 3)
         assert str(newest) in said
-        assert "`streamrl archive test-1` adds what came since" in said
+        assert "`streamrl archive test-1 --store " in said and "adds what came since" in said
     archive(world)
     assert "same bits" in call(world, "replay", "test-1", "--step", "5", "--archive")
 
@@ -196,7 +196,7 @@ def test_a_run_without_an_archive_has_nothing_to_read_alone(
     for words in (("replay", "test-1"), ("sql", "test-1", "select 1")):
         said = call(world, *words, "--archive", code=1)
         assert "run test-1 has no archive" in said
-        assert "`streamrl archive test-1` makes one" in said
+        assert "`streamrl archive test-1 --store " in said and "makes one" in said
     monkeypatch.setattr("infra.run_bus.connect", lambda record, name: Unreachable())
     assert "--archive" not in call(world, "replay", "test-1", code=1)
 

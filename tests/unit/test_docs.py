@@ -54,7 +54,7 @@ def test_every_metric_is_explained() -> None:
     spec = make_spec(loss="ppo")
     rows = rows_of(spec)
     samples = [replace(row.sample, reward_parts={"word": 0.2}) for row in rows]
-    stats = [LossStats(0.0, 1, 0, 0.0, 0.0, 1, 0.0, 0, 0.0, returns=1.0)]
+    stats = [LossStats(0.0, 1, 0, 0.0, 0.0, 1, 0.0, 0, 0.0, entropy_tokens=1, returns=1.0)]
     done = OptimizerUpdate(Stepped(1.0))
     found = step_metrics(samples, [], stats, iteration=0, update=done, compute_s=1.0, waited_s=1.0)
     record = fill(

@@ -11,7 +11,7 @@ import pytest
 
 from infra.bus import BusError
 from infra.kafka_bus import KafkaBus
-from infra.kafka_probe import trouble
+from infra.kafka_probe import Trouble, trouble
 from infra.kafka_security import PREFIX, checked_settings, security_from_environment
 from tests.certificates import KEY_PASSWORD, Authority
 
@@ -118,3 +118,50 @@ def test_a_listener_that_is_no_broker_is_no_lasting_trouble(answer: bytes) -> No
 def test_the_network_is_no_lasting_trouble(server: str, said: str) -> None:
     found = trouble(server, {})
     assert found is not None and not found.lasting and said in found.what
+
+
+def test_whether_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(servers: str) -> bool:
+        said = trouble(servers, {})
+        assert said is not None and not said.lasting
+        return said.at_once
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setattr("infra.kafka_probe.ANSWER_S", 0.1)
+        assert found("127.0.0.1:1") and found("127.0.0.1:1,127.0.0.1:2")
+        assert not found(f"127.0.0.1:1,127.0.0.1:{port}")  # it may be slow
+
+
+def test_where_nobody_listens_only_the_patient_go_on_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def client(**options: object) -> None:
+        tried.append("client")
+        raise OSError("none")
+
+    monkeypatch.setattr("infra.kafka_bus.KafkaAdminClient", client)
+    monkeypatch.setattr("infra.kafka_bus._REFUSED_S", 0.0)
+    with pytest.raises(BusError, match=r"127\.0\.0\.1:1: Connection refused"):
+        KafkaBus("127.0.0.1:1", patient=False).topic_names()
+    assert not tried
+    with pytest.raises(BusError, match=r"127\.0\.0\.1:1: Connection refused"):
+        KafkaBus("127.0.0.1:1").topic_names()
+    assert tried
+
+
+def test_a_broker_that_comes_up_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    away, there = Trouble("the network", lasting=False, at_once=True), None
+    answers = iter([away, away, there])
+    monkeypatch.setattr("infra.kafka_bus.trouble", lambda servers, options: next(answers))
+    monkeypatch.setattr("infra.kafka_bus.time.sleep", lambda seconds: None)
+
+    class Admin:
+        def __init__(self, **options: object) -> None: ...
+        def list_topics(self) -> list[str]:
+            return ["a"]
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("infra.kafka_bus.KafkaAdminClient", Admin)
+    assert KafkaBus("nowhere:1", patient=False).topic_names() == {"a"}

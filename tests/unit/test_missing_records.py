@@ -82,7 +82,7 @@ def test_a_ledger_whose_records_are_gone(done: Done, name: str) -> None:
     bus.truncate(topic, 0, 1_000)  # type: ignore[attr-defined]
     text = said(done, COMMANDS[name])
     assert "the ledger of run test-1 has no step: none is taken yet, or its records were removed" in text
-    assert "`streamrl status test-1`" in text
+    assert "`streamrl status test-1 --store " in text
     text = said(done, "bisect {run} --when {step}>0".replace("{step}>0", "grad_norm>0"))
     assert "the ledger of run test-1 has no step" in text
     explained = done.cli("explain", "test-1")

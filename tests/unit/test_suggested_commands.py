@@ -1,0 +1,76 @@
+"""Commands that are suggested can be copied as they are: each is taken by the command that it names."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flows.cli import app
+from flows.run.suggested_commands import (
+    OF_ARCHIVES,
+    OF_OWN_CODE,
+    OF_STEP_FILES,
+    SuggestedCommands,
+)
+from infra import runs
+from tests.factories import make_context, make_spec, make_tiny_model
+from tests.fakes.crashing import World
+
+URL = "s3://bucket/a store"
+
+
+def all_commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+def options(name: str) -> set[str]:
+    return {option for one in all_commands()[name].params for option in one.opts}
+
+
+def test_which_commands_have_which_options() -> None:
+    having = {option: {name for name in all_commands() if option in options(name)} for option in (
+        "--archive", "--own-code", "--store",
+    )}  # fmt: skip
+    assert having["--archive"] == OF_ARCHIVES
+    assert having["--own-code"] == OF_OWN_CODE
+    assert OF_ARCHIVES | OF_STEP_FILES | {"logs", "status", "archive"} <= having["--store"]
+
+
+@pytest.mark.parametrize("name", sorted(OF_ARCHIVES | {"logs", "status"}))
+def test_what_was_asked_for_is_asked_for_again(name: str) -> None:
+    words = shlex.split(SuggestedCommands("a-1", URL, archive_alone=True).command(name, "--x", "b; c"))
+    assert words[:5] == ["streamrl", name, "a-1", "--x", "b; c"] and words[-2:] == ["--store", URL]
+    assert ("--archive" in words) == (name in OF_ARCHIVES)
+
+
+def test_of_a_step_file_it_names_the_file_or_else_the_run(tmp_path: Path) -> None:
+    file = str(tmp_path / "my step.tar.zst")
+    said = SuggestedCommands.as_asked("a-1", file, "local", own_code=True)
+    assert shlex.split(said.command("replay", "--step", "3")) == [
+        "streamrl", "replay", file, "--step", "3", "--own-code",
+    ]  # fmt: skip
+    assert shlex.split(said.command("samples", "--step", "3"))[:3] == ["streamrl", "inspect", file]
+    assert said.command("bundle", "--step", "3") == "streamrl bundle a-1 --step 3"
+
+
+def test_a_suggested_command_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(make_tiny_model(tmp_path / "model", layers=1, width=16))
+    algorithm = {"iterations": 2, "groups": 2, "group_size": 2, "learning_rate": 1e-2}
+    spec = make_spec(algorithm=algorithm, trainer={"checkpoint_every": 1, "keep_checkpoints": 2})
+    context = make_context(spec, tmp_path / "a run")
+    runs.create(context.store, spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-1")
+    World(context, model).live()
+    monkeypatch.setattr("infra.tail._POLL_S", 0.01)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: context.bus)
+    cli = lambda *words: CliRunner().invoke(app, list(words))  # noqa: E731
+    found = cli("bisect", "test-1", "--when", "reward > -1e9", "--store", context.store.url)
+    suggested = shlex.split(found.stdout.strip().splitlines()[-1])
+    assert suggested[-2:] == ["--store", context.store.url]
+    assert cli(*suggested[1:]).exit_code == 0
+    assert "--store" in cli("replay", "test-1", "--step", "9", "--store", context.store.url).output
