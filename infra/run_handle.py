@@ -44,6 +44,13 @@ class RunHandle:
             return ""
         return f". Where its broker is, `streamrl archive {self.run}` adds what came since to the archive"
 
+    def ledger_before(self, step: int) -> int:
+        """Return a position in the ledger that is not behind a step: each one before it has a record.
+
+        The ledger of a fork begins with the fork's first step.
+        """
+        return max(0, step - (self.record.fork.step if self.record.fork else 0))
+
     @property
     def spec(self) -> RunSpec:
         """The run's settings."""
