@@ -100,6 +100,21 @@ def other_bits(before: RunSpec, after: RunSpec) -> list[str]:
     return [name for name in changed if name in _BITS or _own_kind(name, after) == "bits"]
 
 
+def learned_otherwise(
+    before: RunSpec, after: RunSpec, old: Mapping[str, str], new: Mapping[str, str]
+) -> list[str]:
+    """Return all settings that differ, and that no resume may change. Files differ by content."""
+    changed = [name for name, *_ in _changed(before, after)]
+    kept = [
+        name
+        for name in changed
+        if not _may(name) and name not in _FILES and _own_kind(name, after) not in ("free", "bits")
+    ]
+    hashes = {name for name in (*FILES, MODEL) if old and old.get(name) != new.get(name)}
+    paths = {name for name in changed if name in _FILES and not (old.get(name) and new.get(name))}
+    return [*kept, *sorted(hashes | paths)]
+
+
 def _otherwise(name: str, spec: RunSpec, new: Mapping[str, str]) -> str:
     where = _of(spec, name) if name != MODEL else spec.model.path or spec.model.build
     if name not in new:

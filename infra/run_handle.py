@@ -51,6 +51,13 @@ class RunHandle:
         """Return a command about this run, for people."""
         return f"streamrl {name} {self.run} {self.store_option}".rstrip()
 
+    def ledger_before(self, step: int) -> int:
+        """Return a position in the ledger that is not behind a step: each one before it has a record.
+
+        The ledger of a fork begins with the fork's first step.
+        """
+        return max(0, step - (self.record.fork.step if self.record.fork else 0))
+
     @property
     def spec(self) -> RunSpec:
         """The run's settings."""

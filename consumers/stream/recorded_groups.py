@@ -7,22 +7,18 @@ Trajectory balance trains some groups of its own run again (`loss.replay`), an o
 
 from __future__ import annotations
 
-import bisect
 import filecmp
 import json
-import math
 import random
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from consumers.batches.log_places import Gone, LogPlace, fetch
+from consumers.batches.log_places import Gone, fetch
 from consumers.batches.training_rows import TrainingRow
-from consumers.steps.ledger import steps_in_ledger, steps_in_log
+from consumers.steps.ledger import steps_in_log
+from consumers.stream.inherited_groups import groups_before
+from consumers.stream.recorded_places import Recorded
 from consumers.stream.sample_stream import Bundle, StepKey
 from infra.bus import begins_of, clamp, ends_of
 from infra.errors import Explained
@@ -31,13 +27,10 @@ from infra.roles.context import RoleContext
 from infra.run_handle import RunHandle
 from infra.runs import RunRecord, find
 from infra.stores.store import Exists
-from schemas.algorithm import AlgorithmSection
 from schemas.identity import derive_seed
 from schemas.messages import Evaluation, StepRecord
-from schemas.taken import trained_first
 from schemas.topics import Topic, Topics
 
-_REPLAYED = 1000  # newest iterations whose groups are trained again: older ones are hardly of this policy
 _EVALUATIONS = 64  # newest ones that are read at a start; they include those of current weights
 
 
@@ -45,79 +38,6 @@ class RecordedError(Explained):
     """The samples of a run can't be trained again."""
 
     lasting = True
-
-
-class Recorded:
-    """Places of the groups of a ledger's steps, in the order in which these were trained first.
-
-    A group that a step replayed is not counted again. To save memory, only places are kept, and only of the
-    newest `kept` iterations.
-    """
-
-    def __init__(
-        self, algorithm: AlgorithmSection, steps: Iterable[StepRecord] = (), *, kept: float = math.inf
-    ) -> None:
-        """`algorithm`: of the run that took the steps. `kept`: number of newest iterations to keep."""
-        self._algorithm, self._kept, self._newest = algorithm, kept, -1
-        self._steps: deque[_Step] = deque()
-        self._before = 0  # groups of steps that were dropped
-        self._ends: list[int] = []  # number of groups up to and including each step
-        for step in steps:
-            self.add(step)
-
-    def add(self, step: StepRecord) -> None:
-        """Add a step of the ledger. A step that was added before is ignored."""
-        if step.step <= self._newest:
-            return  # of a trainer thought dead, or read again: the first record of a step counts
-        self._newest = step.step
-        order = np.flatnonzero(trained_first(step, self._algorithm))
-        order = order[np.lexsort((step.indexes[order], step.groups[order]))]
-        _, starts = np.unique(step.groups[order], return_index=True)
-        self._append(
-            _Step(step.iteration, step.partitions[order].astype(np.int16), step.offsets[order].copy(), starts)
-        )
-        while self._steps[0].iteration <= step.iteration - self._kept:
-            self._steps.popleft()
-            self._before = self._ends.pop(0)
-
-    def _append(self, step: _Step) -> None:
-        self._steps.append(step)
-        self._ends.append((self._ends[-1] if self._ends else self._before) + step.starts.size)
-
-    def drop(self, begins: Mapping[int, int]) -> None:
-        """Drop steps with samples before these positions, which are gone from the log."""
-        least = np.array([begins.get(number, 0) for number in range(max(begins, default=0) + 1)])
-        steps, self._steps, self._ends, self._before = self._steps, deque(), [], 0
-        for step in steps:
-            if (step.partitions < least.size).all() and (step.offsets >= least[step.partitions]).all():
-                self._append(step)
-
-    def __len__(self) -> int:
-        return self._ends[-1] - self._before if self._ends else 0
-
-    def places(self, numbers: Iterable[int]) -> list[LogPlace]:
-        """Return the places of all samples of some groups; groups are counted from 0."""
-        found: list[LogPlace] = []
-        for number in numbers:
-            at = bisect.bisect_right(self._ends, number + self._before)
-            found += self._steps[at].places(
-                number + self._before - (self._ends[at - 1] if at else self._before)
-            )
-        return found
-
-
-@dataclass(frozen=True)
-class _Step:
-    iteration: int
-    partitions: np.ndarray  # of each sample, group by group, in order of index
-    offsets: np.ndarray
-    starts: np.ndarray  # index of each group's first sample in these arrays
-
-    def places(self, group: int) -> list[LogPlace]:
-        """Return the places of a group's samples."""
-        last = group + 1 == self.starts.size
-        part = slice(int(self.starts[group]), None if last else int(self.starts[group + 1]))
-        return list(zip(self.partitions[part].tolist(), self.offsets[part].tolist(), strict=True))
 
 
 class Replay:
@@ -128,9 +48,7 @@ class Replay:
         self._context = context
         algorithm = context.spec.algorithm
         self._count = round(context.spec.loss.old_groups * algorithm.groups / algorithm.optimizer_steps)
-        start = max(0, step - _REPLAYED * algorithm.optimizer_steps)  # each step has at least one record
-        earlier = (one for one in steps_in_ledger(context, start) if one.step < step)
-        self._recorded = Recorded(algorithm, earlier, kept=_REPLAYED)
+        self._recorded = groups_before(context, step)
 
     def add(self, step: StepRecord) -> None:
         """Add a step that was trained."""

@@ -64,9 +64,7 @@ def fork(
     from flows.run.forking import ForkRequest, make_fork
     from flows.run.replaying import replaying
     from flows.run.request import RunRequest
-    from infra.ownership import claim
     from infra.step_file.unpacking import is_step_file
-    from schemas.topics import Topics
 
     if is_step_file(run):
         fail(f"{run} is a step file, and a fork lies in the store of its run: name a run")
@@ -83,12 +81,12 @@ def fork(
         def stepping(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
+        def copying(done: int, total: int) -> None:
+            bar.update(task, description="earlier groups", completed=done, total=total)
+
         with replaying(run, store, stepping) as opened:
-            bus, request = opened.handle.bus, ForkRequest(at, tuple(changes or ()), name)
-            made = make_fork(opened.again, opened.handle, request, topics=bus.topic_names(), say=warn)
-            topics = Topics(made.id, made.spec.lengths.classes)
-            bus.create_topics(topics.all())
-            claim(bus, made, topics)
+            request = ForkRequest(at, tuple(changes or ()), name)
+            made = make_fork(opened.again, opened.handle, request, say=warn, copying=copying)
     file = file or Path(f"{made.id}.yaml")
     with file.open("x") as target:
         yaml.safe_dump(made.spec.model_dump(mode="json", by_alias=True), target, sort_keys=False)

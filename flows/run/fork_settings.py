@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.run.what_if_settings import has_critic, with_changed_keys
+from infra.resuming import learned_otherwise
 from infra.runs import RunRecord
 from schemas.loading import RunFileError, changes_of, validate
 from schemas.runspec import SEAMS, RunSpec
@@ -55,3 +56,9 @@ def forked_settings(record: RunRecord, changes: Sequence[str], iteration: int) -
             "start a new run"
         )
     return found
+
+
+def rewarded_otherwise(old: RunRecord, new: RunRecord) -> list[str]:
+    """Return the settings by which a run's samples, or their rewards, would be others in its fork."""
+    changed = learned_otherwise(old.spec, new.spec, old.contents, new.contents)
+    return [name for name in changed if name.startswith(("task.", "sampling."))]

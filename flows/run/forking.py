@@ -1,6 +1,6 @@
 """Makes a fork: a new run that goes on from a step of another one, with the same past and own topics.
 
-record of the fork ─► ranker ─► feeder's snapshot ─► weights ─► checkpoint, last
+record and topics ─► ranker ─► samples to replay ─► feeder's snapshot ─► weights ─► checkpoint, last
 
 The fork is then a run that was interrupted there: `streamrl run FILE --resume FORK` goes on with it. Steps,
 iterations, groups and versions are counted on, so its curves continue those of its run; and as seeds follow
@@ -9,16 +9,19 @@ from the run file's name, it draws what its run drew as long as the weights are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from consumers.replay import Again
 from consumers.steps.checkpoint import Checkpoints, RunPosition
-from flows.run.fork_settings import forked_settings
+from consumers.stream.inherited_groups import CopyProgress, inherit
+from flows.run.fork_settings import forked_settings, rewarded_otherwise
 from flows.run.locations import store_url
 from flows.run.request import RunFailed
 from infra import runs
+from infra.bus import ends_of
 from infra.errors import Explained
+from infra.ownership import claim, topics_owner
 from infra.run_handle import RunHandle
 from infra.runs import ForkOrigin, RunRecord
 from infra.stores.store import Missing, Store
@@ -30,6 +33,7 @@ from producers.ranker.states import RankerError, States
 from producers.ranking import backbone_of
 from producers.snapshots import Announced, FeederSnapshot, Opened, PlannerState, Snapshots
 from schemas.admission import first_open
+from schemas.topics import Topics
 
 _Say = Callable[[str], None]
 
@@ -44,36 +48,47 @@ class ForkRequest:
 
 
 def make_fork(
-    again: Again, parent: RunHandle, request: ForkRequest, *, topics: Iterable[str], say: _Say
-) -> RunRecord:
-    """Make a fork in the store, and return its record. `topics`: the names of the broker's topics."""
+    again: Again, parent: RunHandle, request: ForkRequest, *, say: _Say,
+    copying: CopyProgress = lambda done, total: None,
+) -> RunRecord:  # fmt: skip
+    """Make a fork, with topics of its own, and return its record. `copying` hears of earlier groups."""
     iteration = _iteration(parent, request.at, again.newest())
     spec = forked_settings(parent.record, request.changes, iteration)
     if store_url(spec.placement.store) != parent.store.url:  # its run file must name the store that it is in
         placement = spec.placement.model_copy(update={"store": parent.store.url})
         spec = spec.model_copy(update={"placement": placement})
-    if spec.loss.old_groups:
-        say("loss.replay: the fork trains groups of its own steps again, and none of those before it")
     expected = again.stand_before(request.at)
     _mend(again, parent, iteration, expected, say)
     origin = ForkOrigin(run=parent.run, identity=parent.record.identity, step=request.at, iteration=iteration)
     record = runs.create(
         parent.store, spec, bootstrap_servers=parent.record.bootstrap_servers, model=parent.record.model,
-        topics=topics, name=request.name or parent.run.rpartition("-")[0], fork=origin,
+        topics=parent.bus.topic_names(), name=request.name or parent.run.rpartition("-")[0], fork=origin,
     )  # fmt: skip
+    fork = RunHandle(record, parent.store, parent.bus, Topics(record.id, spec.lengths.classes), parent.log)
     try:
+        parent.bus.create_topics(fork.topics.all())
+        claim(parent.bus, record, fork.topics)
         if spec.algorithm.mode == "offline":
             _copy(parent.store, f"runs/{parent.run}/recorded.json", f"runs/{record.id}/recorded.json")
         else:
             _give_ranker(parent, record, iteration, say)
-        _give_snapshot(parent, record, origin)
-        _give_state(again, parent, record, origin)
+            if spec.loss.old_groups:
+                _give_groups(parent, fork, say, copying)
+        _give_snapshot(parent, fork, origin)
+        _give_state(again, parent, fork, origin)
     except BaseException:
-        for key in parent.store.list(f"runs/{record.id}"):
-            if key.startswith(f"runs/{record.id}/"):
-                parent.store.delete(key)
+        _undo(fork)
         raise
     return record
+
+
+def _undo(fork: RunHandle) -> None:
+    for key in fork.store.list(f"runs/{fork.run}"):
+        if key.startswith(f"runs/{fork.run}/"):
+            fork.store.delete(key)
+    owner = topics_owner(fork.bus, fork.topics, fork.run)
+    if owner is not None and owner.identity == fork.record.identity:
+        fork.bus.delete_topics([topic.name for topic in fork.topics.all()])
 
 
 def _iteration(parent: RunHandle, at: int, newest: int) -> int:
@@ -142,9 +157,19 @@ def _give_ranker(parent: RunHandle, record: RunRecord, iteration: int, say: _Say
     ours.put(iteration, found.renumbered(iteration))
 
 
-def _give_snapshot(parent: RunHandle, record: RunRecord, origin: ForkOrigin) -> None:
+def _give_groups(parent: RunHandle, fork: RunHandle, say: _Say, copying: CopyProgress) -> None:
+    """Give the fork the groups that its run could train again then (`loss.replay`)."""
+    if changed := rewarded_otherwise(parent.record, fork.record):
+        say(f"loss.replay: the fork trains no groups of its run again, only those of its own steps: with "
+            f"other {', '.join(changed)} their samples or rewards would be others")  # fmt: skip
+    elif gone := inherit(parent, fork, copying):
+        say(f"loss.replay: of {gone} earlier groups neither log nor archive has the samples any more, so the "
+            "fork's steps train other groups again than its run did")  # fmt: skip
+
+
+def _give_snapshot(parent: RunHandle, fork: RunHandle, origin: ForkOrigin) -> None:
     """Give the fork's feeder its state: all before the iteration is trained, and nothing is admitted."""
-    spec = record.spec
+    spec = fork.spec
     known = Snapshots(parent.store, parent.run, parent.log.warning).newest(lambda one: "")
     if known is not None:
         edges = known.planner.edges
@@ -157,14 +182,15 @@ def _give_snapshot(parent: RunHandle, record: RunRecord, origin: ForkOrigin) -> 
         version=origin.iteration, steps=origin.step, planned=origin.iteration - 1, edges=edges,
         admitted=0 if offline else first_open(origin.iteration, spec.algorithm),
     )  # fmt: skip
-    Snapshots(parent.store, record.id, parent.log.warning).put(
+    ends = ends_of(fork.bus, fork.topics.samples)  # what stands there was trained
+    Snapshots(parent.store, fork.run, parent.log.warning).put(
         FeederSnapshot(
-            run=record.id,
+            run=fork.run,
             epoch=0,
             planner=planner,
             ledger=0,
             began={},
-            samples={},
+            samples=ends,
             samples_of={},
             iterations={},
             ends=Opened(),
@@ -176,8 +202,9 @@ def _give_snapshot(parent: RunHandle, record: RunRecord, origin: ForkOrigin) -> 
     )
 
 
-def _give_state(again: Again, parent: RunHandle, record: RunRecord, origin: ForkOrigin) -> None:
+def _give_state(again: Again, parent: RunHandle, fork: RunHandle, origin: ForkOrigin) -> None:
     """Publish the weights of the fork's first version, and commit its checkpoint."""
+    record = fork.record
     learner, iteration = again.learner, origin.iteration
     root = learner.made().root
     files = ModelFolder(record.model).beside if learner.base is None else {}
@@ -190,8 +217,8 @@ def _give_state(again: Again, parent: RunHandle, record: RunRecord, origin: Fork
             f"{root[:12]} in the learner: the memory of this machine or StreamRL has a fault"
         )
     at = RunPosition(
-        iteration=iteration, trainer_epoch=0, step=origin.step, root=root, positions={}, ledger=0, letters=0,
-        roots={iteration: root},
+        iteration=iteration, trainer_epoch=0, step=origin.step, root=root,
+        positions=ends_of(fork.bus, fork.topics.samples), ledger=0, letters=0, roots={iteration: root},
     )  # fmt: skip
     keep = record.spec.trainer.keep_checkpoints
     Checkpoints(parent.store, record.id).save(learner.state(), at, keep=keep)

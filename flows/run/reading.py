@@ -39,8 +39,8 @@ class OpenRun:
 
     def ledger(self, start: int = 0) -> Iterator[StepRecord]:
         """Yield the records of the optimizer steps from step `start` on, in order, up to the newest now."""
-        # each step has a record at least, so that of step n is not before offset n
-        return (record for record in steps_in_ledger(self._handle, start) if record.step >= start)
+        begin = self._handle.ledger_before(start)
+        return (record for record in steps_in_ledger(self._handle, begin) if record.step >= start)
 
     def samples(self, step: int | None = None) -> Iterator[Sample]:
         """Yield the samples of a step in the order in which they were trained; None: of all steps.

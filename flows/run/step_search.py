@@ -20,7 +20,7 @@ def step_record_of(handle: RunHandle, number: int) -> StepRecord:
     newest = newest_step_of(handle)
     if number > newest:
         raise RunFailed(no_such_step(handle, number, newest))
-    for record in steps_in_ledger(handle, _position(handle, number)):
+    for record in steps_in_ledger(handle, handle.ledger_before(number)):
         if record.step == number:
             return record
     raise RunFailed(
@@ -52,7 +52,7 @@ def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRec
     earliest = 0
     if algorithm.order == "window":
         earliest = iteration_of(group, algorithm.groups) * algorithm.optimizer_steps
-    for record in steps_in_ledger(handle, _position(handle, earliest if step is None else step)):
+    for record in steps_in_ledger(handle, handle.ledger_before(earliest if step is None else step)):
         places = np.flatnonzero((record.groups == group) & (record.indexes == index))
         if places.size and step in (None, record.step):
             return record, int(places[0])
@@ -61,9 +61,3 @@ def find_sample(handle: RunHandle, name: str, step: int | None) -> tuple[StepRec
         + ("" if step is None else f" as step {step}")
         + handle.more_words
     )
-
-
-def _position(handle: RunHandle, step: int) -> int:
-    """Return a position in the ledger that is not behind a step: each one before it has a record."""
-    fork = handle.record.fork
-    return max(0, step - (fork.step if fork else 0))

@@ -30,7 +30,7 @@ from schemas.loading import RunFileError, load_run_file
 from schemas.messages import Sample
 from schemas.topics import Topics
 from tests.factories import make_context, make_spec, make_tiny_model
-from tests.fakes.crashing import World
+from tests.fakes.crashing import Crash, World
 from tests.fakes.drawing import drawing
 from tests.feeding import Others, essence, fed
 from tests.waiting import wait_until
@@ -67,7 +67,7 @@ def forked(parent: World, model: str, at: int, *changes: str, name: str | None =
     again = Again(parent.context, lambda: TorchLearner(model, spec), lambda done, total: None)
     try:
         request = ForkRequest(at, changes, name)
-        return make_fork(again, parent.context, request, topics=(), say=print)
+        return make_fork(again, parent.context, request, say=print)
     finally:
         again.close()
 
@@ -78,13 +78,13 @@ def context_of(parent: RoleContext, record: RunRecord) -> RoleContext:
     return replace(parent, record=record, topics=topics, writer=parent.bus.writer())
 
 
-def goes_on(parent: World, model: str, record: RunRecord) -> World:
+def goes_on(parent: World, model: str, record: RunRecord, crash: Crash | None = None) -> World:
     """A fork's trainer to its end, with all that the others do."""
     world = World(context_of(parent.context, record), model)
     assert record.fork is not None
     world._admitted = record.fork.iteration * record.spec.algorithm.groups
     drawing(world, model)
-    world.live()
+    world.live(crash)
     return world
 
 
@@ -95,8 +95,9 @@ def goes_on(parent: World, model: str, record: RunRecord) -> World:
         {"loss": {"kind": "ppo", "value_learning_rate": 1e-2}},
         {"loss": {"correction": "decoupled"}, "algorithm": {"optimizer_steps": 2}},
         {"model": {"lora": {"rank": 4}}},
+        {"loss": {"kind": "tb", "replay": 0.5}},
     ],
-    ids=["grpo", "ppo", "several steps", "lora"],
+    ids=["grpo", "ppo", "several steps", "lora", "replay"],
 )
 @pytest.mark.parametrize("iteration", [1, 2, 3, 5])
 def test_a_fork_without_changes_ends_with_the_same_bits(
@@ -164,7 +165,7 @@ def test_its_feeder_goes_on_with_the_problems_of_the_run(
         )
     learner = TorchLearner(model, spec)
     again = SimpleNamespace(learner=learner, newest=lambda: 5, stand_before=lambda number: None)
-    fork = make_fork(again, others.context, ForkRequest(3), topics=(), say=print)  # type: ignore[arg-type]
+    fork = make_fork(again, others.context, ForkRequest(3), say=print)  # type: ignore[arg-type]
     learner.close()
     published = WeightStore(context.store, fork.id).manifest(3)
 

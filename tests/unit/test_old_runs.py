@@ -15,7 +15,8 @@ from msgspec import structs
 from consumers.batches.log_places import Gone, fetch_rows
 from consumers.steps.ledger import Ledger, steps_in_ledger
 from consumers.stream.admitted import Admitted
-from consumers.stream.recorded_groups import Recorded, Replay
+from consumers.stream.recorded_groups import Replay
+from consumers.stream.recorded_places import Recorded
 from consumers.stream.unfit import Unfit
 from infra.bus import Record
 from infra.memory_bus import MemoryReader

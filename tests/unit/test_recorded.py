@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.batches.log_places import fetch
-from consumers.stream.recorded_groups import Recorded, RecordedError, RecordedStream
+from consumers.stream.recorded_groups import RecordedError, RecordedStream
+from consumers.stream.recorded_places import Recorded
 from infra import runs
 from infra.memory_bus import MemoryBus
 from infra.roles.context import RoleContext
