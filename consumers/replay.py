@@ -16,7 +16,7 @@ import torch
 
 from consumers.batches.log_places import fetch_rows
 from consumers.batches.micro_batches import MicroBatch, micro_batch
-from consumers.batches.training_rows import TrainingRow
+from consumers.batches.training_rows import TrainingRow, drawn_again
 from consumers.learners.fingerprint import Fingerprint
 from consumers.learners.learner import Learner
 from consumers.learners.optimizing import NotFinite
@@ -29,10 +29,12 @@ from consumers.steps.scoring import Scoring
 from consumers.steps.stage_comparison import StageFound, compared
 from consumers.steps.step_record import recipe_of
 from consumers.stream.recorded_groups import samples_topic
+from consumers.stream.roots import TrainerRoots
 from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
 from schemas.messages import Sample, StepRecord
 from schemas.runspec import RunSpec
+from schemas.taken import TakenGroups
 from schemas.topics import Topic
 
 StepProgress = Callable[[int, int], None]  # steps taken, of how many
@@ -166,6 +168,12 @@ class Again:
         self._learner, self._closed = learner_of(), False
         self._scoring = self._new_scoring()
         self._moved = False  # whether the learner is not as it was made
+        self._new_past()
+
+    def _new_past(self) -> None:
+        """Note that no step is taken yet."""
+        self.taken = TakenGroups(self._handle.spec.algorithm)  # groups trained before the next step
+        self.roots = TrainerRoots(self._handle.spec, lambda version: None)  # of versions, as the run has them
 
     def _new_scoring(self) -> Scoring:
         return Scoring(self._learner, self._learner.loss.needs, at_once=self._handle.spec.trainer.ranks)
@@ -343,9 +351,17 @@ class Again:
                 self._learner = self._learner_of()
                 self._scoring = self._new_scoring()
                 self._moved = False
+            self._new_past()
+            if self._handle.spec.algorithm.staleness:
+                self.roots.keep(0, self._learner.made().root)
             return _Beginning(0, 0, "the model that the run began with")
         manifest, state = found
         self._learner.restore(state)
+        self._new_past()
+        self.taken = TakenGroups(
+            self._handle.spec.algorithm, manifest.iteration, manifest.taken, manifest.redrawn
+        )
+        self.roots.keep_all({**manifest.roots, manifest.iteration: manifest.root})
         words = f"the checkpoint of iteration {manifest.iteration}"
         return _Beginning(manifest.step, manifest.ledger, words)
 
@@ -371,7 +387,11 @@ class Again:
     def take(self, record: StepRecord) -> RedoneStep:
         """Take a step again. The learner must stand before it."""
         self._begin(record.step)
-        return take_again(self._handle, self._samples, self._learner, self._scoring, record)
+        taken = take_again(self._handle, self._samples, self._learner, self._scoring, record)
+        self.taken.add(record, drawn_again(taken.rows, self._handle.spec.loss.most_draws))
+        if record.last_of_iteration:
+            self.roots.keep(record.version_out, record.root_out)
+        return taken
 
     def _begin(self, number: int) -> None:
         self._moved = True

@@ -135,6 +135,7 @@ class Feeder:
         at_step(version)
         self._dispatching.trained(version, self._evaluations.open)
         self._feed.trained(version)
+        self._roots.trained(version)
         self._evaluate(version)
         self._send(self._planner.admit(self._ranking.at))
         self._keep()
@@ -251,6 +252,7 @@ class Feeder:
                 samples_of=self._behind.pending, iterations=iterations, ends=ends,
                 evals=self._evaluations.position, evaluated=sorted(self._evaluations.done),
                 evaluations=self._evaluations.state(), announced=self._announced,
+                roots=self._roots.inherited,
             )
         )  # fmt: skip
 

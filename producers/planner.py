@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from producers.ranker.ranker import Predictor, Question, question_of
 from producers.snapshots import Lot, PlannerState
 from producers.tasks import Problem, TaskError
 from schemas.admission import admissible, first_open, iteration_of, latest_iteration, oldest_version
+from schemas.algorithm import AlgorithmSection
 from schemas.identity import ROUND, derive_seed
 from schemas.messages import EVAL, TRAIN, Prompt, StepRecord
-from schemas.runspec import RunSpec
+from schemas.runspec import LengthsSection, RunSpec
 from schemas.taken import TakenGroups
 
 _RECENT_WINDOWS = 4  # iterations whose predictions the class edges are computed from
@@ -57,6 +58,43 @@ class _Prediction(NamedTuple):
     length: float
     predictor: str
     edges: list[float]  # of the length classes
+
+
+@dataclass(frozen=True)
+class PlannerPast:
+    """The part of a planner's state that follows from the prompts that it sent."""
+
+    ITERATIONS: ClassVar[int] = _RECENT_WINDOWS  # earlier ones whose prompts are looked at
+
+    edges: Sequence[float] = ()  # of the length classes; empty: not known
+    recent: Sequence[float] = ()
+    lots: Sequence[Lot] = ()
+
+    @classmethod
+    def of(
+        cls, prompts: Iterable[Prompt], algorithm: AlgorithmSection, lengths: LengthsSection, trained: int,
+        admitted: int,
+    ) -> PlannerPast:  # fmt: skip
+        """Return the state after `admitted` groups, while `trained` iterations are trained."""
+        known = {prompt.group: prompt for prompt in prompts}
+        recent = deque[float](maxlen=_RECENT_WINDOWS * algorithm.groups)
+        lots: list[Lot] = []
+        edges: list[float] = []
+        for version in range(max(0, trained - _RECENT_WINDOWS - int(algorithm.most_stale) - 1), trained):
+            first = admissible(version - 1, algorithm.groups, algorithm.lookahead) if version else 0
+            until = min(admissible(version, algorithm.groups, algorithm.lookahead), admitted)
+            lot = [known[group] for group in range(first, until) if group in known]
+            if not lot:
+                continue
+            predicted, edges = [prompt.predicted for prompt in lot], list(lot[-1].edges)
+            if isinstance(lengths.edges, str) and class_edges(predicted, lengths.classes) is not None:
+                recent.extend(predicted)
+            if len(lot) == until - first and latest_iteration(lot[-1].group, algorithm) >= trained:
+                name = lot[0].predictor
+                lots.append(
+                    Lot(version=version, first=first, predicted=predicted, predictor=name, edges=edges)
+                )
+        return cls(edges, list(recent), lots)
 
 
 class Planner:

@@ -78,7 +78,7 @@ def look_at(
     behind = Behind(most_stale)
     if snapshot:
         behind = Behind(most_stale, snapshot.samples, snapshot.samples_of)
-    roots = FeederRoots(context)
+    roots = FeederRoots(context, snapshot.roots if snapshot else None)
     trained = _trained(context, snapshot, behind, roots)
     opened = snapshot.opened() if snapshot else Opened()
     letters = letters_of(context, opened.dead)
@@ -190,7 +190,7 @@ def _prompts(
     """Yield each prompt on the topic, and put the open ones into `still_open`."""
     spec = context.spec
     gate = Gate(
-        Prompt, context.run, _reports(context, letters), unfit=lambda prompt: _wrong_prompt(prompt, spec)
+        Prompt, context.run, _reports(context, letters), unfit=lambda prompt: wrong_prompt(prompt, spec)
     )
     for record, prompt in _read(context, context.topics.prompts, opened.prompts, gate):
         is_open = prompt.iteration >= trained
@@ -201,7 +201,7 @@ def _prompts(
         yield prompt
 
 
-def _wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
+def wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
     """Return why this run's feeder can't have sent a prompt; empty if it can."""
     classes, algorithm = spec.lengths.classes, spec.algorithm
     if len(prompt.edges) != classes - 1 or prompt.length_class >= classes:

@@ -86,8 +86,11 @@ class Subscription(Generic[_Item]):
 class FeederRoots:
     """Root hashes of this run's versions, from the ledger, or from the store if it is ahead of the ledger."""
 
-    def __init__(self, context: RoleContext) -> None:
+    def __init__(self, context: RoleContext, inherited: Mapping[int, str] | None = None) -> None:
+        """`inherited`: roots of versions that a fork has from its run, and that are not in its own store."""
         self._weights = WeightStore(context.store, context.run)
+        self._most_stale = context.spec.algorithm.most_stale
+        self.inherited = dict(inherited or {})
         self._known: dict[int, str] = {}
         self._asked: dict[int, float] = {}
 
@@ -101,15 +104,25 @@ class FeederRoots:
         while len(self._known) > _ROOTS:
             del self._known[next(iter(self._known))]  # the oldest entry
 
+    def trained(self, iterations: int) -> None:
+        """Forget inherited roots of versions that no sample of an open iteration can name."""
+        self.inherited = {
+            version: root
+            for version, root in self.inherited.items()
+            if version + self._most_stale >= iterations
+        }
+
     def of(self, version: int) -> str | None:
         """Return a version's root, or None if it is not known yet.
 
         The store is asked at most once a second.
         """
+        if (root := self.inherited.get(version)) is not None:
+            return root
         now = time.monotonic()
         if version not in self._known and now >= self._asked.get(version, -math.inf):
-            if (root := self._published(version)) is not None:
-                self._put(version, root)
+            if (published := self._published(version)) is not None:
+                self._put(version, published)
                 self._asked.pop(version, None)
             else:
                 self._asked = {one: at for one, at in self._asked.items() if at > now}

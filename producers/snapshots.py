@@ -105,6 +105,7 @@ class FeederSnapshot(_Part):
     evaluated: list[int]
     evaluations: list[OpenEvaluation]
     announced: Announced
+    roots: dict[int, str] = {}  # of a fork: roots of versions of its run that samples may still name
 
     def opened(self) -> Opened:
         """Return where to read from to find all that is open."""
@@ -178,6 +179,8 @@ class Snapshots:
 def packed_snapshot(snapshot: FeederSnapshot) -> bytes:
     """Pack a snapshot into a file's bytes: content, digest, and a signature if there is a key."""
     content: dict[str, Any] = json.loads(snapshot.model_dump_json())
+    if not snapshot.roots:
+        del content["roots"]  # versions of StreamRL that know no such field read the snapshot, too
     digest = _digest(content)
     signature = ring_from_env().sign(digest.encode(), _KIND)
     return json.dumps({"content": content, "digest": digest, "signature": signature}).encode()

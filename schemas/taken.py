@@ -99,6 +99,10 @@ class TakenGroups:
         """Return those of them that are drawn again."""
         return sorted(group for group, final in self._final.items() if not final)
 
+    def waiting(self) -> list[int]:
+        """Return those of them in whose place no other group is trained yet."""
+        return [group for group in self.redrawn() if group % ROUND not in self._settled]
+
     def open_by_iteration(self) -> dict[int, int]:
         """Return how many admitted groups are still to be trained, by the last iteration that may."""
         algorithm, cap = self._algorithm, int(self._algorithm.most_stale)

@@ -24,6 +24,11 @@ _KEPT = {  # settings that the past depends on, and the reason
     "lengths": "the ranker has learned by these",
     "placement.store": "the fork lies in the store of its run",
 }
+_OF_DRAWING = (
+    "task.", "sampling.", "generator.", "trainer.compose", "trainer.bundle_tokens", "algorithm.staleness",
+    "algorithm.order", "algorithm.group_size",
+)  # fmt: skip
+_OF_ARRIVAL = ("order", "staleness", "staleness_cap")
 
 
 def forked_settings(record: RunRecord, changes: Sequence[str], iteration: int) -> RunSpec:
@@ -50,6 +55,14 @@ def forked_settings(record: RunRecord, changes: Sequence[str], iteration: int) -
             f"--set algorithm.iterations={found.algorithm.iterations}: the fork begins with iteration "
             f"{iteration}, so nothing would be left to train"
         )
+    if spec.algorithm.order == "arrival":
+        for name in _OF_ARRIVAL:
+            if getattr(found.algorithm, name) != getattr(spec.algorithm, name):
+                raise RunFileError(
+                    f"--set algorithm.{name}: a fork can't change it: in order arrival groups were trained "
+                    "before their turn, and this setting says which ones must be trained by when. Start a "
+                    "new run"
+                )
     if has_critic(found) and not has_critic(spec):
         raise RunFileError(
             f"--set loss.kind={found.loss.kind}: it trains a critic, and the state at that step has none: "
@@ -62,3 +75,12 @@ def rewarded_otherwise(old: RunRecord, new: RunRecord) -> list[str]:
     """Return the settings by which a run's samples, or their rewards, would be others in its fork."""
     changed = learned_otherwise(old.spec, new.spec, old.contents, new.contents)
     return [name for name in changed if name.startswith(("task.", "sampling."))]
+
+
+def drawn_otherwise(old: RunRecord, new: RunRecord) -> list[str]:
+    """Return the settings by which groups of a run would be admitted or drawn otherwise in its fork."""
+    changed = learned_otherwise(old.spec, new.spec, old.contents, new.contents)
+    found = [name for name in changed if name.startswith(_OF_DRAWING)]
+    if old.spec.loss.most_draws != new.spec.loss.most_draws:
+        found.append("loss.resample")
+    return found

@@ -9,13 +9,14 @@ from the run file's name, it draws what its run drew as long as the weights are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from consumers.replay import Again
 from consumers.steps.checkpoint import Checkpoints, RunPosition
 from consumers.stream.inherited_groups import CopyProgress, inherit
-from flows.run.fork_settings import forked_settings, rewarded_otherwise
+from flows.run.fork_settings import drawn_otherwise, forked_settings, rewarded_otherwise
+from flows.run.groups_in_work import GroupsInWork, give_groups_in_work, none_in_work
 from flows.run.locations import store_url
 from flows.run.request import RunFailed
 from infra import runs
@@ -33,6 +34,7 @@ from producers.ranker.states import RankerError, States
 from producers.ranking import backbone_of
 from producers.snapshots import Announced, FeederSnapshot, Opened, PlannerState, Snapshots
 from schemas.admission import first_open
+from schemas.taken import TakenGroups
 from schemas.topics import Topics
 
 _Say = Callable[[str], None]
@@ -74,12 +76,36 @@ def make_fork(
             _give_ranker(parent, record, iteration, say)
             if spec.loss.old_groups:
                 _give_groups(parent, fork, say, copying)
-        _give_snapshot(parent, fork, origin)
-        _give_state(again, parent, fork, origin)
+        samples = ends_of(fork.bus, fork.topics.samples)  # what stands there was trained
+        roots = again.roots.known() | {iteration: again.learner.made().root}
+        work = _work(again, parent, fork, roots, say)
+        _give_snapshot(parent, fork, samples, work, roots)
+        _give_state(again, parent, fork, samples, work, roots)
     except BaseException:
         _undo(fork)
         raise
     return record
+
+
+def _work(
+    again: Again, parent: RunHandle, fork: RunHandle, roots: Mapping[int, str], say: _Say
+) -> GroupsInWork:
+    """Give the fork the groups that were in work, unless they would be drawn otherwise."""
+    assert fork.record.fork is not None
+    iteration, theirs, ours = fork.record.fork.iteration, parent.spec.algorithm, fork.spec.algorithm
+    if ours.mode == "offline":
+        return GroupsInWork(0, (), ())
+    taken = again.taken
+    if ours.order == "arrival" and theirs.order == "window":
+        trained = range(first_open(iteration, ours), iteration * ours.groups)
+        taken = TakenGroups(ours, iteration, trained)
+    if not theirs.staleness:
+        return none_in_work(parent, fork, taken, iteration)
+    if changed := drawn_otherwise(parent.record, fork.record):
+        say(f"groups that were admitted before step {fork.record.fork.step} and not trained are drawn anew, "
+            f"with other {', '.join(changed)}")  # fmt: skip
+        return none_in_work(parent, fork, taken, iteration)
+    return give_groups_in_work(again, parent, fork, roots)
 
 
 def _undo(fork: RunHandle) -> None:
@@ -95,11 +121,6 @@ def _iteration(parent: RunHandle, at: int, newest: int) -> int:
     """Return the iteration that begins with a step. Raises RunFailed if no fork can be made there."""
     algorithm = parent.spec.algorithm
     iteration, mini = divmod(at, algorithm.optimizer_steps)
-    if algorithm.order == "arrival":
-        raise RunFailed(
-            f"run {parent.run} takes groups in the order of their arrival, so groups that were begun before "
-            "a step are trained after it: such a run can't be forked. Order window can (algorithm.order)"
-        )
     if mini:
         before, after = at - mini, at - mini + algorithm.optimizer_steps
         nearest = f"step {before} or {after}" if before else f"step {after}"
@@ -167,22 +188,28 @@ def _give_groups(parent: RunHandle, fork: RunHandle, say: _Say, copying: CopyPro
             "fork's steps train other groups again than its run did")  # fmt: skip
 
 
-def _give_snapshot(parent: RunHandle, fork: RunHandle, origin: ForkOrigin) -> None:
-    """Give the fork's feeder its state: all before the iteration is trained, and nothing is admitted."""
-    spec = fork.spec
-    known = Snapshots(parent.store, parent.run, parent.log.warning).newest(lambda one: "")
-    if known is not None:
-        edges = known.planner.edges
-    elif isinstance(spec.lengths.edges, str):
-        edges = [float("inf")] * (spec.lengths.classes - 1)
-    else:
-        edges = list(spec.lengths.edges)
+def _give_snapshot(
+    parent: RunHandle, fork: RunHandle, samples: Mapping[int, int], work: GroupsInWork,
+    roots: Mapping[int, str],
+) -> None:  # fmt: skip
+    """Give the fork's feeder its state: all before the iteration is trained, and some groups are in work."""
+    spec, origin = fork.spec, fork.record.fork
+    assert origin is not None
+    edges = list(work.planned.edges)
+    if not edges:
+        known = Snapshots(parent.store, parent.run, parent.log.warning).newest(lambda one: "")
+        if known is not None:
+            edges = known.planner.edges
+        elif isinstance(spec.lengths.edges, str):
+            edges = [float("inf")] * (spec.lengths.classes - 1)
+        else:
+            edges = list(spec.lengths.edges)
     offline = spec.algorithm.mode == "offline"
     planner = PlannerState(
         version=origin.iteration, steps=origin.step, planned=origin.iteration - 1, edges=edges,
-        admitted=0 if offline else first_open(origin.iteration, spec.algorithm),
+        admitted=work.admitted, recent=list(work.planned.recent), lots=list(work.planned.lots),
+        taken=list(work.taken),
     )  # fmt: skip
-    ends = ends_of(fork.bus, fork.topics.samples)  # what stands there was trained
     Snapshots(parent.store, fork.run, parent.log.warning).put(
         FeederSnapshot(
             run=fork.run,
@@ -190,7 +217,7 @@ def _give_snapshot(parent: RunHandle, fork: RunHandle, origin: ForkOrigin) -> No
             planner=planner,
             ledger=0,
             began={},
-            samples=ends,
+            samples=dict(samples),
             samples_of={},
             iterations={},
             ends=Opened(),
@@ -198,13 +225,22 @@ def _give_snapshot(parent: RunHandle, fork: RunHandle, origin: ForkOrigin) -> No
             evaluated=[],
             evaluations=[],
             announced=Announced(),
+            roots={
+                version: root
+                for version, root in roots.items()
+                if 0 < origin.iteration - version <= spec.algorithm.most_stale and not offline
+            },
         )
     )
 
 
-def _give_state(again: Again, parent: RunHandle, fork: RunHandle, origin: ForkOrigin) -> None:
+def _give_state(
+    again: Again, parent: RunHandle, fork: RunHandle, samples: Mapping[int, int], work: GroupsInWork,
+    roots: Mapping[int, str],
+) -> None:  # fmt: skip
     """Publish the weights of the fork's first version, and commit its checkpoint."""
-    record = fork.record
+    record, origin = fork.record, fork.record.fork
+    assert origin is not None
     learner, iteration = again.learner, origin.iteration
     root = learner.made().root
     files = ModelFolder(record.model).beside if learner.base is None else {}
@@ -217,8 +253,8 @@ def _give_state(again: Again, parent: RunHandle, fork: RunHandle, origin: ForkOr
             f"{root[:12]} in the learner: the memory of this machine or StreamRL has a fault"
         )
     at = RunPosition(
-        iteration=iteration, trainer_epoch=0, step=origin.step, root=root,
-        positions=ends_of(fork.bus, fork.topics.samples), ledger=0, letters=0, roots={iteration: root},
+        iteration=iteration, trainer_epoch=0, step=origin.step, root=root, positions=samples, ledger=0,
+        letters=0, roots=roots, taken=work.taken, redrawn=work.redrawn,
     )  # fmt: skip
     keep = record.spec.trainer.keep_checkpoints
     Checkpoints(parent.store, record.id).save(learner.state(), at, keep=keep)

@@ -17,17 +17,22 @@ from consumers.learners.learner import TorchLearner
 from consumers.replay import Again
 from consumers.steps.checkpoint import Checkpoints
 from consumers.steps.failing import TrainingFailed
+from consumers.steps.ledger import steps_in_ledger
+from consumers.stream.roots import TrainerRoots
 from flows.cli import app
 from flows.run.fork_settings import forked_settings
 from flows.run.forking import ForkRequest, make_fork
 from flows.run.request import RunFailed
 from infra import runs
+from infra.bus import read_all
 from infra.roles.context import RoleContext
 from infra.runs import RunRecord
 from infra.weights.versions import WeightStore
+from producers import feeder
 from producers.ranker.states import States
 from schemas.loading import RunFileError, load_run_file
 from schemas.messages import Sample
+from schemas.taken import TakenGroups
 from schemas.topics import Topics
 from tests.factories import make_context, make_spec, make_tiny_model
 from tests.fakes.crashing import Crash, World
@@ -142,8 +147,12 @@ def test_a_fork_with_changes_goes_its_own_way(tmp_path: Path, model: str) -> Non
     assert again.fork.run == "bold-1"
 
 
-@pytest.mark.parametrize("mode", [{}, {"mode": "async", "staleness": 1}], ids=["sync", "async"])
-def test_its_feeder_goes_on_with_the_problems_of_the_run(
+@pytest.mark.parametrize(
+    "mode",
+    [{}, {"mode": "async", "staleness": 1}, {"mode": "async", "staleness": 1, "order": "arrival"}],
+    ids=["sync", "async", "arrival"],
+)
+def test_its_feeder_goes_on_with_the_groups_of_the_run(
     tmp_path: Path, model: str, mode: dict[str, Any]
 ) -> None:
     spec = make_spec(
@@ -163,8 +172,19 @@ def test_its_feeder_goes_on_with_the_problems_of_the_run(
         wait_until(
             lambda: 3 in States.of_run(context.store, "test-1").numbers(), what="a ranker", deadline_s=30
         )
-    learner = TorchLearner(model, spec)
-    again = SimpleNamespace(learner=learner, newest=lambda: 5, stand_before=lambda number: None)
+    taken = TakenGroups(spec.algorithm)
+    for step in steps_in_ledger(others.context):
+        if step.step < 3:
+            taken.add(step)
+    trained = {
+        group for group in others.admissible(3) if group in taken or (not taken.known() and group < 120)
+    }
+    assert len(trained) == 120
+    learner, roots = TorchLearner(model, spec), TrainerRoots(spec, lambda version: None)
+    roots.keep_all({0: "r", 1: "r", 2: "r"})
+    again = SimpleNamespace(
+        learner=learner, newest=lambda: 5, stand_before=lambda number: None, taken=taken, roots=roots
+    )
     fork = make_fork(again, others.context, ForkRequest(3), say=print)  # type: ignore[arg-type]
     learner.close()
     published = WeightStore(context.store, fork.id).manifest(3)
@@ -175,18 +195,24 @@ def test_its_feeder_goes_on_with_the_problems_of_the_run(
             super().publish(structs.replace(sample, run=fork.id, roots=[root]))
 
     own = Forked(spec, tmp_path, context_of(others.context, fork))
-    with fed(own):
-        own.await_groups(group for group in others.admissible(3) if group >= 120)
+    in_work = own.prompts()
+    given = read_all(own.context.bus, own.context.topics.samples, deadline_s=5)
+    assert len(given) == 2 * len(in_work), "their samples, too, were all drawn by older weights"
+    done: list[set[tuple[int, int]]] = []
+    with pytest.MonkeyPatch.context() as patched:
+        past = feeder.Past
+        patched.setattr(feeder, "Past", lambda *said: (done.append(set(said[0])), past(*said))[1])
+        with fed(own):
+            own.await_groups(set(others.admissible(3)) - trained)
+    assert {group for group, _ in done[0]} == set(in_work), "they are not drawn again"
     theirs = others.prompts()
     found = own.prompts()
-    assert set(found) == {group for group in others.admissible(3) if group >= 120}
+    assert set(found) == set(others.admissible(3)) - trained
+    assert len(own.sent()) == len(found)
+    assert set(in_work) == {group for group in found if group < len(others.admissible(2))}
     same = lambda prompt: [one for one in essence(prompt) if one not in ("test-1", fork.id)]  # noqa: E731
     for group, prompt in found.items():
-        if group < 160:  # later ones were ranked by an older ranker in async mode
-            assert (prompt.problem_id, prompt.epoch) == (theirs[group].problem_id, theirs[group].epoch)
-            if not mode:
-                edgeless = structs.replace(prompt, edges=[], length_class=0)
-                assert same(edgeless) == same(structs.replace(theirs[group], edges=[], length_class=0))
+        assert same(prompt) == same(theirs[group])
 
 
 @pytest.mark.parametrize(
@@ -206,11 +232,13 @@ def test_where_no_fork_can_begin(tmp_path: Path, model: str, at: int, message: s
     assert runs.runs_of(parent.context.store) == ["test-1"]
 
 
-def test_a_run_in_order_arrival_is_refused(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize("change", ["order=window", "staleness=2", "staleness_cap=9"])
+def test_what_order_arrival_depends_on_can_not_change(tmp_path: Path, model: str, change: str) -> None:
     parent = world_of(tmp_path, model, algorithm={"mode": "async", "staleness": 1, "order": "arrival"})
     parent.live()
-    with pytest.raises(RunFailed, match="order of their arrival"):
-        forked(parent, model, 2)
+    with pytest.raises(RunFileError, match="groups were trained before their turn"):
+        forked(parent, model, 2, f"algorithm.{change}")
+    assert runs.runs_of(parent.context.store) == ["test-1"]
 
 
 def test_a_fork_that_was_not_finished_is_never_trained(
