@@ -25,8 +25,7 @@ from flows.run.version_weights import VersionWeights
 from infra.bus import read_until
 from infra.gate import Gate, passed_over
 from infra.run_handle import RunHandle
-from infra.runs import RunRecord
-from infra.weights.adapter_tensors import Merging
+from infra.weights.adapter_tensors import Merging, layers_of
 from infra.weights.folder import ModelFolder
 from producers.tokenizing import special_tokens
 from schemas.identity import sample_id
@@ -79,6 +78,7 @@ class RunEvidence:
         self.is_step_file = begins is not None
         self._versions = VersionWeights(handle, begins, lambda done, total: None)
         self._samples = samples_topic(handle)
+        self._adapters: dict[int, Mapping[str, torch.Tensor] | None] = {}  # by version; they are small
 
     @cached_property
     def steps(self) -> list[StepFacts]:
@@ -135,16 +135,32 @@ class RunEvidence:
             return None
 
     def weights(self, version: int) -> dict[str, torch.Tensor] | None:
-        """Return the tensors of a published version; None if they are not kept any more."""
-        found = self._versions.kept(version) or self._versions.of_file(version)
-        if found is None:
+        """Return the tensors that versions differ in, of a published one; None if they are not kept any more.
+
+        Of adapters these are the layers that they change: all else, `own_model` has from the start.
+        """
+        if self._merging is None:
+            found = self._versions.kept(version) or self._versions.of_file(version)
+            return None if found is None else dict(found)
+        if version not in self._adapters:
+            self._adapters[version] = self._versions.kept(version) or self._versions.of_file(version)
+        adapter = self._adapters[version]
+        if adapter is None:
             return None
-        return merged_weights(found, self.handle.record) if self.spec.model.lora else dict(found)
+        return {f"{layer}.weight": self._merging.merged(layer, adapter) for layer in layers_of(adapter)}
+
+    @cached_property
+    def _merging(self) -> Merging | None:
+        model = self.spec.model
+        return Merging(model, ModelFolder(self.handle.record.model)) if model.lora else None
 
     @cached_property
     def own_model(self) -> OwnModel:
         """The run's model, as transformers computes it."""
-        return OwnModel(self.handle.record.model, self.spec.sampling.temperature)
+        found = OwnModel(self.handle.record.model, self.spec.sampling.temperature)
+        if self._merging is not None:  # adapters are merged into the base in the run's own type of numbers
+            found.load(self._merging.base_tensors())
+        return found
 
     @cached_property
     def special_tokens(self) -> dict[int, str]:
@@ -158,13 +174,6 @@ class RunEvidence:
     def command(self, name: str, *words: str) -> str:
         """Return a command line about this run."""
         return self._commands.command(name, *words)
-
-
-def merged_weights(adapter: Mapping[str, torch.Tensor], record: RunRecord) -> dict[str, torch.Tensor]:
-    """Return the weights of a model with its adapter."""
-    base = ModelFolder(record.model)
-    merging = Merging(record.spec.model, base)
-    return {name: merging.tensor(name, adapter) for name in base.names}
 
 
 def _facts(step: StepRecord, offset: int, parts: dict[int, int]) -> StepFacts:

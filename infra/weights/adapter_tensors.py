@@ -138,6 +138,10 @@ class Merging:
         tensor = self._base.tensor(name)
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
+    def base_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the base as they are without an adapter, in the run's dtype."""
+        return {name: self.plain(name) for name in self._base.names}
+
     def merged(self, layer: str, adapter: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return a layer's weight with its adapter added: computed in fp32, rounded once."""
         import torch

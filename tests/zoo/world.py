@@ -20,11 +20,12 @@ import torch
 from consumers.learners.learner import TorchLearner
 from consumers.steps.failing import TrainingFailed
 from consumers.trainer import Trainer
-from flows.explain.run_evidence import merged_weights
 from infra import runs
 from infra.memory_bus import MemoryWriter
 from infra.roles.context import Stopped
 from infra.roles.heart import Heart
+from infra.weights.adapter_tensors import Merging
+from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from schemas.admission import admissible, latest_iteration, oldest_version
 from schemas.identity import derive_seed, sampling_seed
@@ -93,7 +94,11 @@ class ZooWorld:
     def published(self, version: int) -> Weights:
         """Return the weights of a version."""
         found = self._versions.fetch(version)[1]
-        return merged_weights(found, self.context.record) if self.spec.model.lora else found
+        if self.spec.model.lora is None:
+            return found
+        base = ModelFolder(self.model)
+        merging = Merging(self.spec.model, base)
+        return {name: merging.tensor(name, found) for name in base.names}
 
     def tokens_of(self, problem: Problem) -> list[int]:
         """Return the tokens of a problem's prompt."""
