@@ -13,7 +13,8 @@ _HEAD = """# Messages
 
 The records of a run's [topics](topics.md). `streamrl.open_run` gives samples and step records as objects
 with these fields. Times are in seconds since 1970. A reader refuses a record whose numbers are out of range
-or whose fields contradict each other; it goes to the dead letters with the reason.
+or whose fields contradict each other; it goes to the dead letters with the reason. `Float32s` and the like
+are numpy arrays, and so are `Int32Differences`, which a packed record has as differences.
 """
 _SOURCE = Path(str(schemas.messages.__file__))
 _COMMENT = re.compile(r"^ {4}\w+: .*?  # (?P<text>.*)$")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import timeit
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -25,7 +26,7 @@ def codec_us(record: StepRecord, rows: int) -> dict[str, float]:
     return found
 
 
-def _us(call: partial[object]) -> float:
+def _us(call: Callable[[], object]) -> float:
     return round(min(timeit.repeat(call, number=_OFTEN, repeat=_TIMES)) / _OFTEN * 1e6, 1)
 
 
