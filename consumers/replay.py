@@ -192,12 +192,18 @@ class Again:
             self._progress(min(record.step, first) - begin.step, first - begin.step)
             taken = self.take(record)
             if record.step >= first:
-                same_recipe = record.recipe == recipe_of(self._handle.spec)
-                trainer = self._handle.spec.trainer
-                exact = trainer.sums_exactly or (trainer.ranks == 1 and not trainer.needs_ranks)
-                yield Replayed(record, begin.words, taken, others.copy(), same_recipe, exact)
+                yield self.replayed(record, taken, begin.words, others)
             if taken.root != record.root_out:
                 others.append(record.step)
+
+    def replayed(
+        self, record: StepRecord, taken: RedoneStep, start: str, others: Sequence[int] = ()
+    ) -> Replayed:
+        """Return a step that was taken again, beside its record."""
+        same_recipe = record.recipe == recipe_of(self._handle.spec)
+        trainer = self._handle.spec.trainer
+        exact = trainer.sums_exactly or (trainer.ranks == 1 and not trainer.needs_ranks)
+        return Replayed(record, start, taken, list(others), same_recipe, exact)
 
     def reach(self, first: int, last: int) -> Iterator[StepRecord]:
         """Take the steps before `first`, and yield the records of `first` to `last`.

@@ -37,6 +37,7 @@ def point_row(point: CurvePoint) -> WhatIfRow:
         "believable": samples.believable, "corrected": point.corrected,
         **{name: _known(point.metrics.get(name, math.nan)) for name in CURVES},
         "weights_apart": point.weights_apart, "root": point.root, "equal": point.equal,
+        "as_expected": point.as_expected,
     }  # fmt: skip
 
 

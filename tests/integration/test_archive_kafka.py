@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,8 +11,10 @@ from kafka import KafkaAdminClient, TopicPartition
 
 from consumers.batches.log_places import fetch
 from flows.run.archive_query import answered
+from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archive_writing import ArchiveWriter
 from infra.archive.joined_bus import JoinedBus
+from infra.archive.merging import ArchiveMerger
 from infra.bus import BusError, read_all
 from infra.kafka_bus import KafkaBus
 from infra.runs import RunRecord
@@ -96,4 +99,11 @@ def test_records_that_kafka_has_removed_come_from_the_archive(
     assert ask("select count(*), count(distinct seed) from samples") == [(COUNT + 20, COUNT + 20)]
     assert archive() == 20
     assert ask("select count(*) from samples where iteration < 10") == [(40,)]
+    files = set(store.list(f"archive/{run}/"))
+    assert ArchiveMerger(ArchiveIndex(store, run, "me"), fan=2, kept_s=0.0).merge(now=2.0) == 3
+    assert files - set(store.list(f"archive/{run}/")), "files that were merged into others are removed"
+    merged = read_all(JoinedBus(bus, store, lambda run: "me"), topics.samples, deadline_s=30)
+    in_order = attrgetter("partition", "offset")
+    assert sorted(merged, key=in_order) == sorted(found, key=in_order)
+    assert ask("select count(*), count(distinct seed) from samples") == [(COUNT + 20, COUNT + 20)]
     bus.delete_topics([topic.name for topic in topics.all()])

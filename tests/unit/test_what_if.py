@@ -22,6 +22,7 @@ from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner
 from consumers.learners.optimizing import NotFinite, Stepped
 from consumers.replay import Again
+from consumers.steps import stage_comparison
 from consumers.steps.failing import TrainingFailed
 from consumers.what_if import Variant, WhatIf, WhatIfCurve
 from flows.cli import app
@@ -322,6 +323,31 @@ def test_reweighting_by_hand() -> None:
     found = reweighted([TrainingRow(failed, 0, 0)], [rows[0].sample.logprobs], [False])
     assert math.isnan(found.reward)
     assert 0 < LEAST_SHARE < 1
+
+
+def test_other_bits_within_the_tolerances_are_as_expected_elsewhere(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, _ = world_of(tmp_path, model)
+    world.live()
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: world.context.bus)
+    words = ["what-if", "test-1", "--from", "1", "--store", world.context.store.url]
+    words += ["--steps", "1", "--set", "loss.clip_high=0.3"]
+    found, apart = stage_comparison.compared, [0.5]
+
+    def rounded(record: Any, taken: Any) -> list[Any]:
+        return [replace(one, equal=False, apart=apart[0], tolerance=1.0) for one in found(record, taken)]
+
+    monkeypatch.setattr("consumers.replay.compared", rounded)
+    here = CliRunner().invoke(app, words)
+    assert here.exit_code == 1
+    assert "1 of 1 recorded steps came to OTHER BITS, first step 1" in here.output
+    monkeypatch.setattr("consumers.replay.kind_of_machine", lambda: "another kind")
+    elsewhere = CliRunner().invoke(app, words)
+    assert elsewhere.exit_code == 0
+    assert "came to other bits, first step 1, within the tolerances" in elsewhere.output.replace("\n", " ")
+    apart[0] = 2.0
+    assert CliRunner().invoke(app, words).exit_code == 1
 
 
 def test_on_the_command_line(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
