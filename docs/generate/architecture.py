@@ -37,12 +37,12 @@ def pictures() -> dict[str, str]:
     """Return the pictures of the page, by their paths in docs/."""
     rooms = {room: {other for other in _rooms_of(room) if other != room} for room in ROOMS}
     found = {"architecture/rooms.svg": drawn(rooms)}
-    return found | {f"architecture/{room}.svg": drawn(arrows) for room in ROOMS if (arrows := _folders(room))}
+    return found | {f"architecture/{room}.svg": drawn(arrows) for room in ROOMS if len(arrows := _folders(room)) > 1}
 
 
 def _room(room: str, told: str) -> str:
     lines = [f"\n## {room}\n", f"{told[0].upper()}{told[1:]}.\n"]
-    if _folders(room):
+    if len(_folders(room)) > 1:
         lines.append(f"![the folders of {room}](architecture/{room}.svg)\n")
     lines += ["| part | subject |", "|---|---|"]
     for part in sorted((ROOT / room).iterdir(), key=lambda one: (one.is_file(), one.name)):
