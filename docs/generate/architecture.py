@@ -36,8 +36,9 @@ def architecture_page() -> str:
 def pictures() -> dict[str, str]:
     """Return the pictures of the page, by their paths in docs/."""
     rooms = {room: {other for other in _rooms_of(room) if other != room} for room in ROOMS}
-    found = {"architecture/rooms.svg": drawn(rooms)}
-    return found | {f"architecture/{room}.svg": drawn(arrows) for room in ROOMS if len(arrows := _folders(room)) > 1}
+    folders = {f"architecture/{room}.svg": _folders(room) for room in ROOMS}
+    found = {path: drawn(arrows) for path, arrows in folders.items() if len(arrows) > 1}
+    return {"architecture/rooms.svg": drawn(rooms)} | found
 
 
 def _room(room: str, told: str) -> str:

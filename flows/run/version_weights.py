@@ -12,7 +12,7 @@ from flows.run.replaying import learner_for
 from flows.run.step_files import OpenStepFile, tensor_of
 from infra.errors import Explained
 from infra.run_handle import RunHandle
-from infra.stores.store import StoreError
+from infra.stores.store import Missing, StoreError
 from infra.weights.digest import digests_of, model_digests, root_digest
 from infra.weights.expected import Expected
 from infra.weights.folder import ModelFolder
@@ -37,7 +37,7 @@ class VersionWeights:
         if self._begins is None:
             try:
                 return self._store.fetch(version, root=root)[1]
-            except WeightsError:
+            except (Missing, WeightsError):
                 return None
         held = self._begins.versions.get(version)
         if held is None or (root is not None and root_digest(model_digests(held)) != root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny_model(tmp_path_factory.mktemp("model"), layers=1, width=16))
 
 
-def made(folder: Path, model: str, fault: Fault | None, patch: pytest.MonkeyPatch, *words: str) -> Path:
-    """A file of step 8 of a run of the zoo."""
+def made(
+    folder: Path, model: str, fault: Fault | None, patch: pytest.MonkeyPatch, *words: str,
+    gone: Sequence[int] = (),
+) -> Path:  # fmt: skip
+    """A file of step 8 of a run of the zoo. `gone`: versions that its store does not keep any more."""
     sections = dict(fault.sections) if fault else {}
     few = {"iterations": 10, "groups": 2}
     spec = zoo_spec(algorithm=few, evaluation={"every": 0, "problems": 0}, seed=3, **sections)
@@ -36,6 +40,9 @@ def made(folder: Path, model: str, fault: Fault | None, patch: pytest.MonkeyPatc
     if fault is not None:
         fault.plant(world)
     world.live()
+    for version in gone:
+        for key in world.context.store.list(f"runs/test-1/weights/v{version:06d}/"):
+            world.context.store.delete(key)
     file = folder / "step.tar.zst"
     with patch.context() as patched:
         patched.setattr("infra.run_bus.connect", lambda record, name: world.context.bus)
@@ -89,3 +96,13 @@ def test_a_file_of_an_older_release_still_tells_what_the_steps_own_weights_can(
     monkeypatch.setattr(bundling, "versions_beside", lambda *_, **more: {})
     fault = NAMED["logprobs at another temperature"]
     assert fault.cause in explained(made(tmp_path, model, fault, monkeypatch))[0]["cause"]
+
+
+def test_versions_that_are_gone_are_left_out(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = made(tmp_path, model, OLDER, monkeypatch, gone=[0, 6])
+    (tmp_path / "open").mkdir()
+    found = open_step_file(file, tmp_path / "open").versions
+    assert found
+    assert {0, 6}.isdisjoint(found)
