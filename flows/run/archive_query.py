@@ -19,6 +19,7 @@ from flows.run.locations import named_store, store_option
 from infra.archive.archive_alone import archive_bus, with_advice
 from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import archived_topics
+from infra.archive.lent_to_arrow import LentToArrow
 from infra.bus import Bus, NoBroker
 from infra.errors import Explained
 from infra.run_bus import connect
@@ -86,6 +87,7 @@ def answered(bus: Bus | None, store: Store, record: RunRecord, sql: str) -> Iter
     import duckdb
 
     in_log: list[UnarchivedTable] = []
+    lent = LentToArrow()
     off: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False, "autoload_known_extensions": False,
     }  # fmt: skip
@@ -98,8 +100,8 @@ def answered(bus: Bus | None, store: Store, record: RunRecord, sql: str) -> Iter
         for view, short in named.items():
             index = ArchiveIndex(store, record.id, record.identity, still=True)
             if bus is not None:
-                in_log.append(_unarchived(bus, index, short, record))
-            _add_view(connection, view, short, index, in_log[-1] if bus is not None else None)
+                in_log.append(_unarchived(bus, index, short, record, lent))
+            _add_view(connection, view, short, index, in_log[-1] if bus is not None else None, lent)
         for lock in _LOCKS:
             connection.execute(lock)
         found = connection.execute(sql)
@@ -111,6 +113,7 @@ def answered(bus: Bus | None, store: Store, record: RunRecord, sql: str) -> Iter
         raise QueryError(f"the query can't be answered: {error}") from error
     finally:
         connection.close()
+        lent.wait()
 
 
 def _check(connection: Any, sql: str) -> None:
@@ -122,23 +125,26 @@ def _check(connection: Any, sql: str) -> None:
         raise QueryError("one SELECT is expected: a query changes nothing")
 
 
-def _unarchived(bus: Bus, index: ArchiveIndex, short: str, record: RunRecord) -> UnarchivedTable:
+def _unarchived(
+    bus: Bus, index: ArchiveIndex, short: str, record: RunRecord, lent: LentToArrow
+) -> UnarchivedTable:
     """Return the records of a topic that are in the log alone, as a table."""
     from infra.archive.unarchived_table import UnarchivedTable
 
     topic, newest = archived_topics(Topics(record.id, record.spec.lengths.classes))[short], index.newest()
     spans = newest.spans if newest is not None else ()
     ends = {one.partition: one.end for one in spans if one.topic == short}
-    return UnarchivedTable(bus, topic, short, ends, record.spec.deadlines.progress_s)
+    return UnarchivedTable(bus, topic, short, ends, record.spec.deadlines.progress_s, lent)
 
 
 def _add_view(
-    connection: Any, view: str, short: str, index: ArchiveIndex, in_log: UnarchivedTable | None
+    connection: Any, view: str, short: str, index: ArchiveIndex, in_log: UnarchivedTable | None,
+    lent: LentToArrow,
 ) -> None:  # fmt: skip
     """Make the view of a topic. Of a step the first record counts, as it does for a trainer."""
     from infra.archive.archive_tables import archived_table
 
-    connection.register(f"archived_{view}", archived_table(index, index.newest(), short))
+    connection.register(f"archived_{view}", archived_table(index, index.newest(), short, lent))
     tables = [f"archived_{view}"]
     if in_log is not None:
         connection.register(f"unarchived_{view}", in_log)

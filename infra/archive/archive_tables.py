@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 from infra.archive.archive_reading import ArchiveIndex
 from infra.archive.archived_topics import BY_ITERATION, KINDS
 from infra.archive.columns import schema_of
+from infra.archive.lent_to_arrow import LentToArrow
 from infra.archive.parquet_files import check_digest
 from infra.archive.segments import ArchiveFile, Segment, file_key
 from infra.stores.store import Store
@@ -54,10 +55,12 @@ class StoredFile(io.RawIOBase):
         return found
 
 
-def archived_table(index: ArchiveIndex, newest: Segment | None, short: str) -> ds.Dataset:
+def archived_table(index: ArchiveIndex, newest: Segment | None, short: str, lent: LentToArrow) -> ds.Dataset:
     """Return the records of a topic that are archived up to a segment, as a table."""
     files = [file for segment in index.up_to(newest) for file in segment.files if file.topic == short]
-    return ds.FileSystemDataset([_fragment(index, file) for file in files], schema_of(KINDS[short]), _form())
+    return ds.FileSystemDataset(
+        [_fragment(index, file, lent) for file in files], schema_of(KINDS[short]), _form()
+    )
 
 
 def _form() -> ds.ParquetFileFormat:
@@ -65,11 +68,11 @@ def _form() -> ds.ParquetFileFormat:
     return ds.ParquetFileFormat(default_fragment_scan_options=checked)
 
 
-def _fragment(index: ArchiveIndex, file: ArchiveFile) -> ds.Fragment:
+def _fragment(index: ArchiveIndex, file: ArchiveFile, lent: LentToArrow) -> ds.Fragment:
     key = file_key(index.run, file)
     if index.signed:
         check_digest(index.store.get(key, file.size), file, f"{index.store.url}/{key}")
-    opened = pa.PythonFile(StoredFile(index.store, key, file.size), mode="r")
+    opened = pa.PythonFile(lent.lend(StoredFile(index.store, key, file.size)), mode="r")
     _, _, number = file.name.split("/")[1].partition(_NUMBER)
     if file.topic in BY_ITERATION and number.isdigit():
         return _form().make_fragment(opened, partition_expression=ds.field("iteration") == int(number))

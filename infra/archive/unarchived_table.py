@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 
 from infra.archive.archived_topics import KINDS
 from infra.archive.columns import schema_of, to_table
+from infra.archive.lent_to_arrow import LentToArrow
 from infra.bus import Bus, Reader, Record
 from infra.waiting import Wait
 from schemas.topics import Topic
@@ -45,13 +46,19 @@ class UnarchivedTable(ds.InMemoryDataset):
     """
 
     def __init__(
-        self, bus: Bus, topic: Topic, short: str, archived: Mapping[int, int], deadline_s: float
-    ) -> None:  # fmt: skip
+        self,
+        bus: Bus,
+        topic: Topic,
+        short: str,
+        archived: Mapping[int, int],
+        deadline_s: float,
+        lent: LentToArrow,
+    ) -> None:
         """`archived`: where each partition's archive ends."""
         self._schema = schema_of(KINDS[short])
         super().__init__(self._schema.empty_table())
         self._bus, self._topic, self._kind = bus, topic, KINDS[short]
-        self._archived, self._deadline_s = archived, deadline_s
+        self._archived, self._deadline_s, self._lent = archived, deadline_s, lent
         self._ends: dict[int, int] | None = None
         self.error: Exception | None = None
 
@@ -64,7 +71,8 @@ class UnarchivedTable(ds.InMemoryDataset):
             if columns is None or field.name in columns or re.search(rf"\b{field.name}\b", said)
         ]
         schema = pa.schema(needed)
-        return ds.Scanner.from_batches(self._batches(schema), schema=schema, columns=columns, filter=filter)
+        batches = self._lent.lend(self._batches(schema))
+        return ds.Scanner.from_batches(batches, schema=schema, columns=columns, filter=filter)
 
     def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:

@@ -66,7 +66,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         step_s = _read_back(context, given.samples)
         asked = subprocess.run(
             [sys.executable, "-m", "tests.bench", "archive", "--folder", folder],
-            cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True, timeout=300,
+            cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True, check=True, timeout=300,
         )  # fmt: skip
         sql_s = float(asked.stdout.rpartition('"sql_s": ')[2].split("}")[0])
         return {
