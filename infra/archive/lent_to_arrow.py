@@ -11,10 +11,10 @@ import time
 import weakref
 from typing import Any, TypeVar
 
-Lent = TypeVar("Lent")
+_Object = TypeVar("_Object")
 _PAUSE_S = 0.001
 _LET_GO_S = 10.0
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class LentToArrow:
@@ -23,7 +23,7 @@ class LentToArrow:
     def __init__(self) -> None:
         self._lent: list[weakref.ref[Any]] = []
 
-    def lend(self, one: Lent) -> Lent:
+    def lend(self, one: _Object) -> _Object:
         """Return an object, and remember that arrow is given it."""
         self._lent.append(weakref.ref(one))
         return one
@@ -33,7 +33,7 @@ class LentToArrow:
         until = time.monotonic() + deadline_s
         while held := sum(one() is not None for one in self._lent):
             if time.monotonic() > until:
-                log.warning("arrow still holds %d objects of a query %g s after its end", held, deadline_s)
+                _log.warning("arrow still holds %d objects of a query %g s after its end", held, deadline_s)
                 return False
             time.sleep(_PAUSE_S)
         return True
