@@ -1,0 +1,54 @@
+"""How long the parts of a run take: the figures that profiles measure, and that plans and simulations read.
+
+profile (measured) ──┐
+                     ├──► EngineTimes, LearnerTimes, LinkTimes ──► simulation ──► plan
+hardware table ──────┘
+
+Each has a `spread`: the relative standard deviation of all its seconds, as far as they are not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineTimes:
+    """How fast one generator's engine is. A step draws one token for each of its samples."""
+
+    batch_s: tuple[float, ...]  # seconds of a step with 0 (as with 1), 1, 2 … slots samples, without context
+    context_s: float = 0.0  # further seconds of a step for each token that its samples attend to
+    prefill_s: float = 0.0  # seconds for each token of a prompt; nothing else gets on meanwhile
+    install_s: float = 0.0  # seconds without a step while new weights are installed
+    reward_s: float = 0.0  # seconds from the last token of a sample until it is published with its reward
+    cores: float = 0.0  # CPU cores that it keeps busy; 0: it shares no cores with others
+    spread: float = 0.0
+
+    @property
+    def slots(self) -> int:
+        """How many samples it draws at once."""
+        return len(self.batch_s) - 1
+
+
+@dataclass(frozen=True)
+class LearnerTimes:
+    """How fast the trainer is, all its ranks together."""
+
+    token_s: (
+        float  # seconds for each token of prompt and answer, forward and backward, with other models' scores
+    )
+    microbatch_s: float = 0.0  # further seconds of each micro-batch
+    step_s: float = 0.0  # seconds of an optimizer step
+    publish_s: float = 0.0  # seconds from an optimizer step until the new weights are announced
+    version_bytes: int = 0  # that each generator's site fetches for a new version
+    cores: float = 0.0  # CPU cores that it keeps busy; 0: it shares no cores with others
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    """How fast bytes come from the run's store to a site."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    spread: float = 0.0
