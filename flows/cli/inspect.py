@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.shared.replay_options import ArchiveAlone, RunOrStepFile
+from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile
 from flows.cli.shared.talk import error_console, fail, out, plain_errors
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def inspect(
         Path | None, typer.Option("--page", help="With --sample: write a page to this HTML file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all fields.")] = False,
+    own_code: OwnCode = False,
     archive: ArchiveAlone = False,
     store: Annotated[str, typer.Option("--store", help="The run's object store.")] = "local",
 ) -> None:
@@ -76,7 +77,8 @@ def inspect(
         rows = _differences(run, against, store, archive_alone=archive)
         _show_rows(rows, as_json=as_json, empty="these runs have no step in common")
         return
-    with replaying(run, store, _progress(sample is not None), archive_alone=archive) as opened:
+    said = _progress(sample is not None)
+    with replaying(run, store, said, own_code=own_code, archive_alone=archive) as opened:
         if sample is None:
             rows = _step(opened, step, where or [], sort, lowest=lowest)
             _show_rows(rows, as_json=as_json, empty="no sample meets the conditions", columns=_COLUMNS)

@@ -360,10 +360,11 @@ def test_code_of_the_run_is_imported_only_if_the_user_says_so(
     run = json.loads(dict(honest)["run.json"])
     run["spec"]["loss"] = {"import": f"{mine}:Mine"}
     file = packed(replaced(honest, "run.json", json.dumps(run).encode()), tmp_path / "own.tar.zst")
-    result = CliRunner().invoke(app, ["replay", str(file)])
-    assert result.exit_code == 1 and "--own-code" in result.output and "imported" not in result.output
-    result = CliRunner().invoke(app, ["replay", str(file), "--own-code"])
-    assert "imported" in result.output
+    for command in ("replay", "inspect"):
+        result = CliRunner().invoke(app, [command, str(file)])
+        assert result.exit_code == 1 and "--own-code" in result.output and "imported" not in result.output
+        result = CliRunner().invoke(app, [command, str(file), "--own-code"])
+        assert "imported" in result.output
 
 
 def test_with_trusted_keys_a_step_file_must_be_signed(
