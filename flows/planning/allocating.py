@@ -196,48 +196,86 @@ class MachineAllocator:
 
     def _search(self, goal: PlanGoal) -> None:
         """Go from some splits to better ones, one pool at a time, until no pool has a better choice."""
-        trainers = self._trainers
-        ends: dict[str, list[TrainerKind]] = {}
-        for one in trainers:
-            ends.setdefault(one.pool.name, []).append(one)
-        starts = [kinds[len(kinds) * part // 4] for kinds in ends.values() for part in (0, 1, 2, 3)]
-        for trainer in starts:
-            self._climb(trainer, goal)
+        none: list[Choice] = [None for _ in self._pools]
+        if self._turns:
+            everything = (
+                [*none[:place], one, *none[place + 1 :]]
+                for place, pool in enumerate(self._pools)
+                for one in self._choices(pool, full=False)
+            )
+            self._estimate(
+                split
+                for choices in everything
+                for trainer in self._trainers
+                for split in self._splits(trainer, choices)
+                if split.takes_turns
+            )
+        most = [self._choices(pool, full=False)[-1] for pool in self._pools]
+        by_pool: dict[str, list[TrainerKind]] = {}
+        for one in self._trainers:
+            by_pool.setdefault(one.pool.name, []).append(one)
+        for kinds in by_pool.values():
+            for part in (0, 1, 3):
+                trainer = kinds[len(kinds) * part // 4]
+                self._climb(trainer, none, goal)
+                self._climb(trainer, [one if one and one[0].pool is not trainer.pool else None for one in most], goal)
 
-    def _climb(self, trainer: TrainerKind, goal: PlanGoal) -> None:
-        choices: list[Choice] = [None for _ in self._pools]
+    def _climb(self, trainer: TrainerKind, choices: list[Choice], goal: PlanGoal) -> None:
         best: SplitEstimate | None = None
-        free = PlanGoal(goal.least)
         for number in range(_ROUNDS):
             before = best
             for place, pool in enumerate(self._pools):
                 options = self._choices(pool, full=number > 0)
-                changed = (
-                    split
-                    for option in options
-                    for split in self._splits(trainer, [*choices[:place], option, *choices[place + 1 :]])
-                )
-                best = self._better(best, changed, goal, free)
+                best = self._better(best, self._apart(trainer, choices, place, options), goal)
                 if best is not None:
-                    choices = self._choices_of(best.split)
+                    trainer, choices = best.split.trainer, self._choices_of(best.split)
             if best is None:
                 return  # no pool can do anything beside this trainer
-            changed = (split for one in self._trainers for split in self._splits(one, choices))
-            best = self._better(best, changed, goal, free)
+            best = self._better(best, self._other_trainers(choices), goal)
             assert best is not None
-            trainer = best.split.trainer
+            if best is before:
+                best = self._better(best, self._swaps(best.split), goal)
+            assert best is not None
+            trainer, choices = best.split.trainer, self._choices_of(best.split)
             if best is before:
                 return
 
+    def _apart(
+        self, trainer: TrainerKind, choices: list[Choice], place: int, options: Sequence[Choice]
+    ) -> Iterator[MachineSplit]:
+        """Yield the splits in which one pool does something else, and nothing takes turns."""
+        for option in options:
+            for split in self._splits(trainer, [*choices[:place], option, *choices[place + 1 :]]):
+                if not split.takes_turns:
+                    yield split
+
+    def _swaps(self, split: MachineSplit) -> Iterator[MachineSplit]:
+        """Yield the splits in which one pool does the work of another."""
+        choices = self._choices_of(split)
+        for gone, place in itertools.permutations(range(len(self._pools)), 2):
+            if choices[gone] is not None:
+                fewer = [*choices[:gone], None, *choices[gone + 1 :]]
+                options = self._choices(self._pools[place], full=False)
+                yield from self._apart(split.trainer, fewer, place, options)
+
+    def _other_trainers(self, choices: list[Choice]) -> Iterator[MachineSplit]:
+        """Yield the splits with other trainers. Their own pool does as before, or all it can, or nothing."""
+        for trainer in self._trainers:
+            place = self._pools.index(trainer.pool)
+            most: list[Choice] = [
+                (kind, count)
+                for kind in self._kinds
+                if kind.pool is trainer.pool
+                if (count := (trainer.pool.total - trainer.devices) // kind.tensor_parallel)
+            ]
+            yield from self._apart(trainer, choices, place, [choices[place], None, *most])
+
     def _better(
-        self, best: SplitEstimate | None, splits: Iterator[MachineSplit], goal: PlanGoal, free: PlanGoal
+        self, best: SplitEstimate | None, splits: Iterator[MachineSplit], goal: PlanGoal
     ) -> SplitEstimate | None:
         """Return the best of some splits and the best so far. Only if none meets the deadline, the quickest."""
         found = self._estimate(splits) + ([best] if best else [])
-        ordered = by_goal(found, goal)
-        if ordered:
-            return best if best is not None and best in ordered[:1] else ordered[0]
-        ordered = by_goal(found, PlanGoal("time") if goal.deadline_s else free)
+        ordered = by_goal(found, goal) or by_goal(found, PlanGoal("time"))
         return ordered[0] if ordered else best
 
     def _choices_of(self, split: MachineSplit) -> list[Choice]:
