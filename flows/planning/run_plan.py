@@ -1,0 +1,288 @@
+"""Plans a run: estimates all splits of the machines, simulates the best few, and says how sure it is.
+
+all splits ──estimate──► the best few ──simulate──► one ──► fewer slots? less staleness? ──► figures
+                                                     └──► again with other times and lengths ──► intervals
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+from flows.planning.allocating import ALIKE, MachineAllocator, PlanGoal, SplitEstimate
+from flows.planning.machine_pools import MachinePool, PlanError
+from flows.planning.simulated_split import (
+    Scaled,
+    SplitFigures,
+    iterations_for,
+    simulated_split,
+    spec_of,
+)
+from flows.planning.step_estimate import GeneratorKind, IterationDemand, MachineSplit
+from flows.planning.times_source import TimesSource
+from flows.planning.workload import Workload
+from schemas.runspec import RunSpec
+
+Say = Callable[[str, int, int], None]  # a text, how much is done, and of how much
+_SIMULATED = 6  # splits
+_SAMPLES, _SAMPLES_OF_A_DRAW = 4000, 2000  # about so many samples are simulated
+_DRAWS = 12  # for intervals
+_SPREADS = 1.87  # standard errors: Student's 5 % with 11 degrees of freedom, 1.796, for one more draw of 12
+_LEAST_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class PlannedSplit:
+    """A split with its simulated figures."""
+
+    split: MachineSplit
+    estimate_s: float  # of a step, by formulas
+    figures: SplitFigures
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure, and the range that holds it in nine cases of ten."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """How to divide the machines, and what comes of it."""
+
+    spec: RunSpec  # with the plan's staleness and slots
+    goal: PlanGoal
+    pools: tuple[MachinePool, ...]
+    chosen: PlannedSplit
+    others: tuple[PlannedSplit, ...]  # that were simulated, the best first
+    why: str  # the runner-up lost; empty: there is none
+    estimated: int  # splits
+    step_s: Interval
+    samples_per_s: Interval
+    cost_per_1000: Interval
+    workload: Workload
+    lengths_from: str
+    measured: dict[str, bool]  # by hardware
+    notes: tuple[str, ...] = ()
+
+
+def plan_run(
+    spec: RunSpec, pools: Sequence[MachinePool], times: TimesSource, workload: Workload, goal: PlanGoal, *,
+    demand: IterationDemand, lengths_from: str, lengths_spread: float = 0.0, seed: int = 0,
+    may_take_turns: bool = True, say: Say = lambda text, done, total: None,
+) -> RunPlan:  # fmt: skip
+    """Return the best plan. Raises PlanError if nothing can work, or nothing meets the deadline."""
+    if spec.algorithm.mode == "offline":
+        raise PlanError("algorithm.mode is offline: such a run generates nothing, so there is nothing to divide")
+    say("splits of the machines", 0, 1)
+    allocator = MachineAllocator(pools, times, demand, may_take_turns=may_take_turns)
+    estimates = allocator.estimates(goal)
+    planner = _Planner(spec, workload, times, goal, seed, say)
+    planned = planner.simulated(_different(estimates))
+    best = planner.best(planned)
+    best = planner.refined(best)
+    others = [one for one in planned if _machines(one.split) != _machines(best.split)]
+    others = planner.ordered(others, any_time=True)
+    step_s = planner.interval(best, lengths_spread)
+    figures = best.figures
+
+    def scaled(value: float, *, falls: bool) -> Interval:
+        ends = [value * (step_s.value / end if falls else end / step_s.value) for end in (step_s.low, step_s.high)]
+        return Interval(value, min(ends), max(ends))
+
+    hardware = {pool.hardware: times.measured(pool.hardware) for pool in best.split.machines()}
+    return RunPlan(
+        spec_of(spec, best.split), goal, tuple(pools), best, tuple(others),
+        why_lost(others[0], best, goal) if others else "", len(estimates), step_s,
+        scaled(figures.samples_per_s, falls=True), scaled(figures.cost_per_1000, falls=False), workload,
+        lengths_from, hardware,
+    )  # fmt: skip
+
+
+class _Planner:
+    """Simulates splits for one plan."""
+
+    def __init__(
+        self, spec: RunSpec, workload: Workload, times: TimesSource, goal: PlanGoal, seed: int, say: Say
+    ) -> None:
+        self._spec, self._workload, self._times, self._goal = spec, workload, times, goal
+        self._seed, self._say = seed, say
+
+    def simulated(self, estimates: Sequence[SplitEstimate]) -> list[PlannedSplit]:
+        """Simulate some splits."""
+        found = []
+        for number, one in enumerate(estimates):
+            self._say("simulated splits", number, len(estimates))
+            found.append(PlannedSplit(one.split, one.step_s, self._figures(one.split)))
+        return found
+
+    def _figures(self, split: MachineSplit) -> SplitFigures:
+        iterations = iterations_for(self._spec, split.lookahead, samples=_SAMPLES)
+        return simulated_split(self._spec, split, self._workload, iterations=iterations, seed=self._seed)
+
+    def ordered(self, planned: Sequence[PlannedSplit], *, any_time: bool = False) -> list[PlannedSplit]:
+        """Return splits by the goal, the best first. Without `any_time` all meet the deadline."""
+        deadline_s = self._goal.deadline_s
+        able = [
+            one for one in planned if any_time or deadline_s is None or one.figures.step_s <= deadline_s
+        ]
+        return sorted(able, key=lambda one: self._cost(one))
+
+    def _cost(self, one: PlannedSplit) -> float:
+        if self._goal.least == "time":
+            return one.figures.step_s
+        return SplitEstimate(one.split, one.figures.step_s).cost
+
+    def best(self, planned: Sequence[PlannedSplit]) -> PlannedSplit:
+        """Return the best of some splits; of those that are as good, the one with the fewest machines."""
+        ordered = self.ordered(planned)
+        if not ordered:
+            quickest = min(one.figures.step_s for one in planned)
+            raise PlanError(
+                f"no split of these machines takes at most {self._goal.deadline_s:g} s for a step: of the "
+                f"most promising ones, the quickest takes {quickest:.3g} s when it is simulated. Give a longer "
+                "deadline, or placement.machines more machines"
+            )
+        alike = [one for one in ordered if self._cost(one) <= self._cost(ordered[0]) * (1 + 2 * ALIKE)]
+        return min(alike, key=lambda one: (one.split.price, SplitEstimate(one.split, 0.0).devices))
+
+    def refined(self, best: PlannedSplit) -> PlannedSplit:
+        """Return a split of the same machines with fewer slots, if that is better; and with less staleness."""
+        for _ in range(4):
+            fewer = self._with_slots(best.split, 0.5)
+            if fewer is None:
+                break
+            self._say("fewer slots", 0, 1)
+            tried = PlannedSplit(fewer, best.estimate_s, self._figures(fewer))
+            if self._cost(tried) > self._cost(best) * (1 - ALIKE):
+                break
+            best = tried
+        return self._fresher(best)
+
+    def _with_slots(self, split: MachineSplit, factor: float) -> MachineSplit | None:
+        generators = []
+        for kind, count in split.generators:
+            slots = math.ceil(kind.slots * factor)
+            if slots < _LEAST_SLOTS:
+                return None
+            engine = self._times.engine(kind.pool.hardware, kind.tensor_parallel, slots)
+            generators.append((GeneratorKind(kind.pool, engine, kind.tensor_parallel), count))
+        return replace(split, generators=tuple(generators))
+
+    def _fresher(self, best: PlannedSplit) -> PlannedSplit:
+        """Return the split with the least staleness that costs next to nothing."""
+        if self._spec.algorithm.mode != "async" or best.split.takes_turns:
+            return best
+        limit = self._cost(best) * (1 + 2 * ALIKE)
+        found, lower = best, math.ceil(best.split.lookahead) - 1
+        while lower >= 0:
+            self._say("less staleness", 0, 1)
+            split = replace(best.split, lookahead=float(lower))
+            tried = PlannedSplit(split, best.estimate_s, self._figures(split))
+            if self._cost(tried) > limit:
+                break
+            found, lower = tried, lower - 1
+        return found
+
+    def interval(self, best: PlannedSplit, lengths: float) -> Interval:
+        """Return the time of a step, and the range that holds it in nine cases of ten."""
+        split, logs = best.split, []
+        engine = max(kind.engine.spread for kind, _ in split.generators)
+        links = [kind.pool.link.spread for kind, _ in split.generators if kind.pool.link]
+        spreads = engine, split.trainer.learner.spread, max(links, default=0.0), lengths
+        iterations = iterations_for(self._spec, split.lookahead, samples=_SAMPLES_OF_A_DRAW)
+        for number in range(_DRAWS):
+            self._say("simulated chances", number, _DRAWS)
+            draw = Scaled(*(math.exp(one * z) for one, z in zip(spreads, even_normals(number), strict=True)))
+            found = simulated_split(
+                self._spec, split, self._workload, iterations=iterations, seed=self._seed + 1 + number,
+                scaled=draw,
+            )  # fmt: skip
+            logs.append(math.log(found.step_s / best.figures.step_s))
+        middle = sum(logs) / len(logs)
+        spread = math.sqrt(sum((one - middle) ** 2 for one in logs) / (len(logs) - 1))
+        value = best.figures.step_s
+        low, high = (math.exp(middle + sign * _SPREADS * spread) * value for sign in (-1, 1))
+        return Interval(value, min(low, value), max(high, value))
+
+
+def even_normals(number: int) -> tuple[float, float, float, float]:
+    """Return the `number`th of points that fill a normal distribution in four dimensions evenly (Halton's)."""
+    first, second, third, fourth = (
+        NormalDist().inv_cdf(_mirrored(number + 1, base)) for base in (2, 3, 5, 7)
+    )
+    return first, second, third, fourth
+
+
+def _mirrored(number: int, base: int) -> float:
+    """Return a number's digits behind the point, in reverse order."""
+    found, part = 0.0, 1.0
+    while number:
+        part /= base
+        number, digit = divmod(number, base)
+        found += part * digit
+    return found
+
+
+def _machines(split: MachineSplit) -> tuple[object, ...]:
+    generators = sorted((kind.pool.name, kind.tensor_parallel, count) for kind, count in split.generators)
+    return split.trainer.pool.name, split.trainer.devices, split.takes_turns, tuple(generators)
+
+
+def _different(estimates: Sequence[SplitEstimate]) -> list[SplitEstimate]:
+    """Return the best few splits, at most two of which have as many devices on both sides."""
+    found: list[SplitEstimate] = []
+    taken: dict[tuple[object, ...], int] = {}
+    for one in estimates:
+        split = one.split
+        devices = sorted((kind.pool.name, kind.tensor_parallel * count) for kind, count in split.generators)
+        key = (split.trainer.pool.name, split.trainer.devices, split.takes_turns, tuple(devices))
+        taken[key] = taken.get(key, 0) + 1
+        if taken[key] <= 2:
+            found.append(one)
+        if len(found) == _SIMULATED:
+            break
+    return found
+
+
+def waits_of(shares: dict[str, float]) -> dict[str, float]:
+    """Return the shares of the causes that are no work: bubbles."""
+    return {
+        cause: share
+        for cause, share in shares.items()
+        if cause.startswith(("waiting", "away")) and share > 0.0005
+    }
+
+
+def why_lost(other: PlannedSplit, best: PlannedSplit, goal: PlanGoal) -> str:
+    """Return why a split was not chosen."""
+    ours, theirs = best.figures, other.figures
+    longer = theirs.step_s / ours.step_s - 1
+    cost = ours.cost_per_1000
+    dearer = theirs.cost_per_1000 / cost - 1 if cost else 0.0
+    late = goal.deadline_s is not None and theirs.step_s > goal.deadline_s
+    if late:
+        said = f"its step takes {theirs.step_s:.3g} s, and the deadline is {goal.deadline_s:g} s"
+    elif goal.least == "cost" and cost:
+        said = f"a sample costs {dearer:.1%} more" if dearer > 0 else "a sample costs as much"
+        said += f", and its step takes {abs(longer):.1%} {'longer' if longer > 0 else 'less'}"
+    elif longer > 2 * ALIKE:
+        said = f"its step takes {longer:.1%} longer"
+    else:
+        said = "its step takes as long, and it uses more machines"
+    return f"{said}; {_slower_side(other)}"
+
+
+def _slower_side(one: PlannedSplit) -> str:
+    generators = sum(waits_of(dict(one.figures.generators)).values())
+    trainer = sum(waits_of(dict(one.figures.trainer)).values())
+    if one.split.takes_turns:
+        return "both sides take turns, so each waits for the other"
+    if trainer > generators:
+        return f"its generators are the slower side: the trainer waits {trainer:.0%} of the time"
+    return f"its trainer is the slower side: generators wait {generators:.0%} of the time"
