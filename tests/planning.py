@@ -15,7 +15,9 @@ def engine_of(
     slots: int, *, speed: float = 1.0, first_s: float = 0.008, each_s: float = 6e-5, **more: float
 ) -> EngineTimes:
     """An engine whose steps grow by the sample."""
-    return EngineTimes(tuple((first_s + each_s * max(0, many - 1)) / speed for many in range(slots + 1)), **more)
+    return EngineTimes(
+        tuple((first_s + each_s * max(0, many - 1)) / speed for many in range(slots + 1)), **more
+    )
 
 
 class TableOfTests:

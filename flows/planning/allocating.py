@@ -145,7 +145,10 @@ class MachineAllocator:
                 yield TrainerKind(pool, learner, devices)
 
     def _check_memory(self) -> None:
-        for word, found, verb in (("generate", self._kinds, "generates"), ("train", self._trainers, "trains")):
+        for word, found, verb in (
+            ("generate", self._kinds, "generates"),
+            ("train", self._trainers, "trains"),
+        ):
             pools = [pool for pool in self._pools if getattr(pool, f"{word}s")]
             if not pools:
                 raise PlanError(
@@ -171,7 +174,9 @@ class MachineAllocator:
         return found
 
     def _space(self, *, full: bool) -> int:
-        return math.prod([len(self._trainers), *(len(self._choices(pool, full=full)) for pool in self._pools)])
+        return math.prod(
+            [len(self._trainers), *(len(self._choices(pool, full=full)) for pool in self._pools)]
+        )
 
     def _splits(self, trainer: TrainerKind, choices: Sequence[Choice]) -> Iterator[MachineSplit]:
         """Yield the split that these choices make, if the pools have the devices; and the one in turns."""
@@ -218,7 +223,9 @@ class MachineAllocator:
             for part in (0, 1, 3):
                 trainer = kinds[len(kinds) * part // 4]
                 self._climb(trainer, none, goal)
-                self._climb(trainer, [one if one and one[0].pool is not trainer.pool else None for one in most], goal)
+                self._climb(
+                    trainer, [one if one and one[0].pool is not trainer.pool else None for one in most], goal
+                )
 
     def _climb(self, trainer: TrainerKind, choices: list[Choice], goal: PlanGoal) -> None:
         best: SplitEstimate | None = None

@@ -33,7 +33,9 @@ class DecodeBound:
         """`context`: how many tokens a sample attends to in a step, in the mean over all steps."""
         sizes = batch_sizes(engine.slots)
         steps = [engine.batch_s[size] + engine.context_s * size * context for size in sizes]
-        slowest = np.maximum.accumulate(np.array(steps))  # a larger batch is never quicker: noise of a profile
+        slowest = np.maximum.accumulate(
+            np.array(steps)
+        )  # a larger batch is never quicker: noise of a profile
         self.token_s, self.occupied_s = _hull(slowest, slowest / np.array(sizes))
 
     @property
@@ -62,8 +64,7 @@ def _hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if points and high >= points[-1][1]:
             continue  # it takes longer and occupies no less
         while points and (
-            points[-1][0] == here
-            or (len(points) > 1 and _is_above(points[-2], points[-1], (here, high)))
+            points[-1][0] == here or (len(points) > 1 and _is_above(points[-2], points[-1], (here, high)))
         ):
             points.pop()
         points.append((here, high))

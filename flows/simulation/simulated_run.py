@@ -71,7 +71,7 @@ class SimulatedRun:
     `barrier`: all stand still at the end of an iteration until new weights are everywhere: the one-step
     pipeline that the StreamRL paper compares with. It needs mode async and order window.
     `rebalance`: asked after each iteration; a generator that it adds is ready after `start_s`.
-    `picture_of`: the iteration whose spans are kept.
+    `picture_of`: the iteration whose spans are kept, also of samples that end in a later one.
     """
 
     spec: RunSpec

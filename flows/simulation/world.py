@@ -362,7 +362,10 @@ class World:
         self._dispatcher.admit(jobs, self._clock.time)
 
     def _span(self, lane: str, kind: str, begin: float, end: float, label: str = "") -> None:
-        if self._run.picture_of == self._learner.iteration and len(self.result.spans) < MOST_SPANS:
+        if self._run.picture_of is None or len(self.result.spans) >= MOST_SPANS:
+            return
+        late = self._learner.iteration - self._run.picture_of
+        if 0 <= late <= 1 + self._algorithm.lookahead:  # samples that are begun in it end later, too
             self.result.spans.append(SimulatedSpan(lane, kind, begin, end, label))
 
     def _finished(self) -> Simulation:

@@ -78,9 +78,7 @@ def test_no_split_is_better_than_the_one_that_is_found(
 
 
 @pytest.mark.parametrize("goal", [PlanGoal(), PlanGoal("cost"), PlanGoal("cost", 40.0)])
-def test_a_search_finds_what_looking_at_all_finds(
-    goal: PlanGoal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_finds_what_looking_at_all_finds(goal: PlanGoal, monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [
         pool_of("a", 6, 8, price=3.0),
         pool_of("b", 8, 4, hardware="slow", price=0.8, site="far", trains=False, link=LINK),

@@ -12,24 +12,23 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from flows.planning.allocating import ALIKE, MachineAllocator, PlanGoal, SplitEstimate
-from flows.planning.machine_pools import MachinePool, PlanError
-from flows.planning.simulated_split import (
+from flows.planning.machine_pools import PlanError
+from flows.planning.step_estimate import GeneratorKind, MachineSplit
+from flows.plans.planning_inputs import PlanningInputs
+from flows.plans.simulated_split import (
     Scaled,
     SplitFigures,
     iterations_for,
     simulated_split,
     spec_of,
 )
-from flows.planning.step_estimate import GeneratorKind, IterationDemand, MachineSplit
-from flows.planning.times_source import TimesSource
-from flows.planning.workload import Workload
 from schemas.runspec import RunSpec
 
 Say = Callable[[str, int, int], None]  # a text, how much is done, and of how much
-_SIMULATED = 6  # splits
-_SAMPLES, _SAMPLES_OF_A_DRAW = 4000, 2000  # about so many samples are simulated
-_DRAWS = 12  # for intervals
-_SPREADS = 1.87  # standard errors: Student's 5 % with 11 degrees of freedom, 1.796, for one more draw of 12
+_SIMULATED = 5  # splits
+_SAMPLES, _SAMPLES_TO_COMPARE = 4000, 1500  # of the steady iterations that are simulated
+_BUDGET = 60_000  # samples that are simulated for intervals, about
+_STUDENT = {4: 2.353, 6: 2.015, 9: 1.860, 12: 1.796}  # by draws: its 5 %, with one degree of freedom less
 _LEAST_SLOTS = 4
 
 
@@ -55,63 +54,55 @@ class Interval:
 class RunPlan:
     """How to divide the machines, and what comes of it."""
 
+    inputs: PlanningInputs
     spec: RunSpec  # with the plan's staleness and slots
     goal: PlanGoal
-    pools: tuple[MachinePool, ...]
     chosen: PlannedSplit
     others: tuple[PlannedSplit, ...]  # that were simulated, the best first
     why: str  # the runner-up lost; empty: there is none
     estimated: int  # splits
+    simulated: int
     step_s: Interval
     samples_per_s: Interval
     cost_per_1000: Interval
-    workload: Workload
-    lengths_from: str
-    measured: dict[str, bool]  # by hardware
-    notes: tuple[str, ...] = ()
 
 
 def plan_run(
-    spec: RunSpec, pools: Sequence[MachinePool], times: TimesSource, workload: Workload, goal: PlanGoal, *,
-    demand: IterationDemand, lengths_from: str, lengths_spread: float = 0.0, seed: int = 0,
-    may_take_turns: bool = True, say: Say = lambda text, done, total: None,
+    inputs: PlanningInputs, goal: PlanGoal, *, seed: int = 0, may_take_turns: bool = True,
+    say: Say = lambda text, done, total: None,
 ) -> RunPlan:  # fmt: skip
     """Return the best plan. Raises PlanError if nothing can work, or nothing meets the deadline."""
-    if spec.algorithm.mode == "offline":
-        raise PlanError("algorithm.mode is offline: such a run generates nothing, so there is nothing to divide")
     say("splits of the machines", 0, 1)
-    allocator = MachineAllocator(pools, times, demand, may_take_turns=may_take_turns)
+    allocator = MachineAllocator(inputs.pools, inputs.times, inputs.demand, may_take_turns=may_take_turns)
     estimates = allocator.estimates(goal)
-    planner = _Planner(spec, workload, times, goal, seed, say)
+    planner = _Planner(inputs, goal, seed, say)
     planned = planner.simulated(_different(estimates))
-    best = planner.best(planned)
-    best = planner.refined(best)
-    others = [one for one in planned if _machines(one.split) != _machines(best.split)]
-    others = planner.ordered(others, any_time=True)
-    step_s = planner.interval(best, lengths_spread)
+    best = planner.looked_at_longer(planner.refined(planner.best(planned)))
+    others = planner.ordered(
+        [one for one in planned if _machines(one.split) != _machines(best.split)], any_time=True
+    )
+    step_s = planner.interval(best, inputs.lengths_spread)
     figures = best.figures
 
     def scaled(value: float, *, falls: bool) -> Interval:
-        ends = [value * (step_s.value / end if falls else end / step_s.value) for end in (step_s.low, step_s.high)]
+        ends = [
+            value * (step_s.value / end if falls else end / step_s.value) for end in (step_s.low, step_s.high)
+        ]
         return Interval(value, min(ends), max(ends))
 
-    hardware = {pool.hardware: times.measured(pool.hardware) for pool in best.split.machines()}
     return RunPlan(
-        spec_of(spec, best.split), goal, tuple(pools), best, tuple(others),
-        why_lost(others[0], best, goal) if others else "", len(estimates), step_s,
-        scaled(figures.samples_per_s, falls=True), scaled(figures.cost_per_1000, falls=False), workload,
-        lengths_from, hardware,
+        inputs, spec_of(inputs.spec, best.split), goal, best, tuple(others),
+        why_lost(others[0], best, goal) if others else "", len(estimates), len(planned), step_s,
+        scaled(figures.samples_per_s, falls=True), scaled(figures.cost_per_1000, falls=False),
     )  # fmt: skip
 
 
 class _Planner:
     """Simulates splits for one plan."""
 
-    def __init__(
-        self, spec: RunSpec, workload: Workload, times: TimesSource, goal: PlanGoal, seed: int, say: Say
-    ) -> None:
-        self._spec, self._workload, self._times, self._goal = spec, workload, times, goal
-        self._seed, self._say = seed, say
+    def __init__(self, inputs: PlanningInputs, goal: PlanGoal, seed: int, say: Say) -> None:
+        self._spec, self._workload, self._times = inputs.spec, inputs.workload, inputs.times
+        self._goal, self._seed, self._say = goal, seed, say
 
     def simulated(self, estimates: Sequence[SplitEstimate]) -> list[PlannedSplit]:
         """Simulate some splits."""
@@ -121,16 +112,14 @@ class _Planner:
             found.append(PlannedSplit(one.split, one.step_s, self._figures(one.split)))
         return found
 
-    def _figures(self, split: MachineSplit) -> SplitFigures:
-        iterations = iterations_for(self._spec, split.lookahead, samples=_SAMPLES)
+    def _figures(self, split: MachineSplit, samples: int = _SAMPLES_TO_COMPARE) -> SplitFigures:
+        iterations = iterations_for(self._spec, split.lookahead, samples=samples)
         return simulated_split(self._spec, split, self._workload, iterations=iterations, seed=self._seed)
 
     def ordered(self, planned: Sequence[PlannedSplit], *, any_time: bool = False) -> list[PlannedSplit]:
         """Return splits by the goal, the best first. Without `any_time` all meet the deadline."""
         deadline_s = self._goal.deadline_s
-        able = [
-            one for one in planned if any_time or deadline_s is None or one.figures.step_s <= deadline_s
-        ]
+        able = [one for one in planned if any_time or deadline_s is None or one.figures.step_s <= deadline_s]
         return sorted(able, key=lambda one: self._cost(one))
 
     def _cost(self, one: PlannedSplit) -> float:
@@ -164,6 +153,11 @@ class _Planner:
             best = tried
         return self._fresher(best)
 
+    def looked_at_longer(self, best: PlannedSplit) -> PlannedSplit:
+        """Return a split with figures of more iterations."""
+        self._say("the best split", 0, 1)
+        return replace(best, figures=self._figures(best.split, _SAMPLES))
+
     def _with_slots(self, split: MachineSplit, factor: float) -> MachineSplit | None:
         generators = []
         for kind, count in split.generators:
@@ -195,9 +189,12 @@ class _Planner:
         engine = max(kind.engine.spread for kind, _ in split.generators)
         links = [kind.pool.link.spread for kind, _ in split.generators if kind.pool.link]
         spreads = engine, split.trainer.learner.spread, max(links, default=0.0), lengths
-        iterations = iterations_for(self._spec, split.lookahead, samples=_SAMPLES_OF_A_DRAW)
-        for number in range(_DRAWS):
-            self._say("simulated chances", number, _DRAWS)
+        iterations = iterations_for(self._spec, split.lookahead, samples=_SAMPLES_TO_COMPARE)
+        algorithm = self._spec.algorithm
+        affordable = _BUDGET // (iterations * algorithm.groups * algorithm.group_size)
+        draws = max(few for few in _STUDENT if few <= max(affordable, min(_STUDENT)))
+        for number in range(draws):
+            self._say("simulated chances", number, draws)
             draw = Scaled(*(math.exp(one * z) for one, z in zip(spreads, even_normals(number), strict=True)))
             found = simulated_split(
                 self._spec, split, self._workload, iterations=iterations, seed=self._seed + 1 + number,
@@ -207,7 +204,8 @@ class _Planner:
         middle = sum(logs) / len(logs)
         spread = math.sqrt(sum((one - middle) ** 2 for one in logs) / (len(logs) - 1))
         value = best.figures.step_s
-        low, high = (math.exp(middle + sign * _SPREADS * spread) * value for sign in (-1, 1))
+        wide = _STUDENT[draws] * math.sqrt(1 + 1 / draws) * spread
+        low, high = (math.exp(middle + sign * wide) * value for sign in (-1, 1))
         return Interval(value, min(low, value), max(high, value))
 
 

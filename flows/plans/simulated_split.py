@@ -16,7 +16,8 @@ from flows.simulation.simulation_result import Simulation
 from flows.simulation.world import simulate
 from schemas.runspec import RunSpec
 
-_WARM = 2  # iterations at each end that are not steady, besides those that generation runs ahead
+_WARM = 1  # iterations at each end that are not steady, besides those that generation runs ahead
+_MOST_STEADY = 12  # iterations
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Scaled:
 
 def simulated_run(
     spec: RunSpec, split: MachineSplit, workload: Workload, *, iterations: int, seed: int = 0,
-    scaled: Scaled = Scaled(), failures: tuple[Outage, ...] = (), picture_of: int | None = None,  # noqa: B008
+    scaled: Scaled = Scaled(), failures: tuple[Outage, ...] = (), picture_of: int | None = None,
 ) -> SimulatedRun:  # fmt: skip
     """Return the run that a split makes of a run file."""
     factor = scaled.lengths
@@ -76,11 +77,11 @@ def spec_of(spec: RunSpec, split: MachineSplit) -> RunSpec:
 
 
 def iterations_for(spec: RunSpec, lookahead: float, *, samples: int) -> int:
-    """Return how many iterations are simulated: some steady ones, and about so many samples."""
+    """Return how many iterations are simulated: those at both ends, and some with about so many samples."""
     algorithm = spec.algorithm
-    ends = 2 * (_WARM + math.ceil(lookahead)) if algorithm.mode == "async" else 0
-    steady = max(2, round(samples / (algorithm.groups * algorithm.group_size)))
-    return min(algorithm.iterations, ends + min(steady, 12)) if algorithm.iterations > 1 else 1
+    ends = 2 * (_WARM + math.ceil(lookahead)) + 1 if algorithm.mode == "async" else 0
+    steady = round(samples / (algorithm.groups * algorithm.group_size))
+    return min(algorithm.iterations, ends + max(2, min(_MOST_STEADY, steady)))
 
 
 def figures_of(split: MachineSplit, found: Simulation, samples: int) -> SplitFigures:
@@ -102,7 +103,7 @@ def figures_of(split: MachineSplit, found: Simulation, samples: int) -> SplitFig
 
 def simulated_split(
     spec: RunSpec, split: MachineSplit, workload: Workload, *, iterations: int, seed: int = 0,
-    scaled: Scaled = Scaled(),  # noqa: B008
+    scaled: Scaled = Scaled(),
 ) -> SplitFigures:  # fmt: skip
     """Simulate a split, and return its figures."""
     run = simulated_run(spec, split, workload, iterations=iterations, seed=seed, scaled=scaled)
