@@ -161,7 +161,7 @@ class ReplayEngine:
             self._held_s += work_s
 
     def standing_still(self) -> tuple[float, float]:
-        """Return for how many seconds from now no step is made: while weights are installed, and for prefill."""
+        """Return for how many seconds from now no step is made: to install weights, and to prefill."""
         if not self._speed:
             return 0.0, 0.0
         left_s = max(0.0, self._at - self._clock.now())
