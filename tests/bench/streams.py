@@ -139,9 +139,7 @@ def _figures(result: Simulation, spec: RunSpec, slots: int) -> dict[str, float]:
     staleness = np.concatenate([step.staleness for step in steps])
     return {
         "samples_per_s": round(len(steps) * GROUPS * SIZE / seconds, 3),
-        "idle": round(
-            (result.steps[last].idle_slots_s - result.steps[first].idle_slots_s) / seconds / slots, 3
-        ),
+        "idle": round(idle_s / seconds / slots, 3),
         "staleness_mean": round(float(staleness.mean()), 2),
         "staleness_max": int(staleness.max()),
         "length_balance": round(_balance(result, reach + int(algorithm.most_stale)), 3),
