@@ -12,7 +12,7 @@ from flows.cli.shared.talk import error_console, fail, out, plain_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flows.plans.run_plan import PlannedSplit, RunPlan
+    from flows.plans.run_plan import RunPlan
 
 _PICTURES = (".png", ".html")
 
@@ -73,7 +73,7 @@ def plan(
     wanted = PlanGoal("time" if goal == "time" else "cost", deadline)
     spec = load_run_file(runfile, changes or [])
     with planning_bar() as (say, progress):
-        inputs = planning_inputs(spec, profile=profile, mean_length=mean_length, progress=progress)
+        inputs = planning_inputs(spec, runfile=runfile, profile=profile, mean_length=mean_length, progress=progress)
         found = plan_run(inputs, wanted, seed=seed, say=say)
         if output is not None:
             say("picture", 0, 1)
@@ -89,7 +89,7 @@ def plan(
 def _show(console: Console, found: RunPlan) -> None:
     from rich.table import Table
 
-    from flows.plans.plan_rows import bubbles_of, figure, range_words, settings_of, sources_of, split_words
+    from flows.plans.plan_rows import bubbles_of, figure, link_lines, range_words, settings_of, sources_of, split_words
 
     say = lambda text, style="": console.print(  # noqa: E731
         text, style=style, highlight=False, markup=False, soft_wrap=True
@@ -122,22 +122,9 @@ def _show(console: Console, found: RunPlan) -> None:
         say(f"the runner-up lost: {found.why}")
     for line in bubbles_of(found.chosen.figures):
         say(line)
-    for line in link_lines(found.chosen):
+    for line in link_lines(found.chosen.split, found.chosen.figures):
         say(line)
     say("in parentheses: nine cases of ten lie between")
     say(f"figures from: {'; '.join(sources_of(found.inputs, found.chosen.split))}")
     sets = " ".join(f"--set {name}={value}" for name, value in settings_of(found).items())
     say(f"settings: {sets}", "green")
-
-
-def link_lines(one: PlannedSplit) -> list[str]:
-    """Return a line for each link that weights go over."""
-    linked = {
-        kind.pool.name: kind.pool.site for kind, _ in one.split.generators if kind.pool.link is not None
-    }
-    figures = one.figures
-    return [
-        f"link to {site} ({name}): {figures.bytes_per_step.get(name, 0) / 1e6:,.1f} MB for a step, busy "
-        f"{figures.link_busy.get(name, 0):.1%} of the time"
-        for name, site in linked.items()
-    ]

@@ -21,7 +21,8 @@ def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = N
     )
     if not chosen:
         raise PlanError("no machine has a generator: set placement.generators, or --generators")
-    return MachineSplit(_trainer(inputs), chosen, inputs.demand.lookahead)
+    turns = getattr(inputs.spec.placement, "kind", "") == "colocated"
+    return MachineSplit(_trainer(inputs), chosen, inputs.demand.lookahead, takes_turns=turns)
 
 
 def _generators(inputs: PlanningInputs) -> dict[str, int]:

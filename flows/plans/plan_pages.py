@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.planning.step_estimate import MachineSplit
 from flows.plans.plan_picture import draw_plan
-from flows.plans.plan_rows import bubbles_of, figure, range_words, settings_of, sources_of, split_words
+from flows.plans.plan_rows import bubbles_of, figure, link_lines, range_words, settings_of, sources_of, split_words
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.run_plan import RunPlan
 from flows.plans.simulated_split import iterations_for, simulated_run
@@ -71,6 +71,7 @@ def _page(plan: RunPlan, image: bytes) -> str:
     )
     lines = [
         *([f"The runner-up lost: {plan.why}"] if plan.why else []), *bubbles_of(plan.chosen.figures),
+        *link_lines(plan.chosen.split, plan.chosen.figures),
         f"figures from: {'; '.join(sources_of(plan.inputs, plan.chosen.split))}",
     ]  # fmt: skip
     settings = " ".join(f"--set {name}={value}" for name, value in settings_of(plan).items())

@@ -83,7 +83,7 @@ def _other_row(one: PlannedSplit) -> dict[str, object]:
 def settings_of(plan: RunPlan) -> dict[str, object]:
     """Return the settings of the run file that a plan comes to."""
     split, spec = plan.chosen.split, plan.spec
-    found: dict[str, object] = {}
+    found: dict[str, object] = {"placement.kind": "colocated" if split.takes_turns else "disaggregated"}
     here = sum(count for kind, count in split.generators if not kind.pool.site)
     found["placement.generators"] = here
     for kind, count in split.generators:
@@ -104,9 +104,9 @@ def sources_of(inputs: PlanningInputs, split: MachineSplit) -> list[str]:
     for hardware in sorted({pool.hardware for pool in split.machines()}):
         measured = inputs.times.measured(hardware)
         found.append(f"{hardware}: {'measured' if measured else 'from the hardware table, not measured'}")
-    links = {kind.pool.site for kind, _ in split.generators if kind.pool.link is not None}
+    links = {kind.pool.site for kind, _ in split.generators if kind.pool.site}
     found += [f"link to {site}: as the run file says" for site in sorted(links)]
-    return [*found, f"lengths: {inputs.lengths_from}"]
+    return [*found, f"lengths: {inputs.lengths.source}"]
 
 
 def bubbles_of(figures: SplitFigures) -> list[str]:
@@ -120,6 +120,16 @@ def bubbles_of(figures: SplitFigures) -> list[str]:
             said += f"; {shares[TAIL]:.1%} {TAIL}"
         found.append(said)
     return found
+
+
+def link_lines(split: MachineSplit, figures: SplitFigures) -> list[str]:
+    """Return for each place of generators how many bytes a new version takes there, in words."""
+    return [
+        f"weights to {f'{pool.site} ({pool.name})' if pool.site else pool.name}: "
+        f"{figures.bytes_per_step.get(pool.name, 0) / 1e6:,.1f} MB for a step; the link is busy "
+        f"{figures.link_busy.get(pool.name, 0):.1%} of the time"
+        for pool in (kind.pool for kind, _ in split.generators if kind.pool.link is not None)
+    ]
 
 
 def split_words(split: MachineSplit) -> tuple[str, str]:

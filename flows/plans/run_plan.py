@@ -29,7 +29,7 @@ _SIMULATED = 5  # splits
 _SAMPLES, _SAMPLES_TO_COMPARE = 4000, 1500  # of the steady iterations that are simulated
 _BUDGET = 60_000  # samples that are simulated for intervals, about
 _STUDENT = {4: 2.353, 6: 2.015, 9: 1.860, 12: 1.796}  # by draws: its 5 %, with one degree of freedom less
-_LEAST_SLOTS = 4
+_LEAST_SLOTS, _HALVINGS = 4, 5
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,14 @@ class Interval:
     value: float
     low: float
     high: float
+
+    def scaled(self, value: float) -> Interval:
+        """Return another figure that grows with this one, with its range."""
+        return Interval(value, value * self.low / self.value, value * self.high / self.value)
+
+    def rate(self, value: float) -> Interval:
+        """Return another figure that falls as this one grows, with its range."""
+        return Interval(value, value * self.value / self.high, value * self.value / self.low)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ def plan_run(
     others = planner.ordered(
         [one for one in planned if _machines(one.split) != _machines(best.split)], any_time=True
     )
-    step_s = planner.interval(best, inputs.lengths_spread)
+    step_s = interval_of(inputs, best.split, best.figures.step_s, seed=seed, say=say)
     figures = best.figures
 
     def scaled(value: float, *, falls: bool) -> Interval:
@@ -93,7 +101,7 @@ def plan_run(
     return RunPlan(
         inputs, spec_of(inputs.spec, best.split), goal, best, tuple(others),
         why_lost(others[0], best, goal) if others else "", len(estimates), len(planned), step_s,
-        scaled(figures.samples_per_s, falls=True), scaled(figures.cost_per_1000, falls=False),
+        step_s.rate(figures.samples_per_s), step_s.scaled(figures.cost_per_1000),
     )  # fmt: skip
 
 
@@ -141,17 +149,28 @@ class _Planner:
         return min(alike, key=lambda one: (one.split.price, SplitEstimate(one.split, 0.0).devices))
 
     def refined(self, best: PlannedSplit) -> PlannedSplit:
-        """Return a split of the same machines with fewer slots, if that is better; and with less staleness."""
-        for _ in range(4):
+        """Return a split of the same machines with fewer slots, if that is as good, and with less staleness."""
+        best = self._with_usable_slots(best)
+        for _ in range(_HALVINGS):
             fewer = self._with_slots(best.split, 0.5)
             if fewer is None:
                 break
             self._say("fewer slots", 0, 1)
             tried = PlannedSplit(fewer, best.estimate_s, self._figures(fewer))
-            if self._cost(tried) > self._cost(best) * (1 - ALIKE):
+            if self._cost(tried) > self._cost(best):
                 break
             best = tried
         return self._fresher(best)
+
+    def _with_usable_slots(self, best: PlannedSplit) -> PlannedSplit:
+        """Return a split whose slots could all be in use at once, if so many samples are admitted."""
+        algorithm, split = self._spec.algorithm, best.split
+        admitted = algorithm.groups * algorithm.group_size * (1 + math.ceil(split.lookahead))
+        many = sum(count for _, count in split.generators)
+        usable = 2 ** math.ceil(math.log2(max(_LEAST_SLOTS, admitted / many)))
+        most = max(kind.slots for kind, _ in split.generators)
+        fewer = self._with_slots(split, usable / most) if usable < most else None
+        return best if fewer is None else replace(best, split=fewer)
 
     def looked_at_longer(self, best: PlannedSplit) -> PlannedSplit:
         """Return a split with figures of more iterations."""
@@ -183,30 +202,47 @@ class _Planner:
             found, lower = tried, lower - 1
         return found
 
-    def interval(self, best: PlannedSplit, lengths: float) -> Interval:
-        """Return the time of a step, and the range that holds it in nine cases of ten."""
-        split, logs = best.split, []
-        engine = max(kind.engine.spread for kind, _ in split.generators)
-        links = [kind.pool.link.spread for kind, _ in split.generators if kind.pool.link]
-        spreads = engine, split.trainer.learner.spread, max(links, default=0.0), lengths
-        iterations = iterations_for(self._spec, split.lookahead, samples=_SAMPLES_TO_COMPARE)
-        algorithm = self._spec.algorithm
-        affordable = _BUDGET // (iterations * algorithm.groups * algorithm.group_size)
-        draws = max(few for few in _STUDENT if few <= max(affordable, min(_STUDENT)))
-        for number in range(draws):
-            self._say("simulated chances", number, draws)
-            draw = Scaled(*(math.exp(one * z) for one, z in zip(spreads, even_normals(number), strict=True)))
-            found = simulated_split(
-                self._spec, split, self._workload, iterations=iterations, seed=self._seed + 1 + number,
-                scaled=draw,
-            )  # fmt: skip
-            logs.append(math.log(found.step_s / best.figures.step_s))
-        middle = sum(logs) / len(logs)
-        spread = math.sqrt(sum((one - middle) ** 2 for one in logs) / (len(logs) - 1))
-        value = best.figures.step_s
-        wide = _STUDENT[draws] * math.sqrt(1 + 1 / draws) * spread
-        low, high = (math.exp(middle + sign * wide) * value for sign in (-1, 1))
-        return Interval(value, min(low, value), max(high, value))
+
+def interval_of(
+    inputs: PlanningInputs, split: MachineSplit, step_s: float, *, seed: int = 0,
+    say: Say = lambda text, done, total: None,
+) -> Interval:  # fmt: skip
+    """Return the time of a split's step, `step_s`, and the range that holds it in nine cases of ten.
+
+    Each draw has other times of engines, learner and links, other lengths on average, and another seed.
+    """
+    algorithm = inputs.spec.algorithm
+    iterations = iterations_for(inputs.spec, split.lookahead, samples=_SAMPLES_TO_COMPARE)
+    affordable = _BUDGET // (iterations * algorithm.groups * algorithm.group_size)
+    draws = max(few for few in _STUDENT if few <= max(affordable, min(_STUDENT)))
+    logs = []
+    for number in range(draws):
+        say("simulated chances", number, draws)
+        found = simulated_split(
+            inputs.spec, split, inputs.workload, iterations=iterations, seed=seed + 1 + number,
+            scaled=drawn_factors(inputs, split, number),
+        )  # fmt: skip
+        logs.append(math.log(found.step_s / step_s))
+    return interval_around(step_s, logs)
+
+
+def interval_around(value: float, logs: Sequence[float]) -> Interval:
+    """Return a value with the range of nine in ten. `logs`: logarithms of other outcomes over it."""
+    many = len(logs)
+    middle = sum(logs) / many
+    spread = math.sqrt(sum((one - middle) ** 2 for one in logs) / (many - 1))
+    student = _STUDENT[max(few for few in _STUDENT if few <= many)]
+    wide = student * math.sqrt(1 + 1 / many) * spread
+    low, high = (math.exp(middle + sign * wide) * value for sign in (-1, 1))
+    return Interval(value, min(low, value), max(high, value))
+
+
+def drawn_factors(inputs: PlanningInputs, split: MachineSplit, number: int) -> Scaled:
+    """Return the factors of one draw, as far as the parts of a split are unsure."""
+    engine = max(kind.engine.spread for kind, _ in split.generators)
+    link = max((kind.pool.link.spread for kind, _ in split.generators if kind.pool.link), default=0.0)
+    spreads = engine, split.trainer.learner.spread, link, inputs.lengths.spread
+    return Scaled(*(math.exp(one * z) for one, z in zip(spreads, even_normals(number), strict=True)))
 
 
 def even_normals(number: int) -> tuple[float, float, float, float]:

@@ -54,7 +54,7 @@ def simulated_run(
     shared = split.trainer.pool.shares_cores and not split.takes_turns
     return SimulatedRun(
         spec=spec_of(spec, split),
-        learner=_slower_learner(split.trainer.learner, scaled.learner),
+        learner=slower_learner(split.trainer.learner, scaled.learner),
         sites=tuple(_site(kind, count, scaled) for kind, count in split.generators),
         workload=workload if factor == 1.0 else longer(workload, factor),
         cores=float(split.trainer.pool.total) if shared else None,
@@ -133,13 +133,19 @@ def longer(workload: Workload, factor: float) -> Workload:
 
 
 def _site(kind: GeneratorKind, count: int, scaled: Scaled) -> SimulatedSite:
-    engine, link = _slower_engine(kind.engine, scaled.engine), kind.pool.link
-    if link is not None:
-        link = LinkTimes(link.bytes_per_s / scaled.link, link.latency_s * scaled.link, link.spread)
+    engine, link = slower_engine(kind.engine, scaled.engine), slower_link(kind.pool.link, scaled.link)
     return SimulatedSite(kind.pool.name, (engine,) * count, link)
 
 
-def _slower_engine(engine: EngineTimes, factor: float) -> EngineTimes:
+def slower_link(link: LinkTimes | None, factor: float) -> LinkTimes | None:
+    """Return a link that takes longer by a factor."""
+    if link is None:
+        return None
+    return LinkTimes(link.bytes_per_s / factor, link.latency_s * factor, link.spread)
+
+
+def slower_engine(engine: EngineTimes, factor: float) -> EngineTimes:
+    """Return an engine all of whose seconds are longer by a factor."""
     return replace(
         engine, batch_s=tuple(one * factor for one in engine.batch_s), context_s=engine.context_s * factor,
         prefill_s=engine.prefill_s * factor, install_s=engine.install_s * factor,
@@ -147,7 +153,8 @@ def _slower_engine(engine: EngineTimes, factor: float) -> EngineTimes:
     )  # fmt: skip
 
 
-def _slower_learner(learner: LearnerTimes, factor: float) -> LearnerTimes:
+def slower_learner(learner: LearnerTimes, factor: float) -> LearnerTimes:
+    """Return a learner all of whose seconds are longer by a factor."""
     return replace(
         learner, token_s=learner.token_s * factor, microbatch_s=learner.microbatch_s * factor,
         step_s=learner.step_s * factor, publish_s=learner.publish_s * factor,
