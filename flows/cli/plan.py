@@ -73,7 +73,9 @@ def plan(
     wanted = PlanGoal("time" if goal == "time" else "cost", deadline)
     spec = load_run_file(runfile, changes or [])
     with planning_bar() as (say, progress):
-        inputs = planning_inputs(spec, runfile=runfile, profile=profile, mean_length=mean_length, progress=progress)
+        inputs = planning_inputs(
+            spec, runfile=runfile, profile=profile, mean_length=mean_length, progress=progress
+        )
         found = plan_run(inputs, wanted, seed=seed, say=say)
         if output is not None:
             say("picture", 0, 1)
@@ -89,7 +91,15 @@ def plan(
 def _show(console: Console, found: RunPlan) -> None:
     from rich.table import Table
 
-    from flows.plans.plan_rows import bubbles_of, figure, link_lines, range_words, settings_of, sources_of, split_words
+    from flows.plans.plan_rows import (
+        bubbles_of,
+        figure,
+        link_lines,
+        range_words,
+        settings_of,
+        sources_of,
+        split_words,
+    )
 
     say = lambda text, style="": console.print(  # noqa: E731
         text, style=style, highlight=False, markup=False, soft_wrap=True

@@ -35,7 +35,9 @@ def profile(
     file: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="The file to write: .yaml or .json. By default one in .streamrl/profiles.",
+            "-o",
+            "--output",
+            help="The file to write: .yaml or .json. By default one in .streamrl/profiles.",
             show_default=False,
         ),
     ] = None,

@@ -280,7 +280,7 @@ class MachineAllocator:
     def _better(
         self, best: SplitEstimate | None, splits: Iterator[MachineSplit], goal: PlanGoal
     ) -> SplitEstimate | None:
-        """Return the best of some splits and the best so far. Only if none meets the deadline, the quickest."""
+        """Return the best of some splits and the best so far; if none meets the deadline, the quickest."""
         found = self._estimate(splits) + ([best] if best else [])
         ordered = by_goal(found, goal) or by_goal(found, PlanGoal("time"))
         return ordered[0] if ordered else best

@@ -1,4 +1,4 @@
-"""Times of a run file's parts by the hardware table and the model's config, for all that nobody has measured."""
+"""Times of a run file's parts by the hardware table and the model's config: for all that nobody measured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TableTimes:
     spec: RunSpec
     shape: ModelShape
     demand: IterationDemand
-    recipe: Recipe = Recipe()
+    recipe: Recipe = Recipe()  # noqa: RUF009 - it is frozen
     more: Mapping[str, Hardware] | None = None  # kinds of hardware of the user's own
 
     @property
@@ -42,7 +42,7 @@ class TableTimes:
         return list(dict(HARDWARE) | dict(self.more or {}))
 
     def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
-        """Return the powers of two that fit into a machine, and no more than heads of keys can be divided by."""
+        """Return the powers of two that fit into a machine, as far as heads can be divided by them."""
         if self._kind(hardware).name == "CPU":
             return [self.spec.generator.threads]
         degrees = [1 << power for power in range(11)]

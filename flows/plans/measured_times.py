@@ -1,4 +1,4 @@
-"""Times of a run file's parts as a profile measured them on this machine; of other hardware from the table."""
+"""Times of a run file's parts as a profile measured them here; of other hardware from the table."""
 
 from __future__ import annotations
 

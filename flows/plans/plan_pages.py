@@ -10,7 +10,15 @@ from typing import Any
 
 from flows.planning.step_estimate import MachineSplit
 from flows.plans.plan_picture import draw_plan
-from flows.plans.plan_rows import bubbles_of, figure, link_lines, range_words, settings_of, sources_of, split_words
+from flows.plans.plan_rows import (
+    bubbles_of,
+    figure,
+    link_lines,
+    range_words,
+    settings_of,
+    sources_of,
+    split_words,
+)
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.run_plan import RunPlan
 from flows.plans.simulated_split import iterations_for, simulated_run
@@ -28,7 +36,8 @@ def write_plan_picture(plan: RunPlan, target: Path, seed: int = 0) -> None:
     """Draw one iteration of a plan into a picture (.png), or into a page beside the figures (.html)."""
     split = plan.chosen.split
     generators, trainer = split_words(split)
-    title = f"{plan.spec.run}: one iteration of {range_words(plan.step_s, ' s')}\n{generators}; trainer: {trainer}"
+    first = f"{plan.spec.run}: one iteration of {range_words(plan.step_s, ' s')}"
+    title = f"{first}\n{generators}; trainer: {trainer}"
     if target.suffix != ".html":
         draw_iteration(plan.inputs, split, title, target, seed=seed)
         return

@@ -1,4 +1,4 @@
-"""Gathers all that a plan or a simulation of a run file needs: machines, times, and lengths, with their sources."""
+"""Gathers all that a plan or a simulation of a run file needs: machines, times and lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from schemas.profile import Profile
 from schemas.runspec import RunSpec
 
 Progress = Callable[[float, str], None]
-_ASSUMED_SHARE, _ASSUMED_SIGMA = 1 / 3, 0.8  # of sampling.max_tokens, and of the logarithm: lengths nobody knows
+_ASSUMED_SHARE, _ASSUMED_SIGMA = (
+    1 / 3,
+    0.8,
+)  # of sampling.max_tokens, and of the logarithm: lengths nobody knows
 _RANKER_SIGMA = 0.4  # of the logarithm of a ranker's error
 # of mean lengths that are assumed, that the user gives, and that the first weights drew
 _ASSUMED_SPREAD, _GIVEN_SPREAD, _MEASURED_SPREAD = 0.3, 0.1, 0.05
@@ -62,7 +65,9 @@ def planning_inputs(
     `profile`: its file; by default the one that `streamrl profile` keeps of the run file, if there is one.
     """
     if spec.algorithm.mode == "offline":
-        raise PlanError("algorithm.mode is offline: such a run generates nothing, so there is nothing to divide")
+        raise PlanError(
+            "algorithm.mode is offline: such a run generates nothing, so there is nothing to divide"
+        )
     measured = profile_at_hand(spec, runfile, profile)
     pools = pools_of(spec.placement, cores=measured.identity.cores if measured else None)
     if measured is not None and mean_length is None and measured.lengths.answers:
@@ -91,8 +96,8 @@ def profile_at_hand(spec: RunSpec, runfile: str, file: Path | None) -> Profile |
     if model is None or not _has_weights(model):
         if file is not None:
             raise PlanError(
-                f"--profile {file}: the model of {runfile} is not here, so nobody can tell whether the profile "
-                "is of it. `streamrl profile` on this machine fetches or builds it"
+                f"--profile {file}: the model of {runfile} is not here, so nobody can tell whether the "
+                "profile is of it. `streamrl profile` on this machine fetches or builds it"
             )
         return None
     return profile_for(spec, model, runfile=runfile, file=file)
@@ -116,7 +121,7 @@ def _of_profile(spec: RunSpec, profile: Profile) -> KnownLengths:
     prompts = ObservedLengths(tuple(max(1, one) for one in lengths.prompts))
     return KnownLengths(
         Workload(answers, prompts, ranker_sigma=_RANKER_SIGMA),
-        f"measured, {sum(lengths.answers) / len(lengths.answers):.0f} tokens on average with the first weights",
+        f"measured with the first weights, {np.mean(lengths.answers):.0f} tokens on average",
         _MEASURED_SPREAD,
     )
 
@@ -140,7 +145,9 @@ def _assumed(spec: RunSpec, mean_length: float | None) -> KnownLengths:
         )
     mean = mean_length or max(1.0, most * _ASSUMED_SHARE)
     prompts = LogNormalLengths(max(1.0, spec.sampling.max_prompt_tokens / 2), 0.3)
-    said = "as --mean-length says" if mean_length else "assumed, for no profile and no --mean-length says them"
+    said = (
+        "as --mean-length says" if mean_length else "assumed, for no profile and no --mean-length says them"
+    )
     return KnownLengths(
         Workload(LogNormalLengths(mean, _ASSUMED_SIGMA, most), prompts, ranker_sigma=_RANKER_SIGMA),
         f"{said}: log-normal, {mean:.0f} tokens on average",

@@ -61,12 +61,13 @@ class Prediction:
             f"{measured:,.3g}: {off:+.1%}, {inside} the range"
         )
 
-
     @classmethod
     def read(cls, line: str) -> Prediction:
         """Return the prediction in a line of JSON. Raises ValueError, KeyError or TypeError."""
         found = json.loads(line)
-        ranges = [Interval(*(float(found[name][end]) for end in ("value", "low", "high"))) for name in _RANGES]
+        ranges = [
+            Interval(*(float(found[name][end]) for end in ("value", "low", "high"))) for name in _RANGES
+        ]
         return cls(ranges[0], ranges[1], bool(found["simulated"]))
 
 

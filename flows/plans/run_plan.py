@@ -142,14 +142,14 @@ class _Planner:
             quickest = min(one.figures.step_s for one in planned)
             raise PlanError(
                 f"no split of these machines takes at most {self._goal.deadline_s:g} s for a step: of the "
-                f"most promising ones, the quickest takes {quickest:.3g} s when it is simulated. Give a longer "
-                "deadline, or placement.machines more machines"
+                f"most promising ones, the quickest takes {quickest:.3g} s when it is simulated. Give a "
+                "longer deadline, or placement.machines more machines"
             )
         alike = [one for one in ordered if self._cost(one) <= self._cost(ordered[0]) * (1 + 2 * ALIKE)]
         return min(alike, key=lambda one: (one.split.price, SplitEstimate(one.split, 0.0).devices))
 
     def refined(self, best: PlannedSplit) -> PlannedSplit:
-        """Return a split of the same machines with fewer slots, if that is as good, and with less staleness."""
+        """Return a split of the same machines with as few slots and as little staleness as are as good."""
         best = self._with_usable_slots(best)
         for _ in range(_HALVINGS):
             fewer = self._with_slots(best.split, 0.5)
@@ -246,7 +246,7 @@ def drawn_factors(inputs: PlanningInputs, split: MachineSplit, number: int) -> S
 
 
 def even_normals(number: int) -> tuple[float, float, float, float]:
-    """Return the `number`th of points that fill a normal distribution in four dimensions evenly (Halton's)."""
+    """Return the `number`th of points that fill a normal distribution of four dimensions evenly (Halton)."""
     first, second, third, fourth = (
         NormalDist().inv_cdf(_mirrored(number + 1, base)) for base in (2, 3, 5, 7)
     )

@@ -52,9 +52,13 @@ def all_splits(pools: list[MachinePool], times: TableOfTests, lookahead: float) 
 
 
 @given(
-    machines=st.integers(1, 3), others=st.integers(1, 3), price=st.floats(0.1, 3), token_s=st.floats(1e-5, 3e-3),
-    lookahead=st.sampled_from([0.0, 1.0, 2.0]), least=st.sampled_from(["time", "cost"]),
-)  # fmt: skip
+    machines=st.integers(1, 3),
+    others=st.integers(1, 3),
+    price=st.floats(0.1, 3),
+    token_s=st.floats(1e-5, 3e-3),
+    lookahead=st.sampled_from([0.0, 1.0, 2.0]),
+    least=st.sampled_from(["time", "cost"]),
+)
 @settings(max_examples=25, deadline=None)
 def test_no_split_is_better_than_the_one_that_is_found(
     machines: int, others: int, price: float, token_s: float, lookahead: float, least: str
@@ -168,7 +172,7 @@ def test_a_deadline_costs_money() -> None:
     found = allocator.estimates(PlanGoal("cost", between))[0]
     assert found.step_s <= between
     assert cheapest.cost <= found.cost <= quickest.cost
-    with pytest.raises(PlanError, match="the quickest takes .* Give a longer deadline"):
+    with pytest.raises(PlanError, match=r"the quickest takes .* Give a longer deadline"):
         allocator.estimates(PlanGoal("cost", quickest.step_s / 2))
 
 

@@ -32,12 +32,18 @@ class PredictionBeside:
     def __enter__(self) -> Self:
         request = self._request
         if not request.resume and has_profile(load_run_file(request.runfile, request.overrides)):
-            words = [sys.executable, "-m", module("flows.plans.prediction"), request.runfile, *request.overrides]
+            words = [
+                sys.executable,
+                "-m",
+                module("flows.plans.prediction"),
+                request.runfile,
+                *request.overrides,
+            ]
             paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
             with suppress(OSError):
                 self._process = subprocess.Popen(
                     words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
-                    text=True, env={**os.environ, "PYTHONPATH": paths}, preexec_fn=lambda: os.nice(_NICE),  # noqa: PLW1509
+                    text=True, env={**os.environ, "PYTHONPATH": paths}, preexec_fn=lambda: os.nice(_NICE),
                 )  # fmt: skip
         return self
 

@@ -48,7 +48,9 @@ def show_result(console: Console, result: RunResult, prediction: Prediction | No
     ]
     console.print("; ".join(facts), highlight=False)
     if prediction is not None and summary["samples_per_s"]:
-        console.print(prediction.beside(summary["samples_per_s"]), highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            prediction.beside(summary["samples_per_s"]), highlight=False, markup=False, soft_wrap=True
+        )
     for line in _about_rewards(summary):
         console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if summary["dead_letters"]:
