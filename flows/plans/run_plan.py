@@ -14,6 +14,7 @@ from statistics import NormalDist
 from flows.planning.allocating import ALIKE, MachineAllocator, PlanGoal, SplitEstimate
 from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import GeneratorKind, MachineSplit
+from flows.planning.times_source import TimesSource
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.simulated_split import (
     Scaled,
@@ -22,14 +23,18 @@ from flows.plans.simulated_split import (
     simulated_split,
     spec_of,
 )
+from flows.plans.slower_engines import SlowerEngines
 from schemas.runspec import RunSpec
 
 Say = Callable[[str, int, int], None]  # a text, how much is done, and of how much
-_SIMULATED = 5  # splits
+_FIRST_SIMULATED, _THEN_SIMULATED = 3, 3  # splits: by the first estimates, and by corrected ones
+_PACKED_WELL = 0.02  # estimates that are wrong by less than this share are not corrected
 _SAMPLES, _SAMPLES_TO_COMPARE = 4000, 1500  # of the steady iterations that are simulated
-_BUDGET = 60_000  # samples that are simulated for intervals, about
+_BUDGET = 40_000  # samples that are simulated for intervals, about
 _STUDENT = {4: 2.353, 6: 2.015, 9: 1.860, 12: 1.796}  # by draws: its 5 %, with one degree of freedom less
-_LEAST_SLOTS, _HALVINGS = 4, 5
+_LEAST_SLOTS, _HALVINGS = 4, 3
+_WAITS = 0.03  # of its time: a trainer that waits more is not the slower side
+_REFINED = 2  # splits, whose slots are looked at
 
 
 @dataclass(frozen=True)
@@ -84,25 +89,48 @@ def plan_run(
     allocator = MachineAllocator(inputs.pools, inputs.times, inputs.demand, may_take_turns=may_take_turns)
     estimates = allocator.estimates(goal)
     planner = _Planner(inputs, goal, seed, say)
-    planned = planner.simulated(_different(estimates))
-    best = planner.looked_at_longer(planner.refined(planner.best(planned)))
-    others = planner.ordered(
-        [one for one in planned if _machines(one.split) != _machines(best.split)], any_time=True
-    )
+    planned = planner.simulated(_different(estimates, _FIRST_SIMULATED))
+    if (slower := planner.packing(planned)) > 1 + _PACKED_WELL:
+        planned += planner.simulated(_corrected(inputs, goal, planned, slower, may_take_turns))
+    planner.best(planned)  # raises PlanError if none meets the deadline
+    refined = [planner.refined(one) for one in planner.ordered(planned)[:_REFINED]]
+    best = planner.looked_at_longer(planner.fresher(planner.best(refined)))
+    different = {_machines(one.split): one for one in [*planned, *refined]}
+    different.pop(_machines(best.split), None)
+    others = planner.ordered(list(different.values()), any_time=True)
     step_s = interval_of(inputs, best.split, best.figures.step_s, seed=seed, say=say)
     figures = best.figures
-
-    def scaled(value: float, *, falls: bool) -> Interval:
-        ends = [
-            value * (step_s.value / end if falls else end / step_s.value) for end in (step_s.low, step_s.high)
-        ]
-        return Interval(value, min(ends), max(ends))
-
     return RunPlan(
         inputs, spec_of(inputs.spec, best.split), goal, best, tuple(others),
         why_lost(others[0], best, goal) if others else "", len(estimates), len(planned), step_s,
         step_s.rate(figures.samples_per_s), step_s.scaled(figures.cost_per_1000),
     )  # fmt: skip
+
+
+def _corrected(
+    inputs: PlanningInputs, goal: PlanGoal, known: Sequence[PlannedSplit], slower: float, may_take_turns: bool
+) -> list[SplitEstimate]:
+    """Return more splits to simulate: the best ones if engines are as much slower as simulations say."""
+    times = SlowerEngines(inputs.times, slower)
+    allocator = MachineAllocator(inputs.pools, times, inputs.demand, may_take_turns=may_take_turns)
+    try:
+        found = allocator.estimates(goal)
+    except PlanError:  # with these engines none meets the deadline
+        return []
+    taken = {_machines(one.split) for one in known}
+    new = [one for one in found if _machines(one.split) not in taken]
+    best = _different(new, _THEN_SIMULATED)
+    return [replace(one, split=with_slots(one.split, inputs.times, 1.0)) for one in best]
+
+
+def with_slots(split: MachineSplit, times: TimesSource, factor: float) -> MachineSplit:
+    """Return a split whose engines are those of `times`, with slots by a factor more or fewer."""
+    generators = []
+    for kind, count in split.generators:
+        slots = max(1, math.ceil(kind.slots * factor))
+        engine = times.engine(kind.pool.hardware, kind.tensor_parallel, slots)
+        generators.append((GeneratorKind(kind.pool, engine, kind.tensor_parallel), count))
+    return replace(split, generators=tuple(generators))
 
 
 class _Planner:
@@ -117,8 +145,21 @@ class _Planner:
         found = []
         for number, one in enumerate(estimates):
             self._say("simulated splits", number, len(estimates))
-            found.append(PlannedSplit(one.split, one.step_s, self._figures(one.split)))
+            split = self._with_usable_slots(one.split)
+            found.append(PlannedSplit(split, one.step_s, self._figures(split)))
         return found
+
+    def packing(self, planned: Sequence[PlannedSplit]) -> float:
+        """Return how many times longer generation takes than the bound says, by simulated splits.
+
+        The bound packs samples without gaps. Splits whose trainer never waits say nothing about it.
+        """
+        ratios = [
+            one.figures.step_s / one.estimate_s
+            for one in planned
+            if not one.split.takes_turns and one.figures.trainer.get("waiting for samples", 0.0) > _WAITS
+        ]
+        return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
 
     def _figures(self, split: MachineSplit, samples: int = _SAMPLES_TO_COMPARE) -> SplitFigures:
         iterations = iterations_for(self._spec, split.lookahead, samples=samples)
@@ -149,45 +190,33 @@ class _Planner:
         return min(alike, key=lambda one: (one.split.price, SplitEstimate(one.split, 0.0).devices))
 
     def refined(self, best: PlannedSplit) -> PlannedSplit:
-        """Return a split of the same machines with as few slots and as little staleness as are as good."""
-        best = self._with_usable_slots(best)
+        """Return a split of the same machines with as few slots as are as good."""
         for _ in range(_HALVINGS):
-            fewer = self._with_slots(best.split, 0.5)
-            if fewer is None:
+            if min(kind.slots for kind, _ in best.split.generators) < 2 * _LEAST_SLOTS:
                 break
+            fewer = with_slots(best.split, self._times, 0.5)
             self._say("fewer slots", 0, 1)
             tried = PlannedSplit(fewer, best.estimate_s, self._figures(fewer))
             if self._cost(tried) > self._cost(best):
                 break
             best = tried
-        return self._fresher(best)
+        return best
 
-    def _with_usable_slots(self, best: PlannedSplit) -> PlannedSplit:
+    def _with_usable_slots(self, split: MachineSplit) -> MachineSplit:
         """Return a split whose slots could all be in use at once, if so many samples are admitted."""
-        algorithm, split = self._spec.algorithm, best.split
+        algorithm = self._spec.algorithm
         admitted = algorithm.groups * algorithm.group_size * (1 + math.ceil(split.lookahead))
         many = sum(count for _, count in split.generators)
         usable = 2 ** math.ceil(math.log2(max(_LEAST_SLOTS, admitted / many)))
         most = max(kind.slots for kind, _ in split.generators)
-        fewer = self._with_slots(split, usable / most) if usable < most else None
-        return best if fewer is None else replace(best, split=fewer)
+        return with_slots(split, self._times, usable / most) if usable < most else split
 
     def looked_at_longer(self, best: PlannedSplit) -> PlannedSplit:
         """Return a split with figures of more iterations."""
         self._say("the best split", 0, 1)
         return replace(best, figures=self._figures(best.split, _SAMPLES))
 
-    def _with_slots(self, split: MachineSplit, factor: float) -> MachineSplit | None:
-        generators = []
-        for kind, count in split.generators:
-            slots = math.ceil(kind.slots * factor)
-            if slots < _LEAST_SLOTS:
-                return None
-            engine = self._times.engine(kind.pool.hardware, kind.tensor_parallel, slots)
-            generators.append((GeneratorKind(kind.pool, engine, kind.tensor_parallel), count))
-        return replace(split, generators=tuple(generators))
-
-    def _fresher(self, best: PlannedSplit) -> PlannedSplit:
+    def fresher(self, best: PlannedSplit) -> PlannedSplit:
         """Return the split with the least staleness that costs next to nothing."""
         if self._spec.algorithm.mode != "async" or best.split.takes_turns:
             return best
@@ -268,7 +297,7 @@ def _machines(split: MachineSplit) -> tuple[object, ...]:
     return split.trainer.pool.name, split.trainer.devices, split.takes_turns, tuple(generators)
 
 
-def _different(estimates: Sequence[SplitEstimate]) -> list[SplitEstimate]:
+def _different(estimates: Sequence[SplitEstimate], most: int) -> list[SplitEstimate]:
     """Return the best few splits, at most two of which have as many devices on both sides."""
     found: list[SplitEstimate] = []
     taken: dict[tuple[object, ...], int] = {}
@@ -279,7 +308,7 @@ def _different(estimates: Sequence[SplitEstimate]) -> list[SplitEstimate]:
         taken[key] = taken.get(key, 0) + 1
         if taken[key] <= 2:
             found.append(one)
-        if len(found) == _SIMULATED:
+        if len(found) == most:
             break
     return found
 
