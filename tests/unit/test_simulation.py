@@ -170,7 +170,7 @@ def test_a_run_is_the_same_whenever_it_is_simulated() -> None:
     code = (
         "from tests.unit.test_simulation import *\n"
         "sync = make_spec(sampling={'max_tokens': 1000, 'max_prompt_tokens': 100},"
-        " trainer={'microbatch_tokens': 2000}, algorithm={'groups': 24, 'iterations': 2, 'group_size': 4})\n"
+        " trainer={'microbatch_tokens': 2000}, algorithm={'groups': 40, 'iterations': 3, 'group_size': 4})\n"
         "for spec in (sync, spec_of('async', order='arrival', iterations=8)):\n"
         "    failing = run_of(spec, failures=(Outage(1, 3.0, 2.0),), seed=5, start_s=1.0)\n"
         "    sys.stdout.write(digest(simulate(failing)))\n"
