@@ -78,7 +78,7 @@ class MessageTimes:
     delivery_s: float = 0.0  # until a job reaches its generator, or a sample the trainer and the dispatcher
     handover_s: float = 0.3  # until a running sample is with the generator that goes on with it
     turn_s: float = 0.0  # of the dispatcher for each turn that gives jobs
-    choice_s: float = 0.0  # until a plan that is chosen beside the dispatcher is there
+    choice_s: float | None = None  # until a chosen plan is there; None: as is usual for so many jobs
     measured: bool = False  # take turns and choices to be as long as this machine needs: not repeatable
 
 

@@ -1,9 +1,9 @@
 """CPU time of policy and control for a sample, in fleets of 10 to 10,000 generators: it may double.
 
 Whole iterations in virtual time (`_events.py`), with the production planner, dispatcher and policy, and the
-defaults of a run: groups of 8 with the paper's lengths and latency curve, a sample for each slot, all admitted
-at the start. Small fleets make iterations until enough samples are counted. All seconds are of this machine's
-CPU.
+defaults of a run: groups of 8 with the paper's lengths and latency curve, a sample for each slot, all
+admitted at the start. Small fleets make iterations until enough samples are counted. All seconds are of this
+machine's CPU.
 
 plan       problems ranked, prompts made
 dispatch   admit, deal, finish, correct its group's beliefs, look for drifts, forget

@@ -172,7 +172,7 @@ def test_a_run_is_the_same_whenever_it_is_simulated() -> None:
         "sync = make_spec(sampling={'max_tokens': 1000, 'max_prompt_tokens': 100},"
         " trainer={'microbatch_tokens': 2000}, algorithm={'groups': 40, 'iterations': 3, 'group_size': 4})\n"
         "for spec in (sync, spec_of('async', order='arrival', iterations=8)):\n"
-        "    failing = run_of(spec, failures=(Outage(1, 3.0, 2.0),), seed=5, start_s=1.0)\n"
+        "    failing = run_of(spec, failures=(Outage(1, 3.0, 2.0),), messages=MessageTimes(choice_s=0.0))\n"
         "    sys.stdout.write(digest(simulate(failing)))\n"
     )
 
@@ -197,7 +197,8 @@ def test_a_rebalancer_adds_and_removes_generators() -> None:
         return {"here": {2: 3, 7: 1}.get(stages.iteration, stages.generators["here"])}
 
     fast = LearnerTimes(1e-6)
-    run = run_of(spec_of("async", iterations=12), ENGINE, learner=fast, rebalance=rebalance, start_s=0.5)
+    spec = spec_of("async", iterations=12, groups=16)
+    run = run_of(spec, ENGINE, learner=fast, rebalance=rebalance, start_s=0.5)
     result = simulate(run)
     check_whole(result, run, None)
     assert [one.generators["here"] for one in seen] == [1, 1, 1, 3, 3, 3, 3, 3, 1, 1, 1, 1]
