@@ -1,4 +1,4 @@
-"""A run in virtual time, by discrete events. All that decides anything is the code of a run.
+"""A run in virtual time, by discrete events. The code of a run decides everything in it.
 
     planner ──► dispatcher ──► generators: decoding on `ReplayEngine`s ──► whole groups ──► learner
        ▲                            ▲                                                         │
