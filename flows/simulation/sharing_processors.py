@@ -1,4 +1,4 @@
-"""Who computes how fast: colocated engines and learner take turns, and cores are shared evenly.
+"""Sets how fast everybody computes: colocated engines and learner take turns, and cores are shared evenly.
 
 With fewer cores than all that compute would keep busy, each of them gets on by the same share of its full
 speed. That changes whenever somebody begins or ends to compute.

@@ -78,7 +78,7 @@ class MessageTimes:
     delivery_s: float = 0.0  # until a job reaches its generator, or a sample the trainer and the dispatcher
     handover_s: float = 0.3  # until a running sample is with the generator that goes on with it
     turn_s: float = 0.0  # of the dispatcher for each turn that gives jobs
-    choice_s: float = 0.0  # until a plan that is chosen beside the dispatcher is there
+    choice_s: float | None = None  # until a chosen plan is there; None: as is usual for so many jobs
     measured: bool = False  # take turns and choices to be as long as this machine needs: not repeatable
 
 
@@ -125,6 +125,8 @@ class SimulatedRun:
         for site in self.sites:
             for engine in site.engines:
                 _check_engine(site.name, engine)
+            if not 0 <= site.price_per_hour < math.inf:
+                raise SimulationError(f"site {site.name}: its price must be at least 0 per hour")
             if site.link is not None and site.link.bytes_per_s <= 0:
                 raise SimulationError(
                     f"site {site.name}: its link carries no bytes; give bytes_per_s above 0"
@@ -136,13 +138,20 @@ class SimulatedRun:
         if self.iterations is not None and self.iterations < 1:
             raise SimulationError(f"iterations must be at least 1; it is {self.iterations}")
         _check_lengths(self.workload, algorithm, self.iterations or algorithm.iterations)
-        if self.learner.token_s < 0:
-            raise SimulationError("learner: token_s must be at least 0")
+        learner = self.learner
+        times = (learner.token_s, learner.microbatch_s, learner.step_s, learner.publish_s, learner.cores)
+        if not all(0 <= one < math.inf for one in (*times, learner.version_bytes)):
+            raise SimulationError("the learner's seconds, bytes and cores must be at least 0, and finite")
         count = sum(len(site.engines) for site in self.sites)
         for outage in self.failures:
             if not 0 <= outage.generator < count:
                 raise SimulationError(
                     f"generator {outage.generator} can't fail: there are {count}, counted from 0"
+                )
+            if not (0 <= outage.at_s < math.inf and outage.back_after_s > 0):
+                raise SimulationError(
+                    f"generator {outage.generator} can't fail at {outage.at_s:g} s for "
+                    f"{outage.back_after_s:g} s: at_s must be at least 0, and back_after_s above 0"
                 )
 
 

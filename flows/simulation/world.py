@@ -1,4 +1,4 @@
-"""A run in virtual time, by discrete events. All that decides anything is the code of a run.
+"""A run in virtual time, by discrete events. The code of a run decides everything in it.
 
     planner ──► dispatcher ──► generators: decoding on `ReplayEngine`s ──► whole groups ──► learner
        ▲                            ▲                                                         │
@@ -13,7 +13,7 @@ new generator prefills its tokens, while nothing else gets on there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,10 +24,10 @@ from flows.simulation.sharing_processors import SharingProcessors
 from flows.simulation.simulated_fleet import SimulatedFleet
 from flows.simulation.simulated_generator import SimulatedGenerator
 from flows.simulation.simulated_learner import SimulatedLearner, WholeGroup
-from flows.simulation.simulated_run import SimulatedRun, SimulationError, stages_of
+from flows.simulation.simulated_run import MessageTimes, SimulatedRun, SimulationError, stages_of
 from flows.simulation.simulation_result import SimulatedSpan, SimulatedStep, Simulation
 from flows.simulation.site_links import SiteLink
-from flows.simulation.virtual_chooser import choose_virtually
+from flows.simulation.virtual_chooser import as_measured, choose_virtually, usual_of
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy, policy_of
@@ -83,7 +83,7 @@ class World:
         self._planner = Planner("simulated", self._spec, problems, lambda prompt: [0] * int(str(prompt)))
         self._ranker = _ToldLengths(drawn.predicted)
         policy = policy_of(self._spec) if policy is None else policy
-        choose_virtually(policy, None if run.messages.measured else run.messages.choice_s)
+        choose_virtually(policy, _seconds_of_choices(policy, run.messages))
         is_late = run.messages.delivery_s > 0 or any(e.reward_s for site in run.sites for e in site.engines)
         self._dispatcher = Dispatcher(policy, latency_s=LATENCY_S if is_late else 0.0)
         self._taken = TakenGroups(algorithm)
@@ -370,6 +370,13 @@ class World:
         result.cost = sum(hours[site.name] * site.price_per_hour for site in run.sites)
         result.cost += result.ended_at / 3600 * run.learner_price_per_hour
         return result
+
+
+def _seconds_of_choices(policy: Policy, messages: MessageTimes) -> Callable[[float], float]:
+    choice_s = messages.choice_s
+    if messages.measured:
+        return as_measured
+    return usual_of(policy) if choice_s is None else lambda cpu_s: choice_s
 
 
 def _record(iteration: int, step: int, groups: Sequence[int], *, last: bool) -> StepRecord:

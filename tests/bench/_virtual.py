@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from flows.simulation.virtual_chooser import choose_virtually
+from flows.simulation.virtual_chooser import as_measured, choose_virtually
 from infra.weights.digest import digests_of
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
@@ -67,7 +67,7 @@ def generate(
         f"g{number:03d}": ReplayEngine(table, length_of, clock, prefill_s=PREFILL_S)
         for number, table in enumerate(tables)
     }
-    chooser = choose_virtually(policy, None if thinking else 0.0)
+    chooser = choose_virtually(policy, as_measured if thinking else lambda cpu_s: 0.0)
     dispatcher, generators = Dispatcher(policy), dict[str, Decoding]()
     for (name, engine), table in zip(engines.items(), tables, strict=True):
         generators[name] = Decoding(make_spec(generator={"slots": len(table) - 1}), engine, clock.now)
