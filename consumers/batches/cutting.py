@@ -1,4 +1,4 @@
-"""Decides which bundles are trained next, and how their samples are cut into micro-batches, by lengths alone."""
+"""Decides which bundles are trained next, and how their samples are cut into micro-batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The lengths of the prompts and answers that a run meets, and how well a ranker foretells them.
 
-source of lengths ──► quantiles ◄── normal scores: √share · group + √(1 − share) · sample ──► lengths, by group
-                                                                           ranker's errors ──► predictions
+normal scores: √share · group + √(1 − share) · sample ──► quantiles of the source ──► lengths, by group
+                                                                 ranker's errors ──► predictions
 
 Drawn lengths depend on the workload, the run's settings and a seed, and on nothing else.
 """
@@ -9,7 +9,6 @@ Drawn lengths depend on the workload, the run's settings and a seed, and on noth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -38,7 +37,7 @@ class LengthSource(Protocol):
 
 @dataclass(frozen=True)
 class LengthHistogram:
-    """Lengths by bins: `weights[i]` of them, as a share or a count, lie between `edges[i]` and the next edge."""
+    """Lengths by bins: `weights[i]` of them (a share or a count) lie between `edges[i]` and the next edge."""
 
     edges: tuple[float, ...]
     weights: tuple[float, ...]
@@ -52,7 +51,7 @@ class LengthHistogram:
             )
         if not all(low < high for low, high in zip(self.edges, self.edges[1:], strict=False)):
             raise WorkloadError(f"the edges of a histogram of lengths must grow: {list(self.edges)[:8]}")
-        if not (0 <= self.edges[0] and self.edges[-1] <= MOST_TOKENS):
+        if not (self.edges[0] >= 0 and self.edges[-1] <= MOST_TOKENS):
             raise WorkloadError(
                 f"the edges of a histogram of lengths must lie between 0 and {MOST_TOKENS} tokens; "
                 f"they go from {self.edges[0]:g} to {self.edges[-1]:g}"
@@ -89,7 +88,7 @@ class ObservedLengths:
 
 @dataclass(frozen=True)
 class LogNormalLengths:
-    """Lengths whose logarithms are normal: of this mean in tokens, and `sigma` of the logarithm; at most `cap`."""
+    """Lengths of this mean whose logarithms are normal, with a deviation of `sigma`; at most `cap` tokens."""
 
     mean: float
     sigma: float = 0.0
@@ -174,8 +173,8 @@ class Workload:
     `between_groups`: the share (0 to 1) of the variance of lengths that lies between groups; the rest lies
     between the samples of a group. Groups of `RecordedLengths` are what they are.
     `ranker_sigma`: the standard deviation of the logarithm of a prediction's error; 0: each group's mean
-    length is foretold exactly. Or else `ranker_correlation`: the rank correlation (-1 to 1) of predictions and
-    groups' mean lengths.
+    length is foretold exactly. Or else `ranker_correlation`: the rank correlation (-1 to 1) of predictions
+    and groups' mean lengths.
     `growth`: by this factor answers grow from an iteration to the next.
     """
 

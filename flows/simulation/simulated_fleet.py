@@ -1,9 +1,8 @@
-"""All generators of a simulated run: who is there, whose sample is the next to be done, and who joins or leaves."""
+"""All generators of a simulated run: which are there, and which one has the next sample done."""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from flows.planning.stage_times import EngineTimes
@@ -21,8 +20,8 @@ class SimulatedFleet:
     """The generators of all sites. A place keeps its number when its process dies."""
 
     def __init__(
-        self, run: SimulatedRun, spec: RunSpec, clock: VirtualClock, events: EventQueue, dispatcher: Dispatcher,
-        length_of: Callable[[SampleRequest], int], attended: float,
+        self, run: SimulatedRun, spec: RunSpec, clock: VirtualClock, events: EventQueue,
+        dispatcher: Dispatcher, length_of: Callable[[SampleRequest], int], attended: float,
     ) -> None:  # fmt: skip
         """`attended`: tokens that a sample attends to, on the average."""
         self._run, self._spec, self._clock, self._events = run, spec, clock, events
@@ -34,7 +33,7 @@ class SimulatedFleet:
         self._ends: list[tuple[float, int]] = []  # a heap; some are out of date
         self._touched: dict[int, None] = {}
         self.drawn_again = 0
-        self.start_s: Counter[str] = Counter()  # seconds of starts that are paid, by site
+        self.start_s = dict.fromkeys(self._engines, 0.0)  # seconds of starts that are paid, by site
         for site in run.sites:
             for times in site.engines:
                 self._start(self._place(site.name, times))

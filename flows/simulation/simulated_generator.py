@@ -68,7 +68,7 @@ class SimulatedGenerator:
         self.decoding = Decoding(self._spec, self.engine, self._clock.now)
 
     def seconds_by_batch(self, attended: float) -> np.ndarray:
-        """Return what it reports of its speed. `attended`: tokens that a sample attends to, on the average."""
+        """Return what it reports of its speed. `attended`: mean number of tokens that a sample attends to."""
         return self._table + self.times.context_s * attended * np.arange(len(self._table))
 
     def starts(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
-from flows.planning.workload import Workload
+from flows.planning.workload import DrawnLengths, Workload
+from flows.simulation.simulation_result import SimulatedStep
 from infra.errors import Explained
+from schemas.algorithm import AlgorithmSection
 from schemas.runspec import RunSpec
 
 
@@ -48,6 +50,24 @@ class StageSeconds:
     generators: Mapping[str, int]  # by site, how many there are, or are starting
 
 
+def stages_of(steps: Sequence[SimulatedStep], iteration: int, generators: Mapping[str, int]) -> StageSeconds:
+    """Return what a rebalancer sees of the newest of these steps."""
+    now, before = steps[-1], steps[-2] if len(steps) > 1 else None
+    seconds = now.ended_at - (before.ended_at if before else 0.0)
+    learned = _since(now.learned, before.learned if before else {})
+    generated = _since(now.generated, before.generated if before else {})
+    there = sum(generated.values()) - generated["away"]
+    idle = sum(spent for cause, spent in generated.items() if cause.startswith("waiting"))
+    return StageSeconds(
+        iteration, now.ended_at, seconds, seconds * (there - idle) / there if there else 0.0,
+        learned["training"] + learned["stepping"], generators,
+    )  # fmt: skip
+
+
+def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {cause: seconds - before.get(cause, 0.0) for cause, seconds in now.items()}
+
+
 Rebalance = Callable[[StageSeconds], Mapping[str, int]]  # returns by site how many generators it shall have
 
 
@@ -58,7 +78,7 @@ class MessageTimes:
     delivery_s: float = 0.0  # until a job reaches its generator, or a sample the trainer and the dispatcher
     handover_s: float = 0.3  # until a running sample is with the generator that goes on with it
     turn_s: float = 0.0  # of the dispatcher for each turn that gives jobs
-    choice_s: float = 0.0  # until a plan that is chosen beside the dispatcher is there
+    choice_s: float | None = None  # until a chosen plan is there; None: as is usual for so many jobs
     measured: bool = False  # take turns and choices to be as long as this machine needs: not repeatable
 
 
@@ -67,7 +87,8 @@ class SimulatedRun:
     """A run to simulate.
 
     `cores`: of the machine that engines and learner share; None: nobody waits for a core.
-    `colocated`: engines and learner take turns, since only one of them fits; `switch_s` from one to the other.
+    `colocated`: engines and learner take turns, since only one of them fits; `switch_s` from one to the
+    other.
     `barrier`: all stand still at the end of an iteration until new weights are everywhere: the one-step
     pipeline that the StreamRL paper compares with. It needs mode async and order window.
     `rebalance`: asked after each iteration; a generator that it adds is ready after `start_s`.
@@ -77,7 +98,7 @@ class SimulatedRun:
     spec: RunSpec
     learner: LearnerTimes
     sites: tuple[SimulatedSite, ...]
-    workload: Workload
+    workload: Workload | DrawnLengths  # or the lengths themselves, of all iterations
     cores: float | None = None
     colocated: bool = False
     switch_s: float = 0.0
@@ -104,6 +125,8 @@ class SimulatedRun:
         for site in self.sites:
             for engine in site.engines:
                 _check_engine(site.name, engine)
+            if not 0 <= site.price_per_hour < math.inf:
+                raise SimulationError(f"site {site.name}: its price must be at least 0 per hour")
             if site.link is not None and site.link.bytes_per_s <= 0:
                 raise SimulationError(
                     f"site {site.name}: its link carries no bytes; give bytes_per_s above 0"
@@ -114,14 +137,35 @@ class SimulatedRun:
             raise SimulationError("barrier is for algorithm.mode async with order window")
         if self.iterations is not None and self.iterations < 1:
             raise SimulationError(f"iterations must be at least 1; it is {self.iterations}")
-        if self.learner.token_s < 0:
-            raise SimulationError("learner: token_s must be at least 0")
+        _check_lengths(self.workload, algorithm, self.iterations or algorithm.iterations)
+        learner = self.learner
+        times = (learner.token_s, learner.microbatch_s, learner.step_s, learner.publish_s, learner.cores)
+        if not all(0 <= one < math.inf for one in (*times, learner.version_bytes)):
+            raise SimulationError("the learner's seconds, bytes and cores must be at least 0, and finite")
         count = sum(len(site.engines) for site in self.sites)
         for outage in self.failures:
             if not 0 <= outage.generator < count:
                 raise SimulationError(
                     f"generator {outage.generator} can't fail: there are {count}, counted from 0"
                 )
+            if not (0 <= outage.at_s < math.inf and outage.back_after_s > 0):
+                raise SimulationError(
+                    f"generator {outage.generator} can't fail at {outage.at_s:g} s for "
+                    f"{outage.back_after_s:g} s: at_s must be at least 0, and back_after_s above 0"
+                )
+
+
+def _check_lengths(workload: Workload | DrawnLengths, algorithm: AlgorithmSection, iterations: int) -> None:
+    if isinstance(workload, Workload):
+        return
+    wanted = iterations * algorithm.groups, algorithm.group_size
+    if workload.answers.shape != wanted or not (
+        len(workload.prompts) == len(workload.predicted) == wanted[0]
+    ):
+        raise SimulationError(
+            f"the given lengths are of {workload.answers.shape[0]} groups of {workload.answers.shape[1]}; "
+            f"{iterations} iterations have {wanted[0]} groups of {wanted[1]}"
+        )
 
 
 def _check_engine(site: str, engine: EngineTimes) -> None:

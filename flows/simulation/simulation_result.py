@@ -36,7 +36,7 @@ class SimulatedStep:
     groups: list[int]
     staleness: list[int]  # of each sample: iterations between its oldest weights and those trained
     tokens: int  # of its answers
-    waited: Mapping[str, float]  # seconds of the learner by cause
+    learned: Mapping[str, float]  # seconds of the learner by cause
     generated: Mapping[str, float]  # seconds of all generators by cause
     idle_slots_s: float  # slot seconds without a sample, of the generators that are there
     made: tuple[int, int]  # samples and tokens generated
@@ -119,7 +119,7 @@ class Simulation:
 
     def learner_shares(self) -> dict[str, float]:
         """Return the share of the learner's time by cause, in the steady part."""
-        return self._shares([step.waited for step in self.steps])
+        return self._shares([step.learned for step in self.steps])
 
     def _shares(self, sums: list[Mapping[str, float]]) -> dict[str, float]:
         first, last = self.steady()

@@ -14,10 +14,11 @@ from producers.dispatch.warm import choose_once
 class VirtualChooser:
     """Makes a choice at once, and has its result some seconds later on the virtual clock.
 
-    `seconds`: how many; None: as many as this machine's CPU took for it, so that no result is repeatable.
+    `seconds`: tells how many, from those that this machine's CPU took. Only if it does not look at these, a
+    result is repeatable.
     """
 
-    def __init__(self, seconds: float | None = None) -> None:
+    def __init__(self, seconds: Callable[[float], float]) -> None:
         self._seconds = seconds
         self._found: tuple[Any, float] | None = None
         self.wakes_at = float("inf")
@@ -31,7 +32,7 @@ class VirtualChooser:
         seconds = time.thread_time() - began
         self.spent_s += seconds
         self.each_s.append(seconds)
-        told = seconds if self._seconds is None else self._seconds
+        told = self._seconds(seconds)
         self._found, self.wakes_at = (result, told), now + told
 
     def take(self, now: float) -> tuple[Any, float] | None:
@@ -46,7 +47,17 @@ class VirtualChooser:
         return False
 
 
-def choose_virtually(policy: Policy, seconds: float | None) -> VirtualChooser:
+def as_measured(cpu_s: float) -> float:
+    """Return that a choice is there after the CPU seconds that it took."""
+    return cpu_s
+
+
+def usual_of(policy: Policy) -> Callable[[float], float]:
+    """Return what tells how long a policy's choices usually take, by the number of their jobs."""
+    return lambda cpu_s: policy.usual_choice_s if isinstance(policy, DeadlinePolicy) else 0.0
+
+
+def choose_virtually(policy: Policy, seconds: Callable[[float], float]) -> VirtualChooser:
     """Have a policy's choices made in virtual time. Return who makes them."""
     chooser = VirtualChooser(seconds)
     if isinstance(policy, DeadlinePolicy):

@@ -13,20 +13,21 @@ new generator prefills its tokens, while nothing else gets on there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from flows.planning.workload import DrawnLengths
 from flows.simulation.event_queue import EventQueue
 from flows.simulation.sharing_processors import SharingProcessors
 from flows.simulation.simulated_fleet import SimulatedFleet
 from flows.simulation.simulated_generator import SimulatedGenerator
 from flows.simulation.simulated_learner import SimulatedLearner, WholeGroup
-from flows.simulation.simulated_run import SimulatedRun, SimulationError, StageSeconds
+from flows.simulation.simulated_run import MessageTimes, SimulatedRun, SimulationError, stages_of
 from flows.simulation.simulation_result import SimulatedSpan, SimulatedStep, Simulation
 from flows.simulation.site_links import SiteLink
-from flows.simulation.virtual_chooser import choose_virtually
+from flows.simulation.virtual_chooser import as_measured, choose_virtually, usual_of
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy, policy_of
@@ -72,7 +73,8 @@ class World:
         task = run.spec.task.model_copy(update={"shuffle": False})
         self._run, self._algorithm, self._messages = run, algorithm, run.messages
         self._spec = run.spec.model_copy(update={"algorithm": algorithm, "task": task})
-        drawn = run.workload.draw(self._spec, run.seed)
+        workload = run.workload
+        drawn = workload if isinstance(workload, DrawnLengths) else workload.draw(self._spec, run.seed)
         self._lengths: list[list[int]] = drawn.answers.tolist()
         self._clock = VirtualClock()
         self._events = EventQueue(self._clock)
@@ -81,7 +83,7 @@ class World:
         self._planner = Planner("simulated", self._spec, problems, lambda prompt: [0] * int(str(prompt)))
         self._ranker = _ToldLengths(drawn.predicted)
         policy = policy_of(self._spec) if policy is None else policy
-        choose_virtually(policy, None if run.messages.measured else run.messages.choice_s)
+        choose_virtually(policy, _seconds_of_choices(policy, run.messages))
         is_late = run.messages.delivery_s > 0 or any(e.reward_s for site in run.sites for e in site.engines)
         self._dispatcher = Dispatcher(policy, latency_s=LATENCY_S if is_late else 0.0)
         self._taken = TakenGroups(algorithm)
@@ -137,8 +139,8 @@ class World:
         there = sum(one.is_there for one in self._fleet.places)
         return (
             f"the simulated run stands still at {self._clock.time:.1f} s, in iteration "
-            f"{self._learner.iteration}: {there} generators are there, {self._dispatcher.waiting} samples wait "
-            "for one, and nothing is to come. Has every generator failed for good?"
+            f"{self._learner.iteration}: {there} generators are there, {self._dispatcher.waiting} samples "
+            "wait for one, and nothing is to come. Has every generator failed for good?"
         )
 
     def _dispatch(self) -> float:
@@ -298,22 +300,9 @@ class World:
         self._rebalance(iteration)
 
     def _rebalance(self, iteration: int) -> None:
-        if self._run.rebalance is None:
-            return
-        steps = self.result.steps
-        now, before = steps[-1], steps[-2] if len(steps) > 1 else None
-        learned = _between(now.waited, before.waited if before else {}, ("training", "stepping"))
-        causes = [cause for cause in now.generated if not cause.startswith("waiting") and cause != "away"]
-        worked = _between(now.generated, before.generated if before else {}, causes)
-        away = _between(now.generated, before.generated if before else {}, list(now.generated)) - _between(
-            now.generated, before.generated if before else {}, ["away"]
-        )
-        seconds = now.ended_at - (before.ended_at if before else 0.0)
-        stages = StageSeconds(
-            iteration, now.ended_at, seconds, seconds * worked / away if away else 0.0, learned,
-            self._fleet.counts(),
-        )  # fmt: skip
-        self._fleet.resize(self._run.rebalance(stages))
+        if self._run.rebalance is not None:
+            stages = stages_of(self.result.steps, iteration, self._fleet.counts())
+            self._fleet.resize(self._run.rebalance(stages))
 
     def _publish(self, version: int) -> None:
         self._events.after(self._run.learner.publish_s, lambda: self._announced(version))
@@ -380,8 +369,11 @@ class World:
         return result
 
 
-def _between(now: dict[str, float], before: dict[str, float], causes: Sequence[str]) -> float:
-    return sum(now[cause] - before.get(cause, 0.0) for cause in causes)
+def _seconds_of_choices(policy: Policy, messages: MessageTimes) -> Callable[[float], float]:
+    choice_s = messages.choice_s
+    if messages.measured:
+        return as_measured
+    return usual_of(policy) if choice_s is None else lambda cpu_s: choice_s
 
 
 def _record(iteration: int, step: int, groups: Sequence[int], *, last: bool) -> StepRecord:

@@ -57,6 +57,20 @@ class VirtualClock:
         """Do nothing: virtual time does not pass by itself."""
 
 
+_LONGEST = 1 << 15  # longer answers have arrays of their own
+_TOKENS, _LOGPROBS = np.zeros(_LONGEST, np.int32), np.zeros(_LONGEST, np.float32)
+for _shared in (_TOKENS, _LOGPROBS):
+    _shared.setflags(write=False)
+
+
+def _tokens(length: int) -> np.ndarray:
+    return _TOKENS[:length] if length <= _LONGEST else np.zeros(length, np.int32)
+
+
+def _logprobs(length: int) -> np.ndarray:
+    return _LOGPROBS[:length] if length <= _LONGEST else np.zeros(length, np.float32)
+
+
 class ReplayEngine:
     """Finishes a request after as many steps as its length.
 
@@ -107,8 +121,7 @@ class ReplayEngine:
             self._advance()
         ended, self._ended = self._ended, []
         return [
-            DrawnAnswer(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
-            for request, length in ended
+            DrawnAnswer(request.id, _tokens(length), _logprobs(length), "stop") for request, length in ended
         ]
 
     def next_end(self) -> float:
@@ -161,7 +174,7 @@ class ReplayEngine:
             self._held_s += work_s
 
     def standing_still(self) -> tuple[float, float]:
-        """Return for how many seconds from now no step is made: while weights are installed, and for prefill."""
+        """Return for how many seconds from now no step is made: to install weights, and to prefill."""
         if not self._speed:
             return 0.0, 0.0
         left_s = max(0.0, self._at - self._clock.now())
@@ -202,10 +215,7 @@ class ReplayEngine:
         made = self.unfinished()
         mine = [name for name in ids if name in made]
         self.abort(mine)
-        return [
-            DrawnAnswer(name, np.zeros(made[name], np.int32), np.zeros(made[name], np.float32))
-            for name in mine
-        ]
+        return [DrawnAnswer(name, _tokens(made[name]), _logprobs(made[name])) for name in mine]
 
     def prepare(self, patch: PatchFile) -> None:
         self._prepared = patch.read()
