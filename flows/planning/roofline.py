@@ -41,7 +41,7 @@ class Efficiency:
     training_compute: float = 0.4  # of the FLOPs, by forward and backward, with what links cost (MFU)
     scoring_compute: float = 0.4  # of the FLOPs, by the forward passes of other models
     link: float = 0.8  # of the bandwidth of links and networks
-    layer_s: float = 120e-6  # of a step for each layer: launches and what they wait for
+    layer_s: float = 30e-6  # of a step for each layer: launches and what they wait for; twice with experts
     step_s: float = 0.0  # further seconds of a step
     sample_s: float = 10e-6  # further seconds of a step for each of its samples
     hop_s: float = 12e-6  # of an all-reduce, before its bytes
@@ -123,13 +123,18 @@ class Decoding:
         touched = shape.expert_elements * shape.experts_touched(batch)
         return (always * precision.weights + touched * of_experts) / self.devices
 
+    def read_s(self, batch: float) -> float:
+        """Seconds in which a step reads the weights."""
+        return self.read_bytes(batch) / (self.hardware.memory_bytes_per_s * self.efficiency.memory)
+
     def batch_s(self, batch: float) -> float:
         """Seconds of a step with this many samples, without context."""
         efficiency, hardware = self.efficiency, self.hardware
-        reads = self.read_bytes(batch) / (hardware.memory_bytes_per_s * efficiency.memory)
+        reads = self.read_s(batch)
         peak = self.precision.peak(hardware) * efficiency.decode_compute * self.devices
         computes = batch * self.shape.flops() / peak
-        launches = efficiency.step_s + self.shape.layers * efficiency.layer_s + batch * efficiency.sample_s
+        layers = self.shape.layers + self.shape.expert_layers
+        launches = efficiency.step_s + layers * efficiency.layer_s + batch * efficiency.sample_s
         return max(reads, computes) + self._reduce_s(batch) + launches
 
     def _reduce_s(self, tokens: float) -> float:
