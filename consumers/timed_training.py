@@ -121,7 +121,10 @@ class TimedTraining:
         encode(record)
         written = watch.end()
         return StepSeconds(
-            step_s=step.seconds, hash_s=hashed.seconds, record_s=written.seconds, samples=len(parts.rows),
+            step_s=step.seconds,
+            hash_s=hashed.seconds,
+            record_s=written.seconds,
+            samples=len(parts.rows),
             root=self._made.root,
         )
 
@@ -144,7 +147,10 @@ class TimedTraining:
         seconds = time.perf_counter() - began
         way = manifest.path(version - 1)
         return VersionPut(
-            version=version, root=manifest.root, seconds=seconds, whole_bytes=manifest.size,
+            version=version,
+            root=manifest.root,
+            seconds=seconds,
+            whole_bytes=manifest.size,
             delta_bytes=way.size if way else 0,
         )
 

@@ -1,6 +1,6 @@
 """A profile: measured points of one run file's parts on one kind of machine, with all that they depend on.
 
-identity     the model's shape, the machine, libraries, and the settings without which the figures mean nothing
+identity     the model's shape, the machine, libraries, and the settings that the figures depend on
 generation   decode steps by batch and context, prefill, start, memory
 training     calls of the learner by tokens and micro-batches, optimizer steps
 weights      a version from the optimizer step until an engine holds it
@@ -119,7 +119,9 @@ class WeightsProfile(Section):
     )
     fetch_s: SomeSeconds = Field(description="Seconds to fetch and decode a version from the store.")
     patch_s: SomeSeconds = Field(description="Seconds to compare it with the weights that the engine holds.")
-    prepare_s: SomeSeconds = Field(description="Seconds in which the engine prepares it, beside decode steps.")
+    prepare_s: SomeSeconds = Field(
+        description="Seconds in which the engine prepares it, beside decode steps."
+    )
     install_s: SomeSeconds = Field(description="Seconds without a decode step while it is installed.")
     verify_s: SomeSeconds = Field(description="Seconds to hash the engine's weights, beside decode steps.")
     delta_bytes: Tokens = Field(description="Bytes that a generator fetches for a new version.")
@@ -144,7 +146,9 @@ class LengthsProfile(Section):
 
     prompts: list[Tokens] = Field(max_length=_MOST_LENGTHS)
     answers: list[Tokens] = Field(max_length=_MOST_LENGTHS, description="Answers, by prompt and then index.")
-    cut: Tokens = Field(0, description="Answers that had no end when time was up: their lengths are least ones.")
+    cut: Tokens = Field(
+        0, description="Answers that had no end when time was up: their lengths are least ones."
+    )
     group: Annotated[int, Field(gt=0, le=65_536)] = Field(1, description="Answers of each prompt.")
     informative: Share = Field(1.0, description="Share of the groups whose rewards differ.")
 
@@ -171,7 +175,7 @@ class TogetherProfile(Section):
 class Profile(Section):
     """Measured points of a run file's parts."""
 
-    format: Literal[1] = PROFILE_FORMAT
+    format: Literal[1] = 1  # PROFILE_FORMAT
     made_at: Annotated[float, Field(gt=0, le=1e11)] = Field(description="Seconds since 1970.")
     took_s: Seconds = Field(description="Seconds that measuring took.")
     identity: ProfileIdentity

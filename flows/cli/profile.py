@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from schemas.profile import Profile
 
+R = TypeVar("R")
 _DISTURBED = 0.1  # share of the time beyond which figures are not to be relied on
 
 
@@ -35,7 +37,9 @@ def profile(
     file: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="The file to write: .yaml or .json. By default one in .streamrl/profiles.",
+            "-o",
+            "--output",
+            help="The file to write: .yaml or .json. By default one in .streamrl/profiles.",
             show_default=False,
         ),
     ] = None,
@@ -53,8 +57,8 @@ def profile(
     """Measure how fast the parts of a run are on this machine: engine, learner, weights, rewards.
 
     It takes about a minute, with the engine and the learner that the run would have, each in a process of its
-    own; no broker is needed. The result is a file that `plan` and the simulation read. Another profile is made
-    where model, machine, libraries or settings differ. Do it while the machine has nothing else to do.
+    own; no broker is needed. The result is a file that plans and simulations read. There is one for each
+    model, machine, and set of settings that matter. Do it while the machine has nothing else to do.
 
     Examples:
 
@@ -88,7 +92,7 @@ def profile(
         )
 
 
-def _with_bar(measure):  # type: ignore[no-untyped-def]
+def _with_bar(measure: Callable[[Callable[[float, str], None]], R]) -> R:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()

@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from consumers.learner_process import LearnerOptions
+from consumers.timed_training import CallTable
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
 from flows.planning.measuring_engine import MeasuredEngine, measure_engine, real_requests
 from flows.planning.measuring_learner import MeasuredLearner, TrainingSamples, made_up, measure_learner
@@ -52,6 +54,7 @@ from schemas.profile import (
 )
 from schemas.runspec import RunSpec
 
+_Result = TypeVar("_Result", MeasuredEngine, MeasuredLearner)
 ShareDone = Callable[[float, str], None]
 
 _MOST_PROMPTS, _MOST_ANSWERS = 512, 2048
@@ -75,7 +78,7 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
         ).open()))  # fmt: skip
         engine.wait_until_ready()
         drawn = _followed(
-            measure_engine(engine, prompts, spec, 0.35 * seconds), MeasuredEngine,
+            measure_engine(engine, prompts, spec, 0.35 * seconds),
             lambda share: progress(0.15 + 0.3 * share, "measuring decode steps"),
         )  # fmt: skip
         progress(0.45, "measuring rewards")
@@ -92,7 +95,7 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
         way.bring(learner, engine)
         samples = made_up(spec, prompts, lengths.answers)
         trained = _followed(
-            measure_learner(learner, samples, 0.3 * seconds), MeasuredLearner,
+            measure_learner(learner, samples, 0.3 * seconds),
             lambda share: progress(0.6 + 0.2 * share, "measuring training"),
         )  # fmt: skip
         progress(0.8, "measuring weights")
@@ -117,10 +120,10 @@ def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
     return {**worker_environment(), **places.env, **environment(role, spec), **allocator()}
 
 
-def _followed(steps, kind, told):  # type: ignore[no-untyped-def]
+def _followed(steps: Iterable[float | _Result], told: Callable[[float], None]) -> _Result:
     """Go through the steps of a measurement, tell the share that is done, and return its result."""
     for one in steps:
-        if isinstance(one, kind):
+        if not isinstance(one, float):
             return one
         told(one)
     raise AssertionError("a measurement ended without a result")
@@ -236,9 +239,7 @@ def _together(
 ) -> TogetherProfile:  # fmt: skip
     """Have both work at once, and compare with the times that each has alone."""
     requests = real_requests(prompts, spec)
-    order = TimedDraw(
-        requests=requests * 1, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000
-    )
+    order = TimedDraw(requests=requests * 1, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000)
     engine.begin(order)
     learner.begin_training([one.members for one in samples.bundles if one.held_out], most_s=seconds)
     table, _ = engine.drawn(order)
@@ -268,7 +269,7 @@ def _slowdown_of_steps(table: StepTable, curve: DecodeCurve) -> list[float]:
     return [one.seconds / curve.seconds(one) for one in points]
 
 
-def _alone(curve: TrainCurve, calls) -> list[float]:  # type: ignore[no-untyped-def]
+def _alone(curve: TrainCurve, calls: CallTable) -> list[float]:
     return [
         curve.seconds(TrainPoint(samples=a, tokens=b, context=c, micro_batches=d, calls=1, seconds=1.0))
         for a, b, c, d in zip(calls.samples, calls.tokens, calls.context, calls.micro_batches, strict=True)

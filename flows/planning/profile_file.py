@@ -80,8 +80,8 @@ def _checked(file: Path, data: Any) -> Profile:
         raise BadProfile(f"{file}: it is no profile: it has no field `format`")
     if data["format"] != PROFILE_FORMAT:
         raise BadProfile(
-            f"{file}: its format is {shown(data['format'])}, and this StreamRL reads format {PROFILE_FORMAT}: "
-            "measure again with `streamrl profile RUNFILE --again`"
+            f"{file}: its format is {shown(data['format'])}; this StreamRL reads format {PROFILE_FORMAT}. "
+            "Measure again with `streamrl profile RUNFILE --again`"
         )
     try:
         return Profile.model_validate(data)

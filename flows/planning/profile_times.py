@@ -1,6 +1,6 @@
 """The times that plans and simulations need, from a profile.
 
-measured points ──► curves ──► EngineTimes, LearnerTimes, LinkTimes, for the slots, threads and ranks asked for
+measured points ──► curves ──► EngineTimes, LearnerTimes, LinkTimes, for given slots, threads and ranks
 
 Each `spread` has in it how wrong the curves are at points that they were not fitted to, the noise of single
 figures, and how far what is asked for is from what was measured.
@@ -9,14 +9,14 @@ figures, and how far what is asked for is from what was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
-from schemas.profile import DecodePoint, Profile, TrainPoint
+from schemas.profile import Profile
 
 # Where more threads or ranks are asked for than were measured: n times as many are n ** SCALING as fast. No
 # profile can tell; the two outer cases, no gain and all of it, are about two of these deviations away.
@@ -63,7 +63,7 @@ def engine_times(
     sizes = profile.identity.sizes
     slots = slots or sizes["generator.slots"]
     faster, unsure = _scaled(threads, sizes["generator.threads"])
-    factor = (profile.together.generation if beside else 1.0) / faster
+    factor = (max(1.0, profile.together.generation) if beside else 1.0) / faster
     prompt = _mean(profile.lengths.prompts, 1.0)
     largest = max(one.samples for one in points)
     errors = held_out_errors(profile).decode
@@ -75,7 +75,7 @@ def engine_times(
         batch_s=tuple(table), context_s=curve.context_s * factor,
         prefill_s=(curve.prompt_s + (curve.begun_s + curve.ended_s) / max(1.0, prompt)) * factor,
         install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
-        cores=profile.generation.busy_cores * (threads or 1) / max(1, sizes["generator.threads"] if threads else 1),
+        cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0),
         spread=spread,
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def learner_times(
     sizes = profile.identity.sizes
     faster, unsure = _scaled(ranks, sizes["trainer.ranks"])
     more, unsure_too = _scaled(threads, sizes["trainer.threads"])
-    factor = (profile.together.training if beside else 1.0) / faster / more
+    factor = (max(1.0, profile.together.training) if beside else 1.0) / faster / more
     if trained is None:
         trained = profile.lengths.informative
     pairs = np.array(lengths or _pairs(profile), dtype=float)
@@ -108,7 +108,7 @@ def learner_times(
         microbatch_s=curve.micro_batch_s * factor,
         step_s=(training.step_s + training.hash_s) * (factor * faster * more),
         publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
-        cores=training.busy_cores * (ranks or 1) / (sizes["trainer.ranks"] if ranks else 1),
+        cores=training.busy_cores * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
         spread=math.hypot(
             _spread_of(curve.spread, errors), unsure, unsure_too, _BEYOND_SPREAD * beyond,
         ),
@@ -116,7 +116,7 @@ def learner_times(
 
 
 def link_times(profile: Profile) -> LinkTimes:
-    """Return how fast versions come from the run's store to a generator here, until an engine can take them."""
+    """Return how fast versions come from the run's store to a generator here, up to their installation."""
     weights = profile.weights
     seconds = weights.fetch_s + weights.patch_s + weights.prepare_s
     return LinkTimes(

@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.planning.profile_file import profile_for, usual_place, write_profile
 from flows.planning.profile_identity import identity_of
 from flows.run.checks import check, check_context
-from flows.run.inspection import inspect_built, inspect_start
+from flows.run.inspection import inspect_built
 from flows.run.locations import known_places
 from flows.run.request import RunRequest
 from flows.run.start_model import model_at_hand, prepare_model
