@@ -57,7 +57,7 @@ class VersionPut(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     seconds: float
     whole_bytes: int
-    delta_bytes: int  # from the version before; 0: there is none
+    delta_bytes: int  # to fetch after the version before
 
 
 class TimedTraining:
@@ -145,7 +145,7 @@ class TimedTraining:
             files=ModelFolder(self._model).beside if base is None else {}, known=inspected(tensors),
         )  # fmt: skip
         seconds = time.perf_counter() - began
-        way = manifest.path(version - 1)
+        way = manifest.path(version - 1) or manifest.path(None)
         return VersionPut(
             version=version,
             root=manifest.root,

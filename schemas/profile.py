@@ -72,7 +72,9 @@ class GenerationProfile(Section):
     """One engine, alone on the machine."""
 
     points: list[DecodePoint] = Field(min_length=1, max_length=_MOST_POINTS)
-    start_s: Seconds = Field(description="Seconds until the engine takes requests.")
+    start_s: Seconds = Field(
+        description="Seconds until the engine takes requests, while a learner starts, too."
+    )
     memory_tokens: Tokens = Field(0, description="Tokens that its KV cache holds; 0: the engine can't say.")
     busy_cores: Annotated[float, Field(ge=0, le=100_000)] = Field(
         description="Cores that the engine keeps busy while it draws."
@@ -97,7 +99,7 @@ class TrainingProfile(Section):
     """The trainer's learner, alone on the machine."""
 
     points: list[TrainPoint] = Field(min_length=1, max_length=_MOST_POINTS)
-    start_s: Seconds = Field(description="Seconds until the learner is loaded.")
+    start_s: Seconds = Field(description="Seconds until the learner is loaded, while an engine starts, too.")
     read_s: SomeSeconds = Field(description="Seconds to read a sample's record.")
     step_s: Seconds = Field(description="Seconds of an optimizer step.")
     step_noise: SomeSeconds = Field(0.0, description="Standard error of `step_s`.")
@@ -167,9 +169,6 @@ class TogetherProfile(Section):
 
     generation: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
     training: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
-    generator_cpu_s: SomeSeconds = Field(
-        0.0, description="CPU seconds a sample of the generator's own process and its rewards."
-    )
 
 
 class Profile(Section):

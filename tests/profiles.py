@@ -13,7 +13,9 @@ CONTEXT_S, PROMPT_S, BEGUN_S, ENDED_S = 2e-7, 3e-5, 1e-4, 5e-5
 MICRO_BATCH_S, SAMPLE_S, TOKEN_S, ATTENDED_S = 0.02, 2e-4, 1e-4, 1e-8
 
 
-def step_s(samples: float, context: float, prompt: float = 0.0, begun: float = 0.0, ended: float = 0.0) -> float:
+def step_s(
+    samples: float, context: float, prompt: float = 0.0, begun: float = 0.0, ended: float = 0.0
+) -> float:
     """How long a step takes on that machine."""
     return (
         BATCH_S[0] + BATCH_S[1] * samples + CONTEXT_S * context + PROMPT_S * prompt + BEGUN_S * begun
@@ -36,9 +38,7 @@ def decode_point(samples: float, context: float, **more: Any) -> DecodePoint:
 def train_point(samples: int, tokens: int, context: float, micro_batches: int = 1, **more: Any) -> TrainPoint:
     """A measured call."""
     values = {"calls": 3, "seconds": call_s(samples, tokens, context, micro_batches), **more}
-    return TrainPoint(
-        samples=samples, tokens=tokens, context=context, micro_batches=micro_batches, **values
-    )
+    return TrainPoint(samples=samples, tokens=tokens, context=context, micro_batches=micro_batches, **values)
 
 
 def decode_points(noise: float = 0.0, seed: int = 0) -> list[DecodePoint]:
@@ -50,7 +50,8 @@ def decode_points(noise: float = 0.0, seed: int = 0) -> list[DecodePoint]:
     found += [decode_point(size, size * 60, ended=size / 8) for size in (8, 32, 60)]
     found += [decode_point(size, size * 100, held_out=True) for size in (2, 30)]
     return [
-        one.model_copy(update={"seconds": one.seconds * (1 + noise * draw.standard_normal())}) for one in found
+        one.model_copy(update={"seconds": one.seconds * (1 + noise * draw.standard_normal())})
+        for one in found
     ]
 
 
@@ -64,7 +65,8 @@ def train_points(noise: float = 0.0, seed: int = 0) -> list[TrainPoint]:
             found.append(train_point(samples, tokens, samples * length**2 / 2, 1 + tokens // 8192))
     found.append(train_point(40, 1000, 20_000, held_out=True))
     return [
-        one.model_copy(update={"seconds": one.seconds * (1 + noise * draw.standard_normal())}) for one in found
+        one.model_copy(update={"seconds": one.seconds * (1 + noise * draw.standard_normal())})
+        for one in found
     ]
 
 

@@ -3,12 +3,12 @@
 prompts ──► engine alone ──► learner alone ──► weights from one to the other ──► both at once
                 └──► answers ──► rewards, lengths
 
-Engine and learner are processes like those of a run. All that was started ends with this process, or before.
+Engine and learner are processes like those of a run, and start at the same time, as there. All that was
+started ends with this process, or before.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -65,38 +65,45 @@ _POLL_S = 0.002
 def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, seconds: float) -> Profile:
     """Measure a run file's parts. `seconds`: about how long, without the starts of engine and learner."""
     began = time.monotonic()
-    os.environ.update({name: value for name, value in places.env.items() if name not in os.environ})
     folder, text = str(model), spec.model_dump_json()
     store = places.open_store()
     with ExitStack() as stack:
         progress(0.0, "reading the task's problems")
         prompts = read_prompts(spec, folder)
-        progress(0.02, "starting the engine")
-        engine = stack.enter_context(closing(ProfiledEngine(
-            EngineOptions(model=folder, spec=text), _environment(GENERATOR, spec, places),
-            deadline_s=spec.deadlines.start_s,
-        ).open()))  # fmt: skip
+        progress(0.02, "starting engine and learner")
+        prefix = stack.enter_context(scratch(store))
+        engine = stack.enter_context(
+            closing(
+                ProfiledEngine(
+                    EngineOptions(model=folder, spec=text),
+                    _environment(GENERATOR, spec, places),
+                    deadline_s=spec.deadlines.start_s,
+                ).open()
+            )
+        )
+        learner = stack.enter_context(
+            closing(
+                ProfiledLearner(
+                    LearnerOptions(model=folder, spec=text, store=store.url, prefix=f"{prefix}/weights"),
+                    _environment(TRAINER, spec, places),
+                    deadline_s=spec.deadlines.progress_s,
+                ).open()
+            )
+        )
         engine.wait_until_ready()
+        learner.wait_until_ready()
         drawn = _followed(
             measure_engine(engine, prompts, spec, 0.35 * seconds),
-            lambda share: progress(0.15 + 0.3 * share, "measuring decode steps"),
+            lambda share: progress(0.2 + 0.3 * share, "measuring decode steps"),
         )  # fmt: skip
-        progress(0.45, "measuring rewards")
+        progress(0.5, "measuring rewards")
         rewards, lengths = _scored(spec, folder, prompts, drawn.answers, 0.1 * seconds)
-        progress(0.5, "starting the learner")
-        prefix = stack.enter_context(scratch(store))
-        learner = stack.enter_context(closing(ProfiledLearner(
-            LearnerOptions(model=folder, spec=text, store=store.url, prefix=f"{prefix}/weights"),
-            _environment(TRAINER, spec, places), deadline_s=spec.deadlines.progress_s,
-        ).open()))  # fmt: skip
-        learner.wait_until_ready()
-        first_root = learner.root
         way = WeightsWay(spec, folder, store, prefix)
         way.bring(learner, engine)
         samples = made_up(spec, prompts, lengths.answers)
         trained = _followed(
             measure_learner(learner, samples, 0.3 * seconds),
-            lambda share: progress(0.6 + 0.2 * share, "measuring training"),
+            lambda share: progress(0.55 + 0.25 * share, "measuring training"),
         )  # fmt: skip
         progress(0.8, "measuring weights")
         _bring_versions(way, learner, engine, samples)
@@ -106,7 +113,7 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
     progress(1.0, "done")
     return Profile(
         made_at=time.time(), took_s=time.monotonic() - began,
-        identity=identity_of(spec, model, root=first_root),
+        identity=identity_of(spec, model, root=learner.root),
         generation=GenerationProfile(
             points=drawn.points, start_s=engine.start_s, memory_tokens=engine.memory_tokens,
             busy_cores=drawn.busy_cores, disturbed=min(1.0, drawn.disturbed),
@@ -239,7 +246,7 @@ def _together(
 ) -> TogetherProfile:  # fmt: skip
     """Have both work at once, and compare with the times that each has alone."""
     requests = real_requests(prompts, spec)
-    order = TimedDraw(requests=requests * 1, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000)
+    order = TimedDraw(requests=requests, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000)
     engine.begin(order)
     learner.begin_training([one.members for one in samples.bundles if one.held_out], most_s=seconds)
     table, _ = engine.drawn(order)

@@ -35,7 +35,8 @@ def test_far_from_the_points_they_are_the_analytic_ones_and_unsure() -> None:
     assert far == pytest.approx(1.5 * step_s(SLOTS, SLOTS * 65), rel=0.1)
     assert found.spread == pytest.approx(UNSURE, rel=0.1)
     near = corrected(
-        EngineTimes(analytic(1.5).batch_s[:17], 1.5 * CONTEXT_S), points()  # type: ignore[arg-type]
+        EngineTimes(analytic(1.5).batch_s[:17], 1.5 * CONTEXT_S),
+        points(),  # type: ignore[arg-type]
     )
     assert near.spread < 0.1
 

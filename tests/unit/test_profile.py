@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_a_number_out_of_its_bounds_is_refused_by_name(
     with pytest.raises(ValidationError):
         Profile.model_validate(data)
     (tmp_path / "bad.json").write_text(json.dumps(data))
-    with pytest.raises(BadProfile, match="bad.json") as refused:
+    with pytest.raises(BadProfile, match=r"bad\.json") as refused:
         read_profile(tmp_path / "bad.json")
     assert said in str(refused.value)
 
@@ -190,7 +191,7 @@ def test_one_spoiled_point_does_not_bend_a_curve() -> None:
 def test_a_curve_never_falls_with_the_batch(seed: int) -> None:
     curve = DecodeCurve.fitted(decode_points(0.3, seed))
     table = [curve.batch_s(size) for size in range(1, 130)]
-    assert all(after >= before > 0 for before, after in zip(table, table[1:], strict=False))
+    assert all(after >= before > 0 for before, after in itertools.pairwise(table))
     assert min(curve.context_s, curve.prompt_s, curve.begun_s, curve.ended_s) >= 0
 
 
