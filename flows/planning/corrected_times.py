@@ -49,7 +49,7 @@ def _alike(left: np.ndarray, right: np.ndarray, unsure: float) -> np.ndarray:
     return np.asarray(unsure**2 * np.exp(-distance / (2 * REACH**2)))
 
 
-def corrected(
+def corrected_engine(
     analytic: EngineTimes, points: Sequence[DecodePoint], *, context: float | None = None
 ) -> EngineTimes:
     """Return analytic times of an engine, as measured steps correct them.

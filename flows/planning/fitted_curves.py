@@ -4,7 +4,7 @@ A step of an engine       a curve of the batch, straight between its knots, + so
                           attended to, each that is prefilled, each sample that begins, each that ends
 A call of the learner     so much for each micro-batch, each sample, each token, each token attended to
 
-All coefficients are at least 0, so a curve never falls. What counts is the relative error.
+All coefficients are at least 0, so a curve never falls. Relative errors are made small.
 """
 
 from __future__ import annotations

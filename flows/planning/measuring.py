@@ -26,7 +26,7 @@ from flows.planning.fitted_curves import DecodeCurve, TrainCurve
 from flows.planning.measuring_engine import MeasuredEngine, measure_engine, real_requests
 from flows.planning.measuring_learner import MeasuredLearner, TrainingSamples, made_up, measure_learner
 from flows.planning.measuring_weights import WeightsWay, scratch
-from flows.planning.profile_identity import identity_of
+from flows.planning.profile_identity import profile_identity
 from flows.planning.profiled_learner import ProfiledLearner, ProfilingFailed
 from flows.run.commands import GENERATOR, TRAINER, allocator, environment
 from flows.run.locations import Places
@@ -113,7 +113,7 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
     progress(1.0, "done")
     return Profile(
         made_at=time.time(), took_s=time.monotonic() - began,
-        identity=identity_of(spec, model, root=learner.root),
+        identity=profile_identity(spec, model, root=learner.root),
         generation=GenerationProfile(
             points=drawn.points, start_s=engine.start_s, memory_tokens=engine.memory_tokens,
             busy_cores=drawn.busy_cores, disturbed=min(1.0, drawn.disturbed),

@@ -104,7 +104,7 @@ def cell_points(tables: Sequence[StepTable], *, held_out: bool) -> list[DecodePo
 
 
 def real_points(table: StepTable) -> list[DecodePoint]:
-    """Return points of a draw of real prompts: steps of about the same batch. Samples come and go in it."""
+    """Return points of a draw of real prompts, each of steps with about the same batch."""
     samples = np.array(table.samples)
     order = np.flatnonzero(samples > 0)
     order = order[np.argsort(samples[order], kind="stable")]

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from flows.planning.profile_identity import WrongProfile, check_identity, identity_of
+from flows.planning.profile_identity import WrongProfile, check_profile, profile_identity
 from infra.errors import Explained
 from infra.files.writing import write_whole
 from infra.stack.paths import StackPaths
@@ -101,12 +101,12 @@ def profile_for(spec: RunSpec, model: Path, *, runfile: str, file: Path | None =
 
     Raises WrongProfile if it is of something else, and BadProfile if it can't be read.
     """
-    wanted = identity_of(spec, model)
+    wanted = profile_identity(spec, model)
     place = file or usual_place(spec, wanted)
     if file is None and not place.is_file():
         return None
     profile = read_profile(place)
-    check_identity(profile, wanted, named=str(place), runfile=runfile)
+    check_profile(profile, wanted, named=str(place), runfile=runfile)
     return profile
 
 

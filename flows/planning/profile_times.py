@@ -52,7 +52,7 @@ def held_out_errors(profile: Profile) -> ProfileErrors:
     )
 
 
-def engine_times(
+def measured_engine(
     profile: Profile, *, slots: int | None = None, threads: int | None = None, beside: bool = True
 ) -> EngineTimes:
     """Return the times of one of the run's engines, by default with the slots and threads that were measured.
@@ -80,14 +80,14 @@ def engine_times(
     )  # fmt: skip
 
 
-def learner_times(
+def measured_learner(
     profile: Profile, *, ranks: int | None = None, threads: int | None = None, trained: float | None = None,
     lengths: Sequence[tuple[int, int]] = (), beside: bool = True,
 ) -> LearnerTimes:  # fmt: skip
     """Return the times of the run's trainer, by default with the ranks and threads that were measured.
 
     `trained`: share of the samples that have a gradient; by default as with the first weights. `lengths`: of
-    prompts and answers, where they are not those of the profile. `beside`: as for `engine_times`.
+    prompts and answers, where they are not those of the profile. `beside`: as for `measured_engine`.
     """
     training, curve = profile.training, TrainCurve.fitted(profile.training.points)
     sizes = profile.identity.sizes
@@ -115,7 +115,7 @@ def learner_times(
     )  # fmt: skip
 
 
-def link_times(profile: Profile) -> LinkTimes:
+def measured_link(profile: Profile) -> LinkTimes:
     """Return how fast versions come from the run's store to a generator here, up to their installation."""
     weights = profile.weights
     seconds = weights.fetch_s + weights.patch_s + weights.prepare_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.planning.profile_file import profile_for, usual_place, write_profile
-from flows.planning.profile_identity import identity_of
+from flows.planning.profile_identity import profile_identity
 from flows.run.checks import check, check_context
 from flows.run.inspection import inspect_built
 from flows.run.locations import known_places
@@ -40,7 +40,7 @@ def profile_of_run(
     check_context(spec, model)
     if built:
         inspect_built(spec, model, asked.runfile, say)
-    place = asked.file or usual_place(spec, identity_of(spec, model))
+    place = asked.file or usual_place(spec, profile_identity(spec, model))
     if not asked.again and place.is_file():
         profile_for(spec, model, runfile=asked.runfile, file=place)
         return place, False

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.planning.measuring import measure
-from flows.planning.profile_times import engine_times, held_out_errors
+from flows.planning.profile_times import held_out_errors, measured_engine
 from flows.planning.profile_view import profile_rows
 from flows.run.locations import Places
 from flows.run.start_model import prepare_model
@@ -60,7 +60,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         "train_error": round(errors.train_error, 4),
         "decode_worst": round(float(np.abs(errors.decode).max(initial=0.0)), 4),
         "train_worst": round(float(np.abs(errors.train).max(initial=0.0)), 4),
-        "spread": round(engine_times(found).spread, 4),
+        "spread": round(measured_engine(found).spread, 4),
         "disturbed": round(max(found.generation.disturbed, found.training.disturbed), 4),
         "seconds": round(found.took_s, 1),
     }

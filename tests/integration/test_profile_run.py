@@ -10,7 +10,7 @@ import pytest
 
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
 from flows.planning.measuring import measure, read_prompts
-from flows.planning.profile_times import engine_times, learner_times
+from flows.planning.profile_times import measured_engine, measured_learner
 from flows.planning.profiled_learner import ProfilingFailed
 from flows.run.locations import Places
 from producers.engines.engine import EngineError
@@ -60,8 +60,8 @@ def test_a_run_file_is_profiled(model: Path, tmp_path: Path) -> None:
     decode, train = DecodeCurve.fitted(found.generation.points), TrainCurve.fitted(found.training.points)
     assert 0 < decode.batch_s(1) <= decode.batch_s(8) < 5
     assert train.token_s + train.micro_batch_s + train.sample_s > 0
-    assert engine_times(found).slots == 8
-    assert learner_times(found).token_s > 0
+    assert measured_engine(found).slots == 8
+    assert measured_learner(found).token_s > 0
 
 
 def test_an_engine_that_can_not_start_says_why_and_leaves_nothing(model: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.planning.corrected_times import UNSURE, corrected, corrected_learner
+from flows.planning.corrected_times import UNSURE, corrected_engine, corrected_learner
 from flows.planning.stage_times import EngineTimes, LearnerTimes
 from tests.profiles import BATCH_S, CONTEXT_S, PROMPT_S, call_s, decode_point, step_s, train_point
 
@@ -23,18 +23,18 @@ def points() -> list[object]:
 
 @pytest.mark.parametrize("factor", [0.6, 1.0, 1.5])
 def test_near_the_points_the_times_are_the_measured_ones(factor: float) -> None:
-    found = corrected(analytic(factor), points())  # type: ignore[arg-type]
+    found = corrected_engine(analytic(factor), points())  # type: ignore[arg-type]
     for samples, context in [(1, 60), (8, 500), (16, 1000)]:
         seconds = found.batch_s[samples] + found.context_s * context
         assert seconds == pytest.approx(step_s(samples, context), rel=0.05)
 
 
 def test_far_from_the_points_they_are_the_analytic_ones_and_unsure() -> None:
-    found = corrected(analytic(1.5), points())  # type: ignore[arg-type]
+    found = corrected_engine(analytic(1.5), points())  # type: ignore[arg-type]
     far = found.batch_s[SLOTS] + found.context_s * SLOTS * 65
     assert far == pytest.approx(1.5 * step_s(SLOTS, SLOTS * 65), rel=0.1)
     assert found.spread == pytest.approx(UNSURE, rel=0.1)
-    near = corrected(
+    near = corrected_engine(
         EngineTimes(analytic(1.5).batch_s[:17], 1.5 * CONTEXT_S),
         points(),  # type: ignore[arg-type]
     )
@@ -43,7 +43,7 @@ def test_far_from_the_points_they_are_the_analytic_ones_and_unsure() -> None:
 
 def test_the_table_never_falls_and_stays_above_zero() -> None:
     odd = [decode_point(16, 1600, seconds=1e-4), decode_point(1, 100)]
-    table = corrected(analytic(), odd).batch_s
+    table = corrected_engine(analytic(), odd).batch_s
     assert table[0] > 0
     assert list(table) == sorted(table)
 
@@ -51,13 +51,13 @@ def test_the_table_never_falls_and_stays_above_zero() -> None:
 def test_prefill_is_corrected_too() -> None:
     begun = [decode_point(size, size * 20, begun=size, prompt=size * 20.0) for size in (4, 16)]
     steps = [decode_point(size, size * 20) for size in (1, 4, 16)]
-    found = corrected(analytic(2.0), [*steps, *begun])
+    found = corrected_engine(analytic(2.0), [*steps, *begun])
     assert found.prefill_s == pytest.approx(PROMPT_S + 1e-4 / 20, rel=0.15)
-    assert corrected(analytic(2.0), steps).prefill_s == 2 * PROMPT_S
+    assert corrected_engine(analytic(2.0), steps).prefill_s == 2 * PROMPT_S
 
 
 def test_without_points_nothing_is_corrected() -> None:
-    assert corrected(analytic(), []) == analytic()
+    assert corrected_engine(analytic(), []) == analytic()
     learner = LearnerTimes(1e-4)
     assert corrected_learner(learner, []) == learner
 

@@ -23,13 +23,13 @@ from flows.planning.profile_file import (
     usual_place,
     write_profile,
 )
-from flows.planning.profile_identity import check_identity, differences, identity_of
+from flows.planning.profile_identity import check_profile, identity_differences, profile_identity
 from flows.planning.profile_times import (
     SCALING_SPREAD,
-    engine_times,
     held_out_errors,
-    learner_times,
-    link_times,
+    measured_engine,
+    measured_learner,
+    measured_link,
 )
 from flows.planning.profile_view import profile_rows
 from schemas.profile import Profile, ProfileIdentity
@@ -119,26 +119,26 @@ def _identity(**changes: Any) -> ProfileIdentity:
 )
 def test_a_profile_of_something_else_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(WrongProfile) as refused:
-        check_identity(known_profile(), _identity(**changes), named="p.yaml", runfile="run.yaml")
+        check_profile(known_profile(), _identity(**changes), named="p.yaml", runfile="run.yaml")
     assert said in str(refused.value)
     assert "streamrl profile run.yaml --again" in str(refused.value)
     assert refused.value.lasting
 
 
 def test_other_slots_and_ranks_are_no_reason_to_refuse_a_profile() -> None:
-    assert differences(_identity(), _identity(sizes={"generator.slots": 8}, root="c")) == []
+    assert identity_differences(_identity(), _identity(sizes={"generator.slots": 8}, root="c")) == []
 
 
 def test_the_model_is_known_by_its_shape(tmp_path: Path) -> None:
     spec = make_spec()
-    first = identity_of(spec, make_model_files(tmp_path / "a"))
-    assert identity_of(spec, make_model_files(tmp_path / "b")) == first
+    first = profile_identity(spec, make_model_files(tmp_path / "a"))
+    assert profile_identity(spec, make_model_files(tmp_path / "b")) == first
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     (tmp_path / "b" / "config.json").write_text(json.dumps({**config, "transformers_version": "9"}))
-    assert identity_of(spec, tmp_path / "b") == first
+    assert profile_identity(spec, tmp_path / "b") == first
     (tmp_path / "b" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
-    assert identity_of(spec, tmp_path / "b").model != first.model
-    assert identity_of(make_spec(model={"dtype": "bfloat16"}), tmp_path / "a").settings != first.settings
+    assert profile_identity(spec, tmp_path / "b").model != first.model
+    assert profile_identity(make_spec(model={"dtype": "bfloat16"}), tmp_path / "a").settings != first.settings
 
 
 def test_the_usual_place_depends_on_what_the_figures_depend_on(
@@ -148,7 +148,7 @@ def test_the_usual_place_depends_on_what_the_figures_depend_on(
     model = make_model_files(tmp_path / "model")
     spec, other = make_spec(), make_spec(generator={"slots": 7})
     assert profile_for(spec, model, runfile="run.yaml") is None
-    mine = known_profile().model_copy(update={"identity": identity_of(spec, model)})
+    mine = known_profile().model_copy(update={"identity": profile_identity(spec, model)})
     write_profile(mine, usual_place(spec, mine.identity))
     assert profile_for(spec, model, runfile="run.yaml") == mine
     assert profile_for(other, model, runfile="run.yaml") is None
@@ -213,21 +213,21 @@ def test_the_fit_is_as_good_as_any_that_is_not_negative(seed: int, columns: int,
 
 
 def test_times_of_an_engine() -> None:
-    times = engine_times(known_profile(), beside=False)
+    times = measured_engine(known_profile(), beside=False)
     assert times.slots == 64
     assert times.batch_s[0] == times.batch_s[1] == pytest.approx(BATCH_S[0] + BATCH_S[1], rel=0.01)
     assert times.batch_s[64] == pytest.approx(BATCH_S[0] + 64 * BATCH_S[1], rel=0.01)
     assert times.install_s == 4e-4
     assert times.prefill_s > PROMPT_S  # a sample's begin and end are in it
-    assert engine_times(known_profile()).batch_s[64] == pytest.approx(1.1 * times.batch_s[64])
+    assert measured_engine(known_profile()).batch_s[64] == pytest.approx(1.1 * times.batch_s[64])
 
 
 def test_more_than_was_measured_is_less_sure() -> None:
     profile = known_profile()
-    near, far = engine_times(profile), engine_times(profile, slots=1024)
+    near, far = measured_engine(profile), measured_engine(profile, slots=1024)
     assert far.batch_s[1024] == pytest.approx(1.1 * (BATCH_S[0] + 1024 * BATCH_S[1]), rel=0.02)
     assert far.spread > near.spread >= 0.01
-    many = engine_times(profile, threads=4)
+    many = measured_engine(profile, threads=4)
     assert many.batch_s[1] == pytest.approx(near.batch_s[1] / 4**0.75)
     assert many.spread >= SCALING_SPREAD * np.log(4)
     assert many.cores == 4.0
@@ -235,23 +235,23 @@ def test_more_than_was_measured_is_less_sure() -> None:
 
 def test_times_of_a_learner() -> None:
     profile = known_profile()
-    times = learner_times(profile, trained=1.0, beside=False)
+    times = measured_learner(profile, trained=1.0, beside=False)
     assert times.microbatch_s == pytest.approx(MICRO_BATCH_S, rel=0.02)
     samples, tokens, context = 4, 128, (17**2 + 27**2 + 37**2 + 47**2) / 2
     other = (1e-5 + 0.002 / 64) * samples
     assert times.token_s * tokens == pytest.approx(call_s(samples, tokens, context, 0) + other, rel=0.02)
     assert times.step_s == pytest.approx(0.025)
-    assert learner_times(profile, beside=False).token_s < times.token_s  # half of the groups train nothing
-    two = learner_times(profile, ranks=2, trained=1.0, beside=False)
+    assert measured_learner(profile, beside=False).token_s < times.token_s  # half of the groups train nothing
+    two = measured_learner(profile, ranks=2, trained=1.0, beside=False)
     assert two.microbatch_s == pytest.approx(times.microbatch_s / 2**0.75)
     assert two.step_s == pytest.approx(times.step_s)
     assert two.spread > times.spread
-    long = learner_times(profile, trained=1.0, lengths=[(7, 2000)], beside=False)
+    long = measured_learner(profile, trained=1.0, lengths=[(7, 2000)], beside=False)
     assert long.spread > times.spread
 
 
 def test_times_of_the_link_are_those_of_the_way_to_the_engine() -> None:
-    link = link_times(known_profile())
+    link = measured_link(known_profile())
     assert 1_000_000 / link.bytes_per_s + link.latency_s == pytest.approx(0.04)
 
 
@@ -264,7 +264,7 @@ def test_errors_are_those_at_points_that_were_held_out() -> None:
         generation={"points": [*profile_data()["generation"]["points"], decode_point(
             10, 100, held_out=True, seconds=2 * step_s(10, 100)).model_dump()]}
     )  # fmt: skip
-    assert engine_times(wrong).spread > engine_times(known_profile()).spread + 0.2
+    assert measured_engine(wrong).spread > measured_engine(known_profile()).spread + 0.2
     assert np.isnan(held_out_errors(_without_held_out()).decode_error)
 
 
