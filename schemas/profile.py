@@ -7,6 +7,7 @@ weights      a version from the optimizer step until an engine holds it
 rewards      seconds of the task's reward
 lengths      tokens of prompts, and of the answers that the first weights draw
 together     both sides at once: how much each slows down the other
+overheads    the work of a run's other processes, if there was a run already
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ class WeightsProfile(Section):
     )
     install_s: _SomeSeconds = Field(description="Seconds without a decode step while it is installed.")
     verify_s: _SomeSeconds = Field(description="Seconds to hash the engine's weights, beside decode steps.")
-    delta_bytes: _Tokens = Field(description="Bytes that a generator fetches for a new version.")
+    delta_bytes: Annotated[int, Field(ge=0, le=10**16)] = Field(
+        description="Bytes that a generator fetches for a new version."
+    )
     whole_bytes: Annotated[int, Field(ge=0, le=10**16)] = Field(description="Bytes of all weights.")
     bytes_per_s: Annotated[float, Field(ge=0, le=1e13)] = Field(
         0.0, description="Bytes a second that the store gives, for large objects."
@@ -171,6 +174,22 @@ class TogetherProfile(Section):
     training: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
 
 
+class OverheadsProfile(Section):
+    """The work of a run's other processes, as the notes of a run say it."""
+
+    steady_cores: Annotated[float, Field(ge=0, le=100_000)] = Field(
+        description="Cores that they keep busy however few samples are made."
+    )
+    sample_cpu_s: _SomeSeconds = Field(description="Processor seconds for each sample, besides.")
+    iteration_s: _SomeSeconds = Field(
+        description="Seconds of an iteration in which the trainer records and publishes."
+    )
+    samples: Annotated[int, Field(ge=0, le=10**12)] = Field(
+        description="Samples that the run made meanwhile."
+    )
+    seconds: _Seconds = Field(description="Seconds of the run that were looked at.")
+
+
 class Profile(Section):
     """Measured points of a run file's parts."""
 
@@ -184,3 +203,4 @@ class Profile(Section):
     rewards: RewardsProfile
     lengths: LengthsProfile
     together: TogetherProfile = TogetherProfile()
+    overheads: OverheadsProfile | None = Field(None, description="Not there: no run has been looked at.")

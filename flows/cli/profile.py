@@ -52,6 +52,14 @@ def profile(
     seconds: Annotated[
         float, typer.Option("--seconds", min=5, max=3600, help="How long to measure, without the starts.")
     ] = 40.0,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="FOLDER",
+            help="The report folder of a run, such as runs/count-1: the profile gets its overheads.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile as one JSON object.")] = False,
 ) -> None:
     """Measure how fast the parts of a run are on this machine: engine, learner, weights, rewards.
@@ -65,11 +73,13 @@ def profile(
     [bold]streamrl profile examples/count.yaml[/bold]
 
     [bold]streamrl profile examples/count.yaml --set generator.slots=64 --again -o profile.yaml[/bold]
+
+    [bold]streamrl profile examples/count.yaml --run runs/count-1[/bold]
     """  # fmt: skip
     from flows.planning.profile_file import read_profile
     from flows.planning.profiling import ProfileAsked, profile_of_run
 
-    asked = ProfileAsked(runfile, tuple(changes or ()), file, again=again, seconds=seconds)
+    asked = ProfileAsked(runfile, tuple(changes or ()), file, again=again, seconds=seconds, run=run)
     if file is not None and file.suffix not in (".yaml", ".yml", ".json"):
         fail(f"-o {file}: the name of a profile ends with .yaml, .yml or .json")
     try:

@@ -71,11 +71,13 @@ def measured_engine(
         _spread_of(curve.spread, errors), unsure, _BEYOND_SPREAD * max(0.0, math.log2(slots / largest))
     )
     table = [curve.batch_s(max(1, size)) * factor for size in range(slots + 1)]
+    full_rate = slots / (table[slots] * max(1.0, _mean(profile.lengths.answers, 1.0)))  # samples a second
     return EngineTimes(
         batch_s=tuple(table), context_s=curve.context_s * factor,
         prefill_s=(curve.prompt_s + (curve.begun_s + curve.ended_s) / max(1.0, prompt)) * factor,
         install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
-        cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0),
+        cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0)
+        + _beside_engine_s(profile) * full_rate,
         spread=spread,
     )  # fmt: skip
 
@@ -106,13 +108,27 @@ def measured_learner(
     return LearnerTimes(
         token_s=token_s * factor * trained + (training.read_s + record_s) / mean,
         microbatch_s=curve.micro_batch_s * factor,
-        step_s=(training.step_s + training.hash_s) * (factor * faster * more),
+        step_s=(training.step_s + training.hash_s) * (factor * faster * more) + (
+            profile.overheads.iteration_s if profile.overheads else 0.0
+        ),
         publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
         cores=training.busy_cores * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
         spread=math.hypot(
             _spread_of(curve.spread, errors), unsure, unsure_too, _BEYOND_SPREAD * beyond,
         ),
     )  # fmt: skip
+
+
+def cores_for_work(profile: Profile) -> float:
+    """Return the cores of the machine that engines and learner may keep busy, with all others at work."""
+    taken = profile.overheads.steady_cores if profile.overheads else 0.0
+    return max(0.1, profile.identity.cores - taken)
+
+
+def _beside_engine_s(profile: Profile) -> float:
+    """Return the processor seconds that other processes need for each sample."""
+    others = profile.overheads.sample_cpu_s if profile.overheads else 0.0
+    return profile.rewards.seconds + others
 
 
 def measured_link(profile: Profile) -> LinkTimes:

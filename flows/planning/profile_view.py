@@ -50,6 +50,13 @@ def profile_rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
         yield "answers", f"{middle:.0f} tokens", f"10 % have at most {low:.0f}, 1 % more than {high:.0f}"
     both = profile.together
     yield "both at once", f"× {both.generation:.2f}, × {both.training:.2f}", "seconds of engine and learner"
+    if profile.overheads:
+        others = profile.overheads
+        yield (
+            "other processes", f"{others.steady_cores:.2f} cores, {others.sample_cpu_s * 1e3:.2f} ms",
+            "all the time, and for each sample",
+        )  # fmt: skip
+        yield "recording", f"{others.iteration_s * 1e3:.1f} ms", "of the trainer in each iteration"
     yield "starts", f"{generation.start_s:.1f} s, {training.start_s:.1f} s", "of engine and learner"
     yield "measured in", f"{profile.took_s:.0f} s", ""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flows.planning.profile_file import profile_for, usual_place, write_profile
 from flows.planning.profile_identity import profile_identity
+from flows.planning.run_overheads import overheads_of
 from flows.run.checks import check, check_context
 from flows.run.inspection import inspect_built
 from flows.run.locations import known_places
@@ -26,6 +27,7 @@ class ProfileAsked:
     file: Path | None = None  # None: its usual place
     again: bool = False  # though there is one
     seconds: float = 40.0  # of measuring, about
+    run: Path | None = None  # report folder of a run whose overheads are taken into it
 
 
 def profile_of_run(
@@ -35,6 +37,7 @@ def profile_of_run(
     from flows.planning.measuring import measure
 
     spec = check(RunRequest(asked.runfile, asked.overrides))
+    overheads = overheads_of(asked.run) if asked.run else None
     built = model_at_hand(spec) is None
     model = prepare_model(spec, progress)
     check_context(spec, model)
@@ -42,8 +45,10 @@ def profile_of_run(
         inspect_built(spec, model, asked.runfile, say)
     place = asked.file or usual_place(spec, profile_identity(spec, model))
     if not asked.again and place.is_file():
-        profile_for(spec, model, runfile=asked.runfile, file=place)
+        kept = profile_for(spec, model, runfile=asked.runfile, file=place)
+        if kept is not None and overheads is not None:
+            write_profile(kept.model_copy(update={"overheads": overheads}), place)
         return place, False
     found = measure(spec, model, known_places(spec), progress, seconds=asked.seconds)
-    write_profile(found, place)
+    write_profile(found.model_copy(update={"overheads": overheads}), place)
     return place, True
