@@ -41,8 +41,8 @@ def overheads_of(folder: Path) -> OverheadsProfile:
     moments = np.arange(begin, end, _WINDOW_S)
     if len(moments) < _LEAST:
         raise ProfilingFailed(
-            f"{folder}: the run made samples for {max(0.0, end - begin):.0f} s; {_LEAST * _WINDOW_S:.0f} s are "
-            "needed to tell what its processes took"
+            f"{folder}: the run made samples for {max(0.0, end - begin):.0f} s; to tell what its processes "
+            f"took, {_LEAST * _WINDOW_S:.0f} s are needed"
         )
     used, samples = (_grown(series, moments) for series in (cpu, made))
     found = nonnegative_fit(np.column_stack([np.diff(moments), samples]), used)

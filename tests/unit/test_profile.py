@@ -230,7 +230,7 @@ def test_more_than_was_measured_is_less_sure() -> None:
     many = measured_engine(profile, threads=4)
     assert many.batch_s[1] == pytest.approx(near.batch_s[1] / 4**0.75)
     assert many.spread >= SCALING_SPREAD * np.log(4)
-    assert many.cores == 4.0
+    assert many.cores == pytest.approx(4.0, rel=0.02)  # and some for the rewards
 
 
 def test_times_of_a_learner() -> None:
