@@ -6,7 +6,6 @@ records ──► rows ──► scores, micro-batches, forward and backward ─
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -138,13 +137,13 @@ class TimedTraining:
         if self._weights is None:
             self._weights = WeightStore(store, "profile-1", prefix=prefix)
         base = self._learner.base
-        began = time.perf_counter()
+        watch = WorkWatch()
         tensors = self._made.copy().result()
         manifest = self._weights.publish(
             version, tensors, trainer_epoch=1, base=base,
             files=ModelFolder(self._model).beside if base is None else {}, known=inspected(tensors),
         )  # fmt: skip
-        seconds = time.perf_counter() - began
+        seconds = watch.end().seconds
         way = manifest.path(version - 1) or manifest.path(None)
         return VersionPut(
             version=version,

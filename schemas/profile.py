@@ -141,6 +141,7 @@ class RewardsProfile(Section):
     """The task's reward, in its process."""
 
     seconds: _SomeSeconds = Field(description="Seconds of a reward, one after the other, on average.")
+    cpu_s: _SomeSeconds = Field(0.0, description="Processor seconds of a reward, on average.")
     slow_s: _SomeSeconds = Field(0.0, description="The 95th percentile of single rewards.")
     scored: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     failed: Annotated[int, Field(ge=0, le=1_000_000)] = 0

@@ -94,7 +94,7 @@ def profile_data(**parts: Any) -> dict[str, Any]:
             "publish_s": 0.05, "fetch_s": 0.02, "patch_s": 0.01, "prepare_s": 0.01, "install_s": 4e-4,
             "verify_s": 0.003, "delta_bytes": 1_000_000, "whole_bytes": 4_000_000, "latency_s": 1e-4,
         },
-        "rewards": {"seconds": 1e-4, "scored": 100},
+        "rewards": {"seconds": 1e-4, "cpu_s": 1e-4, "scored": 100},
         "lengths": {"prompts": [7, 7], "answers": [10, 20, 30, 40], "group": 2, "informative": 0.5},
         "together": {"generation": 1.1, "training": 1.2},
     }  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from multiprocessing import Pipe
 from pathlib import Path
@@ -171,42 +171,21 @@ def read_prompts(spec: RunSpec, model: str) -> list[FirstPrompt]:
 
 
 def _scored(
-    spec: RunSpec, model: str, prompts: Sequence[FirstPrompt], answers: dict[str, DrawnAnswer], most_s: float
-) -> tuple[RewardsProfile, LengthsProfile]:
+    spec: RunSpec, model: str, prompts: Sequence[FirstPrompt], answers: Mapping[str, DrawnAnswer],
+    most_s: float,
+) -> tuple[RewardsProfile, LengthsProfile]:  # fmt: skip
     """Time the rewards of drawn answers, and return their lengths."""
-    to_text = stopping_of(model, spec).text
     names = {sample_key(one.id): one for one in answers.values()}
-    pool = RewardPool(spec.task)
-    taken: list[float] = []
-    totals: dict[int, list[float]] = {}
-    failed = 0
-    try:
-        until = time.monotonic() + most_s + spec.deadlines.start_s
-        began: float | None = None
-        for (group, index), answer in sorted(names.items()):
-            if began is not None and time.monotonic() - began > most_s:
-                break
-            pool.score(f"{group}-{index}", prompts[group].problem, to_text(answer.tokens))
-            since = time.perf_counter()
-            while not (scores := pool.poll()):
-                if time.monotonic() > until:
-                    raise ProfilingFailed("no reward came in time (task.reward_deadline_s)")
-                time.sleep(0 if began else _POLL_S)
-            if began is not None:  # the first one has the worker's start in it
-                taken.append(time.perf_counter() - since)
-            began = began or time.monotonic()
-            failed += sum(bool(one.error) for one in scores)
-            totals.setdefault(group, []).append(scores[0].total)
-    finally:
-        pool.close()
+    to_text = stopping_of(model, spec).text
+    texts = [
+        (group, prompts[group].problem, to_text(one.tokens)) for (group, _), one in sorted(names.items())
+    ]
+    with closing(RewardPool(spec.task)) as pool:
+        rewards, totals = time_rewards(pool, texts, most_s, spec.deadlines.start_s)
     size = spec.algorithm.group_size
     lengths, cut = _lengths(prompts, names, size)
     whole = [one for one in totals.values() if len(one) == size]
     differ = [one for one in whole if max(one) > min(one)]
-    rewards = RewardsProfile(
-        seconds=float(np.mean(taken)) if taken else 0.0,
-        slow_s=float(np.quantile(taken, 0.95)) if taken else 0.0, scored=len(taken), failed=failed,
-    )  # fmt: skip
     return rewards, LengthsProfile(
         prompts=[len(prompts[group].tokens) for group in lengths],
         answers=[length for group in lengths.values() for length in group],
@@ -214,8 +193,38 @@ def _scored(
     )  # fmt: skip
 
 
+def time_rewards(
+    pool: RewardPool, texts: Sequence[tuple[int, str, str]], most_s: float, start_s: float
+) -> tuple[RewardsProfile, dict[int, list[float]]]:
+    """Score texts (group, problem, answer) one after the other. Return the times, and rewards by group."""
+    taken: list[float] = []
+    totals: dict[int, list[float]] = {}
+    failed, cpu_s = 0, 0.0
+    until = time.monotonic() + start_s
+    for number, (group, problem, text) in enumerate(texts):
+        pool.score(str(number), problem, text)
+        since = time.perf_counter()
+        while not (scores := pool.poll()):
+            if time.monotonic() > until + most_s:
+                raise ProfilingFailed("no reward came in time (deadlines.start_s)")
+            time.sleep(0 if number else _POLL_S)
+        if number:
+            taken.append(time.perf_counter() - since)
+        else:  # the start of the process is in the first one
+            cpu_s, until = pool.cpu_s(), time.monotonic()
+        failed += bool(scores[0].error)
+        totals.setdefault(group, []).append(scores[0].total)
+        if number and time.monotonic() > until + most_s / 2:
+            break
+    used = pool.cpu_s() - cpu_s
+    return RewardsProfile(
+        seconds=float(np.mean(taken)) if taken else 0.0, cpu_s=max(0.0, used) / max(1, len(taken)),
+        slow_s=float(np.quantile(taken, 0.95)) if taken else 0.0, scored=len(taken), failed=failed,
+    ), totals  # fmt: skip
+
+
 def _lengths(
-    prompts: Sequence[FirstPrompt], answers: dict[tuple[int, int], DrawnAnswer], size: int
+    prompts: Sequence[FirstPrompt], answers: Mapping[tuple[int, int], DrawnAnswer], size: int
 ) -> tuple[dict[int, list[int]], int]:
     """Return the lengths of the answers of each whole group, and how many of them were cut off."""
     found: dict[int, list[int]] = {}

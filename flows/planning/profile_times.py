@@ -100,7 +100,7 @@ def measured_learner(
         trained = profile.lengths.informative
     pairs = np.array(lengths or _pairs(profile), dtype=float)
     tokens = pairs.sum(axis=1)
-    mean, attended = float(tokens.mean()), float((tokens**2).mean() / 2)
+    mean, attended = float(tokens.mean()), float((tokens**2).mean()) / 2
     token_s = curve.token_s + (curve.sample_s + curve.context_s * attended) / mean
     record_s = training.record_s / max(1, training.record_samples)
     errors = held_out_errors(profile).train
@@ -128,7 +128,7 @@ def cores_for_work(profile: Profile) -> float:
 def _beside_engine_s(profile: Profile) -> float:
     """Return the processor seconds that other processes need for each sample."""
     others = profile.overheads.sample_cpu_s if profile.overheads else 0.0
-    return profile.rewards.seconds + others
+    return (profile.rewards.cpu_s or profile.rewards.seconds) + others
 
 
 def measured_link(profile: Profile) -> LinkTimes:
@@ -152,7 +152,7 @@ def _pairs(profile: Profile) -> list[tuple[int, int]]:
 def _spread_of(spread: float, errors: Sequence[float]) -> float:
     """Return the relative deviation: that of points around their curve, or at held-out ones if it is more."""
     unseen = math.sqrt(float(np.mean(np.square(errors)))) if len(errors) else spread
-    return max(_LEAST_SPREAD, spread, unseen)
+    return float(max(_LEAST_SPREAD, spread, unseen))
 
 
 def _scaled(wanted: int | None, measured: int) -> tuple[float, float]:
