@@ -61,6 +61,7 @@ class LearnerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The learner is loaded."""
 
     root: str  # of its weights
+    ready_at: float
 
 
 class SecondsReport(msgspec.Struct, frozen=True, kw_only=True, tag="seconds"):
@@ -122,7 +123,7 @@ def serve_orders(link: Connection, options: LearnerOptions) -> None:
     learner = learner_of(options.model, spec, run="profile-1", log=logging.getLogger("streamrl"))
     try:
         timed = TimedTraining(spec, options.model, learner)
-        link.send_bytes(_encode(LearnerReady(root=timed.root())))
+        link.send_bytes(_encode(LearnerReady(root=timed.root(), ready_at=time.time())))
         while True:
             link.send_bytes(_encode(_obeyed(timed, _orders.decode(link.recv_bytes()), options)))
     finally:

@@ -6,7 +6,6 @@ records ──► rows ──► scores, micro-batches, forward and backward ─
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -57,7 +56,7 @@ class VersionPut(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     seconds: float
     whole_bytes: int
-    delta_bytes: int  # from the version before; 0: there is none
+    delta_bytes: int  # to fetch after the version before
 
 
 class TimedTraining:
@@ -121,7 +120,10 @@ class TimedTraining:
         encode(record)
         written = watch.end()
         return StepSeconds(
-            step_s=step.seconds, hash_s=hashed.seconds, record_s=written.seconds, samples=len(parts.rows),
+            step_s=step.seconds,
+            hash_s=hashed.seconds,
+            record_s=written.seconds,
+            samples=len(parts.rows),
             root=self._made.root,
         )
 
@@ -135,16 +137,19 @@ class TimedTraining:
         if self._weights is None:
             self._weights = WeightStore(store, "profile-1", prefix=prefix)
         base = self._learner.base
-        began = time.perf_counter()
+        watch = WorkWatch()
         tensors = self._made.copy().result()
         manifest = self._weights.publish(
             version, tensors, trainer_epoch=1, base=base,
             files=ModelFolder(self._model).beside if base is None else {}, known=inspected(tensors),
         )  # fmt: skip
-        seconds = time.perf_counter() - began
-        way = manifest.path(version - 1)
+        seconds = watch.end().seconds
+        way = manifest.path(version - 1) or manifest.path(None)
         return VersionPut(
-            version=version, root=manifest.root, seconds=seconds, whole_bytes=manifest.size,
+            version=version,
+            root=manifest.root,
+            seconds=seconds,
+            whole_bytes=manifest.size,
             delta_bytes=way.size if way else 0,
         )
 

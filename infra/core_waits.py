@@ -39,7 +39,7 @@ class WorkWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a piece of work. What this thread did since the end of the last one does not count."""
+        """Begin a piece of work; all that came since the end of the last one does not count."""
         self._waits, self._cpu = waited_for_core_s(), time.process_time()
         self._since = time.perf_counter()
 

@@ -1,12 +1,13 @@
 """A profile: measured points of one run file's parts on one kind of machine, with all that they depend on.
 
-identity     the model's shape, the machine, libraries, and the settings without which the figures mean nothing
+identity     the model's shape, the machine, libraries, and the settings that the figures depend on
 generation   decode steps by batch and context, prefill, start, memory
 training     calls of the learner by tokens and micro-batches, optimizer steps
 weights      a version from the optimizer step until an engine holds it
 rewards      seconds of the task's reward
 lengths      tokens of prompts, and of the answers that the first weights draw
 together     both sides at once: how much each slows down the other
+overheads    the work of a run's other processes, if there was a run already
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ PROFILE_FORMAT = 1
 _LONGEST_S = 1e7
 _MOST_POINTS = 512
 _MOST_LENGTHS = 2048
-Seconds = Annotated[float, Field(gt=0, le=_LONGEST_S)]
-SomeSeconds = Annotated[float, Field(ge=0, le=_LONGEST_S)]  # 0: not measured, or too short to be seen
-Share = Annotated[float, Field(ge=0, le=1)]
-Amount = Annotated[float, Field(ge=0, le=1e12)]
-Tokens = Annotated[int, Field(ge=0, le=1_000_000_000)]
-Text = Annotated[str, Field(max_length=2000)]
-Key = Annotated[str, Field(min_length=1, max_length=100)]
+_Seconds = Annotated[float, Field(gt=0, le=_LONGEST_S)]
+_SomeSeconds = Annotated[float, Field(ge=0, le=_LONGEST_S)]  # 0: not measured, or too short to be seen
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Amount = Annotated[float, Field(ge=0, le=1e12)]
+_Tokens = Annotated[int, Field(ge=0, le=1_000_000_000)]
+_Text = Annotated[str, Field(max_length=2000)]
+_Key = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class ProfileIdentity(Section):
@@ -45,11 +46,11 @@ class ProfileIdentity(Section):
         description="The kind of the machine, as in the ledger."
     )
     cores: Annotated[int, Field(gt=0, le=100_000)] = Field(description="Cores that processes may use.")
-    libraries: dict[Key, Text] = Field({}, max_length=32, description="Versions of libraries, by name.")
-    settings: dict[Key, Text] = Field(
+    libraries: dict[_Key, _Text] = Field({}, max_length=32, description="Versions of libraries, by name.")
+    settings: dict[_Key, _Text] = Field(
         {}, max_length=200, description="Settings that the figures depend on, as JSON, by name."
     )
-    sizes: dict[Key, Tokens] = Field(
+    sizes: dict[_Key, _Tokens] = Field(
         {}, max_length=32, description="Settings that figures can be carried over from, by name."
     )
 
@@ -58,13 +59,13 @@ class DecodePoint(Section):
     """Decode steps of about the same kind, taken one after the other."""
 
     samples: Annotated[float, Field(gt=0, le=1e6)] = Field(description="Samples in a step, on average.")
-    context: Amount = Field(description="Tokens that the samples of a step attend to, all together.")
+    context: _Amount = Field(description="Tokens that the samples of a step attend to, all together.")
     begun: Annotated[float, Field(ge=0, le=1e6)] = Field(0.0, description="Samples that began in a step.")
-    prompt: Amount = Field(0.0, description="Tokens of prompts that were prefilled in a step.")
+    prompt: _Amount = Field(0.0, description="Tokens of prompts that were prefilled in a step.")
     ended: Annotated[float, Field(ge=0, le=1e6)] = Field(0.0, description="Samples that ended in a step.")
     steps: Annotated[int, Field(gt=0, le=1_000_000)] = Field(description="Number of these steps.")
-    seconds: Seconds = Field(description="Seconds of a step, without waits for a core.")
-    noise: SomeSeconds = Field(0.0, description="Standard error of `seconds`.")
+    seconds: _Seconds = Field(description="Seconds of a step, without waits for a core.")
+    noise: _SomeSeconds = Field(0.0, description="Standard error of `seconds`.")
     held_out: bool = Field(False, description="Curves are not fitted to it: it tells their error.")
 
 
@@ -72,12 +73,14 @@ class GenerationProfile(Section):
     """One engine, alone on the machine."""
 
     points: list[DecodePoint] = Field(min_length=1, max_length=_MOST_POINTS)
-    start_s: Seconds = Field(description="Seconds until the engine takes requests.")
-    memory_tokens: Tokens = Field(0, description="Tokens that its KV cache holds; 0: the engine can't say.")
+    start_s: _Seconds = Field(
+        description="Seconds until the engine takes requests, while a learner starts, too."
+    )
+    memory_tokens: _Tokens = Field(0, description="Tokens that its KV cache holds; 0: the engine can't say.")
     busy_cores: Annotated[float, Field(ge=0, le=100_000)] = Field(
         description="Cores that the engine keeps busy while it draws."
     )
-    disturbed: Share = Field(0.0, description="Share of the time in which it waited for a core.")
+    disturbed: _Share = Field(0.0, description="Share of the time in which it waited for a core.")
 
 
 class TrainPoint(Section):
@@ -85,11 +88,11 @@ class TrainPoint(Section):
 
     samples: Annotated[int, Field(gt=0, le=10_000_000)] = Field(description="Samples with a gradient.")
     tokens: Annotated[int, Field(gt=0, le=10**12)] = Field(description="Their tokens of prompts and answers.")
-    context: Amount = Field(description="Tokens that those tokens attend to, all together.")
+    context: _Amount = Field(description="Tokens that those tokens attend to, all together.")
     micro_batches: Annotated[int, Field(gt=0, le=1_000_000)]
     calls: Annotated[int, Field(gt=0, le=1_000_000)] = Field(description="Number of these calls.")
-    seconds: Seconds = Field(description="Seconds of a call, without waits for a core.")
-    noise: SomeSeconds = Field(0.0, description="Standard error of `seconds`.")
+    seconds: _Seconds = Field(description="Seconds of a call, without waits for a core.")
+    noise: _SomeSeconds = Field(0.0, description="Standard error of `seconds`.")
     held_out: bool = Field(False, description="Curves are not fitted to it: it tells their error.")
 
 
@@ -97,44 +100,49 @@ class TrainingProfile(Section):
     """The trainer's learner, alone on the machine."""
 
     points: list[TrainPoint] = Field(min_length=1, max_length=_MOST_POINTS)
-    start_s: Seconds = Field(description="Seconds until the learner is loaded.")
-    read_s: SomeSeconds = Field(description="Seconds to read a sample's record.")
-    step_s: Seconds = Field(description="Seconds of an optimizer step.")
-    step_noise: SomeSeconds = Field(0.0, description="Standard error of `step_s`.")
-    hash_s: SomeSeconds = Field(description="Seconds to hash the weights that a step has made.")
-    record_s: SomeSeconds = Field(description="Seconds to write an iteration's record for the ledger.")
+    start_s: _Seconds = Field(description="Seconds until the learner is loaded, while an engine starts, too.")
+    read_s: _SomeSeconds = Field(description="Seconds to read a sample's record.")
+    step_s: _Seconds = Field(description="Seconds of an optimizer step.")
+    step_noise: _SomeSeconds = Field(0.0, description="Standard error of `step_s`.")
+    hash_s: _SomeSeconds = Field(description="Seconds to hash the weights that a step has made.")
+    record_s: _SomeSeconds = Field(description="Seconds to write an iteration's record for the ledger.")
     record_samples: Annotated[int, Field(ge=0, le=10_000_000)] = Field(0, description="Samples in it.")
-    snapshot_s: SomeSeconds = Field(0.0, description="Seconds that a checkpoint holds training up.")
+    snapshot_s: _SomeSeconds = Field(0.0, description="Seconds that a checkpoint holds training up.")
     busy_cores: Annotated[float, Field(ge=0, le=100_000)] = Field(
         description="Cores that the learner, with all its ranks, keeps busy while it trains."
     )
-    disturbed: Share = Field(0.0, description="Share of the time in which it waited for a core.")
+    disturbed: _Share = Field(0.0, description="Share of the time in which it waited for a core.")
 
 
 class WeightsProfile(Section):
     """A version of the weights on its way from the trainer into an engine."""
 
-    publish_s: SomeSeconds = Field(
+    publish_s: _SomeSeconds = Field(
         description="Seconds to copy a version, encode it and put it into the run's store, beside training."
     )
-    fetch_s: SomeSeconds = Field(description="Seconds to fetch and decode a version from the store.")
-    patch_s: SomeSeconds = Field(description="Seconds to compare it with the weights that the engine holds.")
-    prepare_s: SomeSeconds = Field(description="Seconds in which the engine prepares it, beside decode steps.")
-    install_s: SomeSeconds = Field(description="Seconds without a decode step while it is installed.")
-    verify_s: SomeSeconds = Field(description="Seconds to hash the engine's weights, beside decode steps.")
-    delta_bytes: Tokens = Field(description="Bytes that a generator fetches for a new version.")
+    fetch_s: _SomeSeconds = Field(description="Seconds to fetch and decode a version from the store.")
+    patch_s: _SomeSeconds = Field(description="Seconds to compare it with the weights that the engine holds.")
+    prepare_s: _SomeSeconds = Field(
+        description="Seconds in which the engine prepares it, beside decode steps."
+    )
+    install_s: _SomeSeconds = Field(description="Seconds without a decode step while it is installed.")
+    verify_s: _SomeSeconds = Field(description="Seconds to hash the engine's weights, beside decode steps.")
+    delta_bytes: Annotated[int, Field(ge=0, le=10**16)] = Field(
+        description="Bytes that a generator fetches for a new version."
+    )
     whole_bytes: Annotated[int, Field(ge=0, le=10**16)] = Field(description="Bytes of all weights.")
     bytes_per_s: Annotated[float, Field(ge=0, le=1e13)] = Field(
         0.0, description="Bytes a second that the store gives, for large objects."
     )
-    latency_s: SomeSeconds = Field(0.0, description="Seconds until the store answers for a small object.")
+    latency_s: _SomeSeconds = Field(0.0, description="Seconds until the store answers for a small object.")
 
 
 class RewardsProfile(Section):
     """The task's reward, in its process."""
 
-    seconds: SomeSeconds = Field(description="Seconds of a reward, one after the other, on average.")
-    slow_s: SomeSeconds = Field(0.0, description="The 95th percentile of single rewards.")
+    seconds: _SomeSeconds = Field(description="Seconds of a reward, one after the other, on average.")
+    cpu_s: _SomeSeconds = Field(0.0, description="Processor seconds of a reward, on average.")
+    slow_s: _SomeSeconds = Field(0.0, description="The 95th percentile of single rewards.")
     scored: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     failed: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
@@ -142,11 +150,13 @@ class RewardsProfile(Section):
 class LengthsProfile(Section):
     """Lengths of some prompts, and of the answers that the first weights draw to them, in the same order."""
 
-    prompts: list[Tokens] = Field(max_length=_MOST_LENGTHS)
-    answers: list[Tokens] = Field(max_length=_MOST_LENGTHS, description="Answers, by prompt and then index.")
-    cut: Tokens = Field(0, description="Answers that had no end when time was up: their lengths are least ones.")
+    prompts: list[_Tokens] = Field(max_length=_MOST_LENGTHS)
+    answers: list[_Tokens] = Field(max_length=_MOST_LENGTHS, description="Answers, by prompt and then index.")
+    cut: _Tokens = Field(
+        0, description="Answers that had no end when time was up: their lengths are least ones."
+    )
     group: Annotated[int, Field(gt=0, le=65_536)] = Field(1, description="Answers of each prompt.")
-    informative: Share = Field(1.0, description="Share of the groups whose rewards differ.")
+    informative: _Share = Field(1.0, description="Share of the groups whose rewards differ.")
 
     @model_validator(mode="after")
     def _fit(self) -> LengthsProfile:
@@ -163,17 +173,30 @@ class TogetherProfile(Section):
 
     generation: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
     training: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
-    generator_cpu_s: SomeSeconds = Field(
-        0.0, description="CPU seconds a sample of the generator's own process and its rewards."
+
+
+class OverheadsProfile(Section):
+    """The work of a run's other processes, as the notes of a run say it."""
+
+    steady_cores: Annotated[float, Field(ge=0, le=100_000)] = Field(
+        description="Cores that they keep busy however few samples are made."
     )
+    sample_cpu_s: _SomeSeconds = Field(description="Processor seconds for each sample, besides.")
+    iteration_s: _SomeSeconds = Field(
+        description="Seconds of an iteration in which the trainer records and publishes."
+    )
+    samples: Annotated[int, Field(ge=0, le=10**12)] = Field(
+        description="Samples that the run made meanwhile."
+    )
+    seconds: _Seconds = Field(description="Seconds of the run that were looked at.")
 
 
 class Profile(Section):
     """Measured points of a run file's parts."""
 
-    format: Literal[1] = PROFILE_FORMAT
+    format: Literal[1] = 1  # PROFILE_FORMAT
     made_at: Annotated[float, Field(gt=0, le=1e11)] = Field(description="Seconds since 1970.")
-    took_s: Seconds = Field(description="Seconds that measuring took.")
+    took_s: _Seconds = Field(description="Seconds that measuring took.")
     identity: ProfileIdentity
     generation: GenerationProfile
     training: TrainingProfile
@@ -181,3 +204,4 @@ class Profile(Section):
     rewards: RewardsProfile
     lengths: LengthsProfile
     together: TogetherProfile = TogetherProfile()
+    overheads: OverheadsProfile | None = Field(None, description="Not there: no run has been looked at.")

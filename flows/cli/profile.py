@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from schemas.profile import Profile
 
+R = TypeVar("R")
 _DISTURBED = 0.1  # share of the time beyond which figures are not to be relied on
 
 
@@ -50,24 +52,34 @@ def profile(
     seconds: Annotated[
         float, typer.Option("--seconds", min=5, max=3600, help="How long to measure, without the starts.")
     ] = 40.0,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="FOLDER",
+            help="The report folder of a run, such as runs/count-1: the profile gets its overheads.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile as one JSON object.")] = False,
 ) -> None:
     """Measure how fast the parts of a run are on this machine: engine, learner, weights, rewards.
 
     It takes about a minute, with the engine and the learner that the run would have, each in a process of its
-    own; no broker is needed. The result is a file that `plan` and the simulation read. Another profile is made
-    where model, machine, libraries or settings differ. Do it while the machine has nothing else to do.
+    own; no broker is needed. The result is a file that plans and simulations read. There is one for each
+    model, machine, and set of settings that matter. Do it while the machine has nothing else to do.
 
     Examples:
 
     [bold]streamrl profile examples/count.yaml[/bold]
 
     [bold]streamrl profile examples/count.yaml --set generator.slots=64 --again -o profile.yaml[/bold]
+
+    [bold]streamrl profile examples/count.yaml --run runs/count-1[/bold]
     """  # fmt: skip
     from flows.planning.profile_file import read_profile
     from flows.planning.profiling import ProfileAsked, profile_of_run
 
-    asked = ProfileAsked(runfile, tuple(changes or ()), file, again=again, seconds=seconds)
+    asked = ProfileAsked(runfile, tuple(changes or ()), file, again=again, seconds=seconds, run=run)
     if file is not None and file.suffix not in (".yaml", ".yml", ".json"):
         fail(f"-o {file}: the name of a profile ends with .yaml, .yml or .json")
     try:
@@ -90,7 +102,7 @@ def profile(
         )
 
 
-def _with_bar(measure):  # type: ignore[no-untyped-def]
+def _with_bar(measure: Callable[[Callable[[float, str], None]], R]) -> R:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()

@@ -8,7 +8,7 @@ Far from all points the factor is 1 again, and as unsure as the analytic times a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,7 +49,9 @@ def _alike(left: np.ndarray, right: np.ndarray, unsure: float) -> np.ndarray:
     return np.asarray(unsure**2 * np.exp(-distance / (2 * REACH**2)))
 
 
-def corrected(analytic: EngineTimes, points: Sequence[DecodePoint], *, context: float | None = None) -> EngineTimes:
+def corrected_engine(
+    analytic: EngineTimes, points: Sequence[DecodePoint], *, context: float | None = None
+) -> EngineTimes:
     """Return analytic times of an engine, as measured steps correct them.
 
     `context`: tokens that a sample attends to, on average, where the result is to be right; by default as in
@@ -64,7 +66,9 @@ def corrected(analytic: EngineTimes, points: Sequence[DecodePoint], *, context: 
         np.array([one.seconds / _analytic(analytic, one) for one in steps]),
         np.array([one.noise / one.seconds for one in steps]), unsure,
     )  # fmt: skip
-    typical = context if context is not None else float(np.median([one.context / one.samples for one in steps]))
+    typical = (
+        context if context is not None else float(np.median([one.context / one.samples for one in steps]))
+    )
     slots = analytic.slots
     slope, _ = ratio.at(_place(slots, 2 * typical))
     context_s = analytic.context_s * slope
@@ -85,7 +89,9 @@ def _prefill(times: EngineTimes, points: Sequence[DecodePoint], unsure: float) -
     """Return the seconds to prefill a token: the analytic ones where nothing was measured."""
     if not points:
         return times.prefill_s
-    each = [max(1e-12, one.seconds - _analytic(replace(times, prefill_s=0.0), one)) / one.prompt for one in points]
+    each = [
+        max(1e-12, one.seconds - _analytic(replace(times, prefill_s=0.0), one)) / one.prompt for one in points
+    ]
     found = float(np.median(each))
     if not times.prefill_s:
         return found
@@ -129,7 +135,7 @@ def corrected_learner(
     # the straight line through the corrected seconds of a small and of a large micro-batch
     low, high = seconds(1, small) * part, seconds(1, large) * factor
     token_s = max(0.0, (high - low) / (large - small))
+    microbatch_s = max(0.0, high - token_s * large) if token_s else 0.0
     return replace(
-        analytic, token_s=token_s or high / large, microbatch_s=max(0.0, high - token_s * large) if token_s else 0.0,
-        spread=max(_NOISE, spread),
-    )  # fmt: skip
+        analytic, token_s=token_s or high / large, microbatch_s=microbatch_s, spread=max(_NOISE, spread)
+    )

@@ -4,16 +4,16 @@ A step of an engine       a curve of the batch, straight between its knots, + so
                           attended to, each that is prefilled, each sample that begins, each that ends
 A call of the learner     so much for each micro-batch, each sample, each token, each token attended to
 
-All coefficients are at least 0, so a curve never falls. What counts is the relative error.
+All coefficients are at least 0, so a curve never falls. Relative errors are made small.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
 
 from flows.planning.nonnegative import nonnegative_fit
 from schemas.profile import DecodePoint, TrainPoint
@@ -98,8 +98,10 @@ def _knots(samples: Sequence[float]) -> list[float]:
 
 def _hinges(samples: float, knots: Sequence[float]) -> list[float]:
     """Return 1, and by how far the batch reaches into each part between two knots."""
-    return [1.0, *(float(np.clip(samples - low, 0.0, high - low) if high != knots[-1] else max(0.0, samples - low))
-                   for low, high in zip(knots, knots[1:], strict=False))]  # fmt: skip
+    parts = [min(max(0.0, samples - low), high - low) for low, high in itertools.pairwise(knots)]
+    if parts and samples > knots[-1]:
+        parts[-1] += samples - knots[-1]
+    return [1.0, *parts]
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ class TrainCurve:
         seconds = np.array([one.seconds for one in used])
         found = relative_fit(columns, seconds, np.array([one.noise for one in used]))
         spread = relative_spread(columns @ found, seconds, int((found > 0).sum()))
-        return cls(*(float(one) for one in found), spread)
+        micro_batch_s, sample_s, token_s, context_s = (float(one) for one in found)
+        return cls(micro_batch_s, sample_s, token_s, context_s, spread)
 
     def seconds(self, point: TrainPoint) -> float:
         """Return the seconds of a call like a point's."""

@@ -3,28 +3,30 @@
 prompts ──► engine alone ──► learner alone ──► weights from one to the other ──► both at once
                 └──► answers ──► rewards, lengths
 
-Engine and learner are processes like those of a run. All that was started ends with this process, or before.
+Engine and learner are processes like those of a run, and start at the same time, as there. All that was
+started ends with this process, or before.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from consumers.learner_process import LearnerOptions
+from consumers.timed_training import CallTable
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
 from flows.planning.measuring_engine import MeasuredEngine, measure_engine, real_requests
 from flows.planning.measuring_learner import MeasuredLearner, TrainingSamples, made_up, measure_learner
 from flows.planning.measuring_weights import WeightsWay, scratch
-from flows.planning.profile_identity import identity_of
+from flows.planning.profile_identity import profile_identity
 from flows.planning.profiled_learner import ProfiledLearner, ProfilingFailed
 from flows.run.commands import GENERATOR, TRAINER, allocator, environment
 from flows.run.locations import Places
@@ -52,48 +54,56 @@ from schemas.profile import (
 )
 from schemas.runspec import RunSpec
 
+_Result = TypeVar("_Result", MeasuredEngine, MeasuredLearner)
 ShareDone = Callable[[float, str], None]
 
 _MOST_PROMPTS, _MOST_ANSWERS = 512, 2048
 _VERSIONS = 3
-_POLL_S = 0.002
+_POLL_S = 0.0002
 
 
 def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, seconds: float) -> Profile:
     """Measure a run file's parts. `seconds`: about how long, without the starts of engine and learner."""
     began = time.monotonic()
-    os.environ.update({name: value for name, value in places.env.items() if name not in os.environ})
     folder, text = str(model), spec.model_dump_json()
     store = places.open_store()
     with ExitStack() as stack:
         progress(0.0, "reading the task's problems")
         prompts = read_prompts(spec, folder)
-        progress(0.02, "starting the engine")
-        engine = stack.enter_context(closing(ProfiledEngine(
-            EngineOptions(model=folder, spec=text), _environment(GENERATOR, spec, places),
-            deadline_s=spec.deadlines.start_s,
-        ).open()))  # fmt: skip
-        engine.wait_until_ready()
-        drawn = _followed(
-            measure_engine(engine, prompts, spec, 0.35 * seconds), MeasuredEngine,
-            lambda share: progress(0.15 + 0.3 * share, "measuring decode steps"),
-        )  # fmt: skip
-        progress(0.45, "measuring rewards")
-        rewards, lengths = _scored(spec, folder, prompts, drawn.answers, 0.1 * seconds)
-        progress(0.5, "starting the learner")
+        progress(0.02, "starting engine and learner")
         prefix = stack.enter_context(scratch(store))
-        learner = stack.enter_context(closing(ProfiledLearner(
-            LearnerOptions(model=folder, spec=text, store=store.url, prefix=f"{prefix}/weights"),
-            _environment(TRAINER, spec, places), deadline_s=spec.deadlines.progress_s,
-        ).open()))  # fmt: skip
+        engine = stack.enter_context(
+            closing(
+                ProfiledEngine(
+                    EngineOptions(model=folder, spec=text),
+                    _environment(GENERATOR, spec, places),
+                    deadline_s=spec.deadlines.start_s,
+                ).open()
+            )
+        )
+        learner = stack.enter_context(
+            closing(
+                ProfiledLearner(
+                    LearnerOptions(model=folder, spec=text, store=store.url, prefix=f"{prefix}/weights"),
+                    _environment(TRAINER, spec, places),
+                    deadline_s=spec.deadlines.progress_s,
+                ).open()
+            )
+        )
+        engine.wait_until_ready()
         learner.wait_until_ready()
-        first_root = learner.root
+        drawn = _followed(
+            measure_engine(engine, prompts, spec, 0.35 * seconds),
+            lambda share: progress(0.2 + 0.3 * share, "measuring decode steps"),
+        )  # fmt: skip
+        progress(0.5, "measuring rewards")
+        rewards, lengths = _scored(spec, folder, prompts, drawn.answers, 0.1 * seconds)
         way = WeightsWay(spec, folder, store, prefix)
         way.bring(learner, engine)
         samples = made_up(spec, prompts, lengths.answers)
         trained = _followed(
-            measure_learner(learner, samples, 0.3 * seconds), MeasuredLearner,
-            lambda share: progress(0.6 + 0.2 * share, "measuring training"),
+            measure_learner(learner, samples, 0.3 * seconds),
+            lambda share: progress(0.55 + 0.25 * share, "measuring training"),
         )  # fmt: skip
         progress(0.8, "measuring weights")
         _bring_versions(way, learner, engine, samples)
@@ -103,7 +113,7 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
     progress(1.0, "done")
     return Profile(
         made_at=time.time(), took_s=time.monotonic() - began,
-        identity=identity_of(spec, model, root=first_root),
+        identity=profile_identity(spec, model, root=learner.root),
         generation=GenerationProfile(
             points=drawn.points, start_s=engine.start_s, memory_tokens=engine.memory_tokens,
             busy_cores=drawn.busy_cores, disturbed=min(1.0, drawn.disturbed),
@@ -117,10 +127,10 @@ def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
     return {**worker_environment(), **places.env, **environment(role, spec), **allocator()}
 
 
-def _followed(steps, kind, told):  # type: ignore[no-untyped-def]
+def _followed(steps: Iterable[float | _Result], told: Callable[[float], None]) -> _Result:
     """Go through the steps of a measurement, tell the share that is done, and return its result."""
     for one in steps:
-        if isinstance(one, kind):
+        if not isinstance(one, float):
             return one
         told(one)
     raise AssertionError("a measurement ended without a result")
@@ -161,42 +171,21 @@ def read_prompts(spec: RunSpec, model: str) -> list[FirstPrompt]:
 
 
 def _scored(
-    spec: RunSpec, model: str, prompts: Sequence[FirstPrompt], answers: dict[str, DrawnAnswer], most_s: float
-) -> tuple[RewardsProfile, LengthsProfile]:
+    spec: RunSpec, model: str, prompts: Sequence[FirstPrompt], answers: Mapping[str, DrawnAnswer],
+    most_s: float,
+) -> tuple[RewardsProfile, LengthsProfile]:  # fmt: skip
     """Time the rewards of drawn answers, and return their lengths."""
-    to_text = stopping_of(model, spec).text
     names = {sample_key(one.id): one for one in answers.values()}
-    pool = RewardPool(spec.task)
-    taken: list[float] = []
-    totals: dict[int, list[float]] = {}
-    failed = 0
-    try:
-        until = time.monotonic() + most_s + spec.deadlines.start_s
-        began: float | None = None
-        for (group, index), answer in sorted(names.items()):
-            if began is not None and time.monotonic() - began > most_s:
-                break
-            pool.score(f"{group}-{index}", prompts[group].problem, to_text(answer.tokens))
-            since = time.perf_counter()
-            while not (scores := pool.poll()):
-                if time.monotonic() > until:
-                    raise ProfilingFailed("no reward came in time (task.reward_deadline_s)")
-                time.sleep(0 if began else _POLL_S)
-            if began is not None:  # the first one has the worker's start in it
-                taken.append(time.perf_counter() - since)
-            began = began or time.monotonic()
-            failed += sum(bool(one.error) for one in scores)
-            totals.setdefault(group, []).append(scores[0].total)
-    finally:
-        pool.close()
+    to_text = stopping_of(model, spec).text
+    texts = [
+        (group, prompts[group].problem, to_text(one.tokens)) for (group, _), one in sorted(names.items())
+    ]
+    with closing(RewardPool(spec.task)) as pool:
+        rewards, totals = time_rewards(pool, texts, most_s)
     size = spec.algorithm.group_size
     lengths, cut = _lengths(prompts, names, size)
     whole = [one for one in totals.values() if len(one) == size]
     differ = [one for one in whole if max(one) > min(one)]
-    rewards = RewardsProfile(
-        seconds=float(np.mean(taken)) if taken else 0.0,
-        slow_s=float(np.quantile(taken, 0.95)) if taken else 0.0, scored=len(taken), failed=failed,
-    )  # fmt: skip
     return rewards, LengthsProfile(
         prompts=[len(prompts[group].tokens) for group in lengths],
         answers=[length for group in lengths.values() for length in group],
@@ -204,8 +193,36 @@ def _scored(
     )  # fmt: skip
 
 
+def time_rewards(
+    pool: RewardPool, texts: Sequence[tuple[int, str, str]], most_s: float
+) -> tuple[RewardsProfile, dict[int, list[float]]]:
+    """Score texts (group, problem, answer) one after the other. Return the times, and rewards by group."""
+    taken: list[float] = []
+    totals: dict[int, list[float]] = {}
+    failed, cpu_s = 0, 0.0
+    until = 0.0
+    for number, (group, problem, text) in enumerate(texts):
+        pool.score(str(number), problem, text)
+        since = time.perf_counter()
+        while not (scores := pool.poll()):  # the pool ends each wait: for its process, and for a reward
+            time.sleep(_POLL_S)
+        if number:
+            taken.append(time.perf_counter() - since)
+        else:  # the start of the process is in the first one
+            cpu_s, until = pool.cpu_s(), time.monotonic() + most_s
+        failed += bool(scores[0].error)
+        totals.setdefault(group, []).append(scores[0].total)
+        if time.monotonic() > until:
+            break
+    used = pool.cpu_s() - cpu_s
+    return RewardsProfile(
+        seconds=float(np.mean(taken)) if taken else 0.0, cpu_s=max(0.0, used) / max(1, len(taken)),
+        slow_s=float(np.quantile(taken, 0.95)) if taken else 0.0, scored=len(taken), failed=failed,
+    ), totals  # fmt: skip
+
+
 def _lengths(
-    prompts: Sequence[FirstPrompt], answers: dict[tuple[int, int], DrawnAnswer], size: int
+    prompts: Sequence[FirstPrompt], answers: Mapping[tuple[int, int], DrawnAnswer], size: int
 ) -> tuple[dict[int, list[int]], int]:
     """Return the lengths of the answers of each whole group, and how many of them were cut off."""
     found: dict[int, list[int]] = {}
@@ -236,9 +253,7 @@ def _together(
 ) -> TogetherProfile:  # fmt: skip
     """Have both work at once, and compare with the times that each has alone."""
     requests = real_requests(prompts, spec)
-    order = TimedDraw(
-        requests=requests * 1, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000
-    )
+    order = TimedDraw(requests=requests, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000)
     engine.begin(order)
     learner.begin_training([one.members for one in samples.bundles if one.held_out], most_s=seconds)
     table, _ = engine.drawn(order)
@@ -268,7 +283,7 @@ def _slowdown_of_steps(table: StepTable, curve: DecodeCurve) -> list[float]:
     return [one.seconds / curve.seconds(one) for one in points]
 
 
-def _alone(curve: TrainCurve, calls) -> list[float]:  # type: ignore[no-untyped-def]
+def _alone(curve: TrainCurve, calls: CallTable) -> list[float]:
     return [
         curve.seconds(TrainPoint(samples=a, tokens=b, context=c, micro_batches=d, calls=1, seconds=1.0))
         for a, b, c, d in zip(calls.samples, calls.tokens, calls.context, calls.micro_batches, strict=True)

@@ -41,9 +41,7 @@ class TrainingSamples:
     bundles: list[TimedBundle] = field(default_factory=list)
 
 
-def made_up(
-    spec: RunSpec, prompts: Sequence[FirstPrompt], lengths: Sequence[int]
-) -> TrainingSamples:
+def made_up(spec: RunSpec, prompts: Sequence[FirstPrompt], lengths: Sequence[int]) -> TrainingSamples:
     """Return samples and bundles of them. `lengths`: those of real answers."""
     found = TrainingSamples()
     known = sorted(lengths) or [spec.sampling.max_tokens // 4]

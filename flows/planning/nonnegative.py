@@ -23,7 +23,7 @@ def nonnegative_fit(columns: np.ndarray, goal: np.ndarray) -> np.ndarray:
 
 
 def _feasible(columns: np.ndarray, goal: np.ndarray, found: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Solve for the free coefficients. Those that would fall below 0 are fixed at 0, and it is solved again."""
+    """Solve for the free coefficients. One that would fall below 0 is fixed there, and it goes on."""
     while free.any():
         solved = np.zeros_like(found)
         solved[free] = np.linalg.lstsq(columns[:, free], goal, rcond=None)[0]

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from flows.planning.profile_identity import WrongProfile, check_identity, identity_of
+from flows.planning.profile_identity import WrongProfile, check_profile, profile_identity
 from infra.errors import Explained
 from infra.files.writing import write_whole
 from infra.stack.paths import StackPaths
@@ -80,8 +80,8 @@ def _checked(file: Path, data: Any) -> Profile:
         raise BadProfile(f"{file}: it is no profile: it has no field `format`")
     if data["format"] != PROFILE_FORMAT:
         raise BadProfile(
-            f"{file}: its format is {shown(data['format'])}, and this StreamRL reads format {PROFILE_FORMAT}: "
-            "measure again with `streamrl profile RUNFILE --again`"
+            f"{file}: its format is {shown(data['format'])}; this StreamRL reads format {PROFILE_FORMAT}. "
+            "Measure again with `streamrl profile RUNFILE --again`"
         )
     try:
         return Profile.model_validate(data)
@@ -101,12 +101,12 @@ def profile_for(spec: RunSpec, model: Path, *, runfile: str, file: Path | None =
 
     Raises WrongProfile if it is of something else, and BadProfile if it can't be read.
     """
-    wanted = identity_of(spec, model)
+    wanted = profile_identity(spec, model)
     place = file or usual_place(spec, wanted)
     if file is None and not place.is_file():
         return None
     profile = read_profile(place)
-    check_identity(profile, wanted, named=str(place), runfile=runfile)
+    check_profile(profile, wanted, named=str(place), runfile=runfile)
     return profile
 
 

@@ -36,7 +36,7 @@ class WrongProfile(Explained):
     lasting = True
 
 
-def identity_of(spec: RunSpec, model: Path, *, root: str = "") -> ProfileIdentity:
+def profile_identity(spec: RunSpec, model: Path, *, root: str = "") -> ProfileIdentity:
     """Return what figures of this run file, model and machine depend on."""
     folder = ModelFolder(model)
     return ProfileIdentity(
@@ -91,7 +91,7 @@ def _settings(spec: RunSpec) -> dict[str, str]:
     return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
 
 
-def differences(profiled: ProfileIdentity, wanted: ProfileIdentity) -> list[str]:
+def identity_differences(profiled: ProfileIdentity, wanted: ProfileIdentity) -> list[str]:
     """Return in what a profile differs from what is wanted, as sentences; empty if it is of use."""
     found = []
     if profiled.model != wanted.model:
@@ -115,12 +115,12 @@ def _changed(word: str, before: Mapping[str, str], now: Mapping[str, str]) -> li
     ]
 
 
-def check_identity(profile: Profile, wanted: ProfileIdentity, *, named: str, runfile: str) -> None:
+def check_profile(profile: Profile, wanted: ProfileIdentity, *, named: str, runfile: str) -> None:
     """Raise WrongProfile if a profile is not of the run's model, machine, libraries and settings.
 
     `named`: the profile's file.
     """
-    if wrong := differences(profile.identity, wanted):
+    if wrong := identity_differences(profile.identity, wanted):
         lines = "\n".join(f"  {one}" for one in wrong)
         raise WrongProfile(
             f"{named} is a profile of something else, so its times would be wrong:\n{lines}\n"

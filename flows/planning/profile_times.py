@@ -1,6 +1,6 @@
 """The times that plans and simulations need, from a profile.
 
-measured points ──► curves ──► EngineTimes, LearnerTimes, LinkTimes, for the slots, threads and ranks asked for
+measured points ──► curves ──► EngineTimes, LearnerTimes, LinkTimes, for given slots, threads and ranks
 
 Each `spread` has in it how wrong the curves are at points that they were not fitted to, the noise of single
 figures, and how far what is asked for is from what was measured.
@@ -9,14 +9,14 @@ figures, and how far what is asked for is from what was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
-from schemas.profile import DecodePoint, Profile, TrainPoint
+from schemas.profile import Profile
 
 # Where more threads or ranks are asked for than were measured: n times as many are n ** SCALING as fast. No
 # profile can tell; the two outer cases, no gain and all of it, are about two of these deviations away.
@@ -52,7 +52,7 @@ def held_out_errors(profile: Profile) -> ProfileErrors:
     )
 
 
-def engine_times(
+def measured_engine(
     profile: Profile, *, slots: int | None = None, threads: int | None = None, beside: bool = True
 ) -> EngineTimes:
     """Return the times of one of the run's engines, by default with the slots and threads that were measured.
@@ -63,7 +63,7 @@ def engine_times(
     sizes = profile.identity.sizes
     slots = slots or sizes["generator.slots"]
     faster, unsure = _scaled(threads, sizes["generator.threads"])
-    factor = (profile.together.generation if beside else 1.0) / faster
+    factor = (max(1.0, profile.together.generation) if beside else 1.0) / faster
     prompt = _mean(profile.lengths.prompts, 1.0)
     largest = max(one.samples for one in points)
     errors = held_out_errors(profile).decode
@@ -71,34 +71,36 @@ def engine_times(
         _spread_of(curve.spread, errors), unsure, _BEYOND_SPREAD * max(0.0, math.log2(slots / largest))
     )
     table = [curve.batch_s(max(1, size)) * factor for size in range(slots + 1)]
+    full_rate = slots / (table[slots] * max(1.0, _mean(profile.lengths.answers, 1.0)))  # samples a second
     return EngineTimes(
         batch_s=tuple(table), context_s=curve.context_s * factor,
         prefill_s=(curve.prompt_s + (curve.begun_s + curve.ended_s) / max(1.0, prompt)) * factor,
         install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
-        cores=profile.generation.busy_cores * (threads or 1) / max(1, sizes["generator.threads"] if threads else 1),
+        cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0)
+        + _beside_engine_s(profile) * full_rate,
         spread=spread,
     )  # fmt: skip
 
 
-def learner_times(
+def measured_learner(
     profile: Profile, *, ranks: int | None = None, threads: int | None = None, trained: float | None = None,
     lengths: Sequence[tuple[int, int]] = (), beside: bool = True,
 ) -> LearnerTimes:  # fmt: skip
     """Return the times of the run's trainer, by default with the ranks and threads that were measured.
 
     `trained`: share of the samples that have a gradient; by default as with the first weights. `lengths`: of
-    prompts and answers, where they are not those of the profile. `beside`: as for `engine_times`.
+    prompts and answers, where they are not those of the profile. `beside`: as for `measured_engine`.
     """
     training, curve = profile.training, TrainCurve.fitted(profile.training.points)
     sizes = profile.identity.sizes
     faster, unsure = _scaled(ranks, sizes["trainer.ranks"])
     more, unsure_too = _scaled(threads, sizes["trainer.threads"])
-    factor = (profile.together.training if beside else 1.0) / faster / more
+    factor = (max(1.0, profile.together.training) if beside else 1.0) / faster / more
     if trained is None:
         trained = profile.lengths.informative
     pairs = np.array(lengths or _pairs(profile), dtype=float)
     tokens = pairs.sum(axis=1)
-    mean, attended = float(tokens.mean()), float((tokens**2).mean() / 2)
+    mean, attended = float(tokens.mean()), float((tokens**2).mean()) / 2
     token_s = curve.token_s + (curve.sample_s + curve.context_s * attended) / mean
     record_s = training.record_s / max(1, training.record_samples)
     errors = held_out_errors(profile).train
@@ -106,17 +108,31 @@ def learner_times(
     return LearnerTimes(
         token_s=token_s * factor * trained + (training.read_s + record_s) / mean,
         microbatch_s=curve.micro_batch_s * factor,
-        step_s=(training.step_s + training.hash_s) * (factor * faster * more),
+        step_s=(training.step_s + training.hash_s) * (factor * faster * more) + (
+            profile.overheads.iteration_s if profile.overheads else 0.0
+        ),
         publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
-        cores=training.busy_cores * (ranks or 1) / (sizes["trainer.ranks"] if ranks else 1),
+        cores=training.busy_cores * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
         spread=math.hypot(
             _spread_of(curve.spread, errors), unsure, unsure_too, _BEYOND_SPREAD * beyond,
         ),
     )  # fmt: skip
 
 
-def link_times(profile: Profile) -> LinkTimes:
-    """Return how fast versions come from the run's store to a generator here, until an engine can take them."""
+def cores_for_work(profile: Profile) -> float:
+    """Return the cores of the machine that engines and learner may keep busy, with all others at work."""
+    taken = profile.overheads.steady_cores if profile.overheads else 0.0
+    return max(0.1, profile.identity.cores - taken)
+
+
+def _beside_engine_s(profile: Profile) -> float:
+    """Return the processor seconds that other processes need for each sample."""
+    others = profile.overheads.sample_cpu_s if profile.overheads else 0.0
+    return (profile.rewards.cpu_s or profile.rewards.seconds) + others
+
+
+def measured_link(profile: Profile) -> LinkTimes:
+    """Return how fast versions come from the run's store to a generator here, up to their installation."""
     weights = profile.weights
     seconds = weights.fetch_s + weights.patch_s + weights.prepare_s
     return LinkTimes(
@@ -136,7 +152,7 @@ def _pairs(profile: Profile) -> list[tuple[int, int]]:
 def _spread_of(spread: float, errors: Sequence[float]) -> float:
     """Return the relative deviation: that of points around their curve, or at held-out ones if it is more."""
     unseen = math.sqrt(float(np.mean(np.square(errors)))) if len(errors) else spread
-    return max(_LEAST_SPREAD, spread, unseen)
+    return float(max(_LEAST_SPREAD, spread, unseen))
 
 
 def _scaled(wanted: int | None, measured: int) -> tuple[float, float]:

@@ -55,7 +55,7 @@ class ProfiledLearner:
 
     def open(self) -> ProfiledLearner:
         """Start the process; `wait_until_ready` waits for the learner. Return itself."""
-        self._began = time.monotonic()
+        self._began = time.time()
         self._link, theirs = Pipe()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115, closed in close
         self._process = start_child(
@@ -71,8 +71,9 @@ class ProfiledLearner:
 
     def wait_until_ready(self) -> None:
         """Wait until the learner is loaded. Raises ProfilingFailed if it can't be."""
-        self.root = self._take(LearnerReady).root
-        self.start_s = time.monotonic() - self._began
+        ready = self._take(LearnerReady)
+        self.root = ready.root
+        self.start_s = max(1e-3, ready.ready_at - self._began)
 
     def take(self, records: Sequence[bytes]) -> float:
         """Give samples to train. Return the seconds of reading one."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.planning.profile_file import profile_for, usual_place, write_profile
-from flows.planning.profile_identity import identity_of
+from flows.planning.profile_identity import profile_identity
+from flows.planning.run_overheads import overheads_of
 from flows.run.checks import check, check_context
-from flows.run.inspection import inspect_built, inspect_start
+from flows.run.inspection import inspect_built
 from flows.run.locations import known_places
 from flows.run.request import RunRequest
 from flows.run.start_model import model_at_hand, prepare_model
@@ -26,6 +27,7 @@ class ProfileAsked:
     file: Path | None = None  # None: its usual place
     again: bool = False  # though there is one
     seconds: float = 40.0  # of measuring, about
+    run: Path | None = None  # report folder of a run whose overheads are taken into it
 
 
 def profile_of_run(
@@ -35,15 +37,18 @@ def profile_of_run(
     from flows.planning.measuring import measure
 
     spec = check(RunRequest(asked.runfile, asked.overrides))
+    overheads = overheads_of(asked.run) if asked.run else None
     built = model_at_hand(spec) is None
     model = prepare_model(spec, progress)
     check_context(spec, model)
     if built:
         inspect_built(spec, model, asked.runfile, say)
-    place = asked.file or usual_place(spec, identity_of(spec, model))
+    place = asked.file or usual_place(spec, profile_identity(spec, model))
     if not asked.again and place.is_file():
-        profile_for(spec, model, runfile=asked.runfile, file=place)
+        kept = profile_for(spec, model, runfile=asked.runfile, file=place)
+        if kept is not None and overheads is not None:
+            write_profile(kept.model_copy(update={"overheads": overheads}), place)
         return place, False
     found = measure(spec, model, known_places(spec), progress, seconds=asked.seconds)
-    write_profile(found, place)
+    write_profile(found.model_copy(update={"overheads": overheads}), place)
     return place, True

@@ -26,13 +26,15 @@ from producers.engines.profile_process import (
     TimedInstall,
 )
 from producers.engines.remote import answer_of
-from producers.engines.step_timing import StepTable, TimedDraw
+from producers.engines.step_timing import WAITING, StepTable, TimedDraw
 from schemas.shortening import printable
 
 _SHOWN = 2_000  # characters
 _LATE_S = 60.0  # beyond the time that a draw may take
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Paced | Ready | Refused | DrawReport | InstallTimes | EngineMemory]).decode
+_decode = msgspec.msgpack.Decoder(
+    list[Paced | Ready | Refused | DrawReport | InstallTimes | EngineMemory]
+).decode
 _Report = TypeVar("_Report", Ready, DrawReport, InstallTimes, EngineMemory)
 
 
@@ -80,7 +82,7 @@ class ProfiledEngine:
 
     def drawn(self, order: TimedDraw) -> tuple[StepTable, list[DrawnAnswer]]:
         """Wait for the result of a draw that was begun."""
-        found = self._take(DrawReport, order.most_s + _LATE_S + self._deadline)
+        found = self._take(DrawReport, WAITING * order.most_s + _LATE_S + self._deadline)
         return found.table, [answer_of(one) for one in found.answers]
 
     def install(self, patch: PatchFile, *, recompute: bool = False) -> InstallTimes:

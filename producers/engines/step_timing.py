@@ -2,7 +2,7 @@
 
 requests ──► a free slot takes the next ──► step ──► how long it took, and what was in it
 
-An engine does not say what a step did, so that is told from the tokens that its samples have before and after.
+An engine does not say what a step did; that is told from the tokens that its samples have before and after.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import msgspec
 from infra.core_waits import WorkTime, WorkWatch
 from producers.engines.engine import DrawnAnswer, LocalEngine, SampleRequest
 
+WAITING = 4.0  # times as long as without waits for a core may a draw take
+
 
 class TimedDraw(msgspec.Struct, frozen=True, kw_only=True, tag="timed_draw"):
     """An order: draw these samples, at most `slots` at once, and time each step."""
 
     requests: list[SampleRequest]
     slots: int
-    most_s: float  # then the samples that are left are dropped
+    most_s: float  # without waits for a core; then the samples that are left are handed over as they are
     most_steps: int
 
 
@@ -56,8 +58,11 @@ def draw_timed(
     prompts = {request.id: len(request.prompt) for request in order.requests}
     tokens: dict[str, int] = {}
     table, answers, watch = StepTable(), [], WorkWatch()
-    until = time.monotonic() + order.most_s
-    while (waiting or tokens) and len(table.seconds) < order.most_steps and time.monotonic() < until:
+    until = time.monotonic() + WAITING * order.most_s
+    while (
+        (waiting or tokens) and len(table.seconds) < order.most_steps
+        and watch.seconds < order.most_s and time.monotonic() < until
+    ):  # fmt: skip
         fresh = []
         while waiting and len(tokens) < order.slots:
             fresh.append(request := waiting.popleft())
