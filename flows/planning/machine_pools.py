@@ -34,11 +34,17 @@ class MachinePool:
     generates: bool = True
     trains: bool = True
     link: LinkTimes | None = None  # to the run's object store; None: they stand beside it
+    free_cores: float | None = None  # that other processes leave, where cores are shared; None: all
 
     @property
     def shares_cores(self) -> bool:
         """Whether processes share its devices, as CPU cores can be, rather than have them for themselves."""
         return self.hardware.upper() == CPU
+
+    @property
+    def work_cores(self) -> float:
+        """The cores that engines and learner may keep busy, where they share them."""
+        return float(self.total) if self.free_cores is None else self.free_cores
 
     @property
     def grain(self) -> int:

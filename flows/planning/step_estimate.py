@@ -218,7 +218,7 @@ class _SplitTable:
         self._together = np.zeros(many, bool)  # whether the generators share the trainer's cores
         for row, split in enumerate(splits):
             if split.trainer.pool.shares_cores:
-                self._all_cores[row] = split.trainer.pool.total
+                self._all_cores[row] = split.trainer.pool.work_cores
             for column, (kind, count) in enumerate(split.generators):
                 engine, link = kind.engine, kind.pool.link
                 self.kinds[row, column], self.counts[row, column] = numbers[id(kind)], count
@@ -238,7 +238,7 @@ class _SplitTable:
         for row, split in enumerate(splits):
             for column, (kind, _) in enumerate(split.generators):
                 if kind.pool.shares_cores:
-                    found[row, column] = kind.pool.total
+                    found[row, column] = kind.pool.work_cores
         return found
 
     def least_s(self) -> np.ndarray:

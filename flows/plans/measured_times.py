@@ -69,7 +69,7 @@ class MeasuredTimes:
         if not self.measured(hardware):
             return self.others().engine(hardware, tensor_parallel, slots)
         threads = tensor_parallel if self._shares_cores else None
-        return profile_times.engine_times(self.profile, slots=slots, threads=threads)
+        return profile_times.measured_engine(self.profile, slots=slots, threads=threads)
 
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
         """Return the times of a trainer with so many devices; on a CPU these are threads of its ranks."""
@@ -78,10 +78,14 @@ class MeasuredTimes:
         threads = self.spec.trainer.threads if self._shares_cores else 1
         if devices % threads:
             return None  # ranks have as many threads as the run file says
-        return profile_times.learner_times(
+        return profile_times.measured_learner(
             self.profile, ranks=devices // threads, threads=threads, lengths=self.lengths
         )
 
+    def work_cores(self) -> float | None:
+        """Return the cores that engines and learner have beside all others; None if they share none."""
+        return profile_times.cores_for_work(self.profile) if self._shares_cores else None
+
     def link(self) -> LinkTimes:
         """Return how fast versions of the weights come from the run's store to an engine of this machine."""
-        return profile_times.link_times(self.profile)
+        return profile_times.measured_link(self.profile)

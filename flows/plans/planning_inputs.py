@@ -81,7 +81,9 @@ def planning_inputs(
         return PlanningInputs(spec, pools, table(), lengths, demand)
     times = MeasuredTimes(spec, measured, demand, _pairs(spec, lengths.workload), table, list(HARDWARE))
     near = [
-        replace(pool, link=times.link()) if not pool.site and times.measured(pool.hardware) else pool
+        replace(pool, link=times.link(), free_cores=times.work_cores())
+        if not pool.site and times.measured(pool.hardware)
+        else pool
         for pool in pools
     ]
     return PlanningInputs(spec, tuple(near), times, lengths, demand)

@@ -57,7 +57,7 @@ def simulated_run(
         learner=slower_learner(split.trainer.learner, scaled.learner),
         sites=tuple(_site(kind, count, scaled) for kind, count in split.generators),
         workload=workload if factor == 1.0 else longer(workload, factor),
-        cores=float(split.trainer.pool.total) if shared else None,
+        cores=split.trainer.pool.work_cores if shared else None,
         colocated=split.takes_turns,
         iterations=iterations,
         seed=seed,
