@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import torch
 
+from consumers.batches.cutting import trained_next
 from consumers.batches.log_places import Gone
 from consumers.batches.micro_batches import plan
 from consumers.batches.training_rows import TrainingRow, drawn_again
@@ -339,12 +340,12 @@ class Trainer:
 
     def _chosen(self, ready: Sequence[Bundle], *, missing: int) -> Sequence[Bundle]:
         """Choose the bundles to train next: one as composed at admission, or all that are here if it pays."""
-        if self._loss.whole_step:
-            return [] if missing else ready
-        if not self._spec.composes_on_arrival:
-            return ready[:1]
-        tokens = sum(row.sample.true_length for bundle in ready for row in bundle.in_order())
-        return ready if not missing or tokens >= self._spec.trainer.bundle_tokens else []
+        count = trained_next(
+            self._spec, len(ready),
+            lambda: sum(row.sample.true_length for bundle in ready for row in bundle.in_order()),
+            missing=bool(missing), whole_step=self._loss.whole_step,
+        )  # fmt: skip
+        return ready[:count]
 
     def _train(self, step: StepParts, rows: Sequence[TrainingRow]) -> None:
         began = time.monotonic()

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from consumers.batches.micro_batches import MicroBatchPlan, cut, plan
+from consumers.batches.cutting import cut
+from consumers.batches.micro_batches import MicroBatchPlan, plan
 from consumers.batches.reweighting import Reweighted, reweighted
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.fingerprint import Fingerprint, distance

@@ -21,6 +21,9 @@ Explained
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
 ├── RunFailed         a run                    flows
+├── ProfilingFailed   a part of a run          flows.planning.profiled_learner
+├── BadProfile        a profile's file         flows.planning.profile_file
+├── WrongProfile      a profile of another run flows.planning.profile_identity
 └── ExportError       a model's folder         flows.checkpoints.version_source
 """
 

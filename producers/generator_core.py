@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from schemas.identity import SampleKey, sample_id, sample_key, sampling_seed
 from schemas.messages import TRAIN, Part
 from schemas.runspec import RunSpec
 
+_NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
 
 @dataclass
 class Begun:
@@ -36,8 +38,8 @@ class Begun:
     version_starts: list[int]
     versions: list[int]
     roots: list[str]
-    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # made by other generators
-    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    tokens: np.ndarray = field(default_factory=lambda: _NO_TOKENS)  # made by other generators
+    logprobs: np.ndarray = field(default_factory=lambda: _NO_LOGPROBS)
 
     @classmethod
     def of(cls, part: Part, job: SampleJob) -> Begun:
@@ -45,6 +47,15 @@ class Begun:
         return cls(
             job, part.seed, part.started_at, part.version_starts.tolist(), part.versions.tolist(),
             list(part.roots), part.tokens, part.logprobs,
+        )  # fmt: skip
+
+    def whole(self, drawn: DrawnAnswer) -> DrawnAnswer:
+        """Return an answer with the tokens that other generators had made before."""
+        if not self.tokens.size:
+            return drawn
+        return replace(
+            drawn, tokens=np.concatenate([self.tokens, drawn.tokens]),
+            logprobs=np.concatenate([self.logprobs, drawn.logprobs]),
         )  # fmt: skip
 
     def goes_on_with(self, fresh: VerifiedWeights, tokens: int) -> None:
@@ -204,11 +215,7 @@ class Decoding:
         for one in finished:
             if one.id in self._running:  # else it was aborted or handed over
                 begun = self._running.pop(one.id)
-                tokens = np.concatenate([begun.tokens, one.tokens])
-                logprobs = np.concatenate([begun.logprobs, one.logprobs])
-                self._unproven[one.id] = MadeSample(
-                    begun, DrawnAnswer(one.id, tokens, logprobs, one.finish), now
-                )
+                self._unproven[one.id] = MadeSample(begun, begun.whole(one), now)
         self._verify()
         older = [made for made in self._unproven.values() if made.begun.versions[-1] != self.version]
         made = list(self._unproven.values()) if self._verified else older

@@ -21,7 +21,7 @@ from typing import Any
 
 from infra.code import module
 from infra.credentials import without_credentials
-from infra.supervise.children import kill, start_child
+from infra.supervise.children import kill, start_child, used_s
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
 
@@ -111,6 +111,10 @@ class RewardPool:
     def pending(self) -> int:
         """Return how many completions have no score yet."""
         return len(self._waiting) + sum(len(worker.jobs) for worker in self._workers)
+
+    def cpu_s(self) -> float:
+        """Return the processor seconds of the workers that are there."""
+        return sum(used_s(worker.process) for worker in self._workers)
 
     def poll(self) -> list[RewardOutcome]:
         """Return the scores that have come since the last call. Replace workers that are late.

@@ -13,6 +13,7 @@ from schemas.dispatching import POLICIES, DispatchSection
 from schemas.generation import ENGINES, GeneratorSection
 from schemas.identity import ROUND
 from schemas.losses import LOSSES, LossSection
+from schemas.machines import MachinesSection, check_uses
 from schemas.seams import Seam
 from schemas.section import Section
 from schemas.shortening import shown
@@ -309,6 +310,19 @@ class SiteSection(Section):
         "the deployment `sync-weights/NAME`; otherwise say `streamrl join RUN --site NAME` "
         "there.",
     )
+    link_gbit_s: float | None = Field(
+        None,
+        gt=0,
+        le=100_000,
+        description="Gigabits a second that come to the site from the run's object store. `streamrl plan` "
+        "needs it for machines at the site; a run does not.",
+    )
+    link_latency_ms: float = Field(
+        0.0,
+        ge=0,
+        le=600_000,
+        description="Milliseconds that a byte takes from the run's object store to the site.",
+    )
 
 
 class PlacementSection(Section):
@@ -334,6 +348,12 @@ class PlacementSection(Section):
     sites: dict[PlainName, SiteSection] = Field(
         {}, max_length=1000, description="Far sites by name, each with generators of its own."
     )
+    machines: dict[PlainName, MachinesSection] = Field(
+        {},
+        max_length=100,
+        description="Machines by name that `streamrl plan` may use. A run starts nothing because of them. "
+        "Without them a plan is for the machine on which it is asked for.",
+    )
     restarts: int = Field(
         3,
         ge=0,
@@ -343,6 +363,11 @@ class PlacementSection(Section):
         "or relay that does is left out, and tried again every ten minutes while others make "
         "samples.",
     )
+
+    @model_validator(mode="after")
+    def _machines_make_up_a_run(self) -> PlacementSection:
+        check_uses(self.machines, {name: site.link_gbit_s for name, site in self.sites.items()})
+        return self
 
     @model_validator(mode="after")
     def _archived_in_time(self) -> PlacementSection:

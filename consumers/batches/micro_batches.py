@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from consumers.batches.cutting import cut
 from consumers.batches.packing import Packing, pack_sequences
 from consumers.batches.training_rows import TrainingRow
 from schemas.losses import SAMPLES, LossSection
@@ -45,35 +46,6 @@ class LossOfRows(Protocol):
 
     def left_out(self, samples: Sequence[Sample]) -> set[int]:
         """Return the groups that neither have a gradient nor count in the average."""
-
-
-def cut(lengths: Sequence[int], budget: int, parts: int) -> list[int]:
-    """Return the sizes of the micro-batches that rows, sorted by length, are cut into.
-
-    Their number is the smallest that keeps each within `budget` tokens, rounded up to a multiple of `parts`
-    so that all ranks get equally many. Of such cuts, the one whose largest micro-batch is smallest is taken.
-    """
-    if not lengths:
-        return []
-    count = -(-len(_filled(lengths, budget)) // parts) * parts
-    least, most = max(lengths[-1], -(-sum(lengths) // count)), budget
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if len(_filled(lengths, middle)) <= count else (middle + 1, most)
-    return _filled(lengths, most)
-
-
-def _filled(lengths: Sequence[int], most: int) -> list[int]:
-    """Fill micro-batches one after the other with up to `most` tokens each; return their sizes."""
-    sizes = [0]
-    held = 0
-    for length in lengths:
-        if sizes[-1] and held + length > most:
-            sizes.append(0)
-            held = 0
-        sizes[-1] += 1
-        held += length
-    return sizes
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:

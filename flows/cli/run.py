@@ -104,6 +104,7 @@ def check_only(request: object) -> None:
 
 def carry_out(request: object, *, prefect: bool) -> None:
     """Run a request with the terminal as its screen, and show the result."""
+    from flows.cli.shared.predicting import PredictionBeside
     from flows.cli.shared.result import show_result
     from flows.cli.shared.running import run_here
     from flows.run.request import RunCancelled, RunRequest
@@ -111,10 +112,11 @@ def carry_out(request: object, *, prefect: bool) -> None:
     assert isinstance(request, RunRequest)
     console = out()
     try:
-        with sigterm_interrupts():
-            result = run_here(request, console, prefect=prefect)
+        with sigterm_interrupts(), PredictionBeside(request) as beside:
+            result = run_here(request, console, prefect=prefect, news=beside.tell)
+            prediction = beside.prediction
     except KeyboardInterrupt:
         fail("stopped; every process of the run has ended", INTERRUPTED)
     except RunCancelled as cancelled:
         fail(str(cancelled), INTERRUPTED)
-    show_result(console, result)
+    show_result(console, result, prediction)

@@ -203,6 +203,11 @@ class DeadlinePolicy:
         return min(self.chooser.wakes_at, self._held_until if self._pending.held else float("inf"))
 
     @property
+    def usual_choice_s(self) -> float:
+        """The seconds that the choice in hand usually takes."""
+        return 0.0 if self._pending is None else self._pending.work * _USUAL_COST_S / _USUAL_WORK
+
+    @property
     def by_deadline(self) -> bool:
         """Whether a deadline is in force; otherwise it is longest first."""
         return self.plan is not None and self.plan.deadline < NO_DEADLINE

@@ -29,6 +29,7 @@ class SampleRequest:
     seed: int
     priority: float  # the predicted length; the longest come first
     made: Sequence[int] = ()  # tokens that other engines have made already
+    endless: bool = False  # to measure steps: nothing but `max_tokens` ends it, as far as the engine can
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,10 +155,14 @@ class VllmEngine:
             self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter)
 
     def submit(self, request: SampleRequest) -> None:
-        self._made[request.id] = request.made
+        params = self._params(request.max_tokens - len(request.made))
+        if request.endless:
+            params.ignore_eos = True
+        else:
+            self._made[request.id] = request.made  # only in these `_stopped` looks for stop strings
         if self._speculation:
             self._speculation.open(request.id, request.prompt)
-        self._add(request, self._params(request.max_tokens - len(request.made)))
+        self._add(request, params)
 
     def _add(self, request: SampleRequest, params: object) -> None:
         self._sampler.open(request.id, request.seed, len(request.made))
@@ -299,6 +303,12 @@ class VllmEngine:
 
     def digests(self) -> dict[str, str]:
         return self.weights.digests()
+
+    @property
+    def memory_tokens(self) -> int:
+        """The tokens that the KV cache holds."""
+        cache = self._engine.vllm_config.cache_config
+        return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
 
     def pace(self) -> Pace:
         drafted, accepted = self._speculation.counts() if self._speculation else (0, 0)

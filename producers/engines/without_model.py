@@ -6,6 +6,7 @@ The paper measured itself like this. It serves to test and plan dispatch at scal
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,8 +57,26 @@ class VirtualClock:
         """Do nothing: virtual time does not pass by itself."""
 
 
+_LONGEST = 1 << 15  # longer answers have arrays of their own
+_TOKENS, _LOGPROBS = np.zeros(_LONGEST, np.int32), np.zeros(_LONGEST, np.float32)
+for _shared in (_TOKENS, _LOGPROBS):
+    _shared.setflags(write=False)
+
+
+def _tokens(length: int) -> np.ndarray:
+    return _TOKENS[:length] if length <= _LONGEST else np.zeros(length, np.int32)
+
+
+def _logprobs(length: int) -> np.ndarray:
+    return _LOGPROBS[:length] if length <= _LONGEST else np.zeros(length, np.float32)
+
+
 class ReplayEngine:
-    """Finishes a request after as many steps as its length. A step takes `seconds[batch]`."""
+    """Finishes a request after as many steps as its length.
+
+    A step takes `seconds[batch]`, and `context_s` more for each token of prompt and answer that its samples
+    attend to. So many steps take a time that is quadratic in their number: no step is counted by itself.
+    """
 
     def __init__(
         self,
@@ -66,9 +85,13 @@ class ReplayEngine:
         clock: Clock,
         *,
         prefill_s: float = 0.0,
+        context_s: float = 0.0,
+        install_s: float = 0.0,
     ) -> None:
+        """`install_s`: without a step while new weights replace others."""
         self._seconds, self._length_of, self._clock = seconds, length_of, clock
         self._prefill_s = prefill_s  # for each token of a prompt; nothing else is computed meanwhile
+        self._context_s, self._install_s = context_s, install_s
         self._slots = len(seconds) - 1
         self._waiting: list[tuple[float, int, SampleRequest]] = []
         self._running: list[
@@ -76,6 +99,10 @@ class ReplayEngine:
         ] = []  # by the step at which each ends: length
         self._count = 0
         self._steps, self._at = 0.0, clock.now()
+        self._began = 0.0  # sum over running samples: tokens that each attends to, less `_steps`
+        self._speed, self._held_s = 1.0, 0.0  # work in a second; and, at speed 0, that comes before any step
+        self._seen = clock.now()
+        self._installing_s = 0.0  # work of installing that is left
         self._ended: list[tuple[SampleRequest, int]] = []
         self._model: dict[str, Bits] = {}
         self._root: str | None = None
@@ -94,8 +121,7 @@ class ReplayEngine:
             self._advance()
         ended, self._ended = self._ended, []
         return [
-            DrawnAnswer(request.id, np.zeros(length, np.int32), np.zeros(length, np.float32), "stop")
-            for request, length in ended
+            DrawnAnswer(request.id, _tokens(length), _logprobs(length), "stop") for request, length in ended
         ]
 
     def next_end(self) -> float:
@@ -103,18 +129,80 @@ class ReplayEngine:
         return self._clock.now() if self._ended else self._soonest()
 
     def _soonest(self) -> float:
-        if not self._running:
+        if not self._running or not self._speed:
             return float("inf")
-        return self._at + (self._running[0][0] - self._steps) * float(self._seconds[len(self._running)])
+        return self._at + self._work_of(self._running[0][0] - self._steps) / self._speed
+
+    def _work_of(self, steps: float) -> float:
+        """Return the seconds of so many steps with the samples that run now, at full speed."""
+        batch = len(self._running)
+        step_s = float(self._seconds[batch])
+        if not self._context_s:
+            return steps * step_s
+        return steps * (step_s + self._context_s * (self._attended() + batch * steps / 2))
+
+    def _steps_in(self, work_s: float) -> float:
+        """Return the steps that so many seconds at full speed are enough for: the inverse of `_work_of`."""
+        batch = len(self._running)
+        step_s = float(self._seconds[batch])
+        if not self._context_s:
+            return work_s / step_s
+        first, growth = step_s + self._context_s * self._attended(), self._context_s * batch
+        return 2 * work_s / (first + math.sqrt(first * first + 2 * growth * work_s))
+
+    def _attended(self) -> float:
+        """Return how many tokens the running samples attend to.
+
+        A step that draws token j attends to the prompt and j - 1 tokens. Over whole steps their sum is that
+        of a quantity which grows evenly, from half a token less.
+        """
+        return max(0.0, self._began + len(self._running) * (self._steps - 0.5))
+
+    def set_speed(self, speed: float) -> None:
+        """Go on at so much of the full speed, 0 to 1: other work shares the processor from now on."""
+        self._advance()
+        now = self._clock.now()
+        left_s = self._held_s + max(0.0, self._at - now) * self._speed
+        self._speed, self._held_s = speed, 0.0 if speed else left_s
+        self._at = now + (left_s / speed if speed else 0.0)
+
+    def _stand_still(self, work_s: float) -> None:
+        """Make no step for so many seconds of work."""
+        if self._speed:
+            self._at += work_s / self._speed
+        else:
+            self._held_s += work_s
+
+    def standing_still(self) -> tuple[float, float]:
+        """Return for how many seconds from now no step is made: to install weights, and to prefill."""
+        if not self._speed:
+            return 0.0, 0.0
+        left_s = max(0.0, self._at - self._clock.now())
+        installing_s = min(left_s, self._installing_s / self._speed)
+        return installing_s, left_s - installing_s
+
+    def _note_standstill(self, now: float) -> None:
+        """Count for how long no step was made since the last call, first for installing."""
+        if self._installing_s:
+            stood_s = max(0.0, min(now, self._at) - self._seen)
+            self._installing_s = max(0.0, self._installing_s - stood_s * self._speed)
+        self._seen = max(now, self._seen)
 
     def abort(self, ids: Sequence[str]) -> None:
         self._advance()
         gone = set(ids)
         self._waiting = [entry for entry in self._waiting if entry[2].id not in gone]
+        self._began -= sum(self._attends(entry) for entry in self._running if entry[-1].id in gone)
         self._running = [entry for entry in self._running if entry[-1].id not in gone]
         heapq.heapify(self._waiting)
         heapq.heapify(self._running)
         self._fill()
+
+    @staticmethod
+    def _attends(entry: tuple[float, int, int, SampleRequest]) -> float:
+        """Return the tokens that a running sample attends to, less the steps made."""
+        end, _, length, request = entry
+        return max(1, len(request.prompt) + len(request.made)) - (end - length)
 
     def unfinished(self) -> dict[str, int]:
         self._advance()
@@ -127,10 +215,7 @@ class ReplayEngine:
         made = self.unfinished()
         mine = [name for name in ids if name in made]
         self.abort(mine)
-        return [
-            DrawnAnswer(name, np.zeros(made[name], np.int32), np.zeros(made[name], np.float32))
-            for name in mine
-        ]
+        return [DrawnAnswer(name, _tokens(made[name]), _logprobs(made[name])) for name in mine]
 
     def prepare(self, patch: PatchFile) -> None:
         self._prepared = patch.read()
@@ -146,11 +231,14 @@ class ReplayEngine:
                 f"the patch is for the weights {self._prepared.since}; the engine holds {self._root}"
             )
         self._prepared.apply(self._model)
-        self._root, self._prepared = self._prepared.root, None
         tokens = self.unfinished()
+        if self._root is not None and self._install_s:
+            self._installing_s += self._install_s
+            self._stand_still(self._install_s)
+        self._root, self._prepared = self._prepared.root, None
         if recompute:
             prompts = sum(len(request.prompt) for *_, request in self._running)
-            self._at += self._prefill_s * (prompts + sum(tokens.values()))
+            self._stand_still(self._prefill_s * (prompts + sum(tokens.values())))
         return Installed(tokens, 0.0)
 
     def digests(self) -> dict[str, str]:
@@ -166,19 +254,23 @@ class ReplayEngine:
     def _advance(self) -> None:
         """Move on to the present time. Each freed slot is filled at the moment at which it became free."""
         now = self._clock.now()
+        self._note_standstill(now)
         while self._running and (moment := self._soonest()) <= now + 1e-9:
             self._steps, self._at = self._running[0][0], max(moment, self._at)
             while self._running and self._running[0][0] <= self._steps + 1e-6:
-                _, _, length, request = heapq.heappop(self._running)
-                self._ended.append((request, length))
+                entry = heapq.heappop(self._running)
+                self._began -= self._attends(entry)
+                self._ended.append((entry[-1], entry[2]))
             self._fill()
         if self._running and now > self._at:
-            self._steps += (now - self._at) / float(self._seconds[len(self._running)])
+            self._steps += self._steps_in((now - self._at) * self._speed)
         self._at = max(now, self._at)
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._slots:
             _, number, request = heapq.heappop(self._waiting)
             length = self._length_of(request) - len(request.made)
-            self._at += self._prefill_s * (len(request.prompt) + len(request.made))
-            heapq.heappush(self._running, (self._steps + length, number, length, request))
+            self._stand_still(self._prefill_s * (len(request.prompt) + len(request.made)))
+            entry = self._steps + length, number, length, request
+            self._began += self._attends(entry)
+            heapq.heappush(self._running, entry)

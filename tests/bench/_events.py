@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flows.simulation.virtual_chooser import VirtualChooser, as_measured, choose_virtually
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy
 from schemas.identity import SampleKey
-from tests.bench._virtual import VirtualChooser, choose_virtually
 
 
 class _Generator:
@@ -159,7 +159,7 @@ def iterate(
     *, latency_s: float, midway: Callable[[Dispatcher], None] | None = None,
 ) -> Iteration:  # fmt: skip
     """Make all samples; they are admitted at the start. `midway` is called when a quarter of them is done."""
-    found, chooser = Iteration(), choose_virtually(policy)
+    found, chooser = Iteration(), choose_virtually(policy, as_measured)
     world = _World(Dispatcher(policy, latency_s=latency_s), tables, lengths)
     dispatcher, charged = world.dispatcher, _Charged(chooser)
     with charged:

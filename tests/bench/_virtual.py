@@ -10,15 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
+from flows.simulation.virtual_chooser import as_measured, choose_virtually
 from infra.weights.digest import digests_of
-from producers.dispatch.deadline import DeadlinePolicy
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy
@@ -46,43 +45,6 @@ class Span:
     length: int
 
 
-class VirtualChooser:
-    """Does the work at once, and has its result when the clock has gone on by the CPU seconds of it."""
-
-    def __init__(self, *, charged: bool = True) -> None:
-        self._charged = charged
-        self._found: tuple[Any, float] | None = None
-        self.wakes_at = float("inf")
-        self.each_s: list[float] = []
-        self.spent_s = 0.0  # in all
-
-    def begin(self, work: Callable[[], Any], now: float) -> None:
-        began = time.thread_time()
-        result = work()
-        seconds = time.thread_time() - began
-        self.spent_s += seconds
-        self.each_s.append(seconds)
-        self._found = result, seconds
-        self.wakes_at = now + (seconds if self._charged else 0.0)
-
-    def take(self, now: float) -> tuple[Any, float] | None:
-        if self._found is None or now < self.wakes_at:
-            return None
-        found, self._found, self.wakes_at = self._found, None, float("inf")
-        return found
-
-    def rests(self, now: float) -> bool:
-        return False
-
-
-def choose_virtually(policy: Policy, *, charged: bool = True) -> VirtualChooser:
-    """Have a policy's choices made beside it in virtual time. Return who makes them."""
-    chooser = VirtualChooser(charged=charged)
-    if isinstance(policy, DeadlinePolicy):
-        policy.chooser = chooser
-    return chooser
-
-
 def generate(
     jobs: Sequence[SampleJob],
     lengths: Mapping[SampleKey, int],
@@ -105,7 +67,7 @@ def generate(
         f"g{number:03d}": ReplayEngine(table, length_of, clock, prefill_s=PREFILL_S)
         for number, table in enumerate(tables)
     }
-    chooser = choose_virtually(policy, charged=thinking)
+    chooser = choose_virtually(policy, as_measured if thinking else lambda cpu_s: 0.0)
     dispatcher, generators = Dispatcher(policy), dict[str, Decoding]()
     for (name, engine), table in zip(engines.items(), tables, strict=True):
         generators[name] = Decoding(make_spec(generator={"slots": len(table) - 1}), engine, clock.now)

@@ -3,7 +3,8 @@
 An iteration trains 1,024 samples in groups of 8, with the lengths of the StreamRL paper (up to 20K tokens)
 and a ranker whose errors have a deviation of .25. The generators have the latency curve of a 7B model on one
 H800. The learner alone would need half of the time that the generators would need with every slot full. All
-that decides anything is the code of a run, with a run's defaults (`_stream_world.py`).
+that decides anything is the code of a run, with a run's defaults (`flows.simulation`); the dispatcher's own
+time is charged.
 
 A token that is computed anew is charged as prefill: `--on-update recompute` shows what running samples cost
 that go on with a fresh KV cache.
@@ -27,11 +28,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.workload import DrawnLengths
+from flows.simulation.simulated_run import MessageTimes, SimulatedRun, SimulatedSite
+from flows.simulation.simulation_result import Simulation
+from flows.simulation.world import World
 from infra.choices import cores
 from producers.dispatch.policies.policy import policy_of
-from producers.ranker.ranker import question_of
 from schemas.runspec import RunSpec
-from tests.bench._stream_world import Learner, StreamResult, StreamWorld
+from tests.bench._virtual import PREFILL_S
 from tests.bench._workloads import BUDGET, Case
 from tests.factories import make_spec
 from tests.waiting import wait_until
@@ -105,43 +110,46 @@ def _row(run: _Run) -> dict[str, Any]:
     if (warm := getattr(policy, "warm", None)) is not None:
         wait_until(warm, what="compiled code", deadline_s=120.0)  # in a run, while engines start
     first = np.unique(samples.group, return_index=True)[1]
-    told = {
-        question_of(str(group), None, []).key: float(samples.predicted[row])
-        for group, row in enumerate(first)
-    }
-    lengths = {
-        (group, index): int(samples.true[row + index])
-        for group, row in enumerate(first) for index in range(SIZE)
-    }  # fmt: skip
+    lengths = DrawnLengths(
+        samples.true.reshape(-1, SIZE).astype(np.int64), np.zeros(len(first), np.int64),
+        samples.predicted[first],
+    )  # fmt: skip
     full = sum((len(table) - 1) / float(table[-1]) for table in tables)  # tokens a second, no slot empty
-    world = StreamWorld(spec, policy, tables, lengths, told, Learner(2 * full, STEP_S))
+    engines = tuple(EngineTimes(tuple(table.tolist()), prefill_s=PREFILL_S) for table in tables)
+    site = SimulatedSite("here", engines)
+    learner = LearnerTimes(1 / (2 * full), step_s=STEP_S)
+    simulated = SimulatedRun(
+        spec, learner, (site,), lengths, seed=run.seed, messages=MessageTimes(measured=True)
+    )
+    result = World(simulated, policy).go()
     return {
         "shape": f"{run.generators} x {run.slots}", "k": run.k, "policy": run.policy, "order": run.order,
-        **_figures(world.run(), spec, run.generators * run.slots),
+        **_figures(result, spec, run.generators * run.slots),
     }  # fmt: skip
 
 
-def _figures(result: StreamResult, spec: RunSpec, slots: int) -> dict[str, float]:
+def _figures(result: Simulation, spec: RunSpec, slots: int) -> dict[str, float]:
     """Without the beginning, when slots fill, and the end, when nothing is admitted any more."""
     algorithm = spec.algorithm
     reach = int(np.ceil(algorithm.staleness))
     first, last = reach + 2, len(result.steps) - reach - 2
     steps = result.steps[first + 1 : last + 1]
-    seconds = result.steps[last].ends - result.steps[first].ends
+    seconds = result.between(first, last)
+    idle_s = result.steps[last].idle_slots_s - result.steps[first].idle_slots_s
     staleness = np.concatenate([step.staleness for step in steps])
     return {
         "samples_per_s": round(len(steps) * GROUPS * SIZE / seconds, 3),
-        "idle": round((result.idle[last] - result.idle[first]) / seconds / slots, 3),
+        "idle": round(idle_s / seconds / slots, 3),
         "staleness_mean": round(float(staleness.mean()), 2),
         "staleness_max": int(staleness.max()),
         "length_balance": round(_balance(result, reach + int(algorithm.most_stale)), 3),
     }
 
 
-def _balance(result: StreamResult, window: int) -> float:
+def _balance(result: Simulation, window: int) -> float:
     """The worst ratio of two mean lengths: of the samples trained in `window` iterations, and made then."""
     trained = np.cumsum([0, *(step.tokens for step in result.steps)])
-    made = np.array([(0, 0), *result.made])
+    made = np.array([(0, 0), *(step.made for step in result.steps)])
     count, tokens = (made[window:] - made[:-window]).T
     ratios = (trained[window:] - trained[:-window]) / (window * GROUPS * SIZE) / (tokens / count)
     return float(ratios[np.argmax(np.abs(np.log(ratios)))])

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.batches.micro_batches import cut, deal, plan, planned_as
+from consumers.batches.cutting import cut
+from consumers.batches.micro_batches import deal, plan, planned_as
 from consumers.batches.training_rows import TrainingRow
 from consumers.losses.loss import loss_of
 from tests.factories import make_sample, make_spec

@@ -31,6 +31,7 @@ COMMANDS = (
     "stop",
     "archive",
     "sql",
+    "profile",
 )
 
 

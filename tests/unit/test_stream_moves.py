@@ -6,11 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.workload import DrawnLengths
+from flows.simulation.simulated_run import SimulatedRun, SimulatedSite
+from flows.simulation.simulation_result import Simulation
+from flows.simulation.world import World
 from producers.dispatch.board import Board
 from producers.dispatch.policies.longest_first_policy import LongestFirst
-from producers.ranker.ranker import question_of
 from schemas.identity import SampleKey
-from tests.bench._stream_world import Learner, StreamResult, StreamWorld
 from tests.factories import make_spec
 
 GROUPS, SIZE, ITERATIONS, GENERATORS, SLOTS = 4, 2, 5, 3, 3
@@ -46,14 +49,13 @@ class Restless(LongestFirst):
         return [(key, target)]
 
 
-def run(seed: int, order: str, on_update: str, *, moving: bool) -> tuple[StreamResult, int]:
+def run(seed: int, order: str, on_update: str, *, moving: bool) -> tuple[Simulation, int]:
     """Return the result of a run, and the tokens of all of its samples."""
     rng = np.random.default_rng(seed)
-    lengths = {
-        (group, index): int(rng.integers(5, 200))
-        for group in range(GROUPS * ITERATIONS) for index in range(SIZE)
-    }  # fmt: skip
-    told = {question_of(str(group), None, []).key: 100.0 for group in range(GROUPS * ITERATIONS)}
+    count = GROUPS * ITERATIONS
+    lengths = DrawnLengths(
+        rng.integers(5, 200, (count, SIZE)), np.zeros(count, np.int64), np.full(count, 100.0)
+    )
     spec = make_spec(
         sampling={"max_tokens": 256}, trainer={"microbatch_tokens": 1024},
         algorithm={
@@ -62,10 +64,13 @@ def run(seed: int, order: str, on_update: str, *, moving: bool) -> tuple[StreamR
         },
         task={"shuffle": False}, generator={"slots": SLOTS, "on_update": on_update},
     )  # fmt: skip
-    tables = [np.linspace(0.01, 0.02, SLOTS + 1) * (1 + number) for number in range(GENERATORS)]
-    policy = Restless(seed) if moving else LongestFirst()
-    world = StreamWorld(spec, policy, tables, lengths, told, Learner(1e5, 0.1))
-    return world.run(), sum(lengths.values())
+    engines = tuple(
+        EngineTimes(tuple(np.linspace(0.01, 0.02, SLOTS + 1) * (1 + number)), prefill_s=1 / 20_000)
+        for number in range(GENERATORS)
+    )
+    simulated = SimulatedRun(spec, LearnerTimes(1e-5, step_s=0.1), (SimulatedSite("here", engines),), lengths)
+    world = World(simulated, Restless(seed) if moving else LongestFirst())
+    return world.go(), int(lengths.answers.sum())
 
 
 @given(
@@ -78,7 +83,7 @@ def test_each_sample_is_trained_once_however_samples_move(seed: int, order: str,
     assert result.moves > 0
     assert sorted(group for step in result.steps for group in step.groups) == list(range(GROUPS * ITERATIONS))
     assert sum(step.tokens for step in result.steps) == tokens
-    assert result.made[-1] == (GROUPS * SIZE * ITERATIONS, tokens)
+    assert result.steps[-1].made == (GROUPS * SIZE * ITERATIONS, tokens)
     assert min(age for step in result.steps for age in step.staleness) >= 0
     if order == "window":
         assert max(age for step in result.steps for age in step.staleness) <= 1
@@ -93,4 +98,4 @@ def test_nothing_moves_unless_the_policy_says_so() -> None:
 def test_tokens_that_are_computed_anew_take_time() -> None:
     continued, _ = run(5, "window", "continue", moving=False)
     recomputed, _ = run(5, "window", "recompute", moving=False)
-    assert recomputed.steps[-1].ends > continued.steps[-1].ends
+    assert recomputed.ended_at > continued.ended_at

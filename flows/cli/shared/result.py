@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,9 +12,15 @@ from flows.page.page_file import PAGE_FILE
 from flows.run.request import RunResult
 from flows.view.live import number, share, tiny
 
+if TYPE_CHECKING:
+    from flows.plans.prediction import Prediction
 
-def show_result(console: Console, result: RunResult) -> None:
-    """Print the rewards before and after, time and other figures of the run, and where the report is."""
+
+def show_result(console: Console, result: RunResult, prediction: Prediction | None = None) -> None:
+    """Print the rewards before and after, time and other figures of the run, and where the report is.
+
+    `prediction`: of the run's speed; it is printed beside the measured one.
+    """
     summary = result.summary
     if summary["result"]:
         table = Table("held-out reward", "problems", "before", "after", "gain", title=f"run {result.run}")
@@ -41,6 +47,10 @@ def show_result(console: Console, result: RunResult) -> None:
         f"idle: trainer {share(summary['trainer_idle'])}, generators {share(summary['generator_idle'])}",
     ]
     console.print("; ".join(facts), highlight=False)
+    if prediction is not None and summary["samples_per_s"]:
+        console.print(
+            prediction.beside(summary["samples_per_s"]), highlight=False, markup=False, soft_wrap=True
+        )
     for line in _about_rewards(summary):
         console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if summary["dead_letters"]:

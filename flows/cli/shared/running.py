@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,17 @@ SEND_S = 10.0
 BUSY_S = 30.0
 
 
-def run_here(request: RunRequest, console: Console, *, prefect: bool) -> RunResult:
-    """Run a request to its end; with `prefect` as a flow, if a Prefect server answers."""
+def run_here(
+    request: RunRequest, console: Console, *, prefect: bool, news: Callable[[Screen], None] | None = None
+) -> RunResult:
+    """Run a request to its end; with `prefect` as a flow, if a Prefect server answers.
+
+    `news`: called with the screen, on which it may say something from a thread of its own.
+    """
     env = prefect_environment() if prefect else {}
     with terminal(console) as screen:
+        if news is not None:
+            news(screen)
         if env:
             return _as_flow(request, screen, env)
         if prefect:

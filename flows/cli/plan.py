@@ -1,0 +1,140 @@
+"""streamrl plan"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.shared.talk import error_console, fail, out, plain_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flows.plans.run_plan import RunPlan
+
+_PICTURES = (".png", ".html")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(plan))
+
+
+def plan(
+    runfile: Annotated[str, typer.Argument(help="The run file, such as examples/count.yaml.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="Measured times, as `streamrl profile` writes them.")
+    ] = None,
+    goal: Annotated[
+        str, typer.Option("--goal", metavar="time|cost", help="Least time for a step, or least cost.")
+    ] = "time",
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", metavar="S", help="Seconds that a step may take.")
+    ] = None,
+    mean_length: Annotated[
+        float | None, typer.Option("--mean-length", metavar="N", help="Tokens of an answer, on average.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the lengths that are drawn.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all figures.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A picture of one iteration: .png, or .html.")
+    ] = None,
+) -> None:
+    """Say how to divide machines between generators and trainer, and how fast and dear a run would be.
+
+    It starts nothing. The machines are those of `placement.machines` in the run file, or else this one.
+    Thousands of splits are estimated; the best few are simulated by the code that would schedule the run.
+
+    Examples:
+
+    [bold]streamrl plan examples/count.yaml[/bold]
+
+    [bold]streamrl plan examples/count.yaml --goal cost --deadline 60 -o plan.png[/bold]
+    """
+    import json
+
+    from flows.cli.shared.planning_bar import planning_bar
+    from flows.planning.allocating import PlanGoal
+    from flows.plans.plan_pages import write_plan_picture
+    from flows.plans.plan_rows import plan_row
+    from flows.plans.planning_inputs import planning_inputs
+    from flows.plans.run_plan import plan_run
+    from schemas.loading import load_run_file
+
+    if goal not in ("time", "cost"):
+        fail(f"--goal {goal}: say time or cost")
+    if output is not None and output.suffix not in _PICTURES:
+        fail(f"-o {output}: the name of a picture ends with {' or '.join(_PICTURES)}")
+    wanted = PlanGoal("time" if goal == "time" else "cost", deadline)
+    spec = load_run_file(runfile, changes or [])
+    with planning_bar() as (say, progress):
+        inputs = planning_inputs(
+            spec, runfile=runfile, profile=profile, mean_length=mean_length, progress=progress
+        )
+        found = plan_run(inputs, wanted, seed=seed, say=say)
+        if output is not None:
+            say("picture", 0, 1)
+            write_plan_picture(found, output, seed)
+    if as_json:
+        typer.echo(json.dumps(plan_row(found)))
+    else:
+        _show(out(), found)
+    if output is not None:
+        error_console().print(f"drawn into {output}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show(console: Console, found: RunPlan) -> None:
+    from rich.table import Table
+
+    from flows.plans.plan_rows import (
+        bubbles_of,
+        figure,
+        link_lines,
+        range_words,
+        settings_of,
+        sources_of,
+        split_words,
+    )
+
+    say = lambda text, style="": console.print(  # noqa: E731
+        text, style=style, highlight=False, markup=False, soft_wrap=True
+    )
+    goal, deadline = found.goal, found.goal.deadline_s
+    title = (
+        f"plan of {found.spec.run}: least {goal.least} of a {'step' if goal.least == 'time' else 'sample'}"
+    )
+    if deadline is not None:
+        title += f", at most {deadline:g} s a step"
+    table = Table(
+        "", "generators", "trainer", "a step", "samples/s", "1,000 samples cost", "staleness", title=title,
+        caption=f"{found.estimated:,} splits estimated, {found.simulated} simulated",
+    )  # fmt: skip
+    rows = [("best", found.chosen), *(("runner-up", one) for one in found.others[:1])]
+    for name, one in rows:
+        generators, trainer = split_words(one.split)
+        best, figures = one is found.chosen, one.figures
+        table.add_row(
+            name, generators, trainer,
+            range_words(found.step_s, " s") if best else f"{figure(figures.step_s)} s",
+            range_words(found.samples_per_s) if best else figure(figures.samples_per_s),
+            (range_words(found.cost_per_1000) if best else figure(figures.cost_per_1000))
+            if one.split.price else "no price",
+            f"{figures.staleness:.2f}, at most {figures.staleness_max}",
+            style="" if best else "dim",
+        )  # fmt: skip
+    console.print(table)
+    if found.others:
+        say(f"the runner-up lost: {found.why}")
+    for line in bubbles_of(found.chosen.figures):
+        say(line)
+    for line in link_lines(found.chosen.split, found.chosen.figures):
+        say(line)
+    say("in parentheses: nine cases of ten lie between")
+    say(f"figures from: {'; '.join(sources_of(found.inputs, found.chosen.split))}")
+    sets = " ".join(f"--set {name}={value}" for name, value in settings_of(found).items())
+    say(f"settings: {sets}", "green")

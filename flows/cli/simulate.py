@@ -1,0 +1,122 @@
+"""streamrl simulate"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.shared.talk import error_console, fail, out, plain_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flows.plans.asked_simulation import AskedSimulation
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(plain_errors(simulate))
+
+
+def simulate(
+    runfile: Annotated[str, typer.Argument(help="The run file, such as examples/count.yaml.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="Measured times, as `streamrl profile` writes them.")
+    ] = None,
+    generators: Annotated[
+        list[str] | None,
+        typer.Option("--generators", metavar="[NAME=]N", help="How many, on all or on named machines."),
+    ] = None,
+    failures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail", metavar="G@S[+S]", help="Generator G dies at second S, and is back after some more."
+        ),
+    ] = None,
+    lengths: Annotated[
+        float, typer.Option("--lengths", metavar="FACTOR", help="Answers are longer by this factor.")
+    ] = 1.0,
+    mean_length: Annotated[
+        float | None, typer.Option("--mean-length", metavar="N", help="Tokens of an answer, on average.")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, max=100_000, help="How many are simulated.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same figures.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all figures.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A picture of one iteration: .png.")
+    ] = None,
+) -> None:
+    """Simulate a run as its run file describes it, or with other generators, failures or lengths.
+
+    The scheduling is the run's own code, in virtual time, with measured or computed times of its parts. It
+    starts nothing.
+
+    Examples:
+
+    [bold]streamrl simulate examples/count.yaml --generators 3 --lengths 2[/bold]
+
+    [bold]streamrl simulate examples/count.yaml --fail 0@30+20 --seed 7 --json[/bold]
+    """
+    import json
+
+    from flows.cli.shared.planning_bar import planning_bar
+    from flows.plans.asked_simulation import asked_row, simulate_asked
+    from flows.plans.plan_pages import draw_simulation
+    from flows.plans.planning_inputs import planning_inputs
+    from schemas.loading import load_run_file
+
+    if output is not None and output.suffix != ".png":
+        fail(f"-o {output}: the name of a picture ends with .png")
+    spec = load_run_file(runfile, changes or [])
+    with planning_bar() as (say, progress):
+        inputs = planning_inputs(
+            spec, runfile=runfile, profile=profile, mean_length=mean_length, progress=progress
+        )
+        say("simulated iterations", 0, 1)
+        found = simulate_asked(
+            inputs, generators=generators or [], failures=failures or [], lengths=lengths,
+            iterations=iterations, seed=seed, picture=output is not None,
+        )  # fmt: skip
+        if output is not None:
+            draw_simulation(found.result, found.split, found.middle, found.title, output)
+    if as_json:
+        typer.echo(json.dumps(asked_row(found)))
+    else:
+        _show(out(), found)
+    if output is not None:
+        error_console().print(f"drawn into {output}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show(console: Console, found: AskedSimulation) -> None:
+    from flows.plans.plan_rows import bubbles_of, figure, link_lines, sources_of, split_words
+
+    say = lambda text, style="": console.print(  # noqa: E731
+        text, style=style, highlight=False, markup=False, soft_wrap=True
+    )
+    figures, result = found.figures, found.result
+    generators, trainer = split_words(found.split)
+    say(f"simulated {found.inputs.spec.run}: generators {generators}; trainer {trainer}", "bold")
+    say(
+        f"{len(result.steps)} iterations with {result.samples:,} samples took {figure(result.ended_at)} "
+        "virtual seconds"
+    )
+    cost = f", 1,000 samples cost {figure(figures.cost_per_1000)}" if found.split.price else ""
+    say(
+        f"a step takes {figure(figures.step_s)} s, {figure(figures.samples_per_s)} samples/s{cost}; "
+        f"staleness {figures.staleness:.2f}, at most {figures.staleness_max}"
+    )
+    for line in [*bubbles_of(figures), *link_lines(found.split, figures)]:
+        say(line)
+    if result.drawn_again or result.moves:
+        say(
+            f"{result.moves} samples moved to another generator; {result.drawn_again} were drawn again, for "
+            "their generator had died"
+        )
+    say(f"figures from: {'; '.join(sources_of(found.inputs, found.split))}")

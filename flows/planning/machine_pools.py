@@ -1,0 +1,95 @@
+"""The machines that a plan divides: pools of one kind at one place, as the run file names them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flows.planning.stage_times import LinkTimes
+from infra.errors import Explained
+from schemas.machines import MachinesSection
+from schemas.runspec import PlacementSection
+
+CPU = "CPU"
+HERE = "here"  # the pool that a plan takes if the run file names none
+
+
+class PlanError(Explained):
+    """No plan can be made. The message says of what, and what to change."""
+
+    lasting = True
+
+
+@dataclass(frozen=True)
+class MachinePool:
+    """Machines of one kind at one place, with one price."""
+
+    name: str
+    hardware: str
+    machines: int = 1
+    devices: int = 1  # of each machine
+    price: float = 0.0  # of a machine for an hour
+    site: str = ""
+    generates: bool = True
+    trains: bool = True
+    link: LinkTimes | None = None  # to the run's object store; None: they stand beside it
+    free_cores: float | None = None  # that other processes leave, where cores are shared; None: all
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether processes share its devices, as CPU cores can be, rather than have them for themselves."""
+        return self.hardware.upper() == CPU
+
+    @property
+    def work_cores(self) -> float:
+        """The cores that engines and learner may keep busy, where they share them."""
+        return float(self.total) if self.free_cores is None else self.free_cores
+
+    @property
+    def grain(self) -> int:
+        """How many devices one side or the other gets at a time: whole machines, if there are several."""
+        return self.devices if self.machines > 1 else 1
+
+    @property
+    def total(self) -> int:
+        """All its devices."""
+        return self.machines * self.devices
+
+    def machines_of(self, devices: int) -> int:
+        """Return how many machines have to be paid for so many devices."""
+        return -(-devices // self.devices)
+
+
+def pools_of(placement: PlacementSection, *, cores: int | None = None) -> tuple[MachinePool, ...]:
+    """Return the pools that a run file names; without any, this machine's cores."""
+    if not placement.machines:
+        return (MachinePool(HERE, CPU, devices=cores or len(os.sched_getaffinity(0))),)
+    return tuple(_pool(name, section, placement) for name, section in placement.machines.items())
+
+
+def _pool(name: str, section: MachinesSection, placement: PlacementSection) -> MachinePool:
+    link = None
+    if section.site:
+        site = placement.sites[section.site]
+        assert site.link_gbit_s is not None, "the run file's own check demands it"
+        link = LinkTimes(site.link_gbit_s * 1e9 / 8, site.link_latency_ms / 1e3)
+    return MachinePool(
+        name, section.hardware, section.count, section.devices, section.price, section.site,
+        "generate" in section.uses, "train" in section.uses, link,
+    )  # fmt: skip
+
+
+def check_pools(pools: Sequence[MachinePool], known: Sequence[str]) -> None:
+    """Raise PlanError if there is hardware that no figures are known of. `known`: all that there are."""
+    import difflib
+
+    by_upper = {one.upper(): one for one in known}
+    for pool in pools:
+        if pool.hardware.upper() not in by_upper:
+            close = difflib.get_close_matches(pool.hardware.upper(), list(by_upper), n=1)
+            hint = f"; did you mean {by_upper[close[0]]}?" if close else ""
+            raise PlanError(
+                f"placement.machines.{pool.name}.hardware: no figures are known of {pool.hardware!r}{hint} "
+                f"(known: {', '.join(known)}). `streamrl profile` measures others"
+            )

@@ -1,0 +1,306 @@
+"""Measures all parts of a run file on this machine, in about a minute, with the code that runs have.
+
+prompts ──► engine alone ──► learner alone ──► weights from one to the other ──► both at once
+                └──► answers ──► rewards, lengths
+
+Engine and learner are processes like those of a run, and start at the same time, as there. All that was
+started ends with this process, or before.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from consumers.learner_process import LearnerOptions
+from consumers.timed_training import CallTable
+from flows.planning.fitted_curves import DecodeCurve, TrainCurve
+from flows.planning.measuring_engine import MeasuredEngine, measure_engine, real_requests
+from flows.planning.measuring_learner import MeasuredLearner, TrainingSamples, made_up, measure_learner
+from flows.planning.measuring_weights import WeightsWay, scratch
+from flows.planning.profile_identity import profile_identity
+from flows.planning.profiled_learner import ProfiledLearner, ProfilingFailed
+from flows.run.commands import GENERATOR, TRAINER, allocator, environment
+from flows.run.locations import Places
+from infra.code import module
+from infra.credentials import without_credentials
+from infra.supervise.children import kill, start_child
+from infra.supervise.team import worker_environment
+from producers.engines.engine import DrawnAnswer
+from producers.engines.engine_messages import EngineOptions
+from producers.engines.remote_profile import ProfiledEngine
+from producers.engines.step_timing import StepTable, TimedDraw
+from producers.first_prompts import FirstPrompt, PromptsAsked, PromptsFound
+from producers.rewards import RewardPool
+from producers.stopping import stopping_of
+from schemas.identity import sample_key
+from schemas.profile import (
+    DecodePoint,
+    GenerationProfile,
+    LengthsProfile,
+    Profile,
+    RewardsProfile,
+    TogetherProfile,
+    TrainingProfile,
+    TrainPoint,
+)
+from schemas.runspec import RunSpec
+
+_Result = TypeVar("_Result", MeasuredEngine, MeasuredLearner)
+ShareDone = Callable[[float, str], None]
+
+_MOST_PROMPTS, _MOST_ANSWERS = 512, 2048
+_VERSIONS = 3
+_POLL_S = 0.0002
+
+
+def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, seconds: float) -> Profile:
+    """Measure a run file's parts. `seconds`: about how long, without the starts of engine and learner."""
+    began = time.monotonic()
+    folder, text = str(model), spec.model_dump_json()
+    store = places.open_store()
+    with ExitStack() as stack:
+        progress(0.0, "reading the task's problems")
+        prompts = read_prompts(spec, folder)
+        progress(0.02, "starting engine and learner")
+        prefix = stack.enter_context(scratch(store))
+        engine = stack.enter_context(
+            closing(
+                ProfiledEngine(
+                    EngineOptions(model=folder, spec=text),
+                    _environment(GENERATOR, spec, places),
+                    deadline_s=spec.deadlines.start_s,
+                ).open()
+            )
+        )
+        learner = stack.enter_context(
+            closing(
+                ProfiledLearner(
+                    LearnerOptions(model=folder, spec=text, store=store.url, prefix=f"{prefix}/weights"),
+                    _environment(TRAINER, spec, places),
+                    deadline_s=spec.deadlines.progress_s,
+                ).open()
+            )
+        )
+        engine.wait_until_ready()
+        learner.wait_until_ready()
+        drawn = _followed(
+            measure_engine(engine, prompts, spec, 0.35 * seconds),
+            lambda share: progress(0.2 + 0.3 * share, "measuring decode steps"),
+        )  # fmt: skip
+        progress(0.5, "measuring rewards")
+        rewards, lengths = _scored(spec, folder, prompts, drawn.answers, 0.1 * seconds)
+        way = WeightsWay(spec, folder, store, prefix)
+        way.bring(learner, engine)
+        samples = made_up(spec, prompts, lengths.answers)
+        trained = _followed(
+            measure_learner(learner, samples, 0.3 * seconds),
+            lambda share: progress(0.55 + 0.25 * share, "measuring training"),
+        )  # fmt: skip
+        progress(0.8, "measuring weights")
+        _bring_versions(way, learner, engine, samples)
+        weights = way.profile()
+        progress(0.85, "measuring both at once")
+        together = _together(engine, learner, prompts, spec, drawn, trained, samples, 0.15 * seconds)
+    progress(1.0, "done")
+    return Profile(
+        made_at=time.time(), took_s=time.monotonic() - began,
+        identity=profile_identity(spec, model, root=learner.root),
+        generation=GenerationProfile(
+            points=drawn.points, start_s=engine.start_s, memory_tokens=engine.memory_tokens,
+            busy_cores=drawn.busy_cores, disturbed=min(1.0, drawn.disturbed),
+        ),
+        training=_training(trained, learner.start_s), weights=weights, rewards=rewards, lengths=lengths,
+        together=together,
+    )  # fmt: skip
+
+
+def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
+    return {**worker_environment(), **places.env, **environment(role, spec), **allocator()}
+
+
+def _followed(steps: Iterable[float | _Result], told: Callable[[float], None]) -> _Result:
+    """Go through the steps of a measurement, tell the share that is done, and return its result."""
+    for one in steps:
+        if not isinstance(one, float):
+            return one
+        told(one)
+    raise AssertionError("a measurement ended without a result")
+
+
+def read_prompts(spec: RunSpec, model: str) -> list[FirstPrompt]:
+    """Return the first prompts that the run would admit. Raises ProfilingFailed if the task has none."""
+    group = spec.algorithm.group_size
+    most = max(1, min(_MOST_PROMPTS, spec.task.limit, _MOST_ANSWERS // group))
+    wanted = min(most, max(spec.algorithm.groups, -(-2 * spec.generator.slots // group)))
+    link, theirs = Pipe()
+    asked = PromptsAsked(spec=spec.model_dump_json(), model=model, count=wanted)
+    env = {**without_credentials(worker_environment()), **environment("feeder", spec)}
+    process = start_child(
+        [
+            sys.executable, "-m", module("producers.first_prompts"), msgspec.json.encode(asked).decode(),
+            str(theirs.fileno()),
+        ],
+        pass_fds=[theirs.fileno()], env=env,
+    )  # fmt: skip
+    theirs.close()
+    try:
+        if not link.poll(spec.deadlines.start_s):
+            raise ProfilingFailed(
+                f"the task gave no problems within {spec.deadlines.start_s:g} s (deadlines.start_s)"
+            )
+        found = msgspec.msgpack.decode(link.recv_bytes(), type=PromptsFound)
+    except EOFError:
+        raise ProfilingFailed("the process that reads the task's problems ended without them") from None
+    finally:
+        kill(process)
+        link.close()
+    if found.error:
+        failed = ProfilingFailed(found.error)
+        failed.lasting = True
+        raise failed
+    return found.prompts
+
+
+def _scored(
+    spec: RunSpec, model: str, prompts: Sequence[FirstPrompt], answers: Mapping[str, DrawnAnswer],
+    most_s: float,
+) -> tuple[RewardsProfile, LengthsProfile]:  # fmt: skip
+    """Time the rewards of drawn answers, and return their lengths."""
+    names = {sample_key(one.id): one for one in answers.values()}
+    to_text = stopping_of(model, spec).text
+    texts = [
+        (group, prompts[group].problem, to_text(one.tokens)) for (group, _), one in sorted(names.items())
+    ]
+    with closing(RewardPool(spec.task)) as pool:
+        rewards, totals = time_rewards(pool, texts, most_s)
+    size = spec.algorithm.group_size
+    lengths, cut = _lengths(prompts, names, size)
+    whole = [one for one in totals.values() if len(one) == size]
+    differ = [one for one in whole if max(one) > min(one)]
+    return rewards, LengthsProfile(
+        prompts=[len(prompts[group].tokens) for group in lengths],
+        answers=[length for group in lengths.values() for length in group],
+        group=size, cut=cut, informative=len(differ) / len(whole) if whole else 1.0,
+    )  # fmt: skip
+
+
+def time_rewards(
+    pool: RewardPool, texts: Sequence[tuple[int, str, str]], most_s: float
+) -> tuple[RewardsProfile, dict[int, list[float]]]:
+    """Score texts (group, problem, answer) one after the other. Return the times, and rewards by group."""
+    taken: list[float] = []
+    totals: dict[int, list[float]] = {}
+    failed, cpu_s = 0, 0.0
+    until = 0.0
+    for number, (group, problem, text) in enumerate(texts):
+        pool.score(str(number), problem, text)
+        since = time.perf_counter()
+        while not (scores := pool.poll()):  # the pool ends each wait: for its process, and for a reward
+            time.sleep(_POLL_S)
+        if number:
+            taken.append(time.perf_counter() - since)
+        else:  # the start of the process is in the first one
+            cpu_s, until = pool.cpu_s(), time.monotonic() + most_s
+        failed += bool(scores[0].error)
+        totals.setdefault(group, []).append(scores[0].total)
+        if time.monotonic() > until:
+            break
+    used = pool.cpu_s() - cpu_s
+    return RewardsProfile(
+        seconds=float(np.mean(taken)) if taken else 0.0, cpu_s=max(0.0, used) / max(1, len(taken)),
+        slow_s=float(np.quantile(taken, 0.95)) if taken else 0.0, scored=len(taken), failed=failed,
+    ), totals  # fmt: skip
+
+
+def _lengths(
+    prompts: Sequence[FirstPrompt], answers: Mapping[tuple[int, int], DrawnAnswer], size: int
+) -> tuple[dict[int, list[int]], int]:
+    """Return the lengths of the answers of each whole group, and how many of them were cut off."""
+    found: dict[int, list[int]] = {}
+    cut = 0
+    for group in range(len(prompts)):
+        members = [answers.get((group, index)) for index in range(size)]
+        if all(one is not None for one in members):
+            found[group] = [len(one.tokens) for one in members if one is not None]
+            cut += sum(not one.finish for one in members if one is not None)
+    return found, cut
+
+
+def _bring_versions(
+    way: WeightsWay, learner: ProfiledLearner, engine: ProfiledEngine, samples: TrainingSamples
+) -> None:
+    """Train some steps, and bring the weights of each into the engine."""
+    bundle = samples.bundles[-1].members
+    for _ in range(_VERSIONS):
+        learner.begin_training([bundle])
+        learner.trained()
+        learner.step()
+        way.bring(learner, engine)
+
+
+def _together(
+    engine: ProfiledEngine, learner: ProfiledLearner, prompts: Sequence[FirstPrompt], spec: RunSpec,
+    drawn: MeasuredEngine, trained: MeasuredLearner, samples: TrainingSamples, seconds: float,
+) -> TogetherProfile:  # fmt: skip
+    """Have both work at once, and compare with the times that each has alone."""
+    requests = real_requests(prompts, spec)
+    order = TimedDraw(requests=requests, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000)
+    engine.begin(order)
+    learner.begin_training([one.members for one in samples.bundles if one.held_out], most_s=seconds)
+    table, _ = engine.drawn(order)
+    calls = learner.trained()
+    return TogetherProfile(
+        generation=_ratio(_slowdown_of_steps(table, DecodeCurve.fitted(drawn.points))),
+        training=_ratio(
+            [
+                seconds / curve
+                for seconds, curve in zip(
+                    calls.seconds, _alone(TrainCurve.fitted(trained.points), calls), strict=True
+                )
+            ]
+        ),
+    )
+
+
+def _slowdown_of_steps(table: StepTable, curve: DecodeCurve) -> list[float]:
+    points = [
+        DecodePoint(samples=samples, context=context, begun=begun, prompt=prompt, ended=ended, steps=1,
+                    seconds=seconds)
+        for samples, context, begun, prompt, ended, seconds in zip(
+            table.samples, table.context, table.begun, table.prompt, table.ended, table.seconds, strict=True
+        )
+        if samples
+    ]  # fmt: skip
+    return [one.seconds / curve.seconds(one) for one in points]
+
+
+def _alone(curve: TrainCurve, calls: CallTable) -> list[float]:
+    return [
+        curve.seconds(TrainPoint(samples=a, tokens=b, context=c, micro_batches=d, calls=1, seconds=1.0))
+        for a, b, c, d in zip(calls.samples, calls.tokens, calls.context, calls.micro_batches, strict=True)
+    ]
+
+
+def _ratio(ratios: Sequence[float]) -> float:
+    return float(np.clip(np.median(ratios), 0.1, 1000.0)) if len(ratios) else 1.0
+
+
+def _training(trained: MeasuredLearner, start_s: float) -> TrainingProfile:
+    steps = np.array([one.step_s for one in trained.steps])
+    return TrainingProfile(
+        points=trained.points, start_s=start_s, read_s=trained.read_s, step_s=float(np.median(steps)),
+        step_noise=float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else 0.0,
+        hash_s=float(np.median([one.hash_s for one in trained.steps])),
+        record_s=float(np.median([one.record_s for one in trained.steps])),
+        record_samples=round(np.median([one.samples for one in trained.steps])),
+        snapshot_s=trained.snapshot_s, busy_cores=trained.busy_cores, disturbed=min(1.0, trained.disturbed),
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""The times that plans and simulations need, from a profile.
+
+measured points ──► curves ──► EngineTimes, LearnerTimes, LinkTimes, for given slots, threads and ranks
+
+Each `spread` has in it how wrong the curves are at points that they were not fitted to, the noise of single
+figures, and how far what is asked for is from what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flows.planning.fitted_curves import DecodeCurve, TrainCurve
+from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
+from schemas.profile import Profile
+
+# Where more threads or ranks are asked for than were measured: n times as many are n ** SCALING as fast. No
+# profile can tell; the two outer cases, no gain and all of it, are about two of these deviations away.
+SCALING, SCALING_SPREAD = 0.75, 0.2
+_BEYOND_SPREAD = 0.05  # of each doubling beyond the largest batch or context that was measured
+_LEAST_SPREAD = 0.01  # a machine is no more regular than that from one minute to the next
+
+
+@dataclass(frozen=True)
+class ProfileErrors:
+    """How wrong fitted curves are at the points that they were not fitted to: relative errors."""
+
+    decode: tuple[float, ...]
+    train: tuple[float, ...]
+
+    @property
+    def decode_error(self) -> float:
+        """The median of the absolute errors of decode steps; NaN if none was held out."""
+        return _median(self.decode)
+
+    @property
+    def train_error(self) -> float:
+        """The median of the absolute errors of training; NaN if none was held out."""
+        return _median(self.train)
+
+
+def held_out_errors(profile: Profile) -> ProfileErrors:
+    """Return the relative errors of the curves at a profile's held-out points."""
+    decode, train = DecodeCurve.fitted(profile.generation.points), TrainCurve.fitted(profile.training.points)
+    return ProfileErrors(
+        tuple(decode.seconds(one) / one.seconds - 1 for one in profile.generation.points if one.held_out),
+        tuple(train.seconds(one) / one.seconds - 1 for one in profile.training.points if one.held_out),
+    )
+
+
+def measured_engine(
+    profile: Profile, *, slots: int | None = None, threads: int | None = None, beside: bool = True
+) -> EngineTimes:
+    """Return the times of one of the run's engines, by default with the slots and threads that were measured.
+
+    `beside`: whether a learner works on the same machine at the same time.
+    """
+    points, curve = profile.generation.points, DecodeCurve.fitted(profile.generation.points)
+    sizes = profile.identity.sizes
+    slots = slots or sizes["generator.slots"]
+    faster, unsure = _scaled(threads, sizes["generator.threads"])
+    factor = (max(1.0, profile.together.generation) if beside else 1.0) / faster
+    prompt = _mean(profile.lengths.prompts, 1.0)
+    largest = max(one.samples for one in points)
+    errors = held_out_errors(profile).decode
+    spread = math.hypot(
+        _spread_of(curve.spread, errors), unsure, _BEYOND_SPREAD * max(0.0, math.log2(slots / largest))
+    )
+    table = [curve.batch_s(max(1, size)) * factor for size in range(slots + 1)]
+    full_rate = slots / (table[slots] * max(1.0, _mean(profile.lengths.answers, 1.0)))  # samples a second
+    return EngineTimes(
+        batch_s=tuple(table), context_s=curve.context_s * factor,
+        prefill_s=(curve.prompt_s + (curve.begun_s + curve.ended_s) / max(1.0, prompt)) * factor,
+        install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
+        cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0)
+        + _beside_engine_s(profile) * full_rate,
+        spread=spread,
+    )  # fmt: skip
+
+
+def measured_learner(
+    profile: Profile, *, ranks: int | None = None, threads: int | None = None, trained: float | None = None,
+    lengths: Sequence[tuple[int, int]] = (), beside: bool = True,
+) -> LearnerTimes:  # fmt: skip
+    """Return the times of the run's trainer, by default with the ranks and threads that were measured.
+
+    `trained`: share of the samples that have a gradient; by default as with the first weights. `lengths`: of
+    prompts and answers, where they are not those of the profile. `beside`: as for `measured_engine`.
+    """
+    training, curve = profile.training, TrainCurve.fitted(profile.training.points)
+    sizes = profile.identity.sizes
+    faster, unsure = _scaled(ranks, sizes["trainer.ranks"])
+    more, unsure_too = _scaled(threads, sizes["trainer.threads"])
+    factor = (max(1.0, profile.together.training) if beside else 1.0) / faster / more
+    if trained is None:
+        trained = profile.lengths.informative
+    pairs = np.array(lengths or _pairs(profile), dtype=float)
+    tokens = pairs.sum(axis=1)
+    mean, attended = float(tokens.mean()), float((tokens**2).mean()) / 2
+    token_s = curve.token_s + (curve.sample_s + curve.context_s * attended) / mean
+    record_s = training.record_s / max(1, training.record_samples)
+    errors = held_out_errors(profile).train
+    beyond = max(0.0, math.log2(float(tokens.max()) / max(1, sizes["sampling"])))
+    return LearnerTimes(
+        token_s=token_s * factor * trained + (training.read_s + record_s) / mean,
+        microbatch_s=curve.micro_batch_s * factor,
+        step_s=(training.step_s + training.hash_s) * (factor * faster * more) + (
+            profile.overheads.iteration_s if profile.overheads else 0.0
+        ),
+        publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
+        cores=training.busy_cores * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
+        spread=math.hypot(
+            _spread_of(curve.spread, errors), unsure, unsure_too, _BEYOND_SPREAD * beyond,
+        ),
+    )  # fmt: skip
+
+
+def cores_for_work(profile: Profile) -> float:
+    """Return the cores of the machine that engines and learner may keep busy, with all others at work."""
+    taken = profile.overheads.steady_cores if profile.overheads else 0.0
+    return max(0.1, profile.identity.cores - taken)
+
+
+def _beside_engine_s(profile: Profile) -> float:
+    """Return the processor seconds that other processes need for each sample."""
+    others = profile.overheads.sample_cpu_s if profile.overheads else 0.0
+    return (profile.rewards.cpu_s or profile.rewards.seconds) + others
+
+
+def measured_link(profile: Profile) -> LinkTimes:
+    """Return how fast versions come from the run's store to a generator here, up to their installation."""
+    weights = profile.weights
+    seconds = weights.fetch_s + weights.patch_s + weights.prepare_s
+    return LinkTimes(
+        bytes_per_s=max(1, weights.delta_bytes) / max(1e-6, seconds - weights.latency_s),
+        latency_s=weights.latency_s, spread=0.2,
+    )  # fmt: skip
+
+
+def _pairs(profile: Profile) -> list[tuple[int, int]]:
+    lengths = profile.lengths
+    found = [
+        (lengths.prompts[number // lengths.group], answer) for number, answer in enumerate(lengths.answers)
+    ]
+    return found or [(16, max(1, profile.identity.sizes["sampling"] // 4))]
+
+
+def _spread_of(spread: float, errors: Sequence[float]) -> float:
+    """Return the relative deviation: that of points around their curve, or at held-out ones if it is more."""
+    unseen = math.sqrt(float(np.mean(np.square(errors)))) if len(errors) else spread
+    return float(max(_LEAST_SPREAD, spread, unseen))
+
+
+def _scaled(wanted: int | None, measured: int) -> tuple[float, float]:
+    """Return how many times as fast other threads or ranks are, and the relative deviation of that."""
+    if not wanted or wanted == measured:
+        return 1.0, 0.0
+    ratio = wanted / measured
+    return ratio**SCALING, SCALING_SPREAD * abs(math.log(ratio))
+
+
+def _mean(values: Sequence[int], without: float) -> float:
+    return float(np.mean(values)) if len(values) else without
+
+
+def _median(errors: Sequence[float]) -> float:
+    return float(np.median(np.abs(errors))) if len(errors) else math.nan

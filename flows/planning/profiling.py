@@ -1,0 +1,54 @@
+"""Makes the profile of a run file, or finds the one that was made before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.planning.profile_file import profile_for, usual_place, write_profile
+from flows.planning.profile_identity import profile_identity
+from flows.planning.run_overheads import overheads_of
+from flows.run.checks import check, check_context
+from flows.run.inspection import inspect_built
+from flows.run.locations import known_places
+from flows.run.request import RunRequest
+from flows.run.start_model import model_at_hand, prepare_model
+
+ShareOfWork = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class ProfileAsked:
+    """The profile that somebody asks for."""
+
+    runfile: str
+    overrides: tuple[str, ...] = ()
+    file: Path | None = None  # None: its usual place
+    again: bool = False  # though there is one
+    seconds: float = 40.0  # of measuring, about
+    run: Path | None = None  # report folder of a run whose overheads are taken into it
+
+
+def profile_of_run(
+    asked: ProfileAsked, progress: ShareOfWork, say: Callable[[str], None]
+) -> tuple[Path, bool]:
+    """Return the file with the profile that is asked for, and whether it was made now."""
+    from flows.planning.measuring import measure
+
+    spec = check(RunRequest(asked.runfile, asked.overrides))
+    overheads = overheads_of(asked.run) if asked.run else None
+    built = model_at_hand(spec) is None
+    model = prepare_model(spec, progress)
+    check_context(spec, model)
+    if built:
+        inspect_built(spec, model, asked.runfile, say)
+    place = asked.file or usual_place(spec, profile_identity(spec, model))
+    if not asked.again and place.is_file():
+        kept = profile_for(spec, model, runfile=asked.runfile, file=place)
+        if kept is not None and overheads is not None:
+            write_profile(kept.model_copy(update={"overheads": overheads}), place)
+        return place, False
+    found = measure(spec, model, known_places(spec), progress, seconds=asked.seconds)
+    write_profile(found.model_copy(update={"overheads": overheads}), place)
+    return place, True

@@ -1,0 +1,107 @@
+"""Times of a run file's parts by the hardware table and the model's config: for all that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from flows.planning.hardware import HARDWARE, Hardware, hardware_of
+from flows.planning.model_shape import ModelShape
+from flows.planning.roofline import (
+    BF16,
+    BudgetError,
+    Decoding,
+    Precision,
+    Recipe,
+    engine_times,
+    learner_times,
+)
+from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.step_estimate import IterationDemand
+from schemas.runspec import RunSpec
+
+_CPU_CORES = 16  # that the table's CPU has
+_ROOM = 1.2  # times the tokens that a running sample has on average: memory that a slot is given
+_SENT_SHARE = 0.05  # of the weights' bytes, as a delta: tests.bench delta prints it for real steps
+
+
+@dataclass(frozen=True)
+class TableTimes:
+    """A source of times that are computed from a table of hardware and a model's shape."""
+
+    spec: RunSpec
+    shape: ModelShape
+    demand: IterationDemand
+    recipe: Recipe = Recipe()  # noqa: RUF009 - it is frozen
+    more: Mapping[str, Hardware] | None = None  # kinds of hardware of the user's own
+
+    @property
+    def known(self) -> Sequence[str]:
+        """All kinds of hardware that it has figures of."""
+        return list(dict(HARDWARE) | dict(self.more or {}))
+
+    def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
+        """Return the powers of two that fit into a machine, as far as heads can be divided by them."""
+        if self._kind(hardware).name == "CPU":
+            return [self.spec.generator.threads]
+        degrees = [1 << power for power in range(11)]
+        return [one for one in degrees if one <= devices and self.shape.heads % one == 0]
+
+    def most_slots(self, hardware: str, tensor_parallel: int) -> int:
+        """Return how many samples have room at once; 0: the model does not fit."""
+        kind, devices = self._devices(hardware, tensor_parallel)
+        try:
+            tokens = self.demand.prompt_tokens / 2 + self.demand.context * _ROOM
+            return Decoding(self.shape, kind, devices, self._precision).slots(max(1.0, tokens))
+        except BudgetError:
+            return 0
+
+    def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
+        """Return the times of one generator that fits."""
+        kind, devices = self._devices(hardware, tensor_parallel)
+        found = engine_times(
+            self.shape, kind, devices=devices, slots=slots,
+            longest=max(1.0, self.demand.context * _ROOM), prompt=max(1.0, self.demand.prompt_tokens),
+            precision=self._precision,
+        )  # fmt: skip
+        return replace(found, cores=float(tensor_parallel)) if kind.name == "CPU" else found
+
+    def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
+        """Return the times of a trainer; None if the model does not fit."""
+        kind, many = self._devices(hardware, devices)
+        length = self.demand.tokens / self.demand.samples
+        try:
+            found = learner_times(
+                self.shape, kind, devices=many, length=length, recipe=self.recipe, sent_share=_SENT_SHARE,
+                precision=self._precision,
+            )  # fmt: skip
+        except BudgetError:
+            return None
+        return replace(found, cores=float(devices)) if kind.name == "CPU" else found
+
+    def measured(self, hardware: str) -> bool:
+        """Whether figures of this hardware were measured: here none is."""
+        return False
+
+    @property
+    def _precision(self) -> Precision:
+        return BF16 if self.spec.model.dtype == "bfloat16" else Precision(weights=4.0)
+
+    def _kind(self, name: str) -> Hardware:
+        by_upper = {one.upper(): one for one in self.known}
+        return hardware_of(by_upper.get(name.upper(), name), self.more)
+
+    def _devices(self, name: str, devices: int) -> tuple[Hardware, int]:
+        """Return the hardware and how many of it; cores of a CPU are a part of one."""
+        kind = self._kind(name)
+        return (_cores_of(kind, devices), 1) if kind.name == "CPU" else (kind, devices)
+
+
+@cache
+def _cores_of(cpu: Hardware, cores: int) -> Hardware:
+    share = min(1.0, cores / _CPU_CORES)
+    return replace(
+        cpu, bf16_flops=cpu.bf16_flops * cores / _CPU_CORES,
+        memory_bytes_per_s=cpu.memory_bytes_per_s * min(1.0, 4 * share),  # a few cores fill all channels
+    )  # fmt: skip

@@ -1,0 +1,31 @@
+"""Says how fast a run's parts would be on any machines: a hardware table does, and a measured profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from flows.planning.stage_times import EngineTimes, LearnerTimes
+
+
+class TimesSource(Protocol):
+    """The figures of one model, with the settings of one run file."""
+
+    @property
+    def known(self) -> Sequence[str]:
+        """All kinds of hardware that it has figures of."""
+
+    def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
+        """Return over how many devices of a machine a generator can be spread."""
+
+    def most_slots(self, hardware: str, tensor_parallel: int) -> int:
+        """Return how many samples one generator can draw at once; 0: the model does not fit."""
+
+    def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
+        """Return the times of one generator that fits."""
+
+    def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
+        """Return the times of a trainer with so many devices; None if the model does not fit."""
+
+    def measured(self, hardware: str) -> bool:
+        """Whether figures of this hardware were measured, rather than computed from a table."""

@@ -1,0 +1,69 @@
+"""The split that a run file has as it stands: so many generators here and at each site, so many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flows.planning.machine_pools import MachinePool, PlanError
+from flows.planning.step_estimate import GeneratorKind, MachineSplit, TrainerKind
+from flows.plans.planning_inputs import PlanningInputs
+
+
+def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = None) -> MachineSplit:
+    """Return the split of a run file. `generators`: by pool how many, instead. Raises PlanError."""
+    asked = _generators(inputs) if generators is None else dict(generators)
+    unknown = set(asked) - {pool.name for pool in inputs.pools}
+    if unknown:
+        names = ", ".join(pool.name for pool in inputs.pools)
+        raise PlanError(f"there are no machines {', '.join(sorted(unknown))}; there are {names}")
+    chosen = tuple(
+        (_kind(inputs, pool), count) for pool in inputs.pools if (count := asked.get(pool.name, 0)) > 0
+    )
+    if not chosen:
+        raise PlanError("no machine has a generator: set placement.generators, or --generators")
+    turns = getattr(inputs.spec.placement, "kind", "") == "colocated"
+    return MachineSplit(_trainer(inputs), chosen, inputs.demand.lookahead, takes_turns=turns)
+
+
+def _generators(inputs: PlanningInputs) -> dict[str, int]:
+    """Return how many generators each pool has: the first of each site has all of that site."""
+    placement = inputs.spec.placement
+    wanted = {"": placement.generators} | {name: site.generators for name, site in placement.sites.items()}
+    found: dict[str, int] = {}
+    for site, count in wanted.items():
+        pools = [pool for pool in inputs.pools if pool.generates and pool.site == site]
+        if count and not pools:
+            where = f"at the site {site}" if site else "beside the object store"
+            raise PlanError(
+                f"the run file has {count} generators {where}, and placement.machines has no machine there "
+                "that may generate: name one"
+            )
+        if count:
+            found[pools[0].name] = count
+    return found
+
+
+def _kind(inputs: PlanningInputs, pool: MachinePool) -> GeneratorKind:
+    most = 0
+    for devices in inputs.times.tensor_parallel(pool.hardware, pool.devices):
+        if most := inputs.times.most_slots(pool.hardware, devices):
+            slots = min(most, inputs.spec.generator.slots)
+            return GeneratorKind(pool, inputs.times.engine(pool.hardware, devices, slots), devices)
+    raise PlanError(
+        f"placement.machines.{pool.name}: a machine of {pool.devices} {pool.hardware} can't hold the model"
+    )
+
+
+def _trainer(inputs: PlanningInputs) -> TrainerKind:
+    pool = next((one for one in inputs.pools if one.trains), None)
+    if pool is None:
+        raise PlanError("placement.machines: none of them may train: add train to the `use` of one of them")
+    trainer = inputs.spec.trainer
+    devices = trainer.ranks * (trainer.threads if pool.shares_cores else 1)
+    learner = inputs.times.learner(pool.hardware, devices)
+    if learner is None:
+        raise PlanError(
+            f"trainer.ranks: {devices} devices of {pool.hardware} can't hold the model with its optimizer's "
+            "state: take more ranks"
+        )
+    return TrainerKind(pool, learner, devices)

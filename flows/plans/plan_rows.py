@@ -1,0 +1,158 @@
+"""A plan as rows: for the command line, for JSON, and for a run that prints what it was predicted to do."""
+
+from __future__ import annotations
+
+import math
+
+from flows.planning.step_estimate import MachineSplit
+from flows.plans.planning_inputs import PlanningInputs
+from flows.plans.run_plan import Interval, PlannedSplit, RunPlan, waits_of
+from flows.plans.simulated_split import SplitFigures
+
+TAIL = "drawing the tail"
+
+
+def plan_row(plan: RunPlan) -> dict[str, object]:
+    """Return all of a plan."""
+    return {
+        "run": plan.spec.run,
+        "goal": plan.goal.least,
+        "deadline_s": plan.goal.deadline_s,
+        "split": split_row(plan.chosen.split),
+        "step_s": interval_row(plan.step_s),
+        "samples_per_s": interval_row(plan.samples_per_s),
+        "cost_per_1000": interval_row(plan.cost_per_1000),
+        "figures": figures_row(plan.chosen.figures),
+        "runner_up": _other_row(plan.others[0]) | {"why_it_lost": plan.why} if plan.others else None,
+        "others": [_other_row(one) for one in plan.others[1:]],
+        "settings": settings_of(plan),
+        "splits": {"estimated": plan.estimated, "simulated": plan.simulated},
+        "sources": sources_of(plan.inputs, plan.chosen.split),
+    }
+
+
+def interval_row(one: Interval) -> dict[str, float]:
+    """Return a figure and its range."""
+    return {"value": one.value, "low": one.low, "high": one.high}
+
+
+def split_row(split: MachineSplit) -> dict[str, object]:
+    """Return which machines generate and which train."""
+    return {
+        "generators": [
+            {
+                "machines": kind.pool.name, "hardware": kind.pool.hardware, "site": kind.pool.site,
+                "generators": count, "devices_of_each": kind.tensor_parallel, "slots": kind.slots,
+            }
+            for kind, count in split.generators
+        ],
+        "trainer": {
+            "machines": split.trainer.pool.name, "hardware": split.trainer.pool.hardware,
+            "devices": split.trainer.devices,
+        },
+        "take_turns": split.takes_turns,
+        "staleness": split.lookahead,
+        "machines": {pool.name: many for pool, many in split.machines().items()},
+        "price_per_hour": split.price,
+    }  # fmt: skip
+
+
+def figures_row(figures: SplitFigures) -> dict[str, object]:
+    """Return the figures of a simulated split."""
+    return {
+        "step_s": figures.step_s,
+        "samples_per_s": figures.samples_per_s,
+        "cost_per_1000": figures.cost_per_1000,
+        "staleness": figures.staleness,
+        "staleness_max": figures.staleness_max,
+        "generators": _rounded(dict(figures.generators)),
+        "trainer": _rounded(dict(figures.trainer)),
+        "bytes_per_step": {name: round(many) for name, many in figures.bytes_per_step.items()},
+        "link_busy": _rounded(dict(figures.link_busy)),
+    }
+
+
+def _rounded(shares: dict[str, float]) -> dict[str, float]:
+    return {cause: round(share, 4) for cause, share in shares.items()}
+
+
+def _other_row(one: PlannedSplit) -> dict[str, object]:
+    return {"split": split_row(one.split), "figures": figures_row(one.figures)}
+
+
+def settings_of(plan: RunPlan) -> dict[str, object]:
+    """Return the settings of the run file that a plan comes to."""
+    split, spec = plan.chosen.split, plan.spec
+    found: dict[str, object] = {"placement.kind": "colocated" if split.takes_turns else "disaggregated"}
+    here = sum(count for kind, count in split.generators if not kind.pool.site)
+    found["placement.generators"] = here
+    for kind, count in split.generators:
+        if kind.pool.site:
+            name = f"placement.sites.{kind.pool.site}.generators"
+            found[name] = int(str(found.get(name, 0))) + count
+    found["generator.slots"] = spec.generator.slots
+    if spec.algorithm.mode == "async":
+        found["algorithm.staleness"] = spec.algorithm.staleness
+    threads = spec.trainer.threads if split.trainer.pool.shares_cores else 1
+    found["trainer.ranks"] = max(1, split.trainer.devices // threads)
+    return found
+
+
+def sources_of(inputs: PlanningInputs, split: MachineSplit) -> list[str]:
+    """Return where the figures come from, in words."""
+    found = []
+    for hardware in sorted({pool.hardware for pool in split.machines()}):
+        measured = inputs.times.measured(hardware)
+        found.append(f"{hardware}: {'measured' if measured else 'from the hardware table, not measured'}")
+    links = {kind.pool.site for kind, _ in split.generators if kind.pool.site}
+    found += [f"link to {site}: as the run file says" for site in sorted(links)]
+    return [*found, f"lengths: {inputs.lengths.source}"]
+
+
+def bubbles_of(figures: SplitFigures) -> list[str]:
+    """Return for each side how much of its time is no work, by cause, in words."""
+    found = []
+    for side, shares in (("generators", dict(figures.generators)), ("trainer", dict(figures.trainer))):
+        waits = waits_of(shares)
+        causes = [f"{share:.1%} {cause}" for cause, share in sorted(waits.items(), key=lambda one: -one[1])]
+        said = f"{side}: {', '.join(causes) or 'no waiting'}"
+        if side == "generators" and shares.get(TAIL, 0.0) > 0.0005:
+            said += f"; {shares[TAIL]:.1%} {TAIL}"
+        found.append(said)
+    return found
+
+
+def link_lines(split: MachineSplit, figures: SplitFigures) -> list[str]:
+    """Return for each place of generators how many bytes a new version takes there, in words."""
+    return [
+        f"weights to {f'{pool.site} ({pool.name})' if pool.site else pool.name}: "
+        f"{figures.bytes_per_step.get(pool.name, 0) / 1e6:,.1f} MB for a step; the link is busy "
+        f"{figures.link_busy.get(pool.name, 0):.1%} of the time"
+        for pool in (kind.pool for kind, _ in split.generators if kind.pool.link is not None)
+    ]
+
+
+def split_words(split: MachineSplit) -> tuple[str, str]:
+    """Return what generates and what trains, in words."""
+    generators = [
+        f"{count} on {kind.pool.name}"
+        + (f", {kind.tensor_parallel} devices each" if kind.tensor_parallel > 1 else "")
+        + f" ({kind.slots} slots)"
+        for kind, count in split.generators
+    ]
+    many = "1 device" if split.trainer.devices == 1 else f"{split.trainer.devices} devices"
+    trainer = "the same, in turns" if split.takes_turns else f"{many} of {split.trainer.pool.name}"
+    return "; ".join(generators), trainer
+
+
+def range_words(one: Interval, unit: str = "") -> str:
+    """Return a figure with its range."""
+    return f"{figure(one.value)}{unit} ({figure(one.low)} to {figure(one.high)})"
+
+
+def figure(value: float) -> str:
+    """Write a figure with three digits."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}"

@@ -1,0 +1,196 @@
+"""Gathers all that a plan or a simulation of a run file needs: machines, times and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from flows.planning.hardware import HARDWARE
+from flows.planning.machine_pools import MachinePool, PlanError, check_pools, pools_of
+from flows.planning.model_shape import ModelShape, shape_of
+from flows.planning.step_estimate import IterationDemand
+from flows.planning.table_times import TableTimes
+from flows.planning.times_source import TimesSource
+from flows.planning.workload import LogNormalLengths, ObservedLengths, RecordedLengths, Workload
+from flows.plans.measured_times import MeasuredTimes
+from schemas.profile import Profile
+from schemas.runspec import RunSpec
+
+Progress = Callable[[float, str], None]
+_ASSUMED_SHARE, _ASSUMED_SIGMA = (
+    1 / 3,
+    0.8,
+)  # of sampling.max_tokens, and of the logarithm: lengths nobody knows
+_RANKER_SIGMA = 0.4  # of the logarithm of a ranker's error
+# of mean lengths that are assumed, that the user gives, and that the first weights drew
+_ASSUMED_SPREAD, _GIVEN_SPREAD, _MEASURED_SPREAD = 0.3, 0.1, 0.05
+_ITERATIONS = 4  # whose lengths make up the demand of one
+
+
+@dataclass(frozen=True)
+class KnownLengths:
+    """Lengths with their source, and the relative deviation of their mean."""
+
+    workload: Workload
+    source: str
+    spread: float
+
+
+@dataclass(frozen=True)
+class PlanningInputs:
+    """What a run file's machines can do, and what they have to do."""
+
+    spec: RunSpec
+    pools: tuple[MachinePool, ...]
+    times: TimesSource
+    lengths: KnownLengths
+    demand: IterationDemand
+
+    @property
+    def workload(self) -> Workload:
+        """The lengths that the run meets."""
+        return self.lengths.workload
+
+
+def planning_inputs(
+    spec: RunSpec, *, runfile: str = "RUNFILE", profile: Path | None = None,
+    mean_length: float | None = None, progress: Progress = lambda done, text: None,
+) -> PlanningInputs:  # fmt: skip
+    """Return all that can be known without measuring. Raises PlanError and others that explain themselves.
+
+    `profile`: its file; by default the one that `streamrl profile` keeps of the run file, if there is one.
+    """
+    if spec.algorithm.mode == "offline":
+        raise PlanError(
+            "algorithm.mode is offline: such a run generates nothing, so there is nothing to divide"
+        )
+    measured = profile_at_hand(spec, runfile, profile)
+    pools = pools_of(spec.placement, cores=measured.identity.cores if measured else None)
+    if measured is not None and mean_length is None and measured.lengths.answers:
+        lengths = _of_profile(spec, measured)
+    else:
+        lengths = _assumed(spec, mean_length)
+    demand = demand_of_workload(spec, lengths.workload)
+    table = cache(lambda: TableTimes(spec, shape_at_hand(spec, progress), demand))
+    if measured is None:
+        check_pools(pools, list(HARDWARE))  # before a model is built for nothing
+        return PlanningInputs(spec, pools, table(), lengths, demand)
+    times = MeasuredTimes(spec, measured, demand, _pairs(spec, lengths.workload), table, list(HARDWARE))
+    near = [
+        replace(pool, link=times.link(), free_cores=times.work_cores())
+        if not pool.site and times.measured(pool.hardware)
+        else pool
+        for pool in pools
+    ]
+    return PlanningInputs(spec, tuple(near), times, lengths, demand)
+
+
+def profile_at_hand(spec: RunSpec, runfile: str, file: Path | None) -> Profile | None:
+    """Return the profile in a file, or the one that is kept of a run file; None if there is none."""
+    from flows.planning.profile_file import profile_for
+    from flows.run.start_model import model_at_hand
+
+    model = model_at_hand(spec)
+    if model is None or not _has_weights(model):
+        if file is not None:
+            raise PlanError(
+                f"--profile {file}: the model of {runfile} is not here, so nobody can tell whether the "
+                "profile is of it. `streamrl profile` on this machine fetches or builds it"
+            )
+        return None
+    return profile_for(spec, model, runfile=runfile, file=file)
+
+
+def _has_weights(model: Path) -> bool:
+    return (model / "config.json").is_file() and any(model.glob("*.safetensors"))
+
+
+def _of_profile(spec: RunSpec, profile: Profile) -> KnownLengths:
+    """Return lengths as the first weights drew them; they change while a model learns."""
+    lengths = profile.lengths
+    if lengths.group > 1:
+        groups = [
+            tuple(lengths.answers[first : first + lengths.group])
+            for first in range(0, len(lengths.answers), lengths.group)
+        ]
+        answers: RecordedLengths | ObservedLengths = RecordedLengths(tuple(groups))
+    else:
+        answers = ObservedLengths(tuple(lengths.answers))
+    prompts = ObservedLengths(tuple(max(1, one) for one in lengths.prompts))
+    return KnownLengths(
+        Workload(answers, prompts, ranker_sigma=_RANKER_SIGMA),
+        f"measured with the first weights, {np.mean(lengths.answers):.0f} tokens on average",
+        _MEASURED_SPREAD,
+    )
+
+
+def _pairs(spec: RunSpec, workload: Workload) -> list[tuple[int, int]]:
+    drawn = workload.draw(spec, 0, iterations=1)
+    return [
+        (int(prompt), int(answer))
+        for prompt, row in zip(drawn.prompts.tolist(), drawn.answers.tolist(), strict=True)
+        for answer in row
+    ]
+
+
+def _assumed(spec: RunSpec, mean_length: float | None) -> KnownLengths:
+    """Return lengths that nobody has measured."""
+    most = spec.sampling.max_tokens
+    if mean_length is not None and not 1 <= mean_length <= most:
+        raise PlanError(
+            f"--mean-length {mean_length:g}: the mean length of answers lies between 1 and "
+            f"sampling.max_tokens, {most}"
+        )
+    mean = mean_length or max(1.0, most * _ASSUMED_SHARE)
+    prompts = LogNormalLengths(max(1.0, spec.sampling.max_prompt_tokens / 2), 0.3)
+    said = (
+        "as --mean-length says" if mean_length else "assumed, for no profile and no --mean-length says them"
+    )
+    return KnownLengths(
+        Workload(LogNormalLengths(mean, _ASSUMED_SIGMA, most), prompts, ranker_sigma=_RANKER_SIGMA),
+        f"{said}: log-normal, {mean:.0f} tokens on average",
+        _GIVEN_SPREAD if mean_length else _ASSUMED_SPREAD,
+    )
+
+
+def demand_of_workload(spec: RunSpec, workload: Workload, seed: int = 0) -> IterationDemand:
+    """Return the work of a mean iteration of a run that meets these lengths."""
+    drawn = workload.draw(spec, seed, iterations=_ITERATIONS)
+    lengths = np.sort(drawn.answers.ravel())
+    algorithm, many = spec.algorithm, drawn.answers.size // _ITERATIONS
+    lookahead = algorithm.lookahead if algorithm.order == "window" else float(algorithm.most_stale)
+    return IterationDemand(
+        lengths[_ITERATIONS // 2 :: _ITERATIONS][:many], float(drawn.prompts.mean()), lookahead,
+        spec.trainer.microbatch_tokens, algorithm.optimizer_steps,
+    )  # fmt: skip
+
+
+def shape_at_hand(spec: RunSpec, progress: Progress) -> ModelShape:
+    """Return the shape of a run file's model. Of a name on the Hub the config alone is fetched."""
+    from flows.run.start_model import model_at_hand, prepare_model
+    from infra.hub import HubError, advice, cache_folder, is_hub_name
+    from schemas.importing import said
+
+    path = spec.model.path
+    if path and (Path(path) / "config.json").is_file():
+        return shape_of(Path(path))
+    if (folder := model_at_hand(spec)) is not None:
+        return shape_of(folder)
+    if path and is_hub_name(path):
+        from huggingface_hub import hf_hub_download
+
+        progress(0.0, f"fetching the config of {path}")
+        try:
+            return shape_of(Path(str(hf_hub_download(path, "config.json", cache_dir=cache_folder()))))
+        except Exception as error:
+            raise HubError(advice(path, "model", said(error))) from error
+    if path:
+        raise PlanError(
+            f"model.path: {path} has no config.json: it is no Hugging Face model. A plan needs no more of a "
+            "model than its config"
+        )
+    return shape_of(prepare_model(spec, progress))

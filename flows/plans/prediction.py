@@ -1,0 +1,145 @@
+"""Predicts what a run will do, where a profile was measured: `python -m flows.plans.prediction RUNFILE …`.
+
+It is a process of its own, which prints one line of JSON, so that no run waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass, replace
+
+from flows.planning.machine_pools import MachinePool
+from flows.planning.profile_file import profiles_folder
+from flows.planning.step_estimate import GeneratorKind, MachineSplit, StepEstimator, TrainerKind
+from flows.plans.given_split import given_split
+from flows.plans.planning_inputs import PlanningInputs, demand_of_workload, planning_inputs, profile_at_hand
+from flows.plans.run_plan import Interval, drawn_factors, interval_around
+from flows.plans.simulated_split import (
+    Scaled,
+    iterations_for,
+    longer,
+    simulated_split,
+    slower_engine,
+    slower_learner,
+    slower_link,
+)
+from infra.errors import Explained
+from schemas.loading import RunFileError, load_run_file
+from schemas.runspec import RunSpec
+
+_MOST_SAMPLES = 8_000  # that are simulated while a run waits to begin; beyond, a formula has to do
+_DRAWS = 12
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A run's speed, as it is expected."""
+
+    step_s: Interval
+    samples_per_s: Interval
+    simulated: bool  # else by a formula
+
+    @property
+    def words(self) -> str:
+        """The prediction in a line."""
+        rate, step = self.samples_per_s, self.step_s
+        return (
+            f"predicted: {rate.value:,.3g} samples/s ({rate.low:,.3g} to {rate.high:,.3g}), "
+            f"{step.value:,.3g} s a step"
+        )
+
+    def beside(self, measured: float) -> str:
+        """Return the prediction beside what was measured, in a line."""
+        rate = self.samples_per_s
+        off = rate.value / measured - 1
+        inside = "inside" if rate.low <= measured <= rate.high else "outside"
+        return (
+            f"predicted {rate.value:,.3g} samples/s ({rate.low:,.3g} to {rate.high:,.3g}), measured "
+            f"{measured:,.3g}: {off:+.1%}, {inside} the range"
+        )
+
+    @classmethod
+    def read(cls, line: str) -> Prediction:
+        """Return the prediction in a line of JSON. Raises ValueError, KeyError or TypeError."""
+        found = json.loads(line)
+        ranges = [
+            Interval(*(float(found[name][end]) for end in ("value", "low", "high"))) for name in _RANGES
+        ]
+        return cls(ranges[0], ranges[1], bool(found["simulated"]))
+
+
+_RANGES = ("step_s", "samples_per_s")
+
+
+def has_profile(spec: RunSpec) -> bool:
+    """Whether there may be a profile of a run file: a quick look at names."""
+    folder = profiles_folder()
+    return folder.is_dir() and any(folder.glob(f"{spec.run}-*.yaml"))
+
+
+def predicted(spec: RunSpec, runfile: str) -> Prediction | None:
+    """Return what a run file's run is expected to do; None without a profile, or where that can't be said."""
+    try:
+        if spec.algorithm.mode == "offline" or not has_profile(spec):
+            return None
+        if profile_at_hand(spec, runfile, None) is None:
+            return None
+        inputs = planning_inputs(spec, runfile=runfile)
+        return _of(inputs, given_split(inputs))
+    except (Explained, RunFileError):  # a prediction is beside the point of a run: it never keeps one from it
+        return None
+
+
+def _of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | None:
+    spec = inputs.spec
+    iterations = iterations_for(spec, split.lookahead, samples=0)
+    samples = spec.algorithm.groups * spec.algorithm.group_size
+    estimate_s = estimated_s(inputs, split, Scaled())
+    if not math.isfinite(estimate_s):
+        return None
+    simulated = iterations * samples <= _MOST_SAMPLES
+    step_s = estimate_s
+    if simulated:
+        step_s = simulated_split(spec, split, inputs.workload, iterations=iterations).step_s
+    others = [estimated_s(inputs, split, drawn_factors(inputs, split, number)) for number in range(_DRAWS)]
+    found = interval_around(step_s, [math.log(one / estimate_s) for one in others])
+    return Prediction(found, found.rate(samples / step_s), simulated)
+
+
+def estimated_s(inputs: PlanningInputs, split: MachineSplit, scaled: Scaled) -> float:
+    """Return the time of a step by formulas, with other times of its parts and other lengths."""
+    kinds = [
+        (GeneratorKind(_linked(kind.pool, scaled), slower_engine(kind.engine, scaled.engine),
+                       kind.tensor_parallel), count)
+        for kind, count in split.generators
+    ]  # fmt: skip
+    learner = slower_learner(split.trainer.learner, scaled.learner)
+    trainer = TrainerKind(split.trainer.pool, learner, split.trainer.devices)
+    demand = inputs.demand
+    if scaled.lengths != 1.0:
+        demand = demand_of_workload(inputs.spec, longer(inputs.workload, scaled.lengths))
+    changed = MachineSplit(trainer, tuple(kinds), split.lookahead, split.takes_turns)
+    return float(StepEstimator(demand, [kind for kind, _ in kinds]).step_s([changed])[0])
+
+
+def _linked(pool: MachinePool, scaled: Scaled) -> MachinePool:
+    return replace(pool, link=slower_link(pool.link, scaled.link))
+
+
+def main() -> int:
+    """Print a prediction as a line of JSON; nothing if there is none."""
+    parser = argparse.ArgumentParser(prog="python -m flows.plans.prediction", description=__doc__)
+    parser.add_argument("runfile")
+    parser.add_argument("overrides", nargs="*", help="changed settings, as A.B=VALUE")
+    given = parser.parse_args()
+    found = predicted(load_run_file(given.runfile, given.overrides), given.runfile)
+    if found is not None:
+        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

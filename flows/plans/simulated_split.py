@@ -1,0 +1,161 @@
+"""Simulates a split of machines: the run's own code of scheduling, with the times of that split's parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
+from flows.planning.step_estimate import GeneratorKind, MachineSplit
+from flows.planning.workload import Workload
+from flows.simulation.simulated_run import Outage, SimulatedRun, SimulatedSite
+from flows.simulation.simulation_result import Simulation
+from flows.simulation.world import simulate
+from schemas.runspec import RunSpec
+
+_WARM = 1  # iterations at each end that are not steady, besides those that generation runs ahead
+_MOST_STEADY = 12  # iterations
+
+
+@dataclass(frozen=True)
+class SplitFigures:
+    """The outcome of a simulated split."""
+
+    step_s: float
+    samples_per_s: float
+    cost_per_1000: float  # samples, in the currency of the prices
+    staleness: float
+    staleness_max: int
+    generators: Mapping[str, float]  # share of all generators' time, by cause
+    trainer: Mapping[str, float]
+    bytes_per_step: Mapping[str, float]  # by pool, over its link
+    link_busy: Mapping[str, float]  # by pool, the share of the time
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Factors of a draw: how much longer than expected each part takes, and how much longer answers are."""
+
+    engine: float = 1.0
+    learner: float = 1.0
+    link: float = 1.0
+    lengths: float = 1.0
+
+
+def simulated_run(
+    spec: RunSpec, split: MachineSplit, workload: Workload, *, iterations: int, seed: int = 0,
+    scaled: Scaled = Scaled(), failures: tuple[Outage, ...] = (), picture_of: int | None = None,
+) -> SimulatedRun:  # fmt: skip
+    """Return the run that a split makes of a run file."""
+    factor = scaled.lengths
+    shared = split.trainer.pool.shares_cores and not split.takes_turns
+    return SimulatedRun(
+        spec=spec_of(spec, split),
+        learner=slower_learner(split.trainer.learner, scaled.learner),
+        sites=tuple(_site(kind, count, scaled) for kind, count in split.generators),
+        workload=workload if factor == 1.0 else longer(workload, factor),
+        cores=split.trainer.pool.work_cores if shared else None,
+        colocated=split.takes_turns,
+        iterations=iterations,
+        seed=seed,
+        failures=failures,
+        picture_of=picture_of,
+    )
+
+
+def spec_of(spec: RunSpec, split: MachineSplit) -> RunSpec:
+    """Return the run file with a split's staleness and slots."""
+    algorithm = spec.algorithm
+    if algorithm.mode == "async":
+        algorithm = algorithm.model_copy(update={"staleness": split.lookahead})
+    slots = max(kind.slots for kind, _ in split.generators)
+    generator = spec.generator.model_copy(update={"slots": slots})
+    return spec.model_copy(update={"algorithm": algorithm, "generator": generator})
+
+
+def iterations_for(spec: RunSpec, lookahead: float, *, samples: int) -> int:
+    """Return how many iterations are simulated: those at both ends, and some with about so many samples."""
+    algorithm = spec.algorithm
+    ends = 2 * (_WARM + math.ceil(lookahead)) + 1 if algorithm.mode == "async" else 0
+    steady = round(samples / (algorithm.groups * algorithm.group_size))
+    return min(algorithm.iterations, ends + max(2, min(_MOST_STEADY, steady)))
+
+
+def figures_of(split: MachineSplit, found: Simulation, samples: int) -> SplitFigures:
+    """Return the figures of a simulated split. `samples`: of an iteration."""
+    mean, most = found.staleness()
+    steps = len(found.steps)
+    return SplitFigures(
+        step_s=found.step_s,
+        samples_per_s=found.samples_per_s,
+        cost_per_1000=split.price / 3600 * found.step_s / samples * 1000,
+        staleness=mean,
+        staleness_max=most,
+        generators=found.generator_shares(),
+        trainer=found.learner_shares(),
+        bytes_per_step={name: many / steps for name, many in found.link_bytes.items()},
+        link_busy={name: busy_s / found.ended_at for name, busy_s in found.link_s.items()},
+    )
+
+
+def simulated_split(
+    spec: RunSpec, split: MachineSplit, workload: Workload, *, iterations: int, seed: int = 0,
+    scaled: Scaled = Scaled(),
+) -> SplitFigures:  # fmt: skip
+    """Simulate a split, and return its figures."""
+    run = simulated_run(spec, split, workload, iterations=iterations, seed=seed, scaled=scaled)
+    return figures_of(split, simulate(run), spec.algorithm.groups * spec.algorithm.group_size)
+
+
+@dataclass(frozen=True)
+class _LongerLengths:
+    """Lengths by a factor longer than others."""
+
+    of: object
+    factor: float
+
+    def quantiles(self, shares: np.ndarray) -> np.ndarray:
+        return np.asarray(self.of.quantiles(shares)) * self.factor  # type: ignore[attr-defined]
+
+
+def longer(workload: Workload, factor: float) -> Workload:
+    """Return a workload whose answers are longer by a factor."""
+    from flows.planning.workload import RecordedLengths
+
+    answers = workload.answers
+    if isinstance(answers, RecordedLengths):
+        grown = tuple(tuple(max(1, round(one * factor)) for one in group) for group in answers.groups)
+        return replace(workload, answers=replace(answers, groups=grown))
+    return replace(workload, answers=_LongerLengths(answers, factor))
+
+
+def _site(kind: GeneratorKind, count: int, scaled: Scaled) -> SimulatedSite:
+    engine, link = slower_engine(kind.engine, scaled.engine), slower_link(kind.pool.link, scaled.link)
+    return SimulatedSite(kind.pool.name, (engine,) * count, link)
+
+
+def slower_link(link: LinkTimes | None, factor: float) -> LinkTimes | None:
+    """Return a link that takes longer by a factor."""
+    if link is None:
+        return None
+    return LinkTimes(link.bytes_per_s / factor, link.latency_s * factor, link.spread)
+
+
+def slower_engine(engine: EngineTimes, factor: float) -> EngineTimes:
+    """Return an engine all of whose seconds are longer by a factor."""
+    return replace(
+        engine, batch_s=tuple(one * factor for one in engine.batch_s), context_s=engine.context_s * factor,
+        prefill_s=engine.prefill_s * factor, install_s=engine.install_s * factor,
+        reward_s=engine.reward_s * factor,
+    )  # fmt: skip
+
+
+def slower_learner(learner: LearnerTimes, factor: float) -> LearnerTimes:
+    """Return a learner all of whose seconds are longer by a factor."""
+    return replace(
+        learner, token_s=learner.token_s * factor, microbatch_s=learner.microbatch_s * factor,
+        step_s=learner.step_s * factor, publish_s=learner.publish_s * factor,
+    )  # fmt: skip

@@ -1,0 +1,43 @@
+"""Times of a source with slower engines, so that estimates come out as simulations did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.times_source import TimesSource
+from flows.plans.simulated_split import slower_engine
+
+
+@dataclass(frozen=True)
+class SlowerEngines:
+    """A source of times that asks another one."""
+
+    of: TimesSource
+    factor: float
+
+    @property
+    def known(self) -> Sequence[str]:
+        """All kinds of hardware that it has figures of."""
+        return self.of.known
+
+    def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
+        """Return over how many devices of a machine a generator can be spread."""
+        return self.of.tensor_parallel(hardware, devices)
+
+    def most_slots(self, hardware: str, tensor_parallel: int) -> int:
+        """Return how many samples one generator can draw at once."""
+        return self.of.most_slots(hardware, tensor_parallel)
+
+    def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
+        """Return the times of one generator, slower than they are."""
+        return slower_engine(self.of.engine(hardware, tensor_parallel, slots), self.factor)
+
+    def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
+        """Return the times of a trainer."""
+        return self.of.learner(hardware, devices)
+
+    def measured(self, hardware: str) -> bool:
+        """Whether figures of this hardware were measured."""
+        return self.of.measured(hardware)

@@ -1,0 +1,177 @@
+"""A run to simulate: the run file, how fast its parts are, what it meets, and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
+from flows.planning.workload import DrawnLengths, Workload
+from flows.simulation.simulation_result import SimulatedStep
+from infra.errors import Explained
+from schemas.algorithm import AlgorithmSection
+from schemas.runspec import RunSpec
+
+
+class SimulationError(Explained):
+    """A run can't be simulated as it is described, or comes to a standstill."""
+
+
+@dataclass(frozen=True)
+class SimulatedSite:
+    """Generators of one place."""
+
+    name: str
+    engines: tuple[EngineTimes, ...]
+    link: LinkTimes | None = None  # from the run's store; None: the store is here
+    price_per_hour: float = 0.0  # of one generator, while it is there
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A generator dies, and its unfinished samples are drawn again elsewhere."""
+
+    generator: int  # its place among the generators of all sites, counted from 0
+    at_s: float
+    back_after_s: float = math.inf  # until another process is ready in its place; inf: none comes
+    notice: bool = False  # a preemption that says goodbye; else it is missed after dispatch.silence_s
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """An iteration as a rebalancer sees it, when it is trained."""
+
+    iteration: int
+    ended_at: float
+    seconds: float  # of the iteration, by the clock
+    generating_s: float  # of these, generators were at work, on the average
+    training_s: float  # of these, the learner was at work
+    generators: Mapping[str, int]  # by site, how many there are, or are starting
+
+
+def stages_of(steps: Sequence[SimulatedStep], iteration: int, generators: Mapping[str, int]) -> StageSeconds:
+    """Return what a rebalancer sees of the newest of these steps."""
+    now, before = steps[-1], steps[-2] if len(steps) > 1 else None
+    seconds = now.ended_at - (before.ended_at if before else 0.0)
+    learned = _since(now.learned, before.learned if before else {})
+    generated = _since(now.generated, before.generated if before else {})
+    there = sum(generated.values()) - generated["away"]
+    idle = sum(spent for cause, spent in generated.items() if cause.startswith("waiting"))
+    return StageSeconds(
+        iteration, now.ended_at, seconds, seconds * (there - idle) / there if there else 0.0,
+        learned["training"] + learned["stepping"], generators,
+    )  # fmt: skip
+
+
+def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {cause: seconds - before.get(cause, 0.0) for cause, seconds in now.items()}
+
+
+Rebalance = Callable[[StageSeconds], Mapping[str, int]]  # returns by site how many generators it shall have
+
+
+@dataclass(frozen=True)
+class MessageTimes:
+    """Seconds that messages and decisions take."""
+
+    delivery_s: float = 0.0  # until a job reaches its generator, or a sample the trainer and the dispatcher
+    handover_s: float = 0.3  # until a running sample is with the generator that goes on with it
+    turn_s: float = 0.0  # of the dispatcher for each turn that gives jobs
+    choice_s: float | None = None  # until a chosen plan is there; None: as is usual for so many jobs
+    measured: bool = False  # take turns and choices to be as long as this machine needs: not repeatable
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """A run to simulate.
+
+    `cores`: of the machine that engines and learner share; None: nobody waits for a core.
+    `colocated`: engines and learner take turns, since only one of them fits; `switch_s` from one to the
+    other.
+    `barrier`: all stand still at the end of an iteration until new weights are everywhere: the one-step
+    pipeline that the StreamRL paper compares with. It needs mode async and order window.
+    `rebalance`: asked after each iteration; a generator that it adds is ready after `start_s`.
+    `picture_of`: the iteration whose spans are kept, also of samples that end in a later one.
+    """
+
+    spec: RunSpec
+    learner: LearnerTimes
+    sites: tuple[SimulatedSite, ...]
+    workload: Workload | DrawnLengths  # or the lengths themselves, of all iterations
+    cores: float | None = None
+    colocated: bool = False
+    switch_s: float = 0.0
+    barrier: bool = False
+    iterations: int | None = None  # instead of those of the run file
+    seed: int = 0
+    failures: tuple[Outage, ...] = ()
+    rebalance: Rebalance | None = field(default=None, compare=False)
+    start_s: float = 0.0
+    learner_price_per_hour: float = 0.0
+    messages: MessageTimes = MessageTimes()
+    picture_of: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise SimulationError if this can't be a run."""
+        algorithm = self.spec.algorithm
+        if algorithm.mode == "offline":
+            raise SimulationError("algorithm.mode is offline: such a run generates nothing to simulate")
+        if not any(site.engines for site in self.sites):
+            raise SimulationError("no site has an engine: nothing would ever be generated")
+        names = [site.name for site in self.sites]
+        if len(set(names)) < len(names):
+            raise SimulationError(f"two sites have one name: {sorted(names)}")
+        for site in self.sites:
+            for engine in site.engines:
+                _check_engine(site.name, engine)
+            if not 0 <= site.price_per_hour < math.inf:
+                raise SimulationError(f"site {site.name}: its price must be at least 0 per hour")
+            if site.link is not None and site.link.bytes_per_s <= 0:
+                raise SimulationError(
+                    f"site {site.name}: its link carries no bytes; give bytes_per_s above 0"
+                )
+        if self.cores is not None and self.cores <= 0:
+            raise SimulationError(f"cores must be above 0, or None; it is {self.cores:g}")
+        if self.barrier and (algorithm.mode != "async" or algorithm.order != "window"):
+            raise SimulationError("barrier is for algorithm.mode async with order window")
+        if self.iterations is not None and self.iterations < 1:
+            raise SimulationError(f"iterations must be at least 1; it is {self.iterations}")
+        _check_lengths(self.workload, algorithm, self.iterations or algorithm.iterations)
+        learner = self.learner
+        times = (learner.token_s, learner.microbatch_s, learner.step_s, learner.publish_s, learner.cores)
+        if not all(0 <= one < math.inf for one in (*times, learner.version_bytes)):
+            raise SimulationError("the learner's seconds, bytes and cores must be at least 0, and finite")
+        count = sum(len(site.engines) for site in self.sites)
+        for outage in self.failures:
+            if not 0 <= outage.generator < count:
+                raise SimulationError(
+                    f"generator {outage.generator} can't fail: there are {count}, counted from 0"
+                )
+            if not (0 <= outage.at_s < math.inf and outage.back_after_s > 0):
+                raise SimulationError(
+                    f"generator {outage.generator} can't fail at {outage.at_s:g} s for "
+                    f"{outage.back_after_s:g} s: at_s must be at least 0, and back_after_s above 0"
+                )
+
+
+def _check_lengths(workload: Workload | DrawnLengths, algorithm: AlgorithmSection, iterations: int) -> None:
+    if isinstance(workload, Workload):
+        return
+    wanted = iterations * algorithm.groups, algorithm.group_size
+    if workload.answers.shape != wanted or not (
+        len(workload.prompts) == len(workload.predicted) == wanted[0]
+    ):
+        raise SimulationError(
+            f"the given lengths are of {workload.answers.shape[0]} groups of {workload.answers.shape[1]}; "
+            f"{iterations} iterations have {wanted[0]} groups of {wanted[1]}"
+        )
+
+
+def _check_engine(site: str, engine: EngineTimes) -> None:
+    if engine.slots < 1:
+        raise SimulationError(f"site {site}: an engine needs at least one slot; its batch_s is too short")
+    if not all(0 < seconds < math.inf for seconds in engine.batch_s):
+        raise SimulationError(f"site {site}: each of an engine's batch_s must be above 0")
+    if min(engine.context_s, engine.prefill_s, engine.install_s, engine.reward_s, engine.cores) < 0:
+        raise SimulationError(f"site {site}: an engine's seconds and cores must be at least 0")

@@ -1,0 +1,69 @@
+"""Machines, demands and times for tests of plans. Speeds are like those of GPUs, and of no real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flows.planning.machine_pools import MachinePool
+from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
+from flows.planning.step_estimate import IterationDemand
+
+
+def engine_of(
+    slots: int, *, speed: float = 1.0, first_s: float = 0.008, each_s: float = 6e-5, **more: float
+) -> EngineTimes:
+    """An engine whose steps grow by the sample."""
+    return EngineTimes(
+        tuple((first_s + each_s * max(0, many - 1)) / speed for many in range(slots + 1)), **more
+    )
+
+
+class TableOfTests:
+    """A source of times: each kind of hardware has a speed, and memory for some slots on a device."""
+
+    def __init__(
+        self, speeds: Mapping[str, float], *, slots: int = 64, token_s: float = 1e-3,
+        degrees: Sequence[int] = (1,), least_trainer: int = 1, version_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        self.known = tuple(speeds)
+        self._speeds, self._slots, self._token_s, self._degrees = speeds, slots, token_s, degrees
+        self._least, self._bytes = least_trainer, version_bytes
+
+    def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
+        return [degree for degree in self._degrees if degree <= devices]
+
+    def most_slots(self, hardware: str, tensor_parallel: int) -> int:
+        return self._slots * tensor_parallel
+
+    def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
+        return engine_of(slots, speed=self._speeds[hardware] * tensor_parallel**0.7)
+
+    def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
+        if devices < self._least:
+            return None
+        return LearnerTimes(
+            self._token_s / devices / self._speeds[hardware], version_bytes=self._bytes, step_s=0.1
+        )
+
+    def measured(self, hardware: str) -> bool:
+        return False
+
+
+def demand_of(
+    lengths: Sequence[int] = (), *, lookahead: float = 1.0, prompt: float = 100.0, seed: int = 1
+) -> IterationDemand:
+    """An iteration's demand, by default 256 lengths with a long tail."""
+    drawn = np.array(lengths)
+    if not len(drawn):
+        drawn = np.clip(np.random.default_rng(seed).lognormal(6.0, 0.9, 256), 8, 8000).astype(int)
+    return IterationDemand(drawn, prompt, lookahead)
+
+
+def pool_of(name: str = "a", machines: int = 4, devices: int = 8, **more: object) -> MachinePool:
+    """A pool of fast machines."""
+    return MachinePool(name, **{"hardware": "fast", "machines": machines, "devices": devices, **more})  # type: ignore[arg-type]
+
+
+LINK = LinkTimes(1e9, 0.02)

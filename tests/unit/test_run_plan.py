@@ -1,0 +1,287 @@
+"""Plans: the best split by simulation, intervals, errors; on the command line, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from flows.planning.allocating import PlanGoal
+from flows.planning.machine_pools import PlanError
+from flows.planning.step_estimate import IterationDemand
+from flows.planning.workload import LogNormalLengths, Workload
+from flows.plans.asked_simulation import simulate_asked
+from flows.plans.plan_rows import figure, plan_row
+from flows.plans.planning_inputs import KnownLengths, PlanningInputs, demand_of_workload
+from flows.plans.prediction import Prediction, estimated_s
+from flows.plans.run_plan import Interval, RunPlan, even_normals, interval_around, plan_run
+from flows.plans.simulated_split import Scaled, iterations_for
+from schemas.runspec import RunSpec
+from tests.factories import make_spec
+from tests.planning import LINK, TableOfTests, pool_of
+
+CONFIG = {
+    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True,
+}  # fmt: skip
+WORKLOAD = Workload(LogNormalLengths(300, 0.8, 2000), LogNormalLengths(50))
+
+
+def spec_of_test(mode: str = "async", **algorithm: object) -> RunSpec:
+    staleness = {"staleness": 2} if mode == "async" else {}
+    return make_spec(
+        sampling={"max_tokens": 2000, "max_prompt_tokens": 100},
+        algorithm={"mode": mode, "iterations": 30, "groups": 8, "group_size": 4, **staleness, **algorithm},
+        trainer={"microbatch_tokens": 4096, "bundle_tokens": 1024},
+    )
+
+
+def inputs_of(
+    spec: RunSpec, *, token_s: float = 1e-4, machines: int = 3, price: float = 2.0
+) -> PlanningInputs:
+    times = TableOfTests({"fast": 1.0, "slow": 0.5}, slots=16, token_s=token_s, version_bytes=10**8)
+    pools = (
+        pool_of("a", machines, 1, price=price),
+        pool_of("b", 2, 1, hardware="slow", price=price / 4, site="far", trains=False, link=LINK),
+    )
+    lengths = KnownLengths(WORKLOAD, "of the test", 0.05)
+    return PlanningInputs(spec, pools, times, lengths, demand_of_workload(spec, WORKLOAD))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_simulations() -> Iterator[None]:
+    """Simulate no longer than these tests need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.plans.run_plan._BUDGET", 0)
+        patch.setattr("flows.plans.run_plan._SAMPLES", 200)
+        patch.setattr("flows.plans.run_plan._SAMPLES_TO_COMPARE", 100)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(few_simulations: None) -> RunPlan:
+    return plan_run(inputs_of(spec_of_test()), PlanGoal())
+
+
+def test_the_chosen_split_is_the_best_of_those_that_were_simulated(made: RunPlan) -> None:
+    assert made.chosen.figures.step_s <= min(one.figures.step_s for one in made.others) * 1.02
+    assert made.estimated > made.simulated > 1
+    assert made.step_s.low <= made.step_s.value <= made.step_s.high
+    assert made.samples_per_s.value == pytest.approx(32 / made.step_s.value)
+    assert made.spec.algorithm.staleness == made.chosen.split.lookahead
+    assert made.why
+
+
+def test_the_same_seed_makes_the_same_plan(made: RunPlan) -> None:
+    assert plan_row(plan_run(inputs_of(spec_of_test()), PlanGoal())) == plan_row(made)
+
+
+def test_the_cheapest_plan_costs_no_more_than_the_quickest(made: RunPlan) -> None:
+    cheap = plan_run(inputs_of(spec_of_test()), PlanGoal("cost"))
+    assert cheap.cost_per_1000.value <= made.cost_per_1000.value * 1.02
+    late = cheap.step_s.value
+    if late > made.step_s.value * 1.1:
+        between = (late + made.step_s.value) / 2
+        assert plan_run(inputs_of(spec_of_test()), PlanGoal("cost", between)).step_s.value <= between
+
+
+def test_prices_scale_the_cost_alone(made: RunPlan) -> None:
+    dear = plan_run(inputs_of(spec_of_test(), price=20.0), PlanGoal())
+    assert dear.step_s.value == made.step_s.value
+    assert dear.cost_per_1000.value == pytest.approx(10 * made.cost_per_1000.value)
+
+
+def test_no_more_staleness_than_helps() -> None:
+    """The trainer is so slow that one iteration ahead is enough."""
+    found = plan_run(inputs_of(spec_of_test(), token_s=2e-2), PlanGoal(), may_take_turns=False)
+    assert found.chosen.split.lookahead <= 1
+    assert found.chosen.figures.trainer["waiting for samples"] < 0.05
+
+
+def test_in_sync_mode_there_is_no_staleness() -> None:
+    found = plan_run(inputs_of(spec_of_test("sync")), PlanGoal())
+    assert found.chosen.figures.staleness_max == 0
+    assert found.spec.algorithm.mode == "sync"
+
+
+def test_deadlines_that_none_meets() -> None:
+    with pytest.raises(PlanError, match="the quickest takes"):
+        plan_run(inputs_of(spec_of_test()), PlanGoal("cost", 1e-3))
+
+
+def test_intervals() -> None:
+    found = interval_around(10.0, [0.0, 0.1, -0.1, 0.05])
+    assert found.low < 10 < found.high
+    assert found.rate(4.0).low < 4 < found.rate(4.0).high
+    assert found.scaled(3.0).high / 3.0 == pytest.approx(found.high / 10)
+    points = [even_normals(number) for number in range(64)]
+    for axis in range(4):
+        values = [point[axis] for point in points]
+        assert abs(sum(values) / 64) < 0.15
+        assert 0.85 < math.sqrt(sum(one**2 for one in values) / 64) < 1.1
+
+
+def test_formulas_know_other_times_and_lengths(made: RunPlan) -> None:
+    inputs, split = made.inputs, made.chosen.split
+    plain = estimated_s(inputs, split, Scaled())
+    assert estimated_s(inputs, split, Scaled(engine=2.0, learner=2.0)) > 1.9 * plain
+    assert estimated_s(inputs, split, Scaled(lengths=2.0)) > 1.2 * plain
+    assert estimated_s(inputs, split, Scaled(learner=0.5)) <= plain
+
+
+def test_iterations_for_all_modes() -> None:
+    assert iterations_for(spec_of_test(), 2.0, samples=0) == 9
+    assert iterations_for(spec_of_test("sync"), 0.0, samples=0) == 2
+    assert iterations_for(spec_of_test(iterations=3), 2.0, samples=10**6) == 3
+
+
+def test_a_prediction_goes_from_one_process_to_another() -> None:
+    one = Prediction(Interval(2.0, 1.0, 3.0), Interval(50.0, 40.0, 60.0), simulated=True)
+    line = json.dumps({
+        "step_s": vars(one.step_s), "samples_per_s": vars(one.samples_per_s), "simulated": True,
+    })  # fmt: skip
+    assert Prediction.read(line) == one
+    assert "predicted 50 samples/s (40 to 60), measured 55: -9.1%, inside" in one.beside(55)
+    assert "outside" in one.beside(70)
+    with pytest.raises(ValueError, match="Expecting value"):
+        Prediction.read("nothing")
+
+
+def test_asked_simulations() -> None:
+    spec = spec_of_test().model_copy()
+    inputs = inputs_of(spec)
+    plain = simulate_asked(inputs, iterations=6, seed=3)
+    again = simulate_asked(inputs, iterations=6, seed=3)
+    assert plain.figures == again.figures
+    assert simulate_asked(inputs, iterations=6, seed=4).figures != plain.figures
+    more = simulate_asked(inputs, generators=["a=2", "b=1"], iterations=6, seed=3)
+    assert more.figures.step_s < plain.figures.step_s
+    longer = simulate_asked(inputs, lengths=2.0, iterations=6, seed=3)
+    assert longer.figures.step_s > plain.figures.step_s
+    failed = simulate_asked(inputs, generators=["2"], failures=["1@0.5+2"], iterations=6, seed=3)
+    assert failed.result.drawn_again > 0
+    for wrong, message in (
+        ({"generators": ["many"]}, "write a number"),
+        ({"generators": ["c=2"]}, "no machines c; there are a, b"),
+        ({"generators": ["0"]}, "no machine has a generator"),
+        ({"failures": ["0"]}, "write GENERATOR@SECOND"),
+        ({"failures": ["7@1"]}, "there are 1 generators"), ({"lengths": 0.0}, "a number above 0"),
+    ):  # fmt: skip
+        with pytest.raises(PlanError, match=message):
+            simulate_asked(inputs, **wrong)  # type: ignore[arg-type]
+
+
+def test_figures_have_three_digits() -> None:
+    assert [figure(one) for one in (0.0, 0.01234, 1.234, 12.34, 1234.0)] == [
+        "0", "0.0123", "1.23", "12.3", "1,234",
+    ]  # fmt: skip
+
+
+RUN_FILE = """
+run: planned
+task: {python: task.py}
+model: {path: model}
+sampling: {max_tokens: 600, max_prompt_tokens: 50}
+algorithm: {mode: async, staleness: 1, iterations: 20, groups: 8, group_size: 4}
+trainer: {microbatch_tokens: 4096}
+placement:
+  sites: {far: {link_gbit_s: 10, link_latency_ms: 20}}
+  machines:
+    near: {hardware: H800, count: 1, devices: 4, price: 2.85}
+    cheap: {hardware: H20, count: 1, devices: 2, price: 0.25, site: far}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "250")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "task.py").write_text("")
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN_FILE)
+    return file
+
+
+def test_a_plan_on_the_command_line(run_file: Path) -> None:
+    picture, page = run_file.with_name("plan.png"), run_file.with_name("plan.html")
+    result = CliRunner().invoke(app, ["plan", str(run_file), "--json", "-o", str(picture)])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["run"] == "planned"
+    assert said["step_s"]["low"] <= said["step_s"]["value"] <= said["step_s"]["high"]
+    assert {one.partition(":")[0] for one in said["sources"]} >= {"H800", "lengths"}
+    assert "not measured" in said["sources"][0]
+    assert sum(said["figures"]["generators"].values()) == pytest.approx(1, abs=0.01)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    result = CliRunner().invoke(
+        app, ["plan", str(run_file), "--goal", "cost", "--mean-length", "200", "-o", str(page)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "least cost of a sample" in result.output
+    assert "as --mean-length says: log-normal, 200 tokens" in result.output
+    assert "--set generator.slots=" in result.output
+    assert "data:image/png;base64," in page.read_text()
+
+
+def test_a_simulation_on_the_command_line(run_file: Path) -> None:
+    words = ["simulate", str(run_file), "--set", "placement.sites.far.generators=1", "--seed", "5"]
+    first, again = (CliRunner().invoke(app, [*words, "--json"]) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stdout == again.stdout
+    picture = run_file.with_name("simulated.png")
+    result = CliRunner().invoke(app, [*words, "--lengths", "1.5", "-o", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert "samples/s" in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--goal", "fame"], "say time or cost"),
+        (["-o", "plan.gif"], "ends with .png or .html"),
+        (["--deadline", "-3"], "seconds above 0"),
+        (["--deadline", "0.000001"], "the quickest takes"),
+        (["--mean-length", "9000"], "between 1 and sampling.max_tokens, 600"),
+        (["--set", "placement.machines.near.hardware=H8000"], "did you mean H800"),
+        (["--set", "placement.machines.near.price=-1"], "greater than or equal to 0"),
+        (["--set", "placement.machines.cheap.site=near"], "there is no site 'near'; sites has far"),
+        (["--set", "placement.sites.far.link_gbit_s=null"], "has no link: set sites.far.link_gbit_s"),
+        (["--set", "placement.machines.cheap.use=[train]"], "machines of a site can't train"),
+        (["--set", "placement.machines.near.use=[generate]"], "none of them may train"),
+        (["--set", "placement.machines.near.use=[train,train]"], "each use is named once"),
+        (["--set", "algorithm.mode=offline"], "mode offline needs"),
+        (["--set", "model.path=nowhere"], "has no config.json"),
+        (["--profile", "no-such.yaml"], "no-such.yaml"),
+    ],
+)
+def test_plans_that_cannot_be_made(words: list[str], message: str, run_file: Path) -> None:
+    result = CliRunner().invoke(app, ["plan", str(run_file), *words])
+    assert result.exit_code in (2, 3), result.output
+    assert message in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output
+
+
+def test_a_model_that_no_budget_holds(run_file: Path) -> None:
+    model = run_file.with_name("model") / "config.json"
+    model.write_text(json.dumps({**CONFIG, "hidden_size": 16_384, "num_hidden_layers": 400,
+                                 "intermediate_size": 65_536}))  # fmt: skip
+    result = CliRunner().invoke(app, ["plan", str(run_file)])
+    assert result.exit_code == 3
+    assert "can't hold the model" in result.output
+
+
+def test_the_demand_of_a_workload() -> None:
+    spec = spec_of_test()
+    demand = demand_of_workload(spec, WORKLOAD)
+    assert isinstance(demand, IterationDemand)
+    assert demand.samples == 32
+    assert demand.lookahead == 2
+    assert 150 < float(demand.lengths.mean()) < 500
