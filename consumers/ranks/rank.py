@@ -30,6 +30,7 @@ from consumers.ranks.rank_wire import (
     Command,
     CommandDone,
     Failed,
+    RestCommand,
     RestoreCommand,
     ScoreCommand,
     Setup,
@@ -60,6 +61,8 @@ def obey(learner: LocalLearner, command: Command) -> CommandDone:
             learner.step(total)
         case BeginIteration():
             learner.begin_iteration()
+        case RestCommand():
+            learner.rest()
         case Weights():
             learner.weights()
         case StateCommand():

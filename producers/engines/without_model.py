@@ -80,6 +80,7 @@ class ReplayEngine:
         self._model: dict[str, Bits] = {}
         self._root: str | None = None
         self._prepared: Patch | None = None
+        self._rests = False
 
     def submit(self, request: SampleRequest) -> None:
         self._advance()
@@ -103,7 +104,7 @@ class ReplayEngine:
         return self._clock.now() if self._ended else self._soonest()
 
     def _soonest(self) -> float:
-        if not self._running:
+        if not self._running or self._rests:
             return float("inf")
         return self._at + (self._running[0][0] - self._steps) * float(self._seconds[len(self._running)])
 
@@ -153,6 +154,14 @@ class ReplayEngine:
             self._at += self._prefill_s * (prompts + sum(tokens.values()))
         return Installed(tokens, 0.0)
 
+    def rest(self) -> None:
+        self._advance()
+        self._rests = True
+
+    def go_on(self) -> None:
+        self._advance()
+        self._rests = False
+
     def digests(self) -> dict[str, str]:
         return model_digests(self._model)
 
@@ -172,7 +181,7 @@ class ReplayEngine:
                 _, _, length, request = heapq.heappop(self._running)
                 self._ended.append((request, length))
             self._fill()
-        if self._running and now > self._at:
+        if self._running and not self._rests and now > self._at:
             self._steps += (now - self._at) / float(self._seconds[len(self._running)])
         self._at = max(now, self._at)
 
