@@ -28,7 +28,7 @@ import numpy as np
 from infra.bus import BusError, ends_of
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
-from infra.roles.turns import LOOK_S, OTHERS_TURN, EnginesTurn, NoTurns, engines_turn
+from infra.roles.turns import OTHERS_TURN, TURN_LOOK_S, EnginesTurn, NoTurns, engines_turn
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
@@ -105,7 +105,7 @@ class Generator:
         self._weights = WeightsWatch(context, bell)
         self._turn: EnginesTurn = turn or NoTurns()
         self._sync = context.spec.algorithm.mode == "sync"
-        self._look_s = LOOK_S if context.spec.placement.takes_turns else _IDLE_S
+        self._look_s = TURN_LOOK_S if context.spec.placement.takes_turns else _IDLE_S
 
     def open(self) -> Generator:
         """Begin to hear of assignments and weights. Return itself."""

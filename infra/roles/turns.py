@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from infra.files.locks import SharedLock
 from infra.roles.context import RoleContext
-from infra.runs import unique_name
+from infra.runs import RunRecord, unique_name
 from infra.stack.paths import StackPaths
 
 OTHERS_TURN = "the other's turn"  # the cause of time in which a process waits for its turn
-LOOK_S = 0.01  # how often an engine's side looks whether the learner wants the turn
+TURN_LOOK_S = 0.01  # how often an engine's side looks whether the learner wants the turn
 _SOON_S, _AGAIN_S = 0.001, 0.005  # between two tries of the learner, at first and later
 _SOON = 20  # tries
 
@@ -63,14 +64,18 @@ class EnginesTurn(Protocol):
         """Let the learner compute, for good."""
 
 
+def turn_files(record: RunRecord) -> tuple[Path, Path]:
+    """Return the files of a run's two locks, `wanted` and `working`, on this machine."""
+    folder, name = StackPaths.locate().home / "turns", unique_name(record)
+    return folder / f"{name}.wanted", folder / f"{name}.working"
+
+
 class _Locks:
     """The two locks of a run on this machine."""
 
     def __init__(self, context: RoleContext) -> None:
-        folder, name = StackPaths.locate().home / "turns", unique_name(context.record)
         what = f"the turn of run {context.run} on this machine"
-        self.wanted = SharedLock(folder / f"{name}.wanted", what=what)
-        self.working = SharedLock(folder / f"{name}.working", what=what)
+        self.wanted, self.working = (SharedLock(file, what=what) for file in turn_files(context.record))
 
     def close(self) -> None:
         self.wanted.close()

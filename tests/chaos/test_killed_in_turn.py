@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.files.locks import SharedLock
-from infra.runs import unique_name
+from infra.roles.turns import turn_files
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
@@ -20,7 +20,7 @@ ITERATIONS = 10
 
 def spec(kind: str) -> RunSpec:
     return make_spec(
-        algorithm={"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
+        algorithm={"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
         trainer={"checkpoint_every": 3, "bundle_tokens": 64},
         placement={"kind": kind},
     )  # fmt: skip
@@ -29,10 +29,8 @@ def spec(kind: str) -> RunSpec:
 class Watched:
     """Whose turn it is in a run, by its locks."""
 
-    def __init__(self, run: Run, home: Path) -> None:
-        name = unique_name(run.record)
-        self._wanted = SharedLock(home / "turns" / f"{name}.wanted", what="the turn")
-        self._working = SharedLock(home / "turns" / f"{name}.working", what="the turn")
+    def __init__(self, run: Run) -> None:
+        self._wanted, self._working = (SharedLock(file, what="the turn") for file in turn_files(run.record))
 
     def learner(self) -> bool:
         """Whether the learner computes."""
@@ -69,13 +67,12 @@ def kill_in_turn(run: Run, name: str, turn: Callable[[], bool]) -> None:
 def test_whoever_is_killed_in_either_turn_changes_nothing(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / "home"
-    monkeypatch.setenv("STREAMRL_HOME", str(home))
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
     with running(tmp_path / "calm", kafka, spec("disaggregated"), tiny_model) as run:
         run.wait_for_end()
         undisturbed = [step.root_out for step in run.steps()]
     with running(tmp_path / "killed", kafka, spec("colocated"), tiny_model) as run:
-        watched = Watched(run, home)
+        watched = Watched(run)
         for step, name, turn in (
             (1, "trainer-0", watched.learner),
             (3, "generator-0", watched.learner),
