@@ -1,4 +1,4 @@
-"""An engine on a GPU sleeps while it rests, by vLLM's sleep mode. There is no GPU here: vLLM is a stand-in."""
+"""An engine on a GPU sleeps while it rests, by vLLM's sleep mode; here by a stand-in for vLLM."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def test_it_sleeps_only_where_that_frees_a_gpu(sleeps: bool) -> None:
         ({}, {}, {"enable_sleep_mode": False}),
         ({}, {"gpu_memory": 0.7}, {"enable_sleep_mode": False, "gpu_memory_utilization": 0.7}),
         ({"kind": "colocated"}, {}, {"enable_sleep_mode": True, "gpu_memory_utilization": 0.45}),
-        ({"kind": "colocated"}, {"gpu_memory": 0.3}, {"enable_sleep_mode": True, "gpu_memory_utilization": 0.3}),
+        (
+            {"kind": "colocated"},
+            {"gpu_memory": 0.3},
+            {"enable_sleep_mode": True, "gpu_memory_utilization": 0.3},
+        ),
     ],
 )  # fmt: skip
 def test_memory_is_shared_with_the_learner_in_a_colocated_run(
