@@ -76,7 +76,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
                 for name, placement in placements().items():
                     console.print(f"round {number + 1} of {given.rounds}: {mode}, {name} …")
                     overrides = [*changes, f"report={folder}/runs", *settings, *placement]
-                    found[f"{mode}_{name}"] = _measured(given.runfile, overrides, stack)
+                    rate = found[f"{mode}_{name}"] = _measured(given.runfile, overrides, stack)
+                    console.print(f"  {rate.samples_per_s:.1f} samples/s")
             rounds.append(found)
     return _report(rounds)
 

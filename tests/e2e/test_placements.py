@@ -68,3 +68,23 @@ def test_a_seed_gives_the_same_bits_in_every_placement(tmp_path: Path, kafka: st
         drawn = [s for s in together.samples() if s.iteration == step.iteration]
         began = step.finished_at - step.metrics.get("compute_s", 0.0)
         assert max(sample.finished_at for sample in drawn) <= began
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("order", ["window", "arrival"])
+def test_several_generators_and_ranks_take_turns_in_async_mode(
+    order: str, tmp_path: Path, kafka: str, tiny_model: Path
+) -> None:
+    algorithm = {**ALGORITHM, "mode": "async", "staleness": 1.5, "iterations": 6, "order": order}
+    placement = {"kind": "colocated", "generators": 2}
+    trainer = {"ranks": 2, "bundle_tokens": 64}
+    run = in_placement(
+        tmp_path, kafka, tiny_model, placement, algorithm=algorithm, trainer=trainer,
+        generator={"slots": 8},
+    )  # fmt: skip
+    steps = run.steps()
+    assert sorted(trained_ids(steps)) == [(g, i) for g in range(48) for i in range(4)]
+    staleness = [step.iteration - int(step.versions.min()) for step in steps]
+    assert max(staleness) <= (2 if order == "window" else 5) and max(staleness) >= 1
+    assert not run.dead_letters()
+    assert seconds_by_cause(run, "generator")[WAIT + OTHERS_TURN] > 0
