@@ -5,8 +5,9 @@ samples ──► bundles ──► micro-batches, in whichever order they compl
 ledger ◄── record ◄── optimizer step ◄── the last bundle of the step ◄─────────┘
              └──► weights, announcement, checkpoint (publisher's thread)
 
-waits for            unblocked by
-bundles of a step    the generators
+waits for                      unblocked by
+bundles of a step              the generators
+in a colocated run, its turn   the generators: when all samples of an iteration are here, their engines rest
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ from infra import epochs
 from infra.logs import at_step
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
+from infra.roles.turns import learners_turn
 from infra.stores.store import StoreError
+from infra.waiting import Wait
 from schemas.algorithm import AlgorithmSection
 from schemas.messages import StepRecord
 from schemas.taken import TakenGroups
@@ -63,6 +66,7 @@ class Trainer:
         self._spec = context.spec
         self._algorithm: AlgorithmSection = context.spec.algorithm
         self._offline = self._algorithm.mode == "offline"
+        self._turn = learners_turn(context)
         self._samples = samples_topic(context)
         self._replay: Replay | None = None
         self._recipe = recipe_of(context.spec)
@@ -96,11 +100,13 @@ class Trainer:
                         self._follow(stream, record)
                     else:
                         self._train_step(stream)
+                self._turn.pass_on(self._learner.rest)
                 self._publisher.drain()
             self._context.log.info("%d iterations are trained", self._iteration)
         finally:
             self._publisher.close()
             self._ledger.close()
+            self._turn.close()
 
     def _open(self, manifest: AnyCheckpointManifest | None) -> Stream:
         if self._offline:
@@ -175,6 +181,7 @@ class Trainer:
         if record.step < self._number:
             self._taken.add(record)
             return  # the published weights include it
+        self._turn.take()
         at_step(record.step)
         self._begin()
         try:
@@ -296,16 +303,19 @@ class Trainer:
 
     def _collect(self, stream: Stream, key: tuple[int, int]) -> StepParts:
         step = StepParts(self._iteration, self._number)
+        wait = self._context.wait(f"samples of iteration {key[0]}", unblocked_by="the generators")
+        if self._spec.placement.takes_turns:
+            self._let_engines_draw(stream, step, key, wait)
         if self._replay is not None and (rows := self._replay.rows(self._number)):
             self._train(step, rows)
             step.replayed = len(rows)
         groups = self._algorithm.groups // self._algorithm.optimizer_steps
-        wait = self._context.wait(f"samples of iteration {key[0]}", unblocked_by="the generators")
         while step.groups < groups:
             self._context.check_stop()
             self._publisher.check()
             ready = [bundle for bundle in stream.complete(key) if bundle.number not in step.taken]
             if together := self._chosen(ready, missing=stream.outstanding(key)):
+                self._turn.take()
                 self._context.heart.working("training")
                 self._train(step, [row for bundle in together for row in bundle.in_order()])
                 step.taken.update(bundle.number for bundle in together)
@@ -314,23 +324,48 @@ class Trainer:
                 wait.progress()
                 continue
             since = time.monotonic()
-            if parts := self._scoring.missing(stream.groups(key)):
+            if not self._spec.placement.takes_turns and (parts := self._scoring.missing(stream.groups(key))):
                 self._context.heart.working("scoring")
                 self._scoring.score(parts)
                 step.compute_s += time.monotonic() - since
                 stream.pump(0.0)
                 wait.progress()
                 continue
-            here = sum(len(rows) for rows in stream.groups(key))
-            self._context.heart.counters["held"] = max(0, here - len(step.rows))
-            self._context.heart.waiting(
-                f"{stream.outstanding(key)} samples of iteration {key[0]}", unblocked_by="generators",
-                cause="samples",
-            )  # fmt: skip
-            self._look_for_a_newer_one()
-            wait.progress() if stream.pump(_POLL_S) else wait.check()
-            step.waited_s += time.monotonic() - since
+            self._await_samples(stream, step, key, wait, missing=stream.outstanding(key))
         return step
+
+    def _let_engines_draw(self, stream: Stream, step: StepParts, key: StepKey, wait: Wait) -> None:
+        """In a colocated run, wait until all samples of the iteration are here; then take the turn."""
+        stream.pump(0.0)
+        while missing := self._outstanding(stream, key):
+            self._context.check_stop()
+            self._publisher.check()
+            self._await_samples(stream, step, key, wait, missing=missing)
+        since = time.monotonic()
+        self._turn.take()
+        step.waited_s += time.monotonic() - since
+
+    def _outstanding(self, stream: Stream, key: StepKey) -> int:
+        """Return how many samples are not here of an iteration's steps from this one on."""
+        stream.complete(key)  # in order arrival, the step chooses its groups by this
+        iteration, mini = key
+        last = self._algorithm.optimizer_steps if self._algorithm.order == "window" else mini + 1
+        return sum(stream.outstanding((iteration, one)) for one in range(mini, last))
+
+    def _await_samples(
+        self, stream: Stream, step: StepParts, key: StepKey, wait: Wait, *, missing: int
+    ) -> None:
+        """Wait a moment for samples. In a colocated run the engines draw meanwhile."""
+        since = time.monotonic()
+        self._turn.pass_on(self._learner.rest)
+        here = sum(len(rows) for rows in stream.groups(key))
+        self._context.heart.counters["held"] = max(0, here - len(step.rows))
+        self._context.heart.waiting(
+            f"{missing} samples of iteration {key[0]}", unblocked_by="generators", cause="samples"
+        )
+        self._look_for_a_newer_one()
+        wait.progress() if stream.pump(_POLL_S) else wait.check()
+        step.waited_s += time.monotonic() - since
 
     def _look_for_a_newer_one(self) -> None:
         """Look for a newer trainer now and then, and raise if there is one: this one would wait in vain."""

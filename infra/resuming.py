@@ -52,7 +52,7 @@ trainer: checkpoint_every keep_checkpoints keep_weights
 generator: slots
 dispatch: policy import silence_s
 evaluation: every
-placement: store generators sites machines restarts
+placement: kind store generators sites machines restarts
 placement.archive: every_minutes
 placement.kafka: bootstrap_servers replication retention_hours
 deadlines: start_s progress_s

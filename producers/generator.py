@@ -9,6 +9,7 @@ waits for                      unblocked by
 first weights                  the trainer
 assignments                    the feeder, in which the dispatcher is
 weights that a prompt needs    the trainer
+in a colocated run, its turn   the trainer
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from infra.bus import BusError, ends_of
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
+from infra.roles.turns import OTHERS_TURN, TURN_LOOK_S, EnginesTurn, NoTurns, engines_turn
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
@@ -83,7 +85,7 @@ class Generator:
 
     def __init__(
         self, context: RoleContext, engine: Engine, rewards: Rewards, to_text: Callable[[np.ndarray], str],
-        bell: threading.Event,
+        bell: threading.Event, turn: EnginesTurn | None = None,
     ) -> None:  # fmt: skip
         self._context, self._engine, self._rewards, self._text = context, engine, rewards, to_text
         self._spec = context.spec
@@ -101,6 +103,9 @@ class Generator:
         self._assigned = Assigned(context, start)
         self._bell = bell
         self._weights = WeightsWatch(context, bell)
+        self._turn: EnginesTurn = turn or NoTurns()
+        self._sync = context.spec.algorithm.mode == "sync"
+        self._look_s = TURN_LOOK_S if context.spec.placement.takes_turns else _IDLE_S
 
     def open(self) -> Generator:
         """Begin to hear of assignments and weights. Return itself."""
@@ -117,15 +122,17 @@ class Generator:
         """Work until the run stops this process."""
         try:
             wait = self._context.wait("work", unblocked_by="the feeder and the trainer")
+            others = self._context.wait("the learner's turn to end", unblocked_by="the trainer")
             since = time.monotonic()
             while True:
                 self._context.check_stop()
                 for version in self._weights.take():
                     self._decoding.update(version)
                 moved = self._take_assignments()
-                self._hand_over()
-                moved += self._fill()
-                if busy := self._decoding.running > 0:
+                if mine := self._is_my_turn():
+                    self._hand_over()
+                    moved += self._fill()
+                if busy := mine and self._decoding.running > 0:
                     self._generates()
                     moved += self._step()
                 elif self._scoring:
@@ -133,15 +140,21 @@ class Generator:
                     time.sleep(_SCORES_S)  # only rewards are awaited
                 moved += self._collect(self._rewards.poll())
                 self._publish()
-                self._report()
+                self._report(drawing=busy)
                 since, before = time.monotonic(), since
                 self._progress.busy_s += (since - before) * busy
                 self._count()
-                if moved or self._decoding.running or self._scoring:
+                if mine:
+                    others.progress()
+                if moved or busy or self._scoring:
                     wait.progress()
-                else:
+                elif mine:
                     self._idle()
                     wait.check()
+                else:
+                    wait.progress()
+                    self._rest()
+                    others.check()
         finally:
             self._say_goodbye()
             self._rewards.close()
@@ -149,6 +162,18 @@ class Generator:
             self._assigned.close()
             self._weights.close()
             self._engine.close()
+            self._turn.close()
+
+    def _is_my_turn(self) -> bool:
+        """Whether the engine may draw. In sync mode it first draws all that the present weights may draw."""
+        may_rest = not self._sync or self._decoding.is_done
+        return self._turn.mine(may_rest=may_rest, rest=self._decoding.rest)
+
+    def _rest(self) -> None:
+        """Report that the learner has the turn, and wait a moment."""
+        self._context.heart.waiting("the learner's turn to end", unblocked_by="trainer", cause=OTHERS_TURN)
+        self._bell.wait(self._look_s)
+        self._bell.clear()
 
     def _idle(self) -> None:
         """Report the wait in the heartbeat, and sleep until something comes or `_IDLE_S` has passed."""
@@ -159,7 +184,7 @@ class Generator:
             heart.waiting("assignments", unblocked_by="feeder")
         else:
             heart.waiting(f"weights {needs}", unblocked_by="trainer", cause="weights")
-        self._bell.wait(_IDLE_S)
+        self._bell.wait(self._look_s)
         self._bell.clear()
 
     def _take_assignments(self) -> int:
@@ -214,7 +239,7 @@ class Generator:
         """
         if self._rewards.pending() and self._decoding.running < _FEW:
             return _SCORES_S
-        return self._hold_s if self._held or self._rewards.pending() else _IDLE_S
+        return min(self._hold_s if self._held or self._rewards.pending() else _IDLE_S, self._look_s)
 
     def _collect(self, scores: list[RewardOutcome]) -> int:
         """Turn scored completions into samples, to be sent."""
@@ -255,15 +280,15 @@ class Generator:
             scored_at=time.time(),
         )  # fmt: skip
 
-    def _report(self, *, leaving: bool = False) -> None:
-        """Report to the dispatcher, if it is time."""
-        self._reporting.report(lambda: self._state(leaving), leaving=leaving)
+    def _report(self, *, leaving: bool = False, drawing: bool = False) -> None:
+        """Report to the dispatcher, if it is time. `drawing`: whether the engine has to draw tokens now."""
+        self._reporting.report(lambda: self._state(leaving, drawing), leaving=leaving)
 
-    def _state(self, leaving: bool) -> GeneratorState:
+    def _state(self, leaving: bool, drawing: bool) -> GeneratorState:
         scoring = [(made.begun.job.key, made.finished.tokens.size) for made in self._scoring.values()]
         held = self._decoding.held() + scoring
         if not leaving:
-            self._drawing.saw(held, running=self._decoding.running)
+            self._drawing.saw(held, running=self._decoding.running if drawing else 0)
         return GeneratorState(self._engine.pace(), self._decoding.version, held)
 
     def _say_goodbye(self) -> None:
@@ -291,9 +316,10 @@ def body(context: RoleContext) -> None:
     began = time.monotonic()
     bell = threading.Event()
     options = EngineOptions(model=context.record.model, spec=spec.model_dump_json())
-    engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s).open()
+    turn = engines_turn(context)
+    engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s, inherits=turn.descriptors).open()
     to_text = stopping_of(context.record.model, spec).text
-    generator = Generator(context, engine, RewardPool(spec.task), to_text, bell).open()
+    generator = Generator(context, engine, RewardPool(spec.task), to_text, bell, turn).open()
     engine.wait_until_ready()
     context.loaded()
     context.log.info("engine ready after %.1f s", time.monotonic() - began)

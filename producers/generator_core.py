@@ -112,6 +112,7 @@ class Decoding:
         self._running: dict[str, Begun] = {}
         self._unproven: dict[str, MadeSample] = {}  # made with weights that are not verified
         self._backlog = Backlog()
+        self._rests = False
         self.installs, self.pause_s = 0, 0.0
 
     @property
@@ -123,6 +124,18 @@ class Decoding:
     def running(self) -> int:
         """The number of samples that are begun and that `step` has not returned yet."""
         return len(self._running) + len(self._unproven)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no sample runs and none can be begun with the present weights."""
+        needs = self._backlog.needs()
+        return not self.running and (needs is None or needs > self.version)
+
+    def rest(self) -> None:
+        """Have the engine draw nothing until `fill` finds work. Running samples stay where they are."""
+        if not self._rests:
+            self._engine.rest()
+            self._rests = True
 
     @property
     def is_verified(self) -> bool:
@@ -196,6 +209,11 @@ class Decoding:
 
     def fill(self) -> int:
         """Install new weights if that is due, then fill the free slots. Return how many jobs were begun."""
+        if self._rests and self.is_done and self._claimed is None and self._next is None:
+            return 0
+        if self._rests:
+            self._engine.go_on()
+            self._rests = False
         self._renew()
         if self._version is None or (self._claimed is not None and self._on_update == "wait"):
             return 0

@@ -328,6 +328,13 @@ class SiteSection(Section):
 class PlacementSection(Section):
     """The places where things run. To run the same algorithm elsewhere, change only this section."""
 
+    kind: Literal["disaggregated", "colocated"] = Field(
+        "disaggregated",
+        description="disaggregated: engines draw while the learner computes. colocated: on this machine they "
+        "take turns, so that each may have all cores (`generator.threads`, `trainer.threads`) or the whole "
+        "GPU. The learner computes when all samples of an iteration are there, and the engines rest "
+        "meanwhile. Other machines, as those of far sites, have cores of their own and take no turns.",
+    )
     kafka: KafkaSection = KafkaSection()
     store: StoreUrl = Field(
         "local",
@@ -363,6 +370,11 @@ class PlacementSection(Section):
         "or relay that does is left out, and tried again every ten minutes while others make "
         "samples.",
     )
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether engines and learner on one machine take turns."""
+        return self.kind == "colocated"
 
     @model_validator(mode="after")
     def _machines_make_up_a_run(self) -> PlacementSection:

@@ -11,6 +11,7 @@ import torch
 
 from infra.bus import read_all
 from infra.roles.context import RoleContext
+from infra.roles.turns import engines_turn
 from infra.weights.versions import WeightStore
 from producers.dispatch.assigning import assignments, question
 from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
@@ -51,7 +52,8 @@ class Running:
 
     def __init__(self, context: RoleContext, engine: Engine, bell: threading.Event) -> None:
         self.context, self.engine, self.rewards = context, engine, Rewards()
-        generator = Generator(context, engine, self.rewards, lambda tokens: "", bell).open()
+        turn = engines_turn(context)
+        generator = Generator(context, engine, self.rewards, lambda tokens: "", bell, turn).open()
         self.ended: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, args=(generator,))
         self._thread.start()

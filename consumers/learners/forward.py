@@ -13,6 +13,7 @@ from consumers.batches import packing
 from consumers.batches.micro_batches import MicroBatch
 from infra import cpu_linear
 from infra.errors import Explained
+from infra.quiet import no_model_bars
 from schemas.runspec import RunSpec
 
 _WARM_ROWS = 2048  # kernels for micro-batches of up to so many tokens are made before the first sample comes
@@ -30,6 +31,7 @@ def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
     """Load a causal language model in fp32, ready to run over micro-batches. Raises UnsupportedModel."""
     from transformers import AutoModelForCausalLM
 
+    no_model_bars()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     expected = _as_it_is(model)
     packing.use_packed_attention(model)

@@ -70,6 +70,9 @@ class Learner(Protocol):
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore a state that any learner returned."""
 
+    def rest(self) -> None:
+        """Give back memory that is not in use, since engines on this machine draw now."""
+
     def close(self) -> None:
         """End the learner's threads and other processes."""
 
@@ -267,6 +270,11 @@ class LocalLearner(ABC):
         self._restore_policy(state)
         if self._critic is not None:
             self._critic.trained.restore(state, "critic.")
+
+    def rest(self) -> None:
+        """See Learner. Weights and optimizer state stay; on a GPU, torch's free blocks go back to it."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         """See Learner."""

@@ -16,7 +16,6 @@ import sys
 from typing import BinaryIO
 
 import msgspec
-from transformers.utils import logging as transformers_logging
 
 from consumers.batches.micro_batches import with_fillers
 from consumers.learners import collective
@@ -30,6 +29,7 @@ from consumers.ranks.rank_wire import (
     Command,
     CommandDone,
     Failed,
+    RestCommand,
     RestoreCommand,
     ScoreCommand,
     Setup,
@@ -60,6 +60,8 @@ def obey(learner: LocalLearner, command: Command) -> CommandDone:
             learner.step(total)
         case BeginIteration():
             learner.begin_iteration()
+        case RestCommand():
+            learner.rest()
         case Weights():
             learner.weights()
         case StateCommand():
@@ -80,7 +82,6 @@ def serve(commands: BinaryIO, replies: BinaryIO) -> None:
     setup = msgspec.msgpack.decode(first, type=Setup)
     log = set_up(setup.run, f"trainer-rank-{setup.number}")
     spec = RunSpec.model_validate_json(setup.spec)
-    transformers_logging.disable_progress_bar()  # rank 0 shows its own
     try:
         write_frame(replies, CommandDone())  # slow imports are done: now rank 0 can join
         collective.join_ranks(setup.number, setup.ranks, setup.port, spec.deadlines.start_s)

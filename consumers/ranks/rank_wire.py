@@ -60,6 +60,10 @@ class BeginIteration(msgspec.Struct, tag=True):
     """Remember the current weights as those that an iteration begins with."""
 
 
+class RestCommand(msgspec.Struct, tag=True):
+    """Give back memory that is not in use."""
+
+
 class Weights(msgspec.Struct, tag=True):
     """Take part in gathering weights on rank 0."""
 
@@ -81,7 +85,15 @@ class RestoreCommand(msgspec.Struct, tag=True):
 
 
 Command = (
-    Accumulate | ScoreCommand | StepCommand | BeginIteration | Weights | StateCommand | Adopt | RestoreCommand
+    Accumulate
+    | ScoreCommand
+    | StepCommand
+    | BeginIteration
+    | RestCommand
+    | Weights
+    | StateCommand
+    | Adopt
+    | RestoreCommand
 )
 
 

@@ -29,6 +29,7 @@ from consumers.ranks.rank_wire import (
     BeginIteration,
     Command,
     CommandDone,
+    RestCommand,
     RestoreCommand,
     ScoreCommand,
     StateCommand,
@@ -152,6 +153,10 @@ class RankedLearner:
                 unread.append(error)
         if unread:
             raise unread[0]
+
+    def rest(self) -> None:
+        with self._together(RestCommand()):
+            self._local.rest()
 
     def close(self) -> None:
         """End the other ranks, and this rank's learner."""

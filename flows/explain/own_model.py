@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from consumers.batches.training_rows import TrainingRow
+from infra.quiet import no_model_bars
 
 
 def answer_tokens(row: TrainingRow) -> tuple[list[int], list[int]]:
@@ -29,6 +30,7 @@ class OwnModel:
     def __init__(self, folder: str, temperature: float) -> None:
         from transformers import AutoModelForCausalLM
 
+        no_model_bars()
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._temperature = temperature
         head, embeddings = self._model.get_output_embeddings(), self._model.get_input_embeddings()

@@ -22,7 +22,7 @@ _COLOURS = {
     "installing weights": "w7", "fetching weights": "w7", "admitting": "w9", "taking steps again": "w10",
     "starting": "s1", "ended": "s2", WAIT + "samples": "b1", WAIT + "assignments": "b2",
     WAIT + "weights": "b3", WAIT + "optimizer steps": "b4", WAIT + "held-out samples": "b5",
-    WAIT + "object store": "b6",
+    WAIT + "object store": "b6", WAIT + "the other's turn": "b8",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from infra.bus import Bus, Reader
 from infra.files.locks import LockHeld, locked
 from infra.gate import Gate, passed_over
 from infra.ownership import topics_owner
+from infra.roles.turns import turn_files
 from infra.runs import RunError, RunRecord, find
 from infra.stores.orphans import sweep
 from infra.stores.store import Prunable, Store
@@ -109,6 +110,9 @@ def remove(
         if isinstance(store, Prunable):
             for folder in folders:
                 store.prune(folder)
+    if found.record is not None:
+        for file in turn_files(found.record):
+            file.unlink(missing_ok=True)
     if report and found.report is not None:
         shutil.rmtree(found.report)
 

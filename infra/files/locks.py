@@ -59,6 +59,41 @@ def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[int]:
         os.close(handle)
 
 
+class SharedLock:
+    """A lock that any number of holders share, or that one holder has alone. It never waits.
+
+    The kernel releases it however its holders end. A process that inherits `descriptor` holds what this one
+    holds.
+    """
+
+    def __init__(self, path: Path, *, what: str) -> None:
+        """Open the file, and create it if it is missing. `what`: the locked thing, for an error."""
+        self._path, self._what = path, what
+        try:
+            make_private(path.parent)
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _no_lock(path, what, error) from error
+
+    def take(self, *, alone: bool) -> bool:
+        """Take the lock, and return whether it could be had at once."""
+        try:
+            fcntl.flock(self.descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:  # a file system without locks
+            raise _no_lock(self._path, self._what, error) from error
+        return True
+
+    def give(self) -> None:
+        """Let go of the lock."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the lock, and close the file."""
+        os.close(self.descriptor)
+
+
 def _no_lock(path: Path, what: str, error: OSError) -> LockError:
     return LockError(
         f"{what} can't be locked: {path}: {error.strerror or error}"

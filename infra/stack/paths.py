@@ -7,6 +7,7 @@
 ├── s3/{objects,meta}
 ├── prefect          PREFECT_HOME
 ├── prometheus       RUN.json, the address of a run's figures
+├── turns            RUN.wanted and RUN.working, the locks of a colocated run
 ├── logs             NAME.log
 └── run              NAME.json, NAME.port, credentials (0700)
 """

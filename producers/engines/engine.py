@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -110,6 +110,12 @@ class Engine(Decoder, Protocol):
         `recompute`: whether the KV cache of running samples, which the old weights made, is computed anew.
         """
 
+    def rest(self) -> None:
+        """Draw nothing from now on. Returns when the engine rests; running samples stay where they are."""
+
+    def go_on(self) -> None:
+        """End the rest."""
+
     def digests(self) -> Mapping[str, str] | None:
         """Return the hash of each tensor in the engine, by Hugging Face names; None: not known yet.
 
@@ -131,6 +137,17 @@ class LocalEngine(Decoder, Protocol):
 
     def digests(self) -> dict[str, str]:
         """Return the hash of each tensor in the engine. Called in the thread beside steps."""
+
+
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """A local engine that can free the learner's GPU while it rests. Others keep their memory."""
+
+    def sleep(self) -> None:
+        """Free memory. Running samples are kept, and may be computed anew later."""
+
+    def wake(self) -> None:
+        """Take the memory again."""
 
 
 class EngineSettings(GeneratorSection, ABC):

@@ -44,6 +44,14 @@ class Install(msgspec.Struct, tag="install"):
     recompute: bool
 
 
+class Rest(msgspec.Struct, tag="rest"):
+    """To the engine: draw nothing until GoOn comes, and free what memory you can."""
+
+
+class GoOn(msgspec.Struct, tag="go_on"):
+    """To the engine: go on where you rested."""
+
+
 class Ready(msgspec.Struct, tag="ready"):
     """From the engine: it can take requests."""
 
@@ -73,6 +81,10 @@ class Took(msgspec.Struct, tag="took"):
     installed: Installed
 
 
+class Rested(msgspec.Struct, tag="rested"):
+    """From the engine: it rests."""
+
+
 class Holds(msgspec.Struct, tag="holds"):
     """From the engine: the hashes of its tensors since the last install."""
 
@@ -96,5 +108,5 @@ class Refused(msgspec.Struct, tag="refused"):
     lasting: bool = False  # another start of the engine would meet it again
 
 
-Order = Submit | Abort | HandOver | Prepare | Install
-Report = Ready | AnswerReport | Handed | PreparedReport | Took | Holds | Paced | Refused
+Order = Submit | Abort | HandOver | Prepare | Install | Rest | GoOn
+Report = Ready | AnswerReport | Handed | PreparedReport | Took | Rested | Holds | Paced | Refused

@@ -24,11 +24,12 @@ import msgspec
 
 from infra.errors import Explained
 from infra.weights.patch import read_patch
-from producers.engines.engine import DrawnAnswer, Installed, LocalEngine, engine_of
+from producers.engines.engine import DrawnAnswer, Installed, LocalEngine, SleepingEngine, engine_of
 from producers.engines.engine_messages import (
     Abort,
     AnswerReport,
     EngineOptions,
+    GoOn,
     Handed,
     HandOver,
     Holds,
@@ -39,6 +40,8 @@ from producers.engines.engine_messages import (
     Ready,
     Refused,
     Report,
+    Rest,
+    Rested,
     Submit,
     Took,
 )
@@ -59,6 +62,11 @@ class Beside:
         self._pool = pool
         self._under_way: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
         self.done, self._bell = Pipe(duplex=False)  # `done` gets one message for each finished thing
+
+    def finish(self) -> None:
+        """Wait until everything is done, and handle all results."""
+        while self._under_way:
+            self.take()
 
     def do(self, work: Callable[[], _Result], then: Callable[[_Result], None]) -> None:
         """Do `work` in the thread; later, `take` calls `then` with its result."""
@@ -117,6 +125,7 @@ class _Server:
     def __init__(self, link: Connection, engine: LocalEngine, beside: Beside) -> None:
         self._link, self._engine, self._beside = link, engine, beside
         self._running: set[str] = set()
+        self._rests = False
 
     def run(self) -> None:
         said_at = time.monotonic()
@@ -130,8 +139,8 @@ class _Server:
                 self._say(Paced(self._engine.pace(), self._engine.unfinished()))
 
     def _listen(self) -> None:
-        """Obey all orders that have come. Without running samples, wait for one."""
-        while came := wait([self._link, self._beside.done], 0 if self._running else None):
+        """Obey all orders that have come. Without running samples, or at rest, wait for one."""
+        while came := wait([self._link, self._beside.done], 0 if self._running and not self._rests else None):
             if self._beside.done in came:
                 self._beside.take()
             if self._link in came:
@@ -154,6 +163,16 @@ class _Server:
             parts = engine.hand_over(order.ids)
             self._running.difference_update(part.id for part in parts)
             self._say(Handed([report_of(part) for part in parts]))
+        elif isinstance(order, Rest):
+            self._beside.finish()
+            self._rests = True
+            if isinstance(engine, SleepingEngine):
+                engine.sleep()
+            self._say(Rested())
+        elif isinstance(order, GoOn):
+            self._rests = False
+            if isinstance(engine, SleepingEngine):
+                engine.wake()
         elif isinstance(order, Prepare):
             file = Path(order.file)
             self._beside.do(lambda: engine.prepare(read_patch(file)), lambda _: self._say(PreparedReport()))

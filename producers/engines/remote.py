@@ -26,6 +26,7 @@ from producers.engines.engine_messages import (
     Abort,
     AnswerReport,
     EngineOptions,
+    GoOn,
     Handed,
     HandOver,
     Holds,
@@ -37,6 +38,8 @@ from producers.engines.engine_messages import (
     Ready,
     Refused,
     Report,
+    Rest,
+    Rested,
     Submit,
     Took,
 )
@@ -48,8 +51,13 @@ _decode = msgspec.msgpack.Decoder(list[Report]).decode
 class RemoteEngine:
     """An engine in a process of its own. `bell` is rung whenever a report comes."""
 
-    def __init__(self, options: EngineOptions, bell: threading.Event, *, deadline_s: float) -> None:
+    def __init__(
+        self, options: EngineOptions, bell: threading.Event, *, deadline_s: float,
+        inherits: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """`inherits`: descriptors that the engine process shall have, too: so it holds the same locks."""
         self._options, self._bell, self._deadline = options, bell, deadline_s
+        self._inherits = list(inherits)
         self._orders: list[Order] = []
         self._made: list[AnswerReport] = []
         self._pace, self._tokens = Pace([], []), dict[str, int]()
@@ -68,7 +76,7 @@ class RemoteEngine:
                 sys.executable, "-m", module("producers.engines.engine_process"),
                 msgspec.json.encode(self._options).decode(), str(theirs.fileno()),
             ],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *self._inherits],
         )  # fmt: skip
         theirs.close()
         self._reader.start()
@@ -131,6 +139,15 @@ class RemoteEngine:
         assert isinstance(took, Took)
         self._until = time.monotonic() + self._deadline
         return took.installed
+
+    def rest(self) -> None:
+        self._orders.append(Rest())
+        self._flush()
+        self._await(Rested, "to rest")
+
+    def go_on(self) -> None:
+        self._orders.append(GoOn())
+        self._flush()
 
     def digests(self) -> Mapping[str, str] | None:
         self._take_all()

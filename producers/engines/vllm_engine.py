@@ -13,16 +13,27 @@ if TYPE_CHECKING:
     from producers.engines.vllm_in_process import VllmEngine
 
 
+_SHARE_IN_TURNS = 0.45  # of a GPU's memory
+
+
 class VllmSettings(EngineSettings):
     """Settings of the engine vllm."""
 
-    free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib"})
+    free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib", "gpu_memory"})
 
     kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
     batch_invariant: bool = Field(
         True,
         description="Make a sample's bits independent of the samples that are drawn beside it (float32 on "
         "CPUs).",
+    )
+    gpu_memory: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="The share of a GPU's memory that a generator takes while it draws: weights, KV cache "
+        "and what a step needs. By default as vLLM has it, and 0.45 if it takes turns with the learner "
+        "(`placement.kind: colocated`), whose weights and optimizer state stay on the GPU.",
     )
     speculation: bool = Field(
         False,
@@ -33,15 +44,16 @@ class VllmSettings(EngineSettings):
 
     def make(self, model: str, spec: RunSpec) -> VllmEngine:
         from producers.engines.history_drafter import HistoryDrafter
-        from producers.engines.vllm_in_process import VllmEngine
+        from producers.engines.vllm_in_process import GpuMemory, VllmEngine
         from producers.stopping import stopping_of
 
         drafter = HistoryDrafter() if self.speculation else None
+        turns = spec.placement.takes_turns
         engine = VllmEngine(
             model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
             temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
-            drafter=drafter,
+            drafter=drafter, gpu=GpuMemory(self.gpu_memory or (_SHARE_IN_TURNS if turns else None), turns),
         )  # fmt: skip
         engine.profile()
         return engine

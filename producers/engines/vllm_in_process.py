@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,6 +90,20 @@ def _llvmlite_unseen() -> Iterator[None]:
             sys.modules[name] = module
 
 
+@dataclass(frozen=True)
+class GpuMemory:
+    """How an engine uses a GPU's memory."""
+
+    share: float | None = None  # that it takes; None: as vLLM has it
+    sleeps: bool = False  # whether `VllmEngine.sleep` frees it
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's arguments."""
+        return {"enable_sleep_mode": self.sleeps} | (
+            {} if self.share is None else {"gpu_memory_utilization": self.share}
+        )
+
+
 class VllmEngine:
     """The engine on vLLM's CPU and GPU builds."""
 
@@ -105,6 +120,7 @@ class VllmEngine:
         batch_invariant: bool = True,
         stopping: Stopping | None = None,
         drafter: Drafter | None = None,
+        gpu: GpuMemory | None = None,
     ) -> None:
         prepare_environment(threads)
         from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -127,7 +143,11 @@ class VllmEngine:
                     async_scheduling=False,
                     scheduling_policy="priority",
                     disable_log_stats=True,
-                    **({"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else {}),
+                    **(
+                        {"kv_cache_memory_bytes": kv_cache_mib << 20}
+                        if on_cpu
+                        else (gpu or GpuMemory()).arguments()
+                    ),
                 )
             )
         self._params = lambda tokens: SamplingParams(
@@ -149,6 +169,7 @@ class VllmEngine:
         runner.sampler.topk_topp_sampler = self._sampler
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
+        self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
         self._keeps_bits = on_cpu and batch_invariant  # on GPUs a prefill has other bits than decode steps
         self._speculation: Speculation | None = None
         if drafter:
@@ -300,6 +321,19 @@ class VllmEngine:
             # their prompts and tokens.
             self._engine.reset_prefix_cache(reset_running_requests=True)
         return self.unfinished()
+
+    def sleep(self) -> None:
+        """Free the GPU: weights go to main memory, the KV cache is dropped, running samples are preempted.
+
+        On a CPU nothing is freed: to make no steps is enough.
+        """
+        if self._sleeps:
+            self._engine.sleep(level=1, mode="keep")
+
+    def wake(self) -> None:
+        """Bring the weights back. The next step prefills the samples that were running."""
+        if self._sleeps:
+            self._engine.wake_up()
 
     def digests(self) -> dict[str, str]:
         return self.weights.digests()

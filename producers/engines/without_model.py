@@ -107,6 +107,7 @@ class ReplayEngine:
         self._model: dict[str, Bits] = {}
         self._root: str | None = None
         self._prepared: Patch | None = None
+        self._awake_speed = 1.0  # to go on with after a rest
 
     def submit(self, request: SampleRequest) -> None:
         self._advance()
@@ -240,6 +241,13 @@ class ReplayEngine:
             prompts = sum(len(request.prompt) for *_, request in self._running)
             self._stand_still(self._prefill_s * (prompts + sum(tokens.values())))
         return Installed(tokens, 0.0)
+
+    def rest(self) -> None:
+        self._awake_speed = self._speed
+        self.set_speed(0.0)
+
+    def go_on(self) -> None:
+        self.set_speed(self._awake_speed)
 
     def digests(self) -> dict[str, str]:
         return model_digests(self._model)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from infra import choices
+from infra.quiet import no_model_bars
 from producers.ranker.ranker import Question
 from producers.ranker.states import RankerError, backbone_name
 
@@ -35,6 +36,7 @@ class LanguageModel:
 
         if not Path(folder).is_dir():
             raise RankerError(f"lengths.backbone: {folder} is not a folder with a Hugging Face model")
+        no_model_bars()
         self.device = "cuda" if choices.DEVICE.forced() == "cuda" and choices.cuda() else "cpu"
         try:
             model = AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,7 +29,7 @@ from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
 from producers.engines import sampler
 from producers.engines.engine import DrawnAnswer, SampleRequest
-from producers.engines.vllm_in_process import VllmEngine
+from producers.engines.vllm_in_process import GpuMemory, VllmEngine
 from producers.installing import Newest
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
 
@@ -377,3 +379,21 @@ def test_the_sizes_of_heads_that_a_start_allows_are_those_of_the_kernels() -> No
     done = subprocess.run([sys.executable, "-c", HEADS], capture_output=True, text=True, check=True)
     line = done.stdout.splitlines()[-1].split()
     assert tuple(map(int, line[1:])) == head_sizes()
+
+
+def test_vllm_has_the_sleep_mode_that_gpus_need(engine: VllmEngine) -> None:
+    """There is no GPU here to sleep on; that vLLM still takes these arguments can be said without."""
+    from vllm import EngineArgs, LLMEngine
+
+    arguments = {field.name for field in dataclasses.fields(EngineArgs)}
+    assert GpuMemory(0.5, sleeps=True).arguments().keys() <= arguments
+    inspect.signature(LLMEngine.sleep).bind(engine, level=1, mode="keep")
+    inspect.signature(LLMEngine.wake_up).bind(engine)
+    engine.submit(SampleRequest("0000001-00", [4, 5], 8, 1, 0.0))
+    engine.step()
+    engine.sleep()  # on a CPU it only rests
+    engine.wake()
+    made = []
+    while not made:
+        made = engine.step()
+    assert made[0].id == "0000001-00"

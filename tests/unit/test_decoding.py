@@ -93,6 +93,30 @@ def test_a_running_sample_goes_on_and_says_from_which_token_on(on_update: str) -
     assert bench.made[2, 0].begun.roots == [version(0).root, version(1).root]
 
 
+def test_at_rest_nothing_is_drawn_and_samples_go_on_where_they_were() -> None:
+    bench = Bench("continue", LENGTHS)
+    for group in (0, 1):
+        bench.core.take(job(group))
+    bench.core.update(version(0))
+    bench.go(2.0)
+    assert not bench.core.is_done
+    bench.core.rest()
+    bench.core.rest()
+    bench.clock.time += 1000.0
+    assert bench.core.step(0.0) == [] and sorted(tokens for _, tokens in bench.core.held()) == [2, 2]
+    bench.core.update(version(1))
+    assert bench.core.version == 0, "weights wait for the engine to go on"
+    while len(bench.made) < 2:
+        bench.go()
+    assert bench.clock.time == pytest.approx(1000.0 + 10.0) and bench.core.is_done
+    assert bench.versions(0) == bench.versions(1) == [(0, 0), (2, 1)]
+    bench.core.rest()
+    bench.core.take(job(2, min_version=2))
+    assert bench.core.fill() == 0 and bench.core.is_done, "the engine rests while it has nothing to do"
+    bench.core.update(version(2))
+    assert bench.core.fill() == 1
+
+
 def test_computing_anew_takes_the_time_of_a_prefill() -> None:
     took = {}
     for on_update in ("continue", "recompute"):

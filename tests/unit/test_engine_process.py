@@ -16,6 +16,7 @@ from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleReque
 from producers.engines.engine_messages import (
     Abort,
     AnswerReport,
+    GoOn,
     Holds,
     Install,
     Order,
@@ -25,6 +26,8 @@ from producers.engines.engine_messages import (
     Ready,
     Refused,
     Report,
+    Rest,
+    Rested,
     Submit,
     Took,
 )
@@ -156,6 +159,49 @@ def test_prepares_and_hashes_beside_steps_and_installs_between_two(
     send(link, Abort(["long"]))
     engine.go.set()
     assert read(link) == [Holds({"root": "second, True"})], "without a sample too"
+
+
+def test_at_rest_it_makes_no_step_until_it_goes_on(link: Connection, engine: CountingEngine) -> None:
+    send(link, submit("long", 10**9), Rest())
+    assert read(link) == [Rested()]
+    left = dict(engine.left)
+    send(link, submit("b", 2))
+    assert not link.poll(0.05), "it paces, or makes steps"
+    assert engine.left == left | {"b": 2}
+    send(link, GoOn(), Abort(["long"]))
+    assert names(read(link)) == ["b"]
+
+
+class Sleeper(CountingEngine):
+    """Says when it gives its memory back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[str] = []
+
+    def digests(self) -> dict[str, str]:
+        self.slept.append("hashes")
+        return super().digests()
+
+    def sleep(self) -> None:
+        self.slept.append("sleeps")
+
+    def wake(self) -> None:
+        self.slept.append("wakes")
+
+
+@pytest.mark.parametrize("engine", [Sleeper()])
+def test_it_sleeps_when_its_weights_are_hashed_and_wakes(link: Connection, engine: Sleeper) -> None:
+    first = whole("first")
+    send(link, Prepare(str(first.path)))
+    assert read(link) == [PreparedReport()]
+    engine.go.clear()
+    send(link, Install(recompute=False), Rest())
+    assert isinstance(read(link)[0], Took) and not link.poll(0.05)
+    engine.go.set()
+    assert [*read(link), *read(link)] == [Holds({"root": "first, False"}), Rested()]
+    send(link, GoOn(), submit("a", 1))
+    assert names(read(link)) == ["a"] and engine.slept == ["hashes", "sleeps", "wakes"]
 
 
 def test_what_goes_wrong_beside_steps_is_told(link: Connection) -> None:

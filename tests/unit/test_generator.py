@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from infra.roles.context import Stopped
+from infra.roles.turns import LearnersLocks
 from infra.weights.patch import PatchFile
 from infra.weights.weights_error import WeightsError
 from producers.engines.engine import EngineError, Installed, SampleRequest
-from producers.engines.without_model import RealClock, ReplayEngine
+from producers.engines.without_model import Clock, RealClock, ReplayEngine
 from schemas.messages import GeneratorReport, Part, Sample
 from tests.factories import make_context, make_spec
 from tests.generators import Running
@@ -32,8 +34,8 @@ def _length(request: SampleRequest) -> int:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def make(engine: type[ReplayEngine] = ReplayEngine) -> Running:
-        spec = make_spec(generator={"slots": 2})
+    def make(engine: type[ReplayEngine] = ReplayEngine, **sections: Any) -> Running:
+        spec = make_spec(generator={"slots": 2}, **sections)
         bell = threading.Event()
         replay = engine(np.full(3, STEP_S), _length, RealClock(bell))
         started.append(Running(make_context(spec, tmp_path, role="generator"), replay, bell))
@@ -83,6 +85,56 @@ def test_reports_what_it_has_gives_back_and_leaves(start: Callable[[], Running])
     assert (reports[-1].tokens == -1).all() and reports[-1].leaving and not reports[0].leaving
     assert reports[0].batches == [1, 2] and reports[0].version == -1
     assert isinstance(running.ended[0], Stopped) and running.rewards.closed
+
+
+COLOCATED = {"kind": "colocated"}
+
+
+class Slow(ReplayEngine):
+    """Takes a fifth of a second for a sample."""
+
+    def __init__(self, seconds: np.ndarray, length_of: Callable[[SampleRequest], int], clock: Clock) -> None:
+        super().__init__(20 * seconds, length_of, clock)
+
+
+def test_in_sync_mode_it_draws_what_the_weights_may_draw_before_it_rests(
+    start: Callable[..., Running],
+) -> None:
+    running = start(Slow, placement=COLOCATED)
+    learner = LearnersLocks(running.context)
+    running.announce(0)
+    running.assign(prompt(0), prompt(1), prompt(9))
+    wait_until(lambda: running.engine.unfinished(), what="its first tokens")
+    learner.take()
+    wait_until(lambda: len(running.read("samples", Sample)) == 4, what="all that version 0 may draw")
+    running.announce(2)
+    wait_until(lambda: running.context.heart.message().waits_for, what="its wait")
+    said = running.context.heart.message()
+    assert (said.waits_for, said.unblocked_by) == ("the learner's turn to end", "trainer")
+    assert not running.engine.unfinished() and "wait: the other's turn" in said.causes
+    learner.pass_on(lambda: None)
+    wait_until(lambda: len(running.read("samples", Sample)) == 6, what="the samples of version 2")
+
+
+def test_in_async_mode_it_rests_at_once_and_goes_on_where_it_was(start: Callable[..., Running]) -> None:
+    algorithm = {"mode": "async", "staleness": 1.0}
+    running = start(placement=COLOCATED, algorithm=algorithm, deadlines={"progress_s": 1.0})
+    learner = LearnersLocks(running.context)
+    running.announce(1)
+    running.assign(prompt(7))
+    wait_until(lambda: running.engine.unfinished().get(ENDLESS, 0) > 3, what="some tokens of the endless")
+    learner.take()
+    tokens = running.engine.unfinished()[ENDLESS]
+    running.assign(prompt(4))
+    running.ask()
+    wait_until(lambda: 4 in running.last_whole.groups, what="a report of what came meanwhile")
+    assert running.engine.unfinished() == {ENDLESS: tokens}
+    learner.pass_on(lambda: None)
+    wait_until(lambda: running.engine.unfinished()[ENDLESS] > tokens, what="more tokens")
+    learner.take()
+    wait_until(lambda: running.ended, what="its end")
+    said = str(running.ended[0])
+    assert "for the learner's turn to end without progress; the trainer would unblock it" in said
 
 
 class Tampered(ReplayEngine):
