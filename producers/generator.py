@@ -30,7 +30,7 @@ from infra.roles.entry import run_role
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
-from producers.engines.engine import Engine
+from producers.engines.engine import Engine, Pace
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from producers.generator_core import Decoding, MadeSample
@@ -51,6 +51,7 @@ _IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
 _HOLD_S, _HOLD_IN_SYNC_S = 0.1, 0.02
 _FEW = 16
 _TROUBLE_S = 60.0  # how long the heartbeat names a sample without a reward
+_FULL = 0.9  # share of the slots: with so many samples, more would have to wait
 _TAIL_SHARE = 0.25  # of the slots: fewer samples than that, with none to come, are the tail of long ones
 
 
@@ -60,6 +61,15 @@ class _Progress:
     tokens: int = 0
     failed_rewards: int = 0
     busy_s: float = 0.0
+    slot_s: float = 0.0  # the same for each sample that ran: by `busy_s` it is the mean batch
+    full_s: float = 0.0  # of `busy_s`, while nearly all slots were taken
+
+    def add(self, seconds: float, running: int, slots: int) -> None:
+        """Count some time, in which so many samples ran."""
+        if running:
+            self.busy_s += seconds
+            self.slot_s += seconds * running
+            self.full_s += seconds * (running >= _FULL * slots)
 
 
 class Rewards(Protocol):
@@ -125,7 +135,7 @@ class Generator:
                 moved = self._take_assignments()
                 self._hand_over()
                 moved += self._fill()
-                if busy := self._decoding.running > 0:
+                if running := self._decoding.running:
                     self._generates()
                     moved += self._step()
                 elif self._scoring:
@@ -135,7 +145,7 @@ class Generator:
                 self._publish()
                 self._report()
                 since, before = time.monotonic(), since
-                self._progress.busy_s += (since - before) * busy
+                self._progress.add(since - before, running, self._spec.generator.slots)
                 self._count()
                 if moved or self._decoding.running or self._scoring:
                     wait.progress()
@@ -275,14 +285,25 @@ class Generator:
         if self._context.heart.trouble and time.monotonic() > self._troubled_at + _TROUBLE_S:
             self._context.heart.trouble = ""
         pace = self._engine.pace()
+        if pace.batches:
+            self._context.heart.counters.update(_line(pace))
         self._context.heart.counters.update(
             drafted=pace.drafted, accepted=pace.accepted,
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
             drawn=self._drawing.tokens,
             running=self._decoding.running + len(self._scoring), busy_s=self._progress.busy_s,
+            slot_s=self._progress.slot_s, full_s=self._progress.full_s,
             failed_rewards=self._progress.failed_rewards, version=self._decoding.version,
             installs=self._decoding.installs, pause_s=self._decoding.pause_s,
         )  # fmt: skip
+
+
+def _line(pace: Pace) -> dict[str, float]:
+    """Return the latency curve as a line through its ends: seconds of a step, and further ones a sample."""
+    least, most = pace.batches[0], pace.batches[-1]
+    slope = (pace.seconds[-1] - pace.seconds[0]) / (most - least) if most > least else 0.0
+    slope = max(0.0, min(slope, pace.seconds[-1] / most))
+    return {"step_s": pace.seconds[-1] - slope * most, "sample_s": slope}
 
 
 def body(context: RoleContext) -> None:

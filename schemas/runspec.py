@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, mod
 
 from schemas.addresses import FilePath, PlainText, Servers, StoreUrl, Word
 from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
+from schemas.balancing import BalanceSection
 from schemas.dispatching import POLICIES, DispatchSection
 from schemas.generation import ENGINES, GeneratorSection
 from schemas.identity import ROUND
@@ -333,6 +334,11 @@ class PlacementSection(Section):
     )
     sites: dict[PlainName, SiteSection] = Field(
         {}, max_length=1000, description="Far sites by name, each with generators of its own."
+    )
+    balance: BalanceSection | None = Field(
+        None,
+        description="`balance: {most: 4}` lets the run change the number of its generators, from "
+        "`generators` on, as the times of both sides call for.",
     )
     restarts: int = Field(
         3,

@@ -1,4 +1,4 @@
-"""Decides how many units the generating side should have. Pure: it sees figures, and starts and stops nothing.
+"""Decides how many units the generating side should have. Pure: it sees figures, and starts nothing.
 
 seconds of both sides, ─► averaged over the ─► grow:   δ ≥ δ′, and δ′ is worth it ─┐ so many iterations
 by iteration              newest ones          shrink: one fewer keeps up, too    ─┘ in a row: a change
@@ -6,10 +6,10 @@ by iteration              newest ones          shrink: one fewer keeps up, too  
                               └── begins anew, once the change can be seen ◄─────────────────┘
 
 δ = T_gen - T_train; δ′ = what one unit more would save of T_gen. A unit is whatever is added and removed as
-one: a generator of a run, or a machine of a simulated one. Growing by δ ≥ δ′ (the StreamRL paper's rule) never
-makes the trainer the slower side, so a load that stays makes it grow or shrink, not both. Noise could: so
-shrinking needs a margin above the noise that was seen, and each change back under the same load doubles it.
-That bounds the number of changes that a constant load can cause, whatever its noise.
+one: a generator of a run, or a machine of a simulated one. Growing by δ ≥ δ′ (the StreamRL paper's rule)
+never makes the trainer the slower side, so a load that stays makes it grow or shrink, not both. Noise could:
+so shrinking needs a margin above the noise that was seen, and each change back under the same load doubles
+it. That bounds the number of changes that a constant load can cause, whatever its noise.
 """
 
 from __future__ import annotations
@@ -242,6 +242,12 @@ class Balancer:
             f"generator {units} saves {max(0.0, saved):.0%} of the generation time, which is less than "
             f"worth ({self._rule.worth:.0%})"
         )
+
+    def _is_in_vain_already(self, units: int, load: _Load) -> bool:
+        if self._ceiling is None:
+            return False
+        most, then = self._ceiling
+        return units >= most and not load.is_other(then)
 
     def _token_times(self) -> list[float]:
         """Return the seconds a token of the newest iterations; empty if they are not known."""

@@ -1,0 +1,69 @@
+"""The balance of a run that is trained here: with how many generators it goes on, and who changes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from flows.balancing.keeper import BalanceBook, BalanceKeeper
+from flows.balancing.staff import LocalGenerators, NoGenerators, Staff
+from flows.run.locations import Places
+from flows.run.supervision import RunProcesses
+from infra.runs import RunRecord
+from schemas.messages import BalanceRecord
+from schemas.wire import Message
+
+
+class Keeper(Protocol):
+    """Hears a run's messages, and acts now and then."""
+
+    def take(self, message: Message) -> None:
+        """Take a message of any topic of the run."""
+
+    def tick(self) -> list[BalanceRecord]:
+        """Act, if it is time. Return what was decided."""
+
+
+class _NoKeeper:
+    """Keeps no balance: the run file asks for none."""
+
+    def take(self, message: Message) -> None:
+        """Do nothing."""
+
+    def tick(self) -> list[BalanceRecord]:
+        return []
+
+
+class RunBalance:
+    """The balance of one start of a run."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record, self._rule = record, record.spec.placement.balance
+        self._book = BalanceBook(record)
+        self._past = self._book.read() if self._rule is not None else []
+
+    @property
+    def generators(self) -> int | None:
+        """How many generators at no site it begins with, as the last change left it; None: as the file says."""
+        done = [one for one in self._past if not one.dry]
+        if self._rule is None or self._rule.dry or self._rule.deployment or not done:
+            return None
+        at_sites = sum(planned.generators for planned in self._record.spec.placement.sites.values())
+        return max(0, min(max(done[-1].after, self._rule.least), self._rule.most) - at_sites)
+
+    def keeper(self, crew: RunProcesses, places: Places, say: Callable[[str], None]) -> Keeper:
+        """Return who keeps the balance. `crew`: the run's processes on this machine."""
+        if self._rule is None:
+            return _NoKeeper()
+        staff: Staff = NoGenerators()
+        if self._rule.deployment:
+            from flows.flow_runs.called_generators import CalledGenerators  # Prefect takes seconds to import
+
+            staff = CalledGenerators(self._rule.deployment, self._record)
+        elif not self._rule.dry:
+            staff = LocalGenerators(crew, self._record, places)
+        return BalanceKeeper(
+            self._record.spec, self._rule, staff, self._book.write, self._past, run=self._record.id,
+            decided_by="the run", say=say, since=time.time(),
+        )  # fmt: skip
