@@ -45,7 +45,7 @@ class RunBalance:
 
     @property
     def generators(self) -> int | None:
-        """How many generators at no site it begins with, as the last change left it; None: as the file says."""
+        """How many generators at no site it begins with: as they were left; None: as the file says."""
         done = [one for one in self._past if not one.dry]
         if self._rule is None or self._rule.dry or self._rule.deployment or not done:
             return None
