@@ -15,7 +15,7 @@ from schemas.messages import BalanceRecord
 from schemas.wire import Message
 
 
-class Keeper(Protocol):
+class _Keeper(Protocol):
     """Hears a run's messages, and acts now and then."""
 
     def take(self, message: Message) -> None:
@@ -52,7 +52,7 @@ class RunBalance:
         at_sites = sum(planned.generators for planned in self._record.spec.placement.sites.values())
         return max(0, min(max(done[-1].after, self._rule.least), self._rule.most) - at_sites)
 
-    def keeper(self, crew: RunProcesses, places: Places, say: Callable[[str], None]) -> Keeper:
+    def keeper(self, crew: RunProcesses, places: Places, say: Callable[[str], None]) -> _Keeper:
         """Return who keeps the balance. `crew`: the run's processes on this machine."""
         if self._rule is None:
             return _NoKeeper()

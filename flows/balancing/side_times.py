@@ -174,9 +174,10 @@ class SideTimes:
                 del self._trails[min(self._trails, key=lambda known: self._trails[known].points[-1].at)]
             born = beat.sent_at - sum(beat.causes.values())
             trail = self._trails[name] = _Trail(beat.pid, deque([_Point(born, True, _Work())], _POINTS))
-        if point.at <= trail.points[-1].at:
+        if point.at < trail.points[-1].at:
             return
-        trail.points.append(point)
+        if point.at > trail.points[-1].at:
+            trail.points.append(point)
         counters, trail.ended = beat.counters, beat.state == "ended"
         trail.step_s = max(0.0, counters.get("step_s", trail.step_s))
         trail.sample_s = max(0.0, counters.get("sample_s", trail.sample_s))

@@ -15,7 +15,7 @@ from flows.run.supervision import RunProcesses
 from infra.errors import Explained
 from infra.runs import RunRecord
 
-GRACE_S = 30.0  # for a generator to hand over what it has
+LEAVING_S = 30.0  # for a generator to hand over what it has
 
 
 class CannotChange(Explained):
@@ -69,4 +69,4 @@ class LocalGenerators:
         own = [name for name in self._crew.generators if "--site" not in self._crew.command(name)]
         if not own:
             raise CannotChange("the run has no generator of its own on this machine that could leave")
-        self._crew.retire(max(own, key=lambda name: int(name.rpartition("-")[2])), GRACE_S)
+        self._crew.retire(max(own, key=lambda name: int(name.rpartition("-")[2])), LEAVING_S)

@@ -24,9 +24,9 @@ from tests.factories import make_spec
 from tests.harness import ROOT, trained_ids
 from tests.stacks import processes_of
 
-GROUPS, SIZE = 6, 2
+GROUPS, SIZE = 3, 4
 SHORT, LONG = 20, 60
-LENGTHS = [SHORT] * 4 + [LONG] * 13 + [SHORT] * 11  # by iteration
+LENGTHS = [SHORT] * 4 + [LONG] * 18 + [SHORT] * 12  # by iteration
 TASK = f"""
 LENGTHS = {LENGTHS}
 
@@ -45,7 +45,9 @@ def reward(problem, completion):
 class Whole:
     """A run that has ended."""
 
-    def __init__(self, folder: Path, kafka: str, model: Path, *, engine: dict[str, Any], **parts: Any) -> None:
+    def __init__(
+        self, folder: Path, kafka: str, model: Path, *, engine: dict[str, Any], **parts: Any
+    ) -> None:
         folder.mkdir()
         (folder / "task.py").write_text(TASK)
         for name in ("paced_engine.py", "paced_loss.py"):
@@ -56,7 +58,7 @@ class Whole:
             algorithm={
                 "iterations": len(LENGTHS), "groups": GROUPS, "group_size": SIZE, "learning_rate": 1e-3,
             },
-            trainer={"microbatch_tokens": 256, "bundle_tokens": 1, "checkpoint_every": 10},
+            trainer={"microbatch_tokens": 512, "bundle_tokens": 1, "checkpoint_every": 10},
             placement={
                 "kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store", **parts["placement"],
             },
@@ -86,8 +88,7 @@ class Whole:
 def test_lengths_grow_threefold_and_fall_back(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     fixed = Whole(tmp_path / "fixed", kafka, tiny_model, engine={}, group_s=0.0, placement={"generators": 1})
     balanced = Whole(
-        tmp_path / "balanced", kafka, tiny_model, group_s=0.22,
-        engine={"base_s": 0.003, "context_s": 0.0002},
+        tmp_path / "balanced", kafka, tiny_model, group_s=0.28, engine={"context_s": 0.00017},
         placement={"generators": 1, "balance": {"most": 3, "smoothed": 2}},
     )  # fmt: skip
     decided: list[BalanceRecord] = BalanceBook(balanced.record).read()
