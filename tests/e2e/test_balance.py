@@ -1,4 +1,4 @@
-"""A run whose lengths grow threefold and fall back: one generator, three, one; nothing lost, the same bits."""
+"""Lengths grow threefold and fall back: one generator, three, one; nothing is lost, and bits are the same."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Whole:
             },
             trainer={"microbatch_tokens": 512, "bundle_tokens": 1, "checkpoint_every": 10},
             placement={
-                "kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store", **parts["placement"],
+                "kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store",
+                **parts["placement"],
             },
         ).model_dump(mode="json", exclude_none=True)  # fmt: skip
         spec["generator"] = {"import": "paced_engine.py:PacedSettings", "slots": 2, **engine}
@@ -70,7 +71,8 @@ class Whole:
             [sys.executable, "-m", "flows.cli", "run", "run.yaml"], cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={
-                **os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_HOME": str(folder / "home"), "COLUMNS": "200",
+                **os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_HOME": str(folder / "home"),
+                "COLUMNS": "200",
             },
         )  # fmt: skip
         self.said, self.folder = done.stdout, folder

@@ -1,8 +1,8 @@
 """An engine with lengths and speed to order: an answer has as many tokens as its prompt says, such as "020:".
 
-Tokens are drawn evenly, by seed; their logprobs are the model's, so that weights and bits are real ones. A step
-takes `context_s` for each token that its samples attend to: in long answers a token takes longer, as anywhere.
-numpy alone computes the small Qwen2 of `make_tiny_model`: so the engine starts within a second.
+Tokens are drawn evenly, by seed; their logprobs are the model's, so that weights and bits are real ones. A
+step takes `context_s` for each token that its samples attend to: in long answers a token takes longer, as it
+does anywhere. numpy alone computes the small Qwen2 of `make_tiny_model`: so the engine starts within a second.
 """
 
 import json
@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from infra.weights.digest import model_digests
-from producers.engines.engine import DrawnAnswer, Pace
+from producers.engines.engine import DrawnAnswer, EngineSettings, Pace
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import uniforms
-from schemas.generation import GeneratorSection
 
 END, DIGIT_0, WORDS = 1, 2, 24  # numbers in the tokenizer of `make_tiny_model`
 
 
-class PacedSettings(GeneratorSection):
+class PacedSettings(EngineSettings):
     """Settings of the engine."""
 
     context_s: float = 0.0

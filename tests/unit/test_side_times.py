@@ -109,7 +109,7 @@ def test_in_async_mode_what_was_made_counts_not_what_was_trained() -> None:
 
 
 def test_between_two_heartbeats_the_wait_is_where_it_was() -> None:
-    """The iteration ends at 10, between a beat at 9, when it waited, and one at 13, when it worked for 2 s."""
+    """The iteration ends at 10; at 9 the generator waited, and at 13 it had worked for 2 s."""
     waits = beat(9, causes={"wait: weights": 4.0, "generating": 5.0}, state="waiting", waits_for="weights 1")
     (one,) = times(
         SYNC, step(0, 10), step(1, 20), waits,
