@@ -30,7 +30,7 @@ from infra.roles.entry import run_role
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
-from producers.engines.engine import Engine, Pace
+from producers.engines.engine import Engine, EngineError, Pace
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from producers.generator_core import Decoding, MadeSample
@@ -50,6 +50,7 @@ _IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
 # the trainer has nothing else to do.
 _HOLD_S, _HOLD_IN_SYNC_S = 0.1, 0.02
 _FEW = 16
+_LAST_SCORES_S = 3.0  # how long a generator that leaves waits for rewards
 _TROUBLE_S = 60.0  # how long the heartbeat names a sample without a reward
 _FULL = 0.9  # share of the slots: with so many samples, more would have to wait
 _TAIL_SHARE = 0.25  # of the slots: fewer samples than that, with none to come, are the tail of long ones
@@ -190,12 +191,18 @@ class Generator:
         if not self._moving or not self._decoding.is_verified:
             return
         moving, self._moving = self._moving, []
-        for left in self._decoding.hand_over(moving):
-            part = left.part(self._context.run, self._context.name, time.time())
-            key = sample_id(part.group, part.index)
-            self._context.writer.send(self._context.topics.parts, encode(part), key=key)
+        self._send_parts(moving)
         if back := self._decoding.give_back(moving):  # they are not begun, so there is no part to wait for
             self._reporting.gives_back(back)
+
+    def _send_parts(self, names: list[str]) -> int:
+        """Send the tokens of begun samples, and have them no more. Return how many there were."""
+        left = self._decoding.hand_over(names)
+        for one in left:
+            part = one.part(self._context.run, self._context.name, time.time())
+            key = sample_id(part.group, part.index)
+            self._context.writer.send(self._context.topics.parts, encode(part), key=key)
+        return len(left)
 
     def _fill(self) -> int:
         installs, paused = self._decoding.installs, self._decoding.pause_s
@@ -246,6 +253,9 @@ class Generator:
         """Send the finished samples, if enough time has passed or few are running."""
         if self._decoding.running >= _FEW and time.monotonic() - self._held_since < self._hold_s:
             return
+        self._publish_now()
+
+    def _publish_now(self) -> None:
         for sample in self._held:
             self._context.writer.send(
                 self._context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class
@@ -265,9 +275,9 @@ class Generator:
             scored_at=time.time(),
         )  # fmt: skip
 
-    def _report(self, *, leaving: bool = False) -> None:
+    def _report(self, *, leaving: bool = False, handed: int = 0) -> None:
         """Report to the dispatcher, if it is time."""
-        self._reporting.report(lambda: self._state(leaving), leaving=leaving)
+        self._reporting.report(lambda: self._state(leaving), leaving=leaving, handed=handed)
 
     def _state(self, leaving: bool) -> GeneratorState:
         scoring = [(made.begun.job.key, made.finished.tokens.size) for made in self._scoring.values()]
@@ -279,7 +289,26 @@ class Generator:
     def _say_goodbye(self) -> None:
         """Tell the dispatcher, so that it reassigns our samples at once and not only after a long silence."""
         with contextlib.suppress(BusError):
-            self._report(leaving=True)
+            self._report(leaving=True, handed=self._leave_tokens() if self._context.stop.is_set() else 0)
+
+    def _leave_tokens(self) -> int:
+        """Publish what is finished and hand over what is begun, so that others go on with it.
+
+        Return how many samples were handed over. In sync mode it is none if their bits would be others.
+        """
+        try:
+            until = time.monotonic() + _LAST_SCORES_S
+            while self._scoring and time.monotonic() < until:
+                if not self._collect(self._rewards.poll()):
+                    time.sleep(_SCORES_S)
+            self._publish_now()
+            on_policy = self._spec.algorithm.mode == "sync"
+            if not self._decoding.is_verified or (on_policy and not self._engine.pace().keeps_bits):
+                return 0
+            return self._send_parts(self._decoding.begun)
+        except EngineError as error:
+            self._context.log.warning("what is begun can't be handed over: %s", error)
+            return 0
 
     def _count(self) -> None:
         if self._context.heart.trouble and time.monotonic() > self._troubled_at + _TROUBLE_S:

@@ -288,6 +288,7 @@ class GeneratorReport(Message, frozen=True, kw_only=True):
     sent_at: float
     whole: bool = True  # whether it names all its samples; else only what is new
     keeps_bits: bool = False  # whether a sample that it continues for another generator has the same bits
+    handed: Count = 0  # if `leaving`: how many of its samples it has handed over as parts
 
     def wrong(self) -> str:
         return (

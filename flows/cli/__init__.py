@@ -19,8 +19,8 @@ from schemas.importing import said
 GROUP = "streamrl.commands"
 _FIRST = (
     "init", "up", "run", "runs", "status", "samples", "inspect", "sql", "report", "logs", "stop", "pause",
-    "unpause", "join", "rebalance", "deploy", "explain", "bisect", "replay", "bundle", "fork", "what_if", "skip",
-    "export", "archive", "weights", "ranker", "rm", "demo", "down", "doctor", "schema",
+    "unpause", "join", "rebalance", "deploy", "explain", "bisect", "replay", "bundle", "fork", "what_if",
+    "skip", "export", "archive", "weights", "ranker", "rm", "demo", "down", "doctor", "schema",
 )  # fmt: skip
 
 app = typer.Typer(

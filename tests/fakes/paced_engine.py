@@ -2,7 +2,7 @@
 
 Tokens are drawn evenly, by seed; their logprobs are the model's, so that weights and bits are real ones. A
 step takes `context_s` for each token that its samples attend to: in long answers a token takes longer, as it
-does anywhere. numpy alone computes the small Qwen2 of `make_tiny_model`: so the engine starts within a second.
+does anywhere. numpy alone computes the small Qwen2 of `make_tiny_model`, so the engine starts in a second.
 """
 
 import json
