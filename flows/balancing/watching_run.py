@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from pydantic import ValidationError
+
 from flows.balancing.balancer import Balancer, Verdict
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
 from flows.balancing.side_times import SideTimes
@@ -32,6 +34,9 @@ _TICK_S, _LOOK_S = 0.5, 30.0
 
 class BalanceError(Explained):
     """A run can't be balanced from here; the message says why, and what to do."""
+
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(f"{message}: {fix}")
 
 
 class JoinedGenerators:
@@ -74,8 +79,12 @@ def rule_for(record: RunRecord, *, dry: bool, **given: Any) -> BalanceSection:
     values = (known.model_dump() if known is not None else {}) | said | {"dry": dry}
     try:
         return BalanceSection.model_validate(values)
-    except ValueError as error:
-        raise BalanceError(f"these bounds can't be: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "least and most"
+        raise BalanceError(
+            f"run {record.id} can't be balanced by these settings", fix=f"{where}: {first['msg']}"
+        ) from error
 
 
 def verdict_now(record: RunRecord, rule: BalanceSection) -> Verdict:
