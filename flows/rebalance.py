@@ -13,9 +13,10 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from flows.balancing.watching_run import keep_balanced, rule_for, verdict_now
+from flows.flow_runs.called_generators import called_for
 from flows.flow_runs.watching import watched
 from flows.run.locations import named_store
+from flows.run.watching_balance import keep_balanced, rule_for, verdict_now
 from flows.view.balance_words import balance_row
 from infra.runs import find
 from schemas.messages import BalanceRecord
@@ -57,6 +58,6 @@ def rebalance(
 
         keep_balanced(
             record, rule, store=store, say=lambda text: log.info("%s", text), decided_by="the flow rebalance",
-            tick=show,
+            called=called_for(record, rule), tick=show,
         )  # fmt: skip
         return rows

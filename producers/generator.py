@@ -314,9 +314,9 @@ class Generator:
         if self._context.heart.trouble and time.monotonic() > self._troubled_at + _TROUBLE_S:
             self._context.heart.trouble = ""
         pace = self._engine.pace()
-        if pace.batches:
-            self._context.heart.counters.update(_line(pace))
+        step_s, sample_s = _line(pace)
         self._context.heart.counters.update(
+            step_s=step_s, sample_s=sample_s,
             drafted=pace.drafted, accepted=pace.accepted,
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
             drawn=self._drawing.tokens,
@@ -327,12 +327,17 @@ class Generator:
         )  # fmt: skip
 
 
-def _line(pace: Pace) -> dict[str, float]:
-    """Return the latency curve as a line through its ends: seconds of a step, and further ones a sample."""
+def _line(pace: Pace) -> tuple[float, float]:
+    """Return the latency curve as a line through its ends: seconds of a step, and further ones a sample.
+
+    Both are 0 while nothing is known.
+    """
+    if not pace.batches:
+        return 0.0, 0.0
     least, most = pace.batches[0], pace.batches[-1]
     slope = (pace.seconds[-1] - pace.seconds[0]) / (most - least) if most > least else 0.0
     slope = max(0.0, min(slope, pace.seconds[-1] / most))
-    return {"step_s": pace.seconds[-1] - slope * most, "sample_s": slope}
+    return pace.seconds[-1] - slope * most, slope
 
 
 def body(context: RoleContext) -> None:

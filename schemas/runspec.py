@@ -351,6 +351,15 @@ class PlacementSection(Section):
     )
 
     @model_validator(mode="after")
+    def _begins_in_bounds(self) -> PlacementSection:
+        if self.balance is not None and self.generators > self.balance.most:
+            raise ValueError(
+                f"generators ({self.generators}) is the number to begin with: it may not be above "
+                f"balance.most ({self.balance.most})"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _archived_in_time(self) -> PlacementSection:
         longest = self.kafka.retention_hours * 30
         if self.archive is not None and self.archive.every_minutes > longest:
@@ -494,6 +503,8 @@ class RunSpec(Section):
                 "trainer.compose admission fixes at admission what is trained together, and with "
                 "algorithm.order arrival that is known when groups are whole: leave compose at auto"
             )
+        if self.algorithm.mode == "offline" and self.placement.balance is not None:
+            raise ValueError("placement.balance is for runs that generate, and in mode offline nothing does")
         if self.evaluation.problems * (self.algorithm.iterations + 1) >= ROUND:
             raise ValueError(
                 f"evaluation.problems times algorithm.iterations must be less than {ROUND}: more "

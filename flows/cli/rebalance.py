@@ -41,8 +41,8 @@ def rebalance(
 
     [bold]streamrl rebalance count-3 --most 4 --store s3://streamrl/runs[/bold]
     """
-    from flows.balancing.watching_run import keep_balanced, rule_for, verdict_now
     from flows.run.locations import named_store
+    from flows.run.watching_balance import keep_balanced, rule_for, verdict_now
     from flows.view.balance_words import verdict_in_words
     from infra.runs import find
 
@@ -57,10 +57,14 @@ def rebalance(
         verdict = verdict_now(record, rule)
         say(verdict_in_words(verdict.iteration, verdict.before, verdict.after, verdict.reason))
         return
-    if deployment:
+    called = None
+    if rule.deployment and not dry:
         from flows.cli.pause import use_server
 
         use_server()
+        from flows.flow_runs.called_generators import called_for
+
+        called = called_for(record, rule)
     with sigterm_interrupts():
-        keep_balanced(record, rule, store=store, say=say, decided_by="streamrl rebalance")
+        keep_balanced(record, rule, store=store, say=say, decided_by="streamrl rebalance", called=called)
     say(f"run {run} has ended")

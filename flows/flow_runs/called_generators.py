@@ -19,6 +19,7 @@ from prefect.states import Cancelled, Cancelling
 
 from flows.balancing.staff import CannotChange
 from infra.runs import RunRecord
+from schemas.balancing import BalanceSection
 
 _OPEN = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
@@ -26,6 +27,13 @@ _OPEN = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 def balance_tag(run: str) -> str:
     """Return the tag of the flow runs that were called to balance a run."""
     return f"balance:{run}"
+
+
+def called_for(record: RunRecord, rule: BalanceSection | None) -> CalledGenerators | None:
+    """Return the generators that a run's settings let it call; None if they name no deployment."""
+    if rule is None or rule.deployment is None or rule.dry:
+        return None
+    return CalledGenerators(rule.deployment, record)
 
 
 class CalledGenerators:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from flows.balancing.run_balance import RunBalance
+from flows.balancing.staff import Staff
 from flows.monitoring.exporter import exporting
 from flows.run.archiving import archiving
 from flows.run.commands import workers
@@ -18,6 +18,7 @@ from flows.run.failure_page import page_on_failure
 from flows.run.host import HostOrder
 from flows.run.locations import Places, logs_folder, report_folder
 from flows.run.request import RunCancelled, RunFailed
+from flows.run.run_balance import RunBalance
 from flows.run.supervision import RunProcesses
 from flows.view.follow import Follower
 from flows.view.line_files import METRICS_FILE, MetricsFile
@@ -37,10 +38,12 @@ TICK_S = 0.3
 
 
 def run_training(
-    record: RunRecord, places: Places, screen: Screen, *, order: Callable[[], HostOrder]
-) -> bool:
+    record: RunRecord, places: Places, screen: Screen, *, order: Callable[[], HostOrder],
+    called: Staff | None = None,
+) -> bool:  # fmt: skip
     """Train until the last iteration is trained and the last evaluation is in. Raises RunFailed.
 
+    `called`: generators that the host calls, if the run is balanced so.
     Returns False if the run was told to pause before that; its processes have ended then.
     """
     folder = report_folder(record)
@@ -55,7 +58,7 @@ def run_training(
             team, workers(record, places, balance.generators), restarts=record.spec.placement.restarts,
             say=screen.say,
         )  # fmt: skip
-        keeper = balance.keeper(crew, places, screen.say)
+        keeper = balance.keeper(crew, places, screen.say, called)
         follower = Follower(record, metrics=MetricsFile(folder / METRICS_FILE), also=keeper.take)
         stack_.enter_context(page_on_failure(record, places, screen.say, follower))
         stack_.enter_context(team)

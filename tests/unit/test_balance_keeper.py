@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
-from flows.balancing.run_balance import RunBalance
-from flows.balancing.staff import CannotChange, LocalGenerators
-from flows.balancing.watching_run import BalanceError, rule_for
+from flows.balancing.staff import CannotChange
 from flows.monitoring.run_figures import run_figures
 from flows.page.topic_facts import facts_from, facts_of
 from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker, own_numbers, workers
 from flows.run.locations import Places
+from flows.run.run_balance import LocalGenerators, RunBalance
 from flows.run.supervision import RunProcesses
+from flows.run.watching_balance import BalanceError, rule_for
 from flows.view.run_view import RunView
 from infra.bus import BusError
 from infra.memory_bus import MemoryBus
@@ -163,7 +163,7 @@ def recorded(before: int, after: int, *, dry: bool = False) -> BalanceRecord:
 def test_a_resumed_run_goes_on_with_the_number_it_had(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch, past: list[BalanceRecord], expected: int | None
 ) -> None:
-    monkeypatch.setattr("flows.balancing.run_balance.BalanceBook", lambda record: book_of(context))
+    monkeypatch.setattr("flows.run.run_balance.BalanceBook", lambda record: book_of(context))
     for one in past:
         book_of(context).write(one)
     assert RunBalance(context.record).generators == expected

@@ -110,16 +110,19 @@ def verdict_now(record: RunRecord, rule: BalanceSection) -> Verdict:
 
 def keep_balanced(
     record: RunRecord, rule: BalanceSection, *, store: str, say: Callable[[str], None], decided_by: str,
-    tick: Callable[[list[BalanceRecord]], None] = lambda decided: None,
+    called: Staff | None = None, tick: Callable[[list[BalanceRecord]], None] = lambda decided: None,
 ) -> list[BalanceRecord]:  # fmt: skip
-    """Keep a run balanced until it has ended. Returns what was decided. No process is left."""
+    """Keep a run balanced until it has ended. Returns what was decided. No process is left.
+
+    `called`: generators that are called by `rule.deployment`, if it is set.
+    """
     book, found = BalanceBook(record), list[BalanceRecord]()
     with ExitStack() as stack:
         team = Team(join_logs(record))
         crew = RunProcesses(team, [], restarts=record.spec.placement.restarts, say=say)
         keeper = BalanceKeeper(
-            record.spec, rule, _staff(record, rule, crew, store), book.write, book.read(), run=record.id,
-            decided_by=decided_by, say=say, since=time.time(),
+            record.spec, rule, _staff(record, rule, crew, store, called), book.write, book.read(),
+            run=record.id, decided_by=decided_by, say=say, since=time.time(),
         )  # fmt: skip
         stack.enter_context(team)
         follower = stack.enter_context(Follower(record, also=keeper.take))
@@ -135,13 +138,13 @@ def keep_balanced(
     return found
 
 
-def _staff(record: RunRecord, rule: BalanceSection, crew: RunProcesses, store: str) -> Staff:
+def _staff(
+    record: RunRecord, rule: BalanceSection, crew: RunProcesses, store: str, called: Staff | None
+) -> Staff:
     if rule.dry:
         return NoGenerators()
-    if rule.deployment:
-        from flows.flow_runs.called_generators import CalledGenerators  # Prefect takes seconds to import
-
-        return CalledGenerators(rule.deployment, record)
+    if called is not None:
+        return called
     return JoinedGenerators(crew, record, store)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
-from flows.balancing.staff import LocalGenerators, NoGenerators, Staff
+from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
+from flows.run.commands import GENERATOR, own_numbers, worker
 from flows.run.locations import Places
 from flows.run.supervision import RunProcesses
 from infra.runs import RunRecord
@@ -52,18 +53,51 @@ class RunBalance:
         at_sites = sum(planned.generators for planned in self._record.spec.placement.sites.values())
         return max(0, min(max(done[-1].after, self._rule.least), self._rule.most) - at_sites)
 
-    def keeper(self, crew: RunProcesses, places: Places, say: Callable[[str], None]) -> _Keeper:
-        """Return who keeps the balance. `crew`: the run's processes on this machine."""
+    def keeper(
+        self, crew: RunProcesses, places: Places, say: Callable[[str], None], called: Staff | None = None
+    ) -> _Keeper:
+        """Return who keeps the balance. `crew`: the run's processes on this machine.
+
+        `called`: generators that the run's host calls, by `placement.balance.deployment`.
+        """
         if self._rule is None:
             return _NoKeeper()
         staff: Staff = NoGenerators()
         if self._rule.deployment:
-            from flows.flow_runs.called_generators import CalledGenerators  # Prefect takes seconds to import
-
-            staff = CalledGenerators(self._rule.deployment, self._record)
+            if called is not None:
+                staff = called
+            else:
+                say("only Prefect can call placement.balance.deployment, and the run goes on without it: "
+                    "changes of the number of its generators are only recommended")  # fmt: skip
         elif not self._rule.dry:
             staff = LocalGenerators(crew, self._record, places)
         return BalanceKeeper(
             self._record.spec, self._rule, staff, self._book.write, self._past, run=self._record.id,
             decided_by="the run", say=say, since=time.time(),
         )  # fmt: skip
+
+
+class LocalGenerators:
+    """Generators that are processes of the run on this machine."""
+
+    acts = True
+
+    def __init__(self, crew: RunProcesses, record: RunRecord, places: Places) -> None:
+        self._crew, self._record, self._places = crew, record, places
+
+    def grow(self) -> None:
+        """Start a generator, with the lowest number that is free."""
+        placement, there = self._record.spec.placement, set(self._crew.names)
+        at_sites = sum(planned.generators for planned in placement.sites.values())
+        for number in own_numbers(len(there) + 1, placement.generators, at_sites):
+            fresh = worker(GENERATOR, number, self._record, self._places)
+            if fresh.name not in there:
+                self._crew.add(fresh)
+                return
+
+    def shrink(self) -> None:
+        """Have the generator with the highest number leave."""
+        own = [name for name in self._crew.generators if "--site" not in self._crew.command(name)]
+        if not own:
+            raise CannotChange("the run has no generator of its own on this machine that could leave")
+        self._crew.retire(max(own, key=lambda name: int(name.rpartition("-")[2])), LEAVING_S)
