@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from schemas.identity import SampleKey
 from schemas.messages import GeneratorReport, Part
 
-PATIENCE_S = 2.0
 _MOST = 65_536  # parts that are kept for generators which may be about to leave
 
 HandedPart = tuple[Part, int]  # and its offset on `<run>.parts`
@@ -30,14 +29,15 @@ class _Leaver:
 class Leaving:
     """The generators that leave, and the parts that belong to no move."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._leavers: dict[str, _Leaver] = {}
         self._parts: dict[str, dict[SampleKey, HandedPart]] = {}
         self._count = 0
 
     def reported(self, report: GeneratorReport, now: float) -> None:
         """Take a generator's last report."""
-        self._leavers.setdefault(report.generator, _Leaver(report, now + PATIENCE_S))
+        self._leavers.setdefault(report.generator, _Leaver(report, now + self._patience_s))
 
     def arrived(self, part: Part, at: int) -> None:
         """Take a part that belongs to no move, at its offset on `<run>.parts`."""

@@ -40,6 +40,7 @@ from schemas.wire import MessageT, encode
 FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # key, length, and place on the topic
 
 _TICK_S = 0.1
+_PARTS_S = 2.0  # time for the parts of a generator that leaves to come
 _ANSWER_S = 1.5  # time for generators to report what they have
 LATENCY_S = 0.15  # from a finished sample to the start of the next one: so much work is given ahead
 
@@ -70,7 +71,7 @@ class Dispatching:
         )  # fmt: skip
         self._moves = Moves(spec.dispatch.silence_s)
         self._arrived: list[tuple[GeneratorStart, SampleJob]] = []  # jobs whose moves are over
-        self._leaving = Leaving()
+        self._leaving = Leaving(min(_PARTS_S, spec.dispatch.silence_s / 2))  # before it counts as silent
         self._trained: tuple[int, Collection[int] | None] = past.trained, None
         self._forgotten = past.trained
         self._epoch = int(getattr(context, "feeder_epoch", 0))
