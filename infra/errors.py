@@ -20,6 +20,8 @@ Explained
 ├── LockError         a lock between processes infra.files.locks
 ├── StackError        the local services       infra.stack
 ├── SuperviseError    a run's processes        infra.supervise
+├── BalanceError      the number of generators flows.balancing
+├── CannotChange      the same, just now       flows.balancing
 ├── RunFailed         a run                    flows
 ├── ProfilingFailed   a part of a run          flows.planning.profiled_learner
 ├── BadProfile        a profile's file         flows.planning.profile_file

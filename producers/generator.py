@@ -32,7 +32,7 @@ from infra.roles.turns import OTHERS_TURN, TURN_LOOK_S, EnginesTurn, NoTurns, en
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
-from producers.engines.engine import Engine
+from producers.engines.engine import Engine, EngineError, Pace
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from producers.generator_core import Decoding, MadeSample
@@ -52,7 +52,9 @@ _IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
 # the trainer has nothing else to do.
 _HOLD_S, _HOLD_IN_SYNC_S = 0.1, 0.02
 _FEW = 16
+_LAST_SCORES_S = 3.0  # how long a generator that leaves waits for rewards
 _TROUBLE_S = 60.0  # how long the heartbeat names a sample without a reward
+_FULL = 0.9  # share of the slots: with so many samples, more would have to wait
 _TAIL_SHARE = 0.25  # of the slots: fewer samples than that, with none to come, are the tail of long ones
 
 
@@ -62,6 +64,15 @@ class _Progress:
     tokens: int = 0
     failed_rewards: int = 0
     busy_s: float = 0.0
+    slot_s: float = 0.0  # the same for each sample that ran: by `busy_s` it is the mean batch
+    full_s: float = 0.0  # of `busy_s`, while nearly all slots were taken
+
+    def add(self, seconds: float, running: int, slots: int) -> None:
+        """Count some time, in which so many samples ran."""
+        if running:
+            self.busy_s += seconds
+            self.slot_s += seconds * running
+            self.full_s += seconds * (running >= _FULL * slots)
 
 
 class Rewards(Protocol):
@@ -132,7 +143,7 @@ class Generator:
                 if mine := self._is_my_turn():
                     self._hand_over()
                     moved += self._fill()
-                if busy := mine and self._decoding.running > 0:
+                if running := self._decoding.running if mine else 0:
                     self._generates()
                     moved += self._step()
                 elif self._scoring:
@@ -140,13 +151,13 @@ class Generator:
                     time.sleep(_SCORES_S)  # only rewards are awaited
                 moved += self._collect(self._rewards.poll())
                 self._publish()
-                self._report(drawing=busy)
+                self._report(drawing=running > 0)
                 since, before = time.monotonic(), since
-                self._progress.busy_s += (since - before) * busy
+                self._progress.add(since - before, running, self._spec.generator.slots)
                 self._count()
                 if mine:
                     others.progress()
-                if moved or busy or self._scoring:
+                if moved or running or self._scoring:
                     wait.progress()
                 elif mine:
                     self._idle()
@@ -205,12 +216,18 @@ class Generator:
         if not self._moving or not self._decoding.is_verified:
             return
         moving, self._moving = self._moving, []
-        for left in self._decoding.hand_over(moving):
-            part = left.part(self._context.run, self._context.name, time.time())
-            key = sample_id(part.group, part.index)
-            self._context.writer.send(self._context.topics.parts, encode(part), key=key)
+        self._send_parts(moving)
         if back := self._decoding.give_back(moving):  # they are not begun, so there is no part to wait for
             self._reporting.gives_back(back)
+
+    def _send_parts(self, names: list[str]) -> int:
+        """Send the tokens of begun samples, and have them no more. Return how many there were."""
+        left = self._decoding.hand_over(names)
+        for one in left:
+            part = one.part(self._context.run, self._context.name, time.time())
+            key = sample_id(part.group, part.index)
+            self._context.writer.send(self._context.topics.parts, encode(part), key=key)
+        return len(left)
 
     def _fill(self) -> int:
         installs, paused = self._decoding.installs, self._decoding.pause_s
@@ -261,6 +278,9 @@ class Generator:
         """Send the finished samples, if enough time has passed or few are running."""
         if self._decoding.running >= _FEW and time.monotonic() - self._held_since < self._hold_s:
             return
+        self._publish_now()
+
+    def _publish_now(self) -> None:
         for sample in self._held:
             self._context.writer.send(
                 self._context.topics.samples, encode(sample), key=sample.id, partition=sample.length_class
@@ -280,9 +300,10 @@ class Generator:
             scored_at=time.time(),
         )  # fmt: skip
 
-    def _report(self, *, leaving: bool = False, drawing: bool = False) -> None:
+    def _report(self, *, leaving: bool = False, handed: int = 0, drawing: bool = False) -> None:
         """Report to the dispatcher, if it is time. `drawing`: whether the engine has to draw tokens now."""
-        self._reporting.report(lambda: self._state(leaving, drawing), leaving=leaving)
+        state = lambda: self._state(leaving, drawing)  # noqa: E731
+        self._reporting.report(state, leaving=leaving, handed=handed)
 
     def _state(self, leaving: bool, drawing: bool) -> GeneratorState:
         scoring = [(made.begun.job.key, made.finished.tokens.size) for made in self._scoring.values()]
@@ -294,20 +315,55 @@ class Generator:
     def _say_goodbye(self) -> None:
         """Tell the dispatcher, so that it reassigns our samples at once and not only after a long silence."""
         with contextlib.suppress(BusError):
-            self._report(leaving=True)
+            self._report(leaving=True, handed=self._leave_tokens() if self._context.stop.is_set() else 0)
+
+    def _leave_tokens(self) -> int:
+        """Publish what is finished and hand over what is begun, so that others go on with it.
+
+        Return how many samples were handed over. In sync mode it is none if their bits would be others.
+        """
+        try:
+            until = time.monotonic() + _LAST_SCORES_S
+            while self._scoring and time.monotonic() < until:
+                if not self._collect(self._rewards.poll()):
+                    time.sleep(_SCORES_S)
+            self._publish_now()
+            on_policy = self._spec.algorithm.mode == "sync"
+            if not self._decoding.is_verified or (on_policy and not self._engine.pace().keeps_bits):
+                return 0
+            return self._send_parts(self._decoding.begun)
+        except EngineError as error:
+            self._context.log.warning("what is begun can't be handed over: %s", error)
+            return 0
 
     def _count(self) -> None:
         if self._context.heart.trouble and time.monotonic() > self._troubled_at + _TROUBLE_S:
             self._context.heart.trouble = ""
         pace = self._engine.pace()
+        step_s, sample_s = _line(pace)
         self._context.heart.counters.update(
+            step_s=step_s, sample_s=sample_s,
             drafted=pace.drafted, accepted=pace.accepted,
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
             drawn=self._drawing.tokens,
             running=self._decoding.running + len(self._scoring), busy_s=self._progress.busy_s,
+            slot_s=self._progress.slot_s, full_s=self._progress.full_s,
             failed_rewards=self._progress.failed_rewards, version=self._decoding.version,
             installs=self._decoding.installs, pause_s=self._decoding.pause_s,
         )  # fmt: skip
+
+
+def _line(pace: Pace) -> tuple[float, float]:
+    """Return the latency curve as a line through its ends: seconds of a step, and further ones a sample.
+
+    Both are 0 while nothing is known.
+    """
+    if not pace.batches:
+        return 0.0, 0.0
+    least, most = pace.batches[0], pace.batches[-1]
+    slope = (pace.seconds[-1] - pace.seconds[0]) / (most - least) if most > least else 0.0
+    slope = max(0.0, min(slope, pace.seconds[-1] / most))
+    return pace.seconds[-1] - slope * most, slope
 
 
 def body(context: RoleContext) -> None:

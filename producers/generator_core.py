@@ -172,6 +172,11 @@ class Decoding:
         back = self._backlog.give_back({sample_key(name) for name in names})
         return [sample_id(*job.key) for job in back]
 
+    @property
+    def begun(self) -> list[str]:
+        """The ids of the samples that are begun and not finished."""
+        return list(self._running)
+
     def hand_over(self, names: Iterable[str]) -> list[Left]:
         """Remove those of the named samples that are begun and not finished, and return them.
 

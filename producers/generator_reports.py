@@ -57,7 +57,7 @@ class GeneratorReports:
         self._returned += names
         self._beat_at = 0.0
 
-    def report(self, state: Callable[[], GeneratorState], *, leaving: bool = False) -> None:
+    def report(self, state: Callable[[], GeneratorState], *, leaving: bool = False, handed: int = 0) -> None:
         """Send a report, if one is due. `leaving`: send a last, whole one now."""
         now = self._now()
         if now < self._beat_at and not leaving:
@@ -73,7 +73,7 @@ class GeneratorReports:
                 version=found.version, groups=np.array([key[0] for key, _ in held], np.int64),
                 indexes=np.array([key[1] for key, _ in held], np.int16),
                 tokens=np.array([count for _, count in held], np.int32),
-                returned=self._returned, leaving=leaving, sent_at=time.time(), whole=whole,
+                returned=self._returned, leaving=leaving, handed=handed, sent_at=time.time(), whole=whole,
                 keeps_bits=found.pace.keeps_bits,
             )
         )  # fmt: skip

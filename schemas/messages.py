@@ -288,6 +288,7 @@ class GeneratorReport(Message, frozen=True, kw_only=True):
     sent_at: float
     whole: bool = True  # whether it names all its samples; else only what is new
     keeps_bits: bool = False  # whether a sample that it continues for another generator has the same bits
+    handed: Count = 0  # if `leaving`: how many of its samples it has handed over as parts
 
     def wrong(self) -> str:
         return (
@@ -526,3 +527,28 @@ class Pulse(Message, frozen=True, kw_only=True):
         if not self.still_s >= 0:
             return f"still_s is {self.still_s}; seconds from 0 on are expected"
         return finite(still_s=self.still_s, sent_at=self.sent_at)
+
+
+class BalanceRecord(Message, frozen=True, kw_only=True):
+    """`<run>.balance`: a change of the number of generators, and why. One record for each."""
+
+    KIND: ClassVar[str] = "balance"
+    run: WireName
+    iteration: Count  # the newest one that was looked at
+    gen_s: float  # seconds that the generators take for an iteration, ...
+    train_s: float  # ... and the trainer, each if it never waits for the other
+    gain_s: float  # that one generator more would save
+    before: Count  # generators
+    after: Count
+    dry: bool  # it was only recommended
+    reason: Line
+    decided_by: Line
+    decided_at: float
+
+    @property
+    def delta_s(self) -> float:
+        """How much longer generating takes than training."""
+        return self.gen_s - self.train_s
+
+    def wrong(self) -> str:
+        return finite(gen_s=self.gen_s, train_s=self.train_s, gain_s=self.gain_s, decided_at=self.decided_at)

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, mod
 
 from schemas.addresses import FilePath, PlainText, Servers, StoreUrl, Word
 from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
+from schemas.balancing import BalanceSection
 from schemas.dispatching import POLICIES, DispatchSection
 from schemas.generation import ENGINES, GeneratorSection
 from schemas.identity import ROUND
@@ -361,6 +362,11 @@ class PlacementSection(Section):
         description="Machines by name that `streamrl plan` may use. A run starts nothing because of them. "
         "Without them a plan is for the machine on which it is asked for.",
     )
+    balance: BalanceSection | None = Field(
+        None,
+        description="`balance: {most: 4}` lets the run change the number of its generators, from "
+        "`generators` on, as the times of both sides call for.",
+    )
     restarts: int = Field(
         3,
         ge=0,
@@ -379,6 +385,15 @@ class PlacementSection(Section):
     @model_validator(mode="after")
     def _machines_make_up_a_run(self) -> PlacementSection:
         check_uses(self.machines, {name: site.link_gbit_s for name, site in self.sites.items()})
+        return self
+
+    @model_validator(mode="after")
+    def _begins_in_bounds(self) -> PlacementSection:
+        if self.balance is not None and self.generators > self.balance.most:
+            raise ValueError(
+                f"generators ({self.generators}) is the number to begin with: it may not be above "
+                f"balance.most ({self.balance.most})"
+            )
         return self
 
     @model_validator(mode="after")
@@ -525,6 +540,8 @@ class RunSpec(Section):
                 "trainer.compose admission fixes at admission what is trained together, and with "
                 "algorithm.order arrival that is known when groups are whole: leave compose at auto"
             )
+        if self.algorithm.mode == "offline" and self.placement.balance is not None:
+            raise ValueError("placement.balance is for runs that generate, and in mode offline nothing does")
         if self.evaluation.problems * (self.algorithm.iterations + 1) >= ROUND:
             raise ValueError(
                 f"evaluation.problems times algorithm.iterations must be less than {ROUND}: more "

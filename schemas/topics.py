@@ -42,10 +42,12 @@ class Topics:
         self.status = Topic(f"{run}.status", 1, compacted=True)
         self.owner = Topic(f"{run}.owner", 1, compacted=True)
         self.pulse = Topic(f"{run}.pulse", 1, retention_hours=SHORT_HOURS)
+        self.balance = Topic(f"{run}.balance", 1, retention_hours=FOR_EVER)
 
     def all(self) -> list[Topic]:
         """Return every topic, in the order in which they are created."""
         return [
             self.prompts, self.assignments, self.parts, self.generators, self.samples, self.ledger,
             self.weights, self.ranker, self.evals, self.dead, self.status, self.owner, self.pulse,
+            self.balance,
         ]  # fmt: skip

@@ -19,9 +19,9 @@ from schemas.importing import said
 GROUP = "streamrl.commands"
 _FIRST = (
     "init", "up", "run", "runs", "status", "samples", "inspect", "sql", "report", "logs", "stop", "pause",
-    "unpause", "join", "deploy", "profile", "plan", "simulate", "explain", "bisect", "replay", "bundle",
-    "fork", "what_if", "skip", "export", "archive", "weights", "ranker", "rm", "demo", "down", "doctor",
-    "schema",
+    "unpause", "join", "rebalance", "deploy", "profile", "plan", "simulate", "explain", "bisect", "replay",
+    "bundle", "fork", "what_if", "skip", "export", "archive", "weights", "ranker", "rm", "demo", "down",
+    "doctor", "schema",
 )  # fmt: skip
 
 app = typer.Typer(

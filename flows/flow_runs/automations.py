@@ -13,7 +13,10 @@ ALIVE = "streamrl.flow-run.alive"  # the event that a flow run sends
 ENDED = "streamrl.flow-run.ended"  # the event that it sends last, unless it is killed
 DEAD_AFTER_S = 180.0  # three times the interval at which it does
 CANCELLING_S = 300.0  # more than any flow run takes to end its processes
-FLOWS = ("train", "sync-weights", "refresh-ranker", "archive-run", "keyframe", "verify", "collect", "promote")
+FLOWS = (
+    "train", "sync-weights", "join-run", "rebalance", "refresh-ranker", "archive-run", "keyframe", "verify",
+    "collect", "promote",
+)  # fmt: skip
 _ENDS = [
     f"prefect.flow-run.{state}"
     for state in ("Completed", "Failed", "TimedOut", "Crashed", "Cancelled", "Suspended", "AwaitingRetry")

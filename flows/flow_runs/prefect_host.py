@@ -11,6 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, Pause
 
+from flows.balancing.staff import Staff
+from flows.flow_runs.called_generators import called_for
 from flows.flow_runs.watching import FlowRunWatch
 from flows.run.host import Host, HostOrder
 from flows.run.request import RunSuspended
@@ -76,6 +78,10 @@ class PrefectHost(Host):
             return False
         get_run_logger().info("deployment %s has been called", name)
         return True
+
+    def generators(self, record: RunRecord) -> Staff | None:
+        """Return the generators of the deployment that a run names."""
+        return called_for(record, record.spec.placement.balance)
 
 
 def run_tag(run: str) -> str:

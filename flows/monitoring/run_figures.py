@@ -44,6 +44,9 @@ def run_figures(view: RunView, began_at: float) -> Iterator[Metric]:
         "dead_letters_total": ("Dead letters that there have ever been.", view.dead_letters),
         "samples_to_generate": ("Samples that are admitted and not finished.", view.to_generate),
         "samples_to_train": ("Samples that are finished and not trained.", view.to_train),
+        "wanted_generators": (
+            "Generators that the run should have, by the times of both sides.", view.wanted_generators
+        ),
         "left_out_processes": ("Processes that can't be kept alive.", len(view.left_out)),
         "view_trouble": ("1: these figures are not up to date.", float(bool(view.trouble))),
     }  # fmt: skip

@@ -19,6 +19,7 @@ from flows.page.page_data import RUNNING, PageData
 from flows.page.safe_text import safe
 from flows.page.sample_texts import ReadSample
 from flows.page.sections import (
+    balance_section,
     head,
     letters_section,
     more_charts,
@@ -79,7 +80,8 @@ def _main(data: PageData, *, live: bool) -> str:
     return (
         head(data, live=live) + f'<div class="cards">{"".join(cards)}</div>'
         + samples_section(*_samples(data))
-        + "<h2>More</h2>" + more_charts(others) + processes_section(data) + letters_section(data)
+        + "<h2>More</h2>" + more_charts(others) + balance_section(data)
+        + processes_section(data) + letters_section(data)
         + settings_section(data)
         + f"<footer>Made {safe(made)} by <code>streamrl report {safe(data.record.id)}</code>. "
         "A point of a long run is the mean of neighbouring steps.</footer>"

@@ -196,6 +196,21 @@ def processes_section(data: PageData) -> str:
     )
 
 
+def balance_section(data: PageData) -> str:
+    """Return the changes of the number of generators, the newest first."""
+    if data.facts is None or not data.facts.balance:
+        return ""
+    changes = data.facts.balance[::-1]
+    names = "".join(f"<th>{safe(name)}</th>" for name in changes[0])
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{safe(said)}</td>' for said in one.values())}</tr>" for one in changes
+    )
+    title = f"Balance: {changes[0].get('generators', '')} generators after iteration "
+    return _details(
+        "balance", title + changes[0].get("iteration", ""), f"<table><tr>{names}</tr>{rows}</table>"
+    )
+
+
 def settings_section(data: PageData) -> str:
     """Return the run file with all defaults, and the versions of packages."""
     text = yaml.safe_dump(data.spec.model_dump(mode="json"), sort_keys=False)

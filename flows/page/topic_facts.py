@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from flows.page.sample_texts import ReadSample
+from flows.view.balance_words import balance_row
 from flows.view.run_view import RunView
 
 FACTS_FILE = "topics.json"
@@ -35,6 +36,7 @@ class TopicFacts:
     lengths: list[tuple[float, int]] = field(default_factory=list)  # predicted and true
     edges: list[float] = field(default_factory=list)
     processes: list[ProcessState] = field(default_factory=list)
+    balance: list[dict[str, str]] = field(default_factory=list)  # changes of the number of generators
     dead_letters: int = 0
     last_dead: str = ""
     samples: list[ReadSample] = field(default_factory=list)
@@ -60,6 +62,7 @@ def facts_of(view: RunView) -> TopicFacts:
         at=time.time(), rows=list(view.rows), evaluations=list(view.evaluations),
         lengths=[(said, true) for said, true in view.lengths if math.isfinite(said)],
         edges=[edge for edge in view.edges if math.isfinite(edge)], processes=processes,
+        balance=[balance_row(one) for one in view.balance],
         dead_letters=view.dead_letters, last_dead=view.last_dead[:_MOST_TEXT],
     )  # fmt: skip
 
@@ -71,6 +74,7 @@ def facts_from(found: Mapping[str, Any]) -> TopicFacts | None:
         facts = TopicFacts(**{name: value for name, value in found.items() if name in known})
         facts.processes = [ProcessState(**one) for one in found.get("processes", [])]
         facts.samples = [ReadSample(**one) for one in found.get("samples", [])]
+        facts.balance = [{str(name): str(said) for name, said in one.items()} for one in facts.balance]
         facts.lengths = [(float(said), int(true)) for said, true in facts.lengths]
         return facts if float(facts.at) > 0 else None
     except (TypeError, ValueError, AttributeError):

@@ -31,21 +31,32 @@ class Worker:
     env: dict[str, str] = field(repr=False)
 
 
-def workers(record: RunRecord, places: Places) -> list[Worker]:
-    """Return the processes that the run starts on this machine. The trainer is first: it starts slowest."""
+def workers(record: RunRecord, places: Places, generators: int | None = None) -> list[Worker]:
+    """Return the processes that the run starts on this machine. The trainer is first: it starts slowest.
+
+    `generators`: how many at no site, if not as many as the run file says.
+    """
     trainer = worker(TRAINER, 0, record, places)
     if record.spec.algorithm.mode == "offline" and not record.spec.evaluation.problems:
         return [trainer]
     found = [trainer, worker(FEEDER, 0, record, places)]
     placement = record.spec.placement
-    found += [worker(GENERATOR, number, record, places) for number in range(placement.generators)]
-    relays, generators = 0, placement.generators
+    first = placement.generators
+    own = first if generators is None else generators
+    at_sites = sum(planned.generators for planned in placement.sites.values())
+    found += [worker(GENERATOR, number, record, places) for number in own_numbers(own, first, at_sites)]
+    relays, numbered = 0, first
     for name, planned in placement.sites.items():
         if not planned.elsewhere:
             found += at_site(Site(name, planned.cache), planned.relays, planned.generators, record, places,
-                             first=(relays, generators))  # fmt: skip
-        relays, generators = relays + planned.relays, generators + planned.generators
+                             first=(relays, numbered))  # fmt: skip
+        relays, numbered = relays + planned.relays, numbered + planned.generators
     return found
+
+
+def own_numbers(count: int, first: int, at_sites: int) -> list[int]:
+    """Return the numbers of so many generators at no site: those of sites follow the `first` ones."""
+    return [number if number < first else number + at_sites for number in range(count)]
 
 
 def at_site(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from flows.balancing.staff import Staff
 from infra.runs import RunRecord
 
 
@@ -40,6 +41,10 @@ class Host:
     def call_site(self, record: RunRecord, site: str) -> bool:
         """Have a site that is elsewhere take part in a run. Returns False if the host can't."""
         return False
+
+    def generators(self, record: RunRecord) -> Staff | None:
+        """Return the generators that `placement.balance.deployment` calls; None: the host can't call any."""
+        return None
 
 
 NO_HOST = Host()

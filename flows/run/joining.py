@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from flows.run.commands import GENERATOR, Worker, at_site, worker
 from flows.run.far_files import model_here, reward_here
@@ -78,9 +79,6 @@ def take_part(
 
     `tick` is called now and then. Raises RunFailed if the run has ended already.
     """
-    logs = logs_folder(record)
-    if not logs.is_dir():  # another machine than the run's: its report folder is not here
-        logs = StackPaths.locate().logs / record.id
     bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
     gate = Gate(Heartbeat, record.id, passed_over)
     said = read_all(bus, topic, near_ends(bus, topic, _NEWEST), deadline_s=_READ_S)
@@ -90,7 +88,7 @@ def take_part(
             "with it"
         )
     status = bus.reader(topic, {0: said[-1].offset + 1} if said else None)
-    with Team(logs) as team:
+    with Team(join_logs(record)) as team:
         crew = RunProcesses(team, workers, restarts=record.spec.placement.restarts, say=say)
         crew.start()
         for name, process in team.running.items():
@@ -100,6 +98,12 @@ def take_part(
             crew.start_again()
             crew.check()
             tick()
+
+
+def join_logs(record: RunRecord) -> Path:
+    """Return the folder for the logs of processes that join a run from this machine."""
+    logs = logs_folder(record)
+    return logs if logs.is_dir() else StackPaths.locate().logs / record.id  # its report folder is not here
 
 
 def _over(beats: list[Heartbeat]) -> bool:

@@ -97,7 +97,8 @@ def _train(record: RunRecord, places: Places, screen: Screen, host: Host, state:
         return HostOrder.CANCEL if state.stop_asked else host.order()
 
     state.phase("training")
-    while not host.phase(run_training)(record, places, screen, order=order):
+    called = host.generators(record)
+    while not host.phase(run_training)(record, places, screen, order=order, called=called):
         state.phase("paused")
         screen.say(f"run {record.id} is paused: none of its processes is left")
         host.paused()

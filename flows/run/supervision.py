@@ -8,6 +8,8 @@ starting ──► running ──► ended with 0: done
                └────► more than `placement.restarts` times within an hour, or the same error twice in a row:
                         trainer, feeder: the run fails
                         generator, relay: left out for a while; the run goes on while anyone makes samples
+
+A generator may be added at any time, or retired: then it ends in an orderly way, and is not started again.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ LEFT_OUT_S = 600.0  # a process that is left out is tried again after this time:
 class _Member:
     worker: Worker
     done: bool = False
+    retires: bool = False  # it was told to end, since it is not needed any more
     deaths: deque[float] = field(default_factory=deque)  # within the last hour
     in_a_row: int = 0
     last_words: str = ""
@@ -69,6 +72,35 @@ class RunProcesses:
         self.start_again()
 
     @property
+    def generators(self) -> list[str]:
+        """The names of this machine's generators, without those that were retired."""
+        return [one.worker.name for one in self._own_generators]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all workers, also of those that are leaving."""
+        return list(self._members)
+
+    def command(self, name: str) -> list[str]:
+        """Return the command by which a worker is started."""
+        return self._members[name].worker.argv
+
+    def add(self, worker: Worker) -> None:
+        """Start one more worker, with the next call of `start_again`."""
+        if worker.name in self._members:
+            raise ValueError(f"{worker.name} is there already")
+        self._members[worker.name] = _Member(worker, start_at=self._clock())
+
+    def retire(self, name: str, grace_s: float) -> None:
+        """Tell a generator to end: others go on with its samples. It has `grace_s` seconds for that."""
+        member = self._members[name]
+        if name not in self._team.running:  # it waits for a restart
+            del self._members[name]
+            return
+        member.retires, member.start_at, member.left_out = True, None, ""
+        self._team.stop(name, grace_s)
+
+    @property
     def done(self) -> bool:
         """Whether trainer and feeder have done all their work. Generators only serve them."""
         return all(member.done for member in self._members.values() if member.needed)
@@ -94,6 +126,10 @@ class RunProcesses:
     def heard(self, ended: Ended, *, excused: bool = False) -> None:
         """Handle a process's end. `excused`: not the process's fault, so that it costs no restart."""
         member, now = self._members[ended.name], self._clock()
+        if member.retires:
+            del self._members[ended.name]
+            self._say(f"{ended.name} has left the run")
+            return
         if ended.code == 0 and not ended.signal:
             member.done, member.left_out = True, ""
             self._say(f"{ended.name} is done")
@@ -160,7 +196,7 @@ class RunProcesses:
 
     @property
     def _own_generators(self) -> list[_Member]:
-        return [member for member in self._members.values() if member.worker.role == GENERATOR]
+        return [one for one in self._members.values() if one.worker.role == GENERATOR and not one.retires]
 
     def _alive(self, members: Sequence[_Member]) -> bool:
         return any(member.worker.name in self._team.running for member in members)
@@ -202,7 +238,7 @@ class RunProcesses:
     def _wake_generators(self) -> None:
         """Start generators that are done: a trainer that went back may need them. If not, they end again."""
         for member in self._members.values():
-            if member.worker.role == GENERATOR and member.done:
+            if member.worker.role == GENERATOR and member.done and not member.retires:
                 member.done, member.start_at = False, self._clock()
 
     def dismiss(self, grace_s: float) -> None:

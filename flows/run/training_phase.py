@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from flows.balancing.staff import Staff
 from flows.monitoring.exporter import exporting
 from flows.run.archiving import archiving
 from flows.run.commands import workers
@@ -17,6 +18,7 @@ from flows.run.failure_page import page_on_failure
 from flows.run.host import HostOrder
 from flows.run.locations import Places, logs_folder, report_folder
 from flows.run.request import RunCancelled, RunFailed
+from flows.run.run_balance import RunBalance
 from flows.run.supervision import RunProcesses
 from flows.view.follow import Follower
 from flows.view.line_files import METRICS_FILE, MetricsFile
@@ -36,10 +38,12 @@ TICK_S = 0.3
 
 
 def run_training(
-    record: RunRecord, places: Places, screen: Screen, *, order: Callable[[], HostOrder]
-) -> bool:
+    record: RunRecord, places: Places, screen: Screen, *, order: Callable[[], HostOrder],
+    called: Staff | None = None,
+) -> bool:  # fmt: skip
     """Train until the last iteration is trained and the last evaluation is in. Raises RunFailed.
 
+    `called`: generators that the host calls, if the run is balanced so.
     Returns False if the run was told to pause before that; its processes have ended then.
     """
     folder = report_folder(record)
@@ -48,15 +52,19 @@ def run_training(
         lock = stack_.enter_context(
             locked(folder / ".lock", what=f"run {record.id}", deadline_s=END_GRACE_S + 15.0)
         )
-        follower = Follower(record, metrics=MetricsFile(folder / METRICS_FILE))
+        team = Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock,))
+        balance = RunBalance(record)
+        crew = RunProcesses(
+            team, workers(record, places, balance.generators), restarts=record.spec.placement.restarts,
+            say=screen.say,
+        )  # fmt: skip
+        keeper = balance.keeper(crew, places, screen.say, called)
+        follower = Follower(record, metrics=MetricsFile(folder / METRICS_FILE), also=keeper.take)
         stack_.enter_context(page_on_failure(record, places, screen.say, follower))
-        team = stack_.enter_context(Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock,)))
+        stack_.enter_context(team)
         stack_.enter_context(follower)
         stack_.enter_context(exporting(record, follower, screen.say))
         stack_.enter_context(archiving(record, places.open_store(), screen.say))
-        crew = RunProcesses(
-            team, workers(record, places), restarts=record.spec.placement.restarts, say=screen.say
-        )  # fmt: skip
         broker = _Broker(record, screen.say)
         stillness, notes = Stillness(record), ProcessNotes(folder, record.created_at, screen.say)
         sayings = RewardSayings(folder, screen.say)
@@ -66,6 +74,7 @@ def run_training(
             broker.check()
             crew.start_again()
             crew.check(others=lambda: follower.see(RunView.makes_samples))
+            keeper.tick()
             notes.left_out(crew.left_out)
             follower.see(lambda view: view.leave_out(crew.left_out))
             follower.see(screen.show)

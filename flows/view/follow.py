@@ -22,6 +22,7 @@ from infra.gate import Gate, passed_over
 from infra.run_bus import connect
 from infra.runs import RunRecord
 from schemas.messages import (
+    BalanceRecord,
     DeadLetter,
     Evaluation,
     Heartbeat,
@@ -47,6 +48,7 @@ class _Part:
     topic: Topic
     kinds: tuple[type[Message], ...]
     newest: int
+    is_new: bool = False  # runs of older releases lack the topic
 
 
 def _parts(topics: Topics) -> list[_Part]:
@@ -54,6 +56,7 @@ def _parts(topics: Topics) -> list[_Part]:
         _Part(topics.ledger, (StepRecord,), 300), _Part(topics.evals, (Evaluation,), 50),
         _Part(topics.weights, (WeightsAnnouncement, SiteReport), 200), _Part(topics.dead, (DeadLetter,), 5),
         _Part(topics.status, (Heartbeat,), 2000), _Part(topics.ranker, (RankerAnnouncement,), 2),
+        _Part(topics.balance, (BalanceRecord,), 50, is_new=True),
     ]  # fmt: skip
 
 
@@ -69,11 +72,18 @@ class _Following:
     def open(self) -> _Following:
         """Begin to read. Return itself."""
         part, start = self.part, self._start
+        if part.is_new and part.topic.name not in self._bus.topic_names():
+            return self
         self.reader = self._bus.reader(part.topic, {0: 0}, patient=True)
         begin, self.end = self.reader.begin_offsets()[0], self.reader.end_offsets()[0]
         near = max(begin, self.end - part.newest)
         self.reader.seek({0: near if start is None else max(begin, min(near, start))})
         return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anything to read."""
+        return hasattr(self, "reader")
 
     def poll(self, wait_s: float) -> Iterator[tuple[Record, Message]]:
         """Yield the next records with their messages. Other processes report the unreadable ones."""
@@ -109,7 +119,7 @@ class _Readers:
             samples = pool.submit(self._bus.reader, self._topics.samples)
             opened = [pool.submit(part.open) for part in self._parts]
         errors = [error for error in (samples.exception(), *(one.exception() for one in opened)) if error]
-        self.followed = [one.result() for one in opened if one.exception() is None]
+        self.followed = [one.result() for one in opened if one.exception() is None and one.result().is_open]
         self._samples = samples.result() if samples.exception() is None else None
         if errors:
             self.close()
@@ -175,9 +185,11 @@ class Follower:
 
     def __init__(
         self, record: RunRecord, *, metrics: MetricsFile | None = None,
+        also: Callable[[Message], None] = lambda message: None,
         connected: Callable[[RunRecord, str], Bus] = connect,
     ) -> None:  # fmt: skip
-        self._record, self._metrics, self._connected = record, metrics, connected
+        """`also`: hears each message, too; those of the past may come again."""
+        self._record, self._metrics, self._connected, self._also = record, metrics, connected, also
         self._topics = Topics(record.id, record.spec.lengths.classes)
         self._view = RunView(record.id, record.spec)
         self._lock = threading.Lock()
@@ -242,6 +254,8 @@ class Follower:
                 found = readers.read(
                     0.01, self._keep
                 )  # outside the lock: a broker that is away makes this wait
+                for message in found:
+                    self._also(message)
                 ends, dead = readers.ends(), readers.dead()
                 behind = readers.is_behind
                 with self._lock:

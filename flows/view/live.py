@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flows.view.balance_words import balance_in_words
 from flows.view.run_view import RunView
 from flows.view.screen import Screen
 from schemas.messages import SiteReport
@@ -146,6 +147,8 @@ def picture(view: RunView) -> Group:
         parts.append(Text(f"last dead letter: {view.last_dead}", style="yellow"))
     for name, why in sorted(view.left_out.items()):
         parts.append(Text(f"{name} is left out: {why.splitlines()[0]}", style="yellow"))
+    if view.balance:
+        parts.append(Text(balance_in_words(view.balance[-1]), style="cyan"))
     parts += [Text(one.text, style="red") for one in view.rewards.sentences()]
     if view.trouble:
         parts.append(Text(view.trouble, style="yellow"))

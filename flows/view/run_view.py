@@ -14,6 +14,7 @@ from flows.view.metric_rows import MetricRow, evaluation_row, step_row
 from flows.view.reward_trouble import RewardTrouble
 from infra.liveness import Evidence
 from schemas.messages import (
+    BalanceRecord,
     DeadLetter,
     Evaluation,
     Heartbeat,
@@ -28,6 +29,7 @@ from schemas.wire import Message
 RATE_SPAN_S = 15.0
 QUIET_S = 10.0  # a process whose heartbeat is older is not shown as alive
 ROWS = 400  # newest steps, and evaluations, that a view holds
+_BALANCE = 50  # newest changes of the number of generators
 _MOST, _MOST_POINTS = 2000, 400  # maximum processes or relays of a view, and points of a rate
 _LENGTHS, _LENGTHS_OF_STEP = 4000, 400  # newest pairs of lengths that a view holds; maximum of one step
 
@@ -121,6 +123,7 @@ class RunView:
         self.left_out: dict[str, str] = {}  # processes that can't be kept alive, and why
         self.rows: deque[MetricRow] = deque(maxlen=ROWS)
         self.evaluations: deque[MetricRow] = deque(maxlen=ROWS)
+        self.balance: deque[BalanceRecord] = deque(maxlen=_BALANCE)
         self.version: int | None = None
         self.sites: dict[tuple[str, int], SiteReport] = {}  # by site and relay
         self.dead_letters = 0  # all that there have ever been
@@ -154,6 +157,8 @@ class RunView:
                 self.last_dead = f"{message.topic}[{message.partition}]@{message.offset}: {message.reason}"
             case RankerAnnouncement():
                 self.edges = message.edges
+            case BalanceRecord():
+                self.balance.append(message)
 
     def take_all(self, messages: Iterable[Message], sample_ends: dict[int, int], dead: int = 0) -> None:
         """Take the messages of one read.
@@ -211,6 +216,15 @@ class RunView:
             return None
         left: list[int] = np.maximum(0, self.generated - self.behind).tolist()
         return left
+
+    @property
+    def wanted_generators(self) -> int | None:
+        """How many generators the run should have; None if its balance is not watched and never was."""
+        if self.balance:
+            return self.balance[-1].after
+        if self.spec.placement.balance is None:
+            return None
+        return sum(one.alive for one in self.processes.values() if one.beat.role == "generator")
 
     def makes_samples(self) -> bool:
         """Whether any generator sends heartbeats, on whichever machine."""
@@ -278,6 +292,7 @@ class RunView:
             "dead_letters": self.dead_letters,
             "last_dead": self.last_dead or None,
             "sites": [structs.asdict(report) for report in self.sites.values()],
+            "balance": [structs.asdict(one) for one in self.balance],
         }  # fmt: skip
 
     def waits(self) -> str:

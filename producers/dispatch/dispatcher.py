@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from producers.dispatch.board import Board, BoardGenerator, speed_order
 from producers.dispatch.jobs import SampleJob
 from producers.dispatch.policies.policy import Policy
 from schemas.identity import SampleKey
+from schemas.messages import Part
 
 # The only generator gets so many jobs beyond its slots: then it never waits for us, and one that joins still
 # finds most of the work not given away. It gets more when a quarter of them is begun.
@@ -182,6 +183,13 @@ class Dispatcher:
         generator.advance(now)
         generator.seconds = seconds
         self._board.regrouped(name)
+
+    def handed_over(self, name: str, parts: Mapping[SampleKey, tuple[Part, int]]) -> None:
+        """Add to jobs of a leaving generator the tokens that it made, with their offsets on `<run>.parts`."""
+        generator = self._board.generators.get(name)
+        for key, (part, at) in parts.items():
+            if generator is not None and key in generator.running:
+                generator.running[key] = replace(generator.running[key], part=part, part_at=at)
 
     def leave(self, name: str, now: float) -> int:
         """Remove a generator; its jobs wait again. Return how many these were."""

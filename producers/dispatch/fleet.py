@@ -66,6 +66,10 @@ class Fleet:
         """Return the name and start of the generator that has this name now."""
         return name, self._generators[name].start
 
+    def is_known(self, name: str) -> bool:
+        """Whether a generator of this name is there."""
+        return name in self._generators
+
     def is_there(self, process: GeneratorStart) -> bool:
         """Whether this start of a generator is there."""
         known = self._generators.get(process[0])

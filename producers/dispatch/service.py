@@ -28,7 +28,8 @@ from producers.dispatch.assigning import assignments, question
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.fleet import Fleet
 from producers.dispatch.jobs import Placed, SampleJob
-from producers.dispatch.on_the_way import Moves
+from producers.dispatch.leaving import Leaving
+from producers.dispatch.on_the_way import GeneratorStart, Moves
 from producers.dispatch.policies.policy import policy_of
 from producers.dispatch.recovery import Past, SampleDeadLetters, lengths_before
 from schemas.identity import SampleKey, sample_key
@@ -39,6 +40,7 @@ from schemas.wire import MessageT, encode
 FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # key, length, and place on the topic
 
 _TICK_S = 0.1
+_PARTS_S = 2.0  # time for the parts of a generator that leaves to come
 _ANSWER_S = 1.5  # time for generators to report what they have
 LATENCY_S = 0.15  # from a finished sample to the start of the next one: so much work is given ahead
 
@@ -68,6 +70,8 @@ class Dispatching:
             now=now,
         )  # fmt: skip
         self._moves = Moves(spec.dispatch.silence_s)
+        self._arrived: list[tuple[GeneratorStart, SampleJob]] = []  # jobs whose moves are over
+        self._leaving = Leaving(min(_PARTS_S, spec.dispatch.silence_s / 2))  # before it counts as silent
         self._trained: tuple[int, Collection[int] | None] = past.trained, None
         self._forgotten = past.trained
         self._epoch = int(getattr(context, "feeder_epoch", 0))
@@ -140,10 +144,18 @@ class Dispatching:
         self._take_prompts(now)
         self._take_samples(now)
         for _, report in self._reports.take():
+            if report.leaving and report.handed and self._fleet.is_there((report.generator, report.start)):
+                self._leaving.reported(report, now)
+                continue
             self._fleet.heard(report, now)
             for name in report.returned:
                 self._moves.returned(sample_key(name), (report.generator, report.start))
+        self._take_parts()
+        for report, parts in self._leaving.gone(now):
+            self._dispatcher.handed_over(report.generator, parts)
+            self._fleet.heard(report, now)
         self._fleet.bury_the_silent(now)
+        self._leaving.keep(self._fleet.is_known)
         self._forget()
         if now >= self._open_at:
             given = self._dispatcher.turn(now)
@@ -216,6 +228,14 @@ class Dispatching:
         soon = int(most_stale) if math.isfinite(most_stale) else 0  # until then one may be found unfit
         return prompt.iteration < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
 
+    def _take_parts(self) -> None:
+        """Take the parts that have come: of moves, and of generators that leave."""
+        for record, part in self._parts.take():
+            if (found := self._moves.arrived(part, record.offset)) is not None:
+                self._arrived.append(found)
+            else:
+                self._leaving.arrived(part, record.offset)
+
     def _move(self, given: dict[str, list[SampleJob]], now: float) -> dict[str, list[SampleKey]]:
         """Begin moves.
 
@@ -225,10 +245,7 @@ class Dispatching:
         for job, source, target in self._dispatcher.moved(now):
             self._moves.begin(job, self._fleet.process(source), self._fleet.process(target), now)
             moving.setdefault(source, []).append(job.key)
-        parts = self._parts.take()
-        arrived = [
-            found for record, part in parts if (found := self._moves.arrived(part, record.offset)) is not None
-        ]
+        arrived, self._arrived = self._arrived, []
         for process, job in arrived + self._moves.lost(self._fleet.is_there, now):
             self._dispatcher.arrived(job.key)
             if self._fleet.is_there(process):  # else the job waits again with all others of the target

@@ -19,12 +19,14 @@ from producers.dispatch.board import Board
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.group_beliefs import GroupBeliefs
 from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
+from producers.dispatch.leaving import Leaving
 from schemas.identity import sample_id
-from schemas.messages import EVERYONE, Assignment, GeneratorReport, Prompt
+from schemas.messages import EVERYONE, Assignment, GeneratorReport, Part, Prompt
 from schemas.topics import assignment_partition
 from schemas.wire import decode, encode
 from tests.dispatching import Dispatched
 from tests.factories import make_context, make_sample, make_spec
+from tests.fakes.fill import fill
 from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
 
@@ -50,6 +52,7 @@ class Instance:
         self._reader = context.bus.reader(context.topics.assignments, only=assignment_partition(name))
         self.has: list[str] = []
         self.withdrawn: list[str] = []
+        self.parts: dict[str, int] = {}  # offset of the part that each job came with
         self.asked = 0  # for all that it has
 
     def report(self, **fields: Any) -> None:
@@ -73,9 +76,21 @@ class Instance:
             if assignment.generator != self.name or assignment.start != self.start:
                 continue
             self.withdrawn += assignment.withdrawn
-            for group, index in zip(assignment.groups.tolist(), assignment.indexes.tolist(), strict=True):
+            rows = (assignment.groups.tolist(), assignment.indexes.tolist(), assignment.parts.tolist())
+            for group, index, part in zip(*rows, strict=True):
                 self.has.append(sample_id(group, index))
+                self.parts[self.has[-1]] = part
         return self.has
+
+    def hand_over(self, *names: str) -> None:
+        """Publish the tokens of samples that are begun."""
+        for name in names:
+            part = fill(
+                Part, run=self._context.run, group=int(name[:-3]), index=int(name[-2:]), tokens=np.arange(3),
+                logprobs=np.zeros(3), version_starts=np.zeros(1), versions=np.zeros(1), roots=["r"],
+                generator=self.name,
+            )  # fmt: skip
+            self._context.writer.send(self._context.topics.parts, encode(part), key=name)
 
     def finish(self, name: str) -> None:
         """Publish a sample."""
@@ -131,6 +146,35 @@ def test_what_one_had_goes_to_who_is_there(tmp_path: Path, way: str) -> None:
         soon(lambda: len(second.look()) == 7, "what the first one had", second)
         assert set(second.has) == lost
         assert len(second.has) == 7, "what is finished is not made again"
+
+
+@pytest.mark.parametrize("parts", ["before", "after", "too few"])
+def test_who_goes_on_gets_the_tokens_that_one_that_leaves_hands_over(tmp_path: Path, parts: str) -> None:
+    context = make_context(SPEC, tmp_path)
+    first, second = Instance(context, "a", "1", slots=2), Instance(context, "b", "1", slots=8)
+    with dispatching(context):
+        soon(lambda: len(first.look()) == 8, "all for the only one", first)
+        begun = first.has[:2]
+        if parts == "before":
+            first.hand_over(*begun)
+        first.report(leaving=True, handed=2)
+        if parts != "before":
+            first.hand_over(*(begun if parts == "after" else begun[:1]))
+        soon(lambda: len(second.look()) == 8, "all for the second", second)
+        expected = begun[:1] if parts == "too few" else begun
+        assert {name: second.parts[name] for name in expected} == dict(zip(expected, (0, 1), strict=False))
+        assert all(at == -1 for name, at in second.parts.items() if name not in expected)
+
+
+def test_parts_of_one_that_does_not_leave_are_dropped_with_it() -> None:
+    leaving, part = Leaving(2.0), fill(Part, generator="a", group=3, index=1)
+    leaving.arrived(part, 5)
+    assert not leaving.gone(1.0)
+    leaving.keep(lambda name: name != "a")
+    leaving.reported(fill(GeneratorReport, generator="a", leaving=True, handed=1), 2.0)
+    assert not leaving.gone(2.5)
+    ((report, parts),) = leaving.gone(4.0)
+    assert report.handed == 1 and parts == {} and not leaving.gone(9.0)
 
 
 def test_a_late_report_of_a_process_that_was_replaced_is_passed_over(tmp_path: Path) -> None:

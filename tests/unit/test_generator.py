@@ -16,6 +16,7 @@ from infra.weights.patch import PatchFile
 from infra.weights.weights_error import WeightsError
 from producers.engines.engine import EngineError, Installed, SampleRequest
 from producers.engines.without_model import Clock, RealClock, ReplayEngine
+from schemas.identity import sample_id
 from schemas.messages import GeneratorReport, Part, Sample
 from tests.factories import make_context, make_spec
 from tests.generators import Running
@@ -135,6 +136,27 @@ def test_in_async_mode_it_rests_at_once_and_goes_on_where_it_was(start: Callable
     wait_until(lambda: running.ended, what="its end")
     said = str(running.ended[0])
     assert "for the learner's turn to end without progress; the trainer would unblock it" in said
+
+
+def test_one_that_is_told_to_leave_hands_over_what_it_has_begun(start: Callable[[], Running]) -> None:
+    running = start()
+    running.announce(0)
+    wait_until(lambda: running.context.heart.counters.get("version") == 0, what="version 0")
+    running.announce(1)
+    running.assign(prompt(7))
+
+    def made() -> int:
+        running.ask()
+        return int(running.last_whole.tokens.max(initial=-1))
+
+    wait_until(lambda: made() > LENGTH, what="some tokens")
+    running.stop()
+    (part,) = running.read("parts", Part)
+    assert sample_id(part.group, part.index) == ENDLESS and part.versions.tolist() == [1]
+    assert part.tokens.size == part.logprobs.size > LENGTH
+    assert len(running.read("samples", Sample)) == 1
+    last = running.read("generators", GeneratorReport)[-1]
+    assert last.leaving and last.handed == 1 and not last.groups.size
 
 
 class Tampered(ReplayEngine):

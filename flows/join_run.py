@@ -1,0 +1,34 @@
+"""The Prefect flow `join-run`: generators take part in a run, on the machine of the worker that starts it.
+
+A run with `placement.balance.deployment: join-run/NAME` calls it when it needs one more. `streamrl join RUN`
+does the same with no Prefect installed or running.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from prefect import flow, get_run_logger
+from pydantic import Field
+
+from flows.flow_runs.watching import watched
+from flows.run.joining import joining, take_part
+
+
+@flow(name="join-run", description="Generators take part in a run.")
+def join_run(
+    run: Annotated[str, Field(min_length=1, description="The run's id, such as count-1.")],
+    store: Annotated[str, Field(description="The run's object store.")] = "local",
+    generators: Annotated[int, Field(ge=1, description="How many.")] = 1,
+    model: Annotated[
+        str | None, Field(description="Folder of the starting model here; if there is none, it is fetched.")
+    ] = None,
+    reward: Annotated[
+        str | None, Field(description="FILE.py:function, if the reward is elsewhere on this machine.")
+    ] = None,
+) -> None:
+    """Take part in a run until it has ended, or until this flow run is cancelled: no process is left."""
+    with watched():
+        log = get_run_logger()
+        record, workers = joining(run, store=store, generators=generators, model=model, reward=reward)
+        take_part(record, workers, lambda text: log.info("%s", text))

@@ -1,0 +1,154 @@
+"""Keeps a run balanced that was started elsewhere: watches its topics, and adds or takes back generators.
+
+The generators are processes on this machine that join the run, or flow runs of a Prefect deployment. One that
+the run itself has started is never stopped from here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from pydantic import ValidationError
+
+from flows.balancing.balancer import Balancer, Verdict
+from flows.balancing.keeper import BalanceBook, BalanceKeeper
+from flows.balancing.side_times import SideTimes
+from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
+from flows.run.joining import join_logs, joining
+from flows.run.request import RunFailed
+from flows.run.supervision import RunProcesses
+from flows.view.follow import Follower
+from flows.view.run_view import RunView
+from infra.errors import Explained
+from infra.runs import RunRecord
+from infra.supervise.team import Team
+from schemas.balancing import BalanceSection
+from schemas.messages import BalanceRecord
+
+_TICK_S, _LOOK_S = 0.5, 30.0
+
+
+class BalanceError(Explained):
+    """A run can't be balanced from here; the message says why, and what to do."""
+
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(f"{message}: {fix}")
+
+
+class JoinedGenerators:
+    """Generators that join a run from this machine, one by one."""
+
+    acts = True
+
+    def __init__(self, crew: RunProcesses, record: RunRecord, store: str) -> None:
+        self._crew, self._record, self._store = crew, record, store
+
+    def grow(self) -> None:
+        """Start one, with a number that no other generator has."""
+        try:
+            _, (fresh,) = joining(self._record.id, store=self._store, generators=1)
+        except Explained as error:
+            raise CannotChange(f"no generator can join from here: {error}") from error
+        self._crew.add(fresh)
+
+    def shrink(self) -> None:
+        """Have one of them leave."""
+        if not (own := self._crew.generators):
+            raise CannotChange("no generator of this machine is left, and others are not stopped from here")
+        self._crew.retire(random.choice(own), LEAVING_S)
+
+
+def rule_for(record: RunRecord, *, dry: bool, **given: Any) -> BalanceSection:
+    """Return the settings to balance a run by: its own, changed by those that are given."""
+    known = record.spec.placement.balance
+    if known is not None and not known.dry and not dry:
+        raise BalanceError(
+            f"run {record.id} balances itself (placement.balance), and two may not do so at once",
+            fix="recommend only (dry), or resume the run without placement.balance",
+        )
+    said = {name: value for name, value in given.items() if value is not None}
+    if known is None and "most" not in said:
+        raise BalanceError(
+            f"run {record.id} has no placement.balance, so nothing says how many generators it may have",
+            fix="say how many at most (most)",
+        )
+    values = (known.model_dump() if known is not None else {}) | said | {"dry": dry}
+    try:
+        return BalanceSection.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "least and most"
+        raise BalanceError(
+            f"run {record.id} can't be balanced by these settings", fix=f"{where}: {first['msg']}"
+        ) from error
+
+
+def verdict_now(record: RunRecord, rule: BalanceSection) -> Verdict:
+    """Return the verdict on a run as its topics show it now. Raises BalanceError if they show too little."""
+    times = SideTimes(record.spec)
+    with Follower(record, also=times.take) as follower:
+        follower.wait_for(lambda view: view.live, _LOOK_S)
+        trouble = follower.see(lambda view: view.trouble)
+    balancer, verdict = Balancer(rule.model_copy(update={"dry": True})), None
+    for one in times.ready():
+        verdict = balancer.observe(
+            one.iteration, one.gen_s, one.train_s, one.generators, more_s=one.more_s, fewer_s=one.fewer_s,
+            tokens=one.tokens,
+        )  # fmt: skip
+    if verdict is None:
+        raise BalanceError(
+            f"the topics of run {record.id} show no whole iteration with its heartbeats yet"
+            + (f" ({trouble})" if trouble else ""),
+            fix="look again after two iterations",
+        )
+    return verdict
+
+
+def keep_balanced(
+    record: RunRecord, rule: BalanceSection, *, store: str, say: Callable[[str], None], decided_by: str,
+    called: Staff | None = None, tick: Callable[[list[BalanceRecord]], None] = lambda decided: None,
+) -> list[BalanceRecord]:  # fmt: skip
+    """Keep a run balanced until it has ended. Returns what was decided. No process is left.
+
+    `called`: generators that are called by `rule.deployment`, if it is set.
+    """
+    book, found = BalanceBook(record), list[BalanceRecord]()
+    with ExitStack() as stack:
+        team = Team(join_logs(record))
+        crew = RunProcesses(team, [], restarts=record.spec.placement.restarts, say=say)
+        keeper = BalanceKeeper(
+            record.spec, rule, _staff(record, rule, crew, store, called), book.write, book.read(),
+            run=record.id, decided_by=decided_by, say=say, since=time.time(),
+        )  # fmt: skip
+        stack.enter_context(team)
+        follower = stack.enter_context(Follower(record, also=keeper.take))
+        follower.wait_for(lambda view: view.live, _LOOK_S)
+        if follower.see(_is_over):
+            raise RunFailed(f"run {record.id} has ended or was stopped, so there is nothing to balance")
+        while not follower.see(_is_over):
+            crew.poll(_TICK_S)
+            crew.start_again()
+            crew.check(others=lambda: True)
+            found += (decided := keeper.tick())
+            tick(decided)
+    return found
+
+
+def _staff(
+    record: RunRecord, rule: BalanceSection, crew: RunProcesses, store: str, called: Staff | None
+) -> Staff:
+    if rule.dry:
+        return NoGenerators()
+    if called is not None:
+        return called
+    return JoinedGenerators(crew, record, store)
+
+
+def _is_over(view: RunView) -> bool:
+    """Whether the feeder's newest heartbeat says that it has ended."""
+    feeder = view.processes.get("feeder-0")
+    return feeder is not None and feeder.beat.state == "ended"

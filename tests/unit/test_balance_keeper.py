@@ -1,0 +1,264 @@
+"""A run's balance is kept: each change is acted on, recorded, shown, and remembered by the next start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.balancing.keeper import BalanceBook, BalanceKeeper
+from flows.balancing.staff import CannotChange
+from flows.monitoring.run_figures import run_figures
+from flows.page.topic_facts import facts_from, facts_of
+from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker, own_numbers, workers
+from flows.run.locations import Places
+from flows.run.run_balance import LocalGenerators, RunBalance
+from flows.run.supervision import RunProcesses
+from flows.run.watching_balance import BalanceError, rule_for
+from flows.view.run_view import RunView
+from infra.bus import BusError
+from infra.memory_bus import MemoryBus
+from infra.roles.context import RoleContext
+from infra.runs import RunRecord
+from schemas.balancing import BalanceSection
+from schemas.messages import BalanceRecord
+from tests.factories import make_context, make_spec
+from tests.unit.test_crew import Clock, FakeTeam, ended
+from tests.unit.test_side_times import beat, step
+
+RULE = BalanceSection(most=3, smoothed=1, lasting=1, settle=0)
+SLOW = make_spec(generator={"slots": 4}, placement={"generators": 1, "balance": RULE.model_dump()})
+
+
+class Hired:
+    """Changes nothing but a number."""
+
+    acts = True
+
+    def __init__(self, fails: str = "") -> None:
+        self.count, self.fails = 1, fails
+
+    def grow(self) -> None:
+        self._change(1)
+
+    def shrink(self) -> None:
+        self._change(-1)
+
+    def _change(self, by: int) -> None:
+        if self.fails:
+            raise CannotChange(self.fails)
+        self.count += by
+
+
+class Watched:
+    """A keeper that sees generators take `gen_s` of each ten seconds."""
+
+    def __init__(self, rule: BalanceSection = RULE, staff: Hired | None = None, **options: Any) -> None:
+        self.staff, self.said = staff or Hired(), list[str]()
+        self.book: list[BalanceRecord] = []
+        self.keeper = BalanceKeeper(
+            SLOW, rule, self.staff, options.pop("write", self.book.append), run="test-1",
+            decided_by="the test", say=self.said.append, **options,
+        )  # fmt: skip
+        self._number, self._busy = 0, dict[int, float]()
+        self._take(step(0, 10.0))
+
+    def _take(self, *messages: Any) -> None:
+        for message in messages:
+            self.keeper.take(message)
+
+    def iterate(self, gen_s: float, generators: int | None = None) -> list[BalanceRecord]:
+        self._number += 1
+        end = 10.0 * (self._number + 1)
+        self._take(step(self._number, end))
+        for number in range(generators or self.staff.count):
+            busy = self._busy[number] = self._busy.get(number, 0.0) + gen_s
+            waited = end - busy
+            self._take(
+                beat(end, number, causes={"generating": busy, "wait: weights": waited},
+                     counters={"version": 0.0, "full_s": busy, "slot_s": 4 * busy})
+            )  # fmt: skip
+        return self.keeper.tick()
+
+
+def test_a_change_is_acted_on_recorded_and_said() -> None:
+    watched = Watched()
+    (one,) = watched.iterate(8.0)
+    assert (one.before, one.after, one.dry, one.iteration) == (1, 2, False, 1)
+    assert one.gen_s == pytest.approx(8) and one.train_s == pytest.approx(2)
+    assert one.delta_s == pytest.approx(6) and one.gain_s == pytest.approx(4)
+    assert watched.staff.count == 2 and watched.book == [one]
+    (said,) = watched.said
+    assert said == (
+        "balance: after iteration 1 the run gets 2 generators rather than 1: generating takes 8.0 s an "
+        "iteration and training 2.0 s: one generator more saves 4.0 s of the difference of 6.0 s"
+    )
+
+
+def test_what_can_not_be_done_is_said_and_not_recorded() -> None:
+    watched = Watched(staff=Hired("no machine is free"))
+    assert not watched.iterate(8.0) and not watched.book
+    assert watched.said == ["the number of generators stays 1: no machine is free"]
+
+
+def test_a_broker_that_is_away_costs_the_record_and_not_the_run() -> None:
+    def write(found: BalanceRecord) -> None:
+        raise BusError("the broker is away")
+
+    watched = Watched(write=write)
+    assert watched.iterate(8.0) and watched.staff.count == 2
+    assert watched.said[0] == "a change of balance is not on record: the broker is away"
+
+
+def test_dry_recommends_once_and_starts_nothing() -> None:
+    watched = Watched(RULE.model_copy(update={"dry": True}))
+    found = [one for _ in range(5) for one in watched.iterate(8.0)]
+    assert [one.after for one in found] == [2] and found[0].dry and watched.staff.count == 1
+    assert "should have 2 generators rather than 1" in watched.said[0]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> RoleContext:
+    return make_context(SLOW, tmp_path)
+
+
+def book_of(context: RoleContext) -> BalanceBook:
+    return BalanceBook(context.record, lambda record, name: context.bus)
+
+
+def test_the_book_outlives_the_process_and_other_records_are_passed_over(context: RoleContext) -> None:
+    book, watched = book_of(context), Watched()
+    (one,) = watched.iterate(8.0)
+    assert isinstance(context.bus, MemoryBus)
+    context.bus.append(context.topics.balance, 0, b"x", b"garbage")
+    book.write(one)
+    assert book.read() == [one]
+
+
+def test_a_run_of_an_older_release_gets_the_topic(context: RoleContext) -> None:
+    context.bus.delete_topics([context.topics.balance.name])
+    assert book_of(context).read() == []
+    assert context.topics.balance.name in context.bus.topic_names()
+
+
+def recorded(before: int, after: int, *, dry: bool = False) -> BalanceRecord:
+    return BalanceRecord(
+        run="test-1", iteration=5, gen_s=4.0, train_s=2.0, gain_s=1.0, before=before, after=after, dry=dry,
+        reason="so", decided_by="the run", decided_at=1e9,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("past", "expected"),
+    [
+        ([], None),
+        ([recorded(1, 2)], 2),
+        ([recorded(1, 2), recorded(2, 3)], 3),
+        ([recorded(1, 2), recorded(2, 3), recorded(3, 2)], 2),
+        ([recorded(1, 2), recorded(2, 3, dry=True)], 2),
+        ([recorded(8, 9)], 3),  # the run file says now: at most three
+    ],
+)
+def test_a_resumed_run_goes_on_with_the_number_it_had(
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch, past: list[BalanceRecord], expected: int | None
+) -> None:
+    monkeypatch.setattr("flows.run.run_balance.BalanceBook", lambda record: book_of(context))
+    for one in past:
+        book_of(context).write(one)
+    assert RunBalance(context.record).generators == expected
+    found = workers(context.record, Places("b", "file:///s"), expected)
+    assert sum(one.role == GENERATOR for one in found) == (expected or 1)
+
+
+def test_without_balance_nothing_is_read_or_kept(tmp_path: Path) -> None:
+    record = make_context(make_spec(), tmp_path).record  # its broker is nowhere
+    balance = RunBalance(record)
+    assert balance.generators is None
+    keeper = balance.keeper(None, None, print)  # type: ignore[arg-type]
+    keeper.take(step(0, 1.0))
+    assert keeper.tick() == []
+
+
+class StoppingTeam(FakeTeam):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped: list[str] = []
+
+    def stop(self, name: str, grace_s: float) -> None:
+        self.stopped.append(name)
+
+
+def crew_of(record: RunRecord, team: StoppingTeam, said: list[str]) -> RunProcesses:
+    found = [Worker(role, role, ["python"], {}) for role in (TRAINER, FEEDER)]
+    found.append(Worker("generator-0", GENERATOR, ["python"], {}))
+    crew = RunProcesses(team, found, restarts=3, say=said.append, clock=Clock())  # type: ignore[arg-type]
+    crew.start()
+    return crew
+
+
+def test_local_generators_come_with_free_numbers_and_the_highest_leaves(context: RoleContext) -> None:
+    team, said = StoppingTeam(), list[str]()
+    crew = crew_of(context.record, team, said)
+    local = LocalGenerators(crew, context.record, Places("b", "file:///s"))
+    for _ in range(2):
+        local.grow()
+    crew.start_again()
+    assert team.started[-2:] == ["generator-1", "generator-2"]
+    local.shrink()
+    assert team.stopped == ["generator-2"] and crew.generators == ["generator-0", "generator-1"]
+    local.grow()  # while the one that leaves is still there
+    crew.start_again()
+    assert team.started[-1] == "generator-3"
+    crew.heard(ended("generator-2", code=3))
+    crew.start_again()
+    assert "generator-2 has left the run" in said and team.started.count("generator-2") == 1
+    assert "generator-2" not in crew.left_out
+
+
+def test_who_leaves_may_be_killed_and_is_not_started_again(context: RoleContext) -> None:
+    team, said = StoppingTeam(), list[str]()
+    crew = crew_of(context.record, team, said)
+    crew.retire("generator-0", 1.0)
+    crew.heard(ended("generator-0", signal=9))
+    crew.start_again()
+    crew.check()
+    assert team.started.count("generator-0") == 1 and said[-1] == "generator-0 has left the run"
+
+
+def test_no_generator_of_its_own_can_leave(context: RoleContext) -> None:
+    team = StoppingTeam()
+    crew = crew_of(context.record, team, [])
+    crew.retire("generator-0", 1.0)
+    with pytest.raises(CannotChange, match="no generator of its own"):
+        LocalGenerators(crew, context.record, Places("b", "file:///s")).shrink()
+
+
+def test_numbers_of_own_generators_and_of_sites_are_apart() -> None:
+    assert own_numbers(4, first=2, at_sites=3) == [0, 1, 5, 6]
+    assert own_numbers(1, first=2, at_sites=3) == [0]
+
+
+def test_it_is_seen_on_the_page_and_by_prometheus() -> None:
+    view = RunView("test-1", SLOW)
+    assert view.wanted_generators == 0
+    for one in (recorded(1, 2), recorded(2, 3)):
+        view.take(one)
+    assert view.wanted_generators == 3
+    figures = {one.name: one.samples[0].value for one in run_figures(view, 0.0) if one.samples}
+    assert figures["streamrl_run_wanted_generators"] == 3
+    facts = facts_from(facts_of(view).as_json())
+    assert facts is not None and [one["generators"] for one in facts.balance] == ["1 → 2", "2 → 3"]
+    assert RunView("test-1", make_spec()).wanted_generators is None
+
+
+def test_rules_for_a_run_that_was_started_elsewhere(tmp_path: Path, context: RoleContext) -> None:
+    plain = make_context(make_spec(), tmp_path / "plain").record
+    assert rule_for(plain, dry=False, most=4, least=None).most == 4
+    with pytest.raises(BalanceError, match="say how many at most"):
+        rule_for(plain, dry=True)
+    with pytest.raises(BalanceError, match="least is 5 and most is 4"):
+        rule_for(plain, dry=True, most=4, least=5)
+    with pytest.raises(BalanceError, match="balances itself"):
+        rule_for(context.record, dry=False)
+    assert rule_for(context.record, dry=True).most == 3
