@@ -68,12 +68,18 @@ def pools_of(placement: PlacementSection, *, cores: int | None = None) -> tuple[
     return tuple(_pool(name, section, placement) for name, section in placement.machines.items())
 
 
+def site_links(placement: PlacementSection) -> dict[str, LinkTimes | None]:
+    """Return the link of each site; None where the run file does not say it."""
+    return {
+        name: None
+        if site.link_gbit_s is None
+        else LinkTimes(site.link_gbit_s * 1e9 / 8, site.link_latency_ms / 1e3)
+        for name, site in placement.sites.items()
+    }
+
+
 def _pool(name: str, section: MachinesSection, placement: PlacementSection) -> MachinePool:
-    link = None
-    if section.site:
-        site = placement.sites[section.site]
-        assert site.link_gbit_s is not None, "the run file's own check demands it"
-        link = LinkTimes(site.link_gbit_s * 1e9 / 8, site.link_latency_ms / 1e3)
+    link = site_links(placement)[section.site] if section.site else None
     return MachinePool(
         name, section.hardware, section.count, section.devices, section.price, section.site,
         "generate" in section.uses, "train" in section.uses, link,

@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from flows.planning.machine_pools import MachinePool, PlanError
+from flows.planning.machine_pools import MachinePool, PlanError, site_links
 from flows.planning.step_estimate import GeneratorKind, MachineSplit, TrainerKind
 from flows.plans.planning_inputs import PlanningInputs
 
 
 def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = None) -> MachineSplit:
     """Return the split of a run file. `generators`: by pool how many, instead. Raises PlanError."""
-    asked = _generators(inputs) if generators is None else dict(generators)
-    unknown = set(asked) - {pool.name for pool in inputs.pools}
+    pools = _pools(inputs)
+    asked = _generators(inputs, pools) if generators is None else dict(generators)
+    unknown = set(asked) - {pool.name for pool in pools}
     if unknown:
-        names = ", ".join(pool.name for pool in inputs.pools)
+        names = ", ".join(pool.name for pool in pools)
         raise PlanError(f"there are no machines {', '.join(sorted(unknown))}; there are {names}")
-    chosen = tuple(
-        (_kind(inputs, pool), count) for pool in inputs.pools if (count := asked.get(pool.name, 0)) > 0
-    )
+    chosen = tuple((_kind(inputs, pool), count) for pool in pools if (count := asked.get(pool.name, 0)) > 0)
     if not chosen:
         raise PlanError("no machine has a generator: set placement.generators, or --generators")
     turns = getattr(inputs.spec.placement, "kind", "") == "colocated"
     return MachineSplit(_trainer(inputs), chosen, inputs.demand.lookahead, takes_turns=turns)
 
 
-def _generators(inputs: PlanningInputs) -> dict[str, int]:
+def _pools(inputs: PlanningInputs) -> tuple[MachinePool, ...]:
+    """Return the pools, and where no machines are named, this one's cores for the sites that it starts."""
+    placement = inputs.spec.placement
+    if placement.machines:
+        return inputs.pools
+    here, links = inputs.pools[0], site_links(placement)
+    return (
+        *inputs.pools,
+        *(replace(here, name=one, site=one, trains=False, link=links[one]) for one in placement.sites),
+    )
+
+
+def _generators(inputs: PlanningInputs, pools: tuple[MachinePool, ...]) -> dict[str, int]:
     """Return how many generators each pool has: the first of each site has all of that site."""
     placement = inputs.spec.placement
     wanted = {"": placement.generators} | {name: site.generators for name, site in placement.sites.items()}
     found: dict[str, int] = {}
     for site, count in wanted.items():
-        pools = [pool for pool in inputs.pools if pool.generates and pool.site == site]
-        if count and not pools:
+        there = [pool for pool in pools if pool.generates and pool.site == site]
+        if count and not there:
             where = f"at the site {site}" if site else "beside the object store"
             raise PlanError(
                 f"the run file has {count} generators {where}, and placement.machines has no machine there "
                 "that may generate: name one"
             )
         if count:
-            found[pools[0].name] = count
+            found[there[0].name] = count
     return found
 
 

@@ -88,12 +88,13 @@ def predicted(spec: RunSpec, runfile: str) -> Prediction | None:
         if profile_at_hand(spec, runfile, None) is None:
             return None
         inputs = planning_inputs(spec, runfile=runfile)
-        return _of(inputs, given_split(inputs))
+        return prediction_of(inputs, given_split(inputs))
     except (Explained, RunFileError):  # a prediction is beside the point of a run: it never keeps one from it
         return None
 
 
-def _of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | None:
+def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | None:
+    """Return what a split is expected to do; None where that can't be said."""
     spec = inputs.spec
     iterations = iterations_for(spec, split.lookahead, samples=0)
     samples = spec.algorithm.groups * spec.algorithm.group_size

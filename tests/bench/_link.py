@@ -59,8 +59,8 @@ class Link:
 
 
 @contextmanager
-def two_sites() -> Iterator[Link]:
-    """This process, and what it starts from now on, is at the near site."""
+def two_sites(rate: float = RATE) -> Iterator[Link]:
+    """This process, and what it starts from now on, is at the near site. `rate`: bytes a second."""
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
         raise SystemExit("this bench makes network namespaces: run it as root, with /dev/net/tun")
     near, far = (f"srl-{side}-{os.getpid()}" for side in ("near", "far"))
@@ -76,7 +76,7 @@ def two_sites() -> Iterator[Link]:
                 ("addr", "add", f"{address}/24", "dev", "tun0"), ("link", "set", "tun0", "up"),
             ):  # fmt: skip
                 _ip("-n", name, *words)
-        relay = subprocess.Popen([sys.executable, __file__, *map(str, tuns)], pass_fds=tuns)
+        relay = subprocess.Popen([sys.executable, __file__, *map(str, (*tuns, rate))], pass_fds=tuns)
         _enter(f"/var/run/netns/{near}")
         yield Link(near, far, relay)
     finally:
@@ -126,7 +126,7 @@ def _tun_in(name: str) -> int:
     return made[0]
 
 
-def _relay(one: int, other: int) -> None:
+def _relay(one: int, other: int, rate: float) -> None:
     """Move packets until killed."""
     cut = False
 
@@ -158,9 +158,9 @@ def _relay(one: int, other: int) -> None:
                     start = max(now, free_at[end])
                     if cut or start - now > _QUEUE_S:
                         continue
-                    free_at[end] = start + len(packet) / RATE
+                    free_at[end] = start + len(packet) / rate
                     queues[end].append((free_at[end] + DELAY_S, packet))
 
 
 if __name__ == "__main__":
-    _relay(int(sys.argv[1]), int(sys.argv[2]))
+    _relay(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

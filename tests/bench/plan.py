@@ -1,0 +1,155 @@
+"""How near a plan comes to real runs of this machine that no profile was made of.
+
+profile of each task ──► predictions of all trials, written down ──► the trials as real runs ──► errors
+
+A trial is a run of the counting example with a mode, slots, lengths, groups, a link and a number of
+generators (`_held_out.py`). A prediction is the simulation that `streamrl plan` makes of its run file.
+
+median_error, worst_error  |predicted / measured - 1| of the throughput
+coverage                   share of the trials whose throughput lies in its 90 % interval
+regret                     time of the number of generators that was predicted to be best, over the best one's
+                           of those measured, less 1: the mean of the families
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.plans.given_split import given_split
+from flows.plans.planning_inputs import planning_inputs
+from flows.plans.prediction import Prediction, prediction_of
+from schemas.loading import load_run_file
+from tests.bench._held_out import GENERATORS, Trial, families, measured, task_settings
+from tests.bench._link import Link, two_sites
+from tests.bench._runs import ROOT, RUNFILE, own_stack
+
+
+@dataclass(frozen=True)
+class _Tried:
+    trial: Trial
+    predicted: Prediction
+    rate: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted.samples_per_s.value / self.rate - 1)
+
+    @property
+    def inside(self) -> bool:
+        return self.predicted.samples_per_s.low <= self.rate <= self.predicted.samples_per_s.high
+
+
+def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench plan", description=__doc__)
+    parser.add_argument("--trials", type=int, default=8 if quick else 42)
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--predictions", type=Path, help="a file to write them to, before anything is run")
+    parser.add_argument("--only-predict", action="store_true", help="run nothing")
+    given = parser.parse_args(argv)
+    console = Console(stderr=True)
+    count = -(-given.trials // len(GENERATORS))
+    drawn = [Trial(one, many) for one in families(count, given.seed) for many in GENERATORS][: given.trials]
+    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
+        folder = Path(name)
+        predictions = _predictions(drawn, folder, console)
+        if given.predictions:
+            rows = {one.name: asdict(said.samples_per_s) for one, said in predictions.items()}
+            given.predictions.write_text(json.dumps(rows, indent=1) + "\n")
+        if given.only_predict:
+            return {one.name: p.samples_per_s.value for one, p in predictions.items()}
+        rates = _rates(drawn, folder, console)
+    tried = [_Tried(one, predictions[one], rates[one]) for one in drawn]
+    console.print(_table(tried))
+    errors = [one.error for one in tried]
+    return {
+        "trials": len(tried), "median_error": statistics.median(errors), "worst_error": max(errors),
+        "coverage": statistics.mean(one.inside for one in tried), "regret": _regret(tried),
+    }  # fmt: skip
+
+
+def _predictions(drawn: Sequence[Trial], folder: Path, console: Console) -> dict[Trial, Prediction]:
+    """Predict each trial from a profile of its task, made with the run file's own settings."""
+    profiles: dict[str, Path] = {}
+    found = {}
+    for trial in drawn:
+        lengths = trial.family.lengths
+        if lengths not in profiles:
+            console.print(f"profile of the task {lengths} …")
+            profiles[lengths] = _profiled(lengths, folder)
+        spec = load_run_file(str(RUNFILE), trial.settings(folder))
+        inputs = planning_inputs(spec, runfile=str(RUNFILE), profile=profiles[lengths])
+        said = prediction_of(inputs, given_split(inputs))
+        if said is None:
+            raise RuntimeError(f"nothing can be predicted of {trial.name}")
+        found[trial] = said
+        console.print(f"{trial.name}: {said.words}")
+    return found
+
+
+def _profiled(lengths: str, folder: Path) -> Path:
+    file = folder / f"{lengths}.yaml"
+    settings = [part for one in task_settings(lengths, folder) for part in ("--set", one)]
+    words = [sys.executable, "-m", "flows.cli", "profile", str(RUNFILE), "-o", str(file), *settings]
+    subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return file
+
+
+def _rates(drawn: Sequence[Trial], folder: Path, console: Console) -> dict[Trial, float]:
+    """Run the trials, those with the same link one after the other."""
+    found: dict[Trial, float] = {}
+    for mbit in sorted({one.family.mbit for one in drawn}):
+        with _linked(mbit) as link, own_stack() as stack:
+            for trial in (one for one in drawn if one.family.mbit == mbit):
+                found[trial] = measured(trial, stack, folder, link)
+                console.print(f"{trial.name}: {found[trial]:.0f} samples/s")
+    return found
+
+
+@contextmanager
+def _linked(mbit: int) -> Iterator[Link | None]:
+    if not mbit:
+        yield None
+        return
+    with two_sites(mbit * 1e6 / 8) as link:
+        os.environ["STREAMRL_LISTEN"] = link.near_address
+        try:
+            yield link
+        finally:
+            del os.environ["STREAMRL_LISTEN"]
+
+
+def _regret(tried: Sequence[_Tried]) -> float:
+    """Return how much longer the predicted best of a family takes than its best: a mean over families."""
+    found = []
+    for family in {one.trial.family for one in tried}:
+        mine = [one for one in tried if one.trial.family == family]
+        if len(mine) == len(GENERATORS):
+            chosen = max(mine, key=lambda one: one.predicted.samples_per_s.value)
+            found.append(max(one.rate for one in mine) / chosen.rate - 1)
+    return statistics.mean(found)
+
+
+def _table(tried: Sequence[_Tried]) -> Table:
+    table = Table("trial", "predicted", "range", "measured", "error")
+    for one in tried:
+        rate = one.predicted.samples_per_s
+        table.add_row(
+            one.trial.name, f"{rate.value:.0f}", f"{rate.low:.0f} to {rate.high:.0f}", f"{one.rate:.0f}",
+            f"{rate.value / one.rate - 1:+.1%}", style="" if one.inside else "red",
+        )  # fmt: skip
+    return table
