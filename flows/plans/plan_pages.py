@@ -65,7 +65,8 @@ def draw_simulation(
 ) -> None:
     """Draw an iteration whose spans were kept."""
     names = [kind.pool.name for kind, count in split.generators for _ in range(count)]
-    draw_plan(title, found, iteration, {f"g{place:05d}": name for place, name in enumerate(names)}, target)
+    places = {f"g{place:05d}": name for place, name in enumerate(names)}
+    draw_plan(title, found, iteration, places, target, in_turns=split.takes_turns)
 
 
 def _page(plan: RunPlan, image: bytes) -> str:
