@@ -14,8 +14,8 @@ from flows.plans.plan_rows import (
     bubbles_of,
     figure,
     link_lines,
+    plan_settings,
     range_words,
-    settings_of,
     sources_of,
     split_words,
 )
@@ -84,7 +84,7 @@ def _page(plan: RunPlan, image: bytes) -> str:
         *link_lines(plan.chosen.split, plan.chosen.figures),
         f"figures from: {'; '.join(sources_of(plan.inputs, plan.chosen.split))}",
     ]  # fmt: skip
-    settings = " ".join(f"--set {name}={value}" for name, value in settings_of(plan).items())
+    settings = " ".join(f"--set {name}={value}" for name, value in plan_settings(plan).items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>Plan of {safe(plan.spec.run)} · StreamRL</title><style>{_STYLE}</style></head><body>"
