@@ -5,6 +5,7 @@ whole groups ──► bundles ──► trained_next, cut ──► seconds of 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,11 +29,26 @@ class WholeGroup:
 
 
 @dataclass
-class _Held:
-    """Groups that are trained together, as composed at admission."""
+class _StepGroups:
+    """The groups of a step that are here and not trained, by the bundles that were composed at admission."""
 
-    wanted: int
-    groups: list[int] = field(default_factory=list)
+    parts: dict[int, list[int]] = field(default_factory=dict)  # of bundles that lack groups
+    whole: list[tuple[int, list[int]]] = field(default_factory=list)  # a heap
+    count: int = 0  # of groups
+
+    def add(self, prompt: Prompt) -> None:
+        """Add a group."""
+        self.count += 1
+        groups = self.parts.setdefault(prompt.bundle, [])
+        groups.append(prompt.group)
+        if len(groups) == prompt.bundle_groups:
+            heapq.heappush(self.whole, (prompt.bundle, sorted(self.parts.pop(prompt.bundle))))
+
+    def take(self, bundles: int) -> list[int]:
+        """Remove the first so many whole bundles, and return their groups."""
+        groups = [group for _ in range(bundles) for group in heapq.heappop(self.whole)[1]]
+        self.count -= len(groups)
+        return groups
 
 
 class SimulatedLearner:
@@ -44,7 +60,7 @@ class SimulatedLearner:
         self._algorithm = spec.algorithm
         self._places = self._algorithm.groups // self._algorithm.optimizer_steps
         self._groups: dict[int, WholeGroup] = {}
-        self._bundles: dict[tuple[int, int], dict[int, _Held]] = {}  # order window: by step
+        self._by_step: dict[tuple[int, int], _StepGroups] = {}  # order window
         self._whole: dict[int, None] = {}  # order arrival: in the order in which they became whole
         self.iteration, self.mini = 0, 0
         self.step: list[int] = []  # groups of the step in work that are trained, or in training
@@ -96,8 +112,7 @@ class SimulatedLearner:
         if self._algorithm.order == "arrival":
             self._whole[prompt.group] = None
             return
-        bundles = self._bundles.setdefault((prompt.iteration, prompt.mini), {})
-        bundles.setdefault(prompt.bundle, _Held(prompt.bundle_groups)).groups.append(prompt.group)
+        self._by_step.setdefault((prompt.iteration, prompt.mini), _StepGroups()).add(prompt)
 
     @property
     def has_whole_step(self) -> bool:
@@ -105,8 +120,7 @@ class SimulatedLearner:
         self._choose()
         if self._order is not None:
             return self._order.left == 0
-        bundles = self._bundles.get((self.iteration, self.mini), {})
-        return len(self.step) + sum(len(one.groups) for one in bundles.values()) == self._places
+        return len(self.step) + self._here.count == self._places
 
     def go_on(self) -> None:
         """Begin what is to be done next, if nothing is in hand."""
@@ -116,15 +130,14 @@ class SimulatedLearner:
         if len(self.step) == self._places:
             self._begin("stepping", self._times.step_s)
             return
-        ready = self._ready()
+        is_whole = self.has_whole_step
+        ready = len(self._here.whole) if self._order is None else len(self._chosen)
         count = trained_next(
-            self._spec, len(ready), lambda: sum(sum(self._groups[g].answers) for b in ready for g in b),
-            missing=not self.has_whole_step, whole_step=False,
+            self._spec, ready, self._tokens_ready, missing=not is_whole, whole_step=False
         )  # fmt: skip
         if not count:
             return
-        groups = [group for bundle in ready[:count] for group in bundle]
-        self._let_go(groups)
+        groups = self._take_ready(count)
         self.step += groups
         self._begin("training", self._seconds_of(groups))
 
@@ -147,6 +160,9 @@ class SimulatedLearner:
 
     def _begin_step(self) -> None:
         self.step, self._chosen, self._order = [], {}, None
+        key = self.iteration, self.mini
+        self._here = self._by_step.setdefault(key, _StepGroups())
+        self._by_step = {step: groups for step, groups in self._by_step.items() if step >= key}
         if self._algorithm.order == "arrival":
             self._order = ArrivalOrder(self._algorithm, self._taken, self.iteration, self.mini)
 
@@ -165,24 +181,21 @@ class SimulatedLearner:
                 del self._whole[group]
                 self._chosen[group] = None
 
-    def _ready(self) -> Sequence[Sequence[int]]:
-        """Return the complete bundles of the step that are here, in order."""
-        if self._order is not None:
-            self._choose()
-            return [[group] for group in sorted(self._chosen)]
-        bundles = self._bundles.get((self.iteration, self.mini), {})
-        return [sorted(one.groups) for _, one in sorted(bundles.items()) if len(one.groups) == one.wanted]
+    def _tokens_ready(self) -> int:
+        """Return the tokens of the answers that may be trained now."""
+        groups = (
+            self._chosen if self._order is not None else [g for _, many in self._here.whole for g in many]
+        )
+        return sum(sum(self._groups[group].answers) for group in groups)
 
-    def _let_go(self, groups: Sequence[int]) -> None:
+    def _take_ready(self, count: int) -> list[int]:
+        """Take the first so many complete bundles. Return their groups."""
+        if self._order is None:
+            return self._here.take(count)
+        groups = sorted(self._chosen)[:count]
         for group in groups:
-            self._chosen.pop(group, None)
-        key = self.iteration, self.mini
-        if key in self._bundles:
-            gone = set(groups)
-            left = {n: one for n, one in self._bundles[key].items() if one.groups[0] not in gone}
-            self._bundles[key] = left
-            if not left:
-                del self._bundles[key]
+            del self._chosen[group]
+        return groups
 
     def _seconds_of(self, groups: Sequence[int]) -> float:
         sizes = sorted(

@@ -5,7 +5,7 @@
        │                            └──── site links ◄──── new weights ◄──────────────────────┤
        └───────────────────────────────────────── steps ◄─────────────────────────────────────┘
 
-The clock goes from event to event. Those of one moment are handled in a fixed order, so the same run gives
+The clock goes from event to event. Events of one moment are handled in a fixed order, so the same run gives
 the same result. A running sample that moves is handed over at once, is on its way for a while, and then its
 new generator prefills its tokens, while nothing else gets on there.
 """
