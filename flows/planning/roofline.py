@@ -169,7 +169,7 @@ def fewest_devices(
     shape: ModelShape,
     hardware: Hardware,
     precision: Precision = BF16,
-    efficiency: Efficiency = Efficiency(),  # noqa: B008 - it is frozen
+    efficiency: Efficiency = Efficiency(),
 ) -> int:
     """Return the smallest power of two of devices that hold the weights and some tokens besides."""
     needed = weight_bytes(shape, precision.weights, precision.experts)
@@ -187,7 +187,7 @@ def engine_times(
     prompt: float = 512,
     install_s: float = 0.0,
     precision: Precision = BF16,
-    efficiency: Efficiency = Efficiency(),  # noqa: B008 - it is frozen
+    efficiency: Efficiency = Efficiency(),
 ) -> EngineTimes:
     """Return how fast one engine would be.
 
@@ -235,10 +235,10 @@ def learner_times(
     *,
     devices: int = 1,
     length: float = 4096,
-    recipe: Recipe = Recipe(),  # noqa: B008 - it is frozen
+    recipe: Recipe = Recipe(),
     sent_share: float = 1.0,
     precision: Precision = BF16,
-    efficiency: Efficiency = Efficiency(),  # noqa: B008 - it is frozen
+    efficiency: Efficiency = Efficiency(),
 ) -> LearnerTimes:
     """Return how fast a trainer would be, all its devices together.
 

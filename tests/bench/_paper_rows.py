@@ -8,12 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.planning.hardware import hardware_of
+from flows.planning.roofline import Decoding
 from tests.bench._paper_figures import (
-    BREAKDOWN, BY_GPUS, BY_LENGTH, COST_RATIO, GPUS, GROWN, LONGEST, MODELS, SKEWNESS, SPLITS, STEP_MS, THROUGHPUT,
+    BREAKDOWN,
+    BY_GPUS,
+    BY_LENGTH,
+    COST_RATIO,
+    GPUS,
+    GROWN,
+    LONGEST,
+    MODELS,
+    SKEWNESS,
+    SPLITS,
+    STEP_MS,
+    THROUGHPUT,
 )  # fmt: skip
 from tests.bench._paper_stages import PROMPT, SHAPES, Stages
 from tests.bench._paper_systems import Split, algorithm1, async_s, colocated_s, grown, split_of, sync_s
-from flows.planning.roofline import Decoding
 
 H800, H20 = hardware_of("H800"), hardware_of("H20")
 GROWTH_UNIT = 8

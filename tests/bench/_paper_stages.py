@@ -15,7 +15,14 @@ import numpy as np
 
 from flows.planning.hardware import Hardware
 from flows.planning.model_shape import ModelShape, shape_of
-from flows.planning.roofline import BudgetError, Efficiency, Recipe, engine_times, learner_times, training_flops
+from flows.planning.roofline import (
+    BudgetError,
+    Efficiency,
+    Recipe,
+    engine_times,
+    learner_times,
+    training_flops,
+)
 from flows.planning.stage_times import EngineTimes
 from tests.bench._lengths import paper_lengths
 from tests.bench._paper_figures import BATCH, CONFIGS
@@ -116,7 +123,9 @@ class Stages:
             slots=BATCH, efficiency=self.efficiency,
         )  # fmt: skip
 
-    def generated(self, hardware: Hardware, gpus: int, longest: float, policy: str) -> list[np.ndarray] | None:
+    def generated(
+        self, hardware: Hardware, gpus: int, longest: float, policy: str
+    ) -> list[np.ndarray] | None:
         """Return when samples are done, for each seed, at the best tensor parallel size; None: it can't be."""
         key = (hardware.name, gpus, longest, policy)
         if key not in self._ends:
