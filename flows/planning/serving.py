@@ -1,6 +1,6 @@
 """A server under a steady load: how long a first token and each further one take, with so many in flight.
 
-requests in flight ──► prefill, one after the other ──► decoding, all together ──► a new one for each that ends
+requests in flight ──► prefill, one after the other ──► decoding, all together ──► a new one for each done
 
 Serving benches load an engine like this. A run that generates in batches is simulated instead.
 """

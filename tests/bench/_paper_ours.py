@@ -1,7 +1,7 @@
 """The paper's cells with our own scheduling: dispatch, admission, order and deltas are the product's code.
 
-The simulator runs some iterations; samples of the next one are begun while the last ones of this one are drawn,
-so no engine waits for the longest sample, as it does in the paper's batches.
+The simulator runs some iterations. Samples of the next one are begun while the last ones of this one are
+drawn, so no engine waits for the longest sample, as it does in the paper's batches.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _simulated(
         sampling={"max_tokens": longest, "max_prompt_tokens": 2 * PROMPT},
         trainer={"microbatch_tokens": 65_536}, dispatch={"policy": policy},
         algorithm={
-            "mode": mode, "staleness": 1 if mode == "async" else 0, "iterations": 6 if mode == "async" else 2,
+            "mode": mode, "staleness": 1 if mode == "async" else 0, "iterations": 10 if mode == "async" else 2,
             "groups": BATCH // SIZE, "group_size": SIZE,
         },
     )  # fmt: skip

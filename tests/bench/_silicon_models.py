@@ -44,7 +44,7 @@ _MXFP4 = 4.25 / 8  # bytes of an element, with its share of a scale
 
 
 def precision_of(model: str, gemm: str) -> Precision:
-    """Return the bytes of a row's weights. gpt-oss is published with experts in MXFP4 and the rest in BF16."""
+    """Return the bytes of a row's weights. gpt-oss has experts in MXFP4 and the rest in BF16."""
     if model == "openai/gpt-oss-120b":
         return Precision(experts=_MXFP4)
     return Precision(weights=1.0, fp8=True) if gemm.startswith("fp8") else Precision()

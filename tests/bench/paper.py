@@ -1,4 +1,4 @@
-"""The StreamRL paper's results from its hardware, models and lengths: Figures 8 to 12 and Table 3, and beyond.
+"""The StreamRL paper's results from its hardware, models and lengths, figure by figure, and beyond.
 
 Nothing is run on a GPU: stages come from the roofline, samples from the paper's histogram. Two constants are
 fitted, on eight figures at 20K (Figure 8's six ratios, Figure 10's two shares): `--fit` prints that grid.
