@@ -15,7 +15,14 @@ import numpy as np
 
 from flows.planning.hardware import Hardware
 from flows.planning.model_shape import ModelShape, shape_of
-from flows.planning.roofline import BudgetError, Efficiency, Recipe, engine_times, learner_times, training_flops
+from flows.planning.roofline import (
+    BudgetError,
+    Efficiency,
+    Recipe,
+    engine_times,
+    learner_times,
+    training_flops,
+)
 from flows.planning.stage_times import EngineTimes
 from tests.bench._lengths import paper_lengths
 from tests.bench._paper_figures import BATCH, CONFIGS
@@ -116,8 +123,10 @@ class Stages:
             slots=BATCH, efficiency=self.efficiency,
         )  # fmt: skip
 
-    def generated(self, hardware: Hardware, gpus: int, longest: float, policy: str) -> list[np.ndarray] | None:
-        """Return when samples are done, for each seed, at the best tensor parallel size; None: it can't be."""
+    def generated(
+        self, hardware: Hardware, gpus: int, longest: float, policy: str
+    ) -> list[np.ndarray] | None:
+        """Return when samples are done, by seed, at the best tensor parallel size; None: it can't be."""
         key = (hardware.name, gpus, longest, policy)
         if key not in self._ends:
             found = [
@@ -156,7 +165,7 @@ class Stages:
         return flops / (hardware.bf16_flops * self.mfu * gpus)
 
     def training_s(self, hardware: Hardware, gpus: int, longest: float) -> float:
-        """Return the seconds of training a batch, without the optimizer's step; infinity: these GPUs can't."""
+        """Return the seconds of training a batch, less the optimizer's step; infinity: these GPUs can't."""
         each = [self.training(hardware, gpus, longest, seed) for seed in self.seeds]
         return math.inf if each[0] is None else float(np.mean([one.sum() for one in each if one is not None]))
 

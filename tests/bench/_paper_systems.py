@@ -39,9 +39,7 @@ def split_of(stages: Stages, hardware: Hardware, gpus: int, generating: int, lon
 
 def algorithm1(stages: Stages, hardware: Hardware, gpus: int, longest: float) -> Split:
     """Return the paper's split for one site."""
-    splits = (
-        split_of(stages, hardware, gpus, generating, longest) for generating in range(UNIT, gpus, UNIT)
-    )
+    splits = (split_of(stages, hardware, gpus, generating, longest) for generating in range(UNIT, gpus, UNIT))
     return min(splits, key=lambda split: split.slower_s)
 
 
