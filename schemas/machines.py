@@ -54,7 +54,7 @@ class MachinesSection(Section):
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """What the machines may be used for."""
+        """The uses that the machines may be put to."""
         if self.use is not None:
             return tuple(self.use)
         return ("generate",) if self.site else ("generate", "train")

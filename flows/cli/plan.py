@@ -95,8 +95,8 @@ def _show(console: Console, found: RunPlan) -> None:
         bubbles_of,
         figure,
         link_lines,
+        plan_settings,
         range_words,
-        settings_of,
         sources_of,
         split_words,
     )
@@ -136,5 +136,5 @@ def _show(console: Console, found: RunPlan) -> None:
         say(line)
     say("in parentheses: nine cases of ten lie between")
     say(f"figures from: {'; '.join(sources_of(found.inputs, found.chosen.split))}")
-    sets = " ".join(f"--set {name}={value}" for name, value in settings_of(found).items())
+    sets = " ".join(f"--set {name}={value}" for name, value in plan_settings(found).items())
     say(f"settings: {sets}", "green")

@@ -28,12 +28,12 @@ ALIKE = 0.005  # steps that differ by less than this share are equally good
 _MOST_SPLITS = 12_000  # that are all estimated
 _AMOUNTS = 40  # numbers of devices of a pool that are looked at, in the first round
 _ROUNDS = 12
-Choice = tuple[GeneratorKind, int] | None  # of a pool: a kind of generators and how many; None: none
+PoolChoice = tuple[GeneratorKind, int] | None  # of a pool: a kind of generators and how many; None: none
 
 
 @dataclass(frozen=True)
 class PlanGoal:
-    """What a plan is to be best at."""
+    """The goal of a plan."""
 
     least: Literal["time", "cost"] = "time"
     deadline_s: float | None = None  # that a step may take
@@ -163,9 +163,9 @@ class MachineAllocator:
                     "it machines with more devices or more memory"
                 )
 
-    def _choices(self, pool: MachinePool, *, full: bool) -> list[Choice]:
+    def _choices(self, pool: MachinePool, *, full: bool) -> list[PoolChoice]:
         """Return all that a pool may do on the generating side."""
-        found: list[Choice] = [None]
+        found: list[PoolChoice] = [None]
         for kind in self._kinds:
             if kind.pool is pool:
                 amounts = _amounts(pool.total, pool.grain, 0 if full else _AMOUNTS)
@@ -178,7 +178,7 @@ class MachineAllocator:
             [len(self._trainers), *(len(self._choices(pool, full=full)) for pool in self._pools)]
         )
 
-    def _splits(self, trainer: TrainerKind, choices: Sequence[Choice]) -> Iterator[MachineSplit]:
+    def _splits(self, trainer: TrainerKind, choices: Sequence[PoolChoice]) -> Iterator[MachineSplit]:
         """Yield the split that these choices make, if the pools have the devices; and the one in turns."""
         chosen = tuple(one for one in choices if one is not None)
         if not chosen:
@@ -201,7 +201,7 @@ class MachineAllocator:
 
     def _search(self, goal: PlanGoal) -> None:
         """Go from some splits to better ones, one pool at a time, until no pool has a better choice."""
-        none: list[Choice] = [None for _ in self._pools]
+        none: list[PoolChoice] = [None for _ in self._pools]
         if self._turns:
             everything = (
                 [*none[:place], one, *none[place + 1 :]]
@@ -227,7 +227,7 @@ class MachineAllocator:
                     trainer, [one if one and one[0].pool is not trainer.pool else None for one in most], goal
                 )
 
-    def _climb(self, trainer: TrainerKind, choices: list[Choice], goal: PlanGoal) -> None:
+    def _climb(self, trainer: TrainerKind, choices: list[PoolChoice], goal: PlanGoal) -> None:
         best: SplitEstimate | None = None
         for number in range(_ROUNDS):
             before = best
@@ -248,7 +248,7 @@ class MachineAllocator:
                 return
 
     def _apart(
-        self, trainer: TrainerKind, choices: list[Choice], place: int, options: Sequence[Choice]
+        self, trainer: TrainerKind, choices: list[PoolChoice], place: int, options: Sequence[PoolChoice]
     ) -> Iterator[MachineSplit]:
         """Yield the splits in which one pool does something else, and nothing takes turns."""
         for option in options:
@@ -265,11 +265,11 @@ class MachineAllocator:
                 options = self._choices(self._pools[place], full=False)
                 yield from self._apart(split.trainer, fewer, place, options)
 
-    def _other_trainers(self, choices: list[Choice]) -> Iterator[MachineSplit]:
+    def _other_trainers(self, choices: list[PoolChoice]) -> Iterator[MachineSplit]:
         """Yield the splits with other trainers. Their own pool does as before, or all it can, or nothing."""
         for trainer in self._trainers:
             place = self._pools.index(trainer.pool)
-            most: list[Choice] = [
+            most: list[PoolChoice] = [
                 (kind, count)
                 for kind in self._kinds
                 if kind.pool is trainer.pool
@@ -285,7 +285,7 @@ class MachineAllocator:
         ordered = by_goal(found, goal) or by_goal(found, PlanGoal("time"))
         return ordered[0] if ordered else best
 
-    def _choices_of(self, split: MachineSplit) -> list[Choice]:
+    def _choices_of(self, split: MachineSplit) -> list[PoolChoice]:
         chosen = {kind.pool.name: (kind, count) for kind, count in split.generators}
         return [chosen.get(pool.name) for pool in self._pools]
 

@@ -50,7 +50,7 @@ class Hardware:
 # H800, H20: table 1 and section 5.1 of the StreamRL paper (arXiv 2504.15930), with its prices and networks
 # (8 x 200 Gb/s RoCE a machine; 100 Gb/s TCP a machine). H100, H200 (SXM), A100 (SXM, 80 GB), L40S: NVIDIA's
 # data sheets; networks of 400 Gb/s (Hopper) and 200 Gb/s a device are those of its DGX machines. A vendor's
-# NVLink figure counts both directions: half of it is here. L40S has PCIe 4.0 only. GB of HBM are taken as GiB,
+# NVLink figure counts both directions: half of it is here. L40S has PCIe 4.0 only. GB of HBM are GiB,
 # as drivers report about that. CPU: a socket of 16 cores with AVX-512 and 8 channels of DDR5-4800; such
 # machines differ by a factor of ten, so measure yours.
 _KINDS = (

@@ -165,7 +165,7 @@ def _shape(config: dict[str, Any], name: str) -> ModelShape:
             f"{name}: it has layers of linear attention, which planning cannot count: measure it with"
             " `streamrl profile`"
         )
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ShapeError(
             f"{name}: planning cannot count models of type {kind!r}. It counts {', '.join(FAMILIES)}."
             " Measure it with `streamrl profile`"

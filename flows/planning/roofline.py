@@ -5,7 +5,7 @@ A step of decoding reads all weights once and every sample's keys and values, an
     step = max(weights / memory, products / compute) + keys and values / memory + all-reduces + launches
 
 Training and prefill are bound by compute. The factors between a vendor's figures and what kernels reach are
-`Efficiency`'s, each with its name. `streamrl profile` measures; this serves where there is nothing to measure.
+`Efficiency`'s, each with its name. `streamrl profile` measures; this serves where nothing can be measured.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class Decoding:
         if self._room() <= 0:
             raise BudgetError(
                 f"{self.devices} x {self.hardware.name} cannot hold {self.shape.name}: its weights take"
-                f" {self._weights() / 1e9:.1f} GB of each device, and {self._usable() / 1e9:.1f} GB may be used."
-                f" It takes {fewest_devices(self.shape, self.hardware, self.precision, self.efficiency)} devices"
+                f" {self._weights() / 1e9:.1f} GB of each device, and {self._usable() / 1e9:.1f} GB may be"
+                f" used. It takes {fewest_devices(self.shape, self.hardware, self.precision, self.efficiency)}"
+                " devices"
             )
 
     def _usable(self) -> float:
@@ -96,7 +97,7 @@ class Decoding:
         return self._usable() - self._weights()
 
     def kv_bytes(self) -> float:
-        """Bytes that a token of a sample takes on each device. Heads beyond the devices' number are copies."""
+        """Bytes that a token of a sample takes on each device. Heads are copied where they are too few."""
         return self.shape.kv_bytes(self.precision.kv) / min(self.devices, self.shape.kv_heads)
 
     def kv_tokens(self) -> int:
@@ -169,7 +170,7 @@ def fewest_devices(
     shape: ModelShape,
     hardware: Hardware,
     precision: Precision = BF16,
-    efficiency: Efficiency = Efficiency(),  # noqa: B008 - it is frozen
+    efficiency: Efficiency = Efficiency(),
 ) -> int:
     """Return the smallest power of two of devices that hold the weights and some tokens besides."""
     needed = weight_bytes(shape, precision.weights, precision.experts)
@@ -187,7 +188,7 @@ def engine_times(
     prompt: float = 512,
     install_s: float = 0.0,
     precision: Precision = BF16,
-    efficiency: Efficiency = Efficiency(),  # noqa: B008 - it is frozen
+    efficiency: Efficiency = Efficiency(),
 ) -> EngineTimes:
     """Return how fast one engine would be.
 
@@ -235,10 +236,10 @@ def learner_times(
     *,
     devices: int = 1,
     length: float = 4096,
-    recipe: Recipe = Recipe(),  # noqa: B008 - it is frozen
+    recipe: Recipe = Recipe(),
     sent_share: float = 1.0,
     precision: Precision = BF16,
-    efficiency: Efficiency = Efficiency(),  # noqa: B008 - it is frozen
+    efficiency: Efficiency = Efficiency(),
 ) -> LearnerTimes:
     """Return how fast a trainer would be, all its devices together.
 
@@ -252,8 +253,8 @@ def learner_times(
     if needed > usable:
         one = hardware.memory_bytes * efficiency.memory_share
         raise BudgetError(
-            f"{devices} x {hardware.name} cannot train {shape.name}: weights, gradients and the optimizer's state"
-            f" take {needed / 1e9:.0f} GB, and {usable / 1e9:.0f} GB may be used: take"
+            f"{devices} x {hardware.name} cannot train {shape.name}: weights, gradients and the optimizer's"
+            f" state take {needed / 1e9:.0f} GB, and {usable / 1e9:.0f} GB may be used: take"
             f" {math.ceil(needed / one)} devices"
         )
     trained, scored = training_flops(shape, length / 2, recipe)

@@ -1,4 +1,4 @@
-"""What a run takes besides decode steps and training, from the notes of a run that was made before.
+"""Tells how much a run takes besides decode steps and training, by the notes of a run that was made before.
 
 processes.jsonl ──► processor seconds of feeder, generators and the publishing of weights, over time
                 └─► seconds that the trainer records and publishes in

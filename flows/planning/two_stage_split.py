@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-StageSeconds = Callable[[int], float]  # of one iteration, by the number of machines that the stage has
+StageTime = Callable[[int], float]  # of one iteration, by the number of machines that the stage has
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class TwoStageSplit:
     step_s: float
 
 
-def split_of_one_site(machines: int, generating_s: StageSeconds, training_s: StageSeconds) -> TwoStageSplit:
+def split_of_one_site(machines: int, generating_s: StageTime, training_s: StageTime) -> TwoStageSplit:
     """Return the best split of at most so many machines of one site."""
     if machines < 2:
         raise ValueError(f"a split takes two machines at least, not {machines}")
@@ -35,7 +35,7 @@ def split_of_one_site(machines: int, generating_s: StageSeconds, training_s: Sta
 
 
 def split_of_two_sites(
-    most_generating: int, most_training: int, generating_s: StageSeconds, training_s: StageSeconds
+    most_generating: int, most_training: int, generating_s: StageTime, training_s: StageTime
 ) -> TwoStageSplit:
     """Return the split of machines at two sites: the slower stage keeps all of its own, the other gives back.
 

@@ -12,7 +12,7 @@ from flows.planning.step_estimate import MachineSplit
 from flows.plans.given_split import given_split
 from flows.plans.plan_rows import figure, figures_row, sources_of, split_row, split_words
 from flows.plans.planning_inputs import PlanningInputs
-from flows.plans.simulated_split import Scaled, SplitFigures, figures_of, iterations_for, simulated_run
+from flows.plans.simulated_split import Scaled, SplitFigures, iterations_for, simulated_run, split_figures
 from flows.simulation.simulated_run import Outage
 from flows.simulation.simulation_result import Simulation
 from flows.simulation.world import simulate
@@ -63,7 +63,7 @@ def simulate_asked(
     )  # fmt: skip
     result = simulate(run)
     samples = inputs.spec.algorithm.groups * inputs.spec.algorithm.group_size
-    return AskedSimulation(inputs, split, figures_of(split, result, samples), result, seed, lengths)
+    return AskedSimulation(inputs, split, split_figures(split, result, samples), result, seed, lengths)
 
 
 def _counts(inputs: PlanningInputs, asked: Sequence[str]) -> dict[str, int]:

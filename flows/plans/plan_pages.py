@@ -14,8 +14,8 @@ from flows.plans.plan_rows import (
     bubbles_of,
     figure,
     link_lines,
+    plan_settings,
     range_words,
-    settings_of,
     sources_of,
     split_words,
 )
@@ -65,7 +65,8 @@ def draw_simulation(
 ) -> None:
     """Draw an iteration whose spans were kept."""
     names = [kind.pool.name for kind, count in split.generators for _ in range(count)]
-    draw_plan(title, found, iteration, {f"g{place:05d}": name for place, name in enumerate(names)}, target)
+    places = {f"g{place:05d}": name for place, name in enumerate(names)}
+    draw_plan(title, found, iteration, places, target, in_turns=split.takes_turns)
 
 
 def _page(plan: RunPlan, image: bytes) -> str:
@@ -83,7 +84,7 @@ def _page(plan: RunPlan, image: bytes) -> str:
         *link_lines(plan.chosen.split, plan.chosen.figures),
         f"figures from: {'; '.join(sources_of(plan.inputs, plan.chosen.split))}",
     ]  # fmt: skip
-    settings = " ".join(f"--set {name}={value}" for name, value in settings_of(plan).items())
+    settings = " ".join(f"--set {name}={value}" for name, value in plan_settings(plan).items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>Plan of {safe(plan.spec.run)} · StreamRL</title><style>{_STYLE}</style></head><body>"

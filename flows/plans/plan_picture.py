@@ -26,9 +26,13 @@ _MOST_BANDS, _MOMENTS = 16, 500
 
 
 def draw_plan(
-    title: str, found: Simulation, iteration: int, places: Mapping[str, str], target: Path | Any
-) -> None:
-    """Draw an iteration into a picture. `places`: by generator's lane, the machines on which it is."""
+    title: str, found: Simulation, iteration: int, places: Mapping[str, str], target: Path | Any, *,
+    in_turns: bool = False,
+) -> None:  # fmt: skip
+    """Draw an iteration into a picture. `places`: by generator's lane, the machines on which it is.
+
+    `in_turns`: engines rest while the learner works, with their samples unfinished.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -47,6 +51,10 @@ def draw_plan(
                         [share for share, _, _ in _SHADES])  # fmt: skip
     times = np.linspace(begin - margin, end + margin, _MOMENTS)
     counts = {lane: _counts(samples.get(lane, ()), edges, times) for lane in shown}
+    if in_turns:
+        for bar in bars.get("learner", ()):
+            for one in counts.values():
+                one[:, (times >= bar.begin) & (times < bar.end)] = 0.0
     high = max([1.0, *(float(one.sum(axis=0).max()) for one in counts.values())])
     for row, lane in enumerate(rows):
         if lane in counts:

@@ -25,7 +25,7 @@ def plan_row(plan: RunPlan) -> dict[str, object]:
         "figures": figures_row(plan.chosen.figures),
         "runner_up": _other_row(plan.others[0]) | {"why_it_lost": plan.why} if plan.others else None,
         "others": [_other_row(one) for one in plan.others[1:]],
-        "settings": settings_of(plan),
+        "settings": plan_settings(plan),
         "splits": {"estimated": plan.estimated, "simulated": plan.simulated},
         "sources": sources_of(plan.inputs, plan.chosen.split),
     }
@@ -80,7 +80,7 @@ def _other_row(one: PlannedSplit) -> dict[str, object]:
     return {"split": split_row(one.split), "figures": figures_row(one.figures)}
 
 
-def settings_of(plan: RunPlan) -> dict[str, object]:
+def plan_settings(plan: RunPlan) -> dict[str, object]:
     """Return the settings of the run file that a plan comes to."""
     split, spec = plan.chosen.split, plan.spec
     found: dict[str, object] = {"placement.kind": "colocated" if split.takes_turns else "disaggregated"}

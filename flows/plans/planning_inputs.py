@@ -20,7 +20,7 @@ from flows.plans.measured_times import MeasuredTimes
 from schemas.profile import Profile
 from schemas.runspec import RunSpec
 
-Progress = Callable[[float, str], None]
+ModelProgress = Callable[[float, str], None]
 _ASSUMED_SHARE, _ASSUMED_SIGMA = (
     1 / 3,
     0.8,
@@ -42,7 +42,7 @@ class KnownLengths:
 
 @dataclass(frozen=True)
 class PlanningInputs:
-    """What a run file's machines can do, and what they have to do."""
+    """The machines of a run file, how fast they are, and the work that they have."""
 
     spec: RunSpec
     pools: tuple[MachinePool, ...]
@@ -58,7 +58,7 @@ class PlanningInputs:
 
 def planning_inputs(
     spec: RunSpec, *, runfile: str = "RUNFILE", profile: Path | None = None,
-    mean_length: float | None = None, progress: Progress = lambda done, text: None,
+    mean_length: float | None = None, progress: ModelProgress = lambda done, text: None,
 ) -> PlanningInputs:  # fmt: skip
     """Return all that can be known without measuring. Raises PlanError and others that explain themselves.
 
@@ -169,7 +169,7 @@ def demand_of_workload(spec: RunSpec, workload: Workload, seed: int = 0) -> Iter
     )  # fmt: skip
 
 
-def shape_at_hand(spec: RunSpec, progress: Progress) -> ModelShape:
+def shape_at_hand(spec: RunSpec, progress: ModelProgress) -> ModelShape:
     """Return the shape of a run file's model. Of a name on the Hub the config alone is fetched."""
     from flows.run.start_model import model_at_hand, prepare_model
     from infra.hub import HubError, advice, cache_folder, is_hub_name

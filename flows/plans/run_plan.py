@@ -94,7 +94,8 @@ def plan_run(
         planned += planner.simulated(_corrected(inputs, goal, planned, slower, may_take_turns))
     planner.best(planned)  # raises PlanError if none meets the deadline
     refined = [planner.refined(one) for one in planner.ordered(planned)[:_REFINED]]
-    best = planner.looked_at_longer(planner.fresher(planner.best(refined)))
+    refined = [planner.looked_at_longer(one) for one in refined]
+    best = planner.fresher(planner.best(refined))
     different = {_machines(one.split): one for one in [*planned, *refined]}
     different.pop(_machines(best.split), None)
     others = planner.ordered(list(different.values()), any_time=True)
@@ -213,7 +214,7 @@ class _Planner:
 
     def looked_at_longer(self, best: PlannedSplit) -> PlannedSplit:
         """Return a split with figures of more iterations."""
-        self._say("the best split", 0, 1)
+        self._say("the best splits", 0, 1)
         return replace(best, figures=self._figures(best.split, _SAMPLES))
 
     def fresher(self, best: PlannedSplit) -> PlannedSplit:
@@ -225,7 +226,7 @@ class _Planner:
         while lower >= 0:
             self._say("less staleness", 0, 1)
             split = replace(best.split, lookahead=float(lower))
-            tried = PlannedSplit(split, best.estimate_s, self._figures(split))
+            tried = PlannedSplit(split, best.estimate_s, self._figures(split, _SAMPLES))
             if self._cost(tried) > limit:
                 break
             found, lower = tried, lower - 1

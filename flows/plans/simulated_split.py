@@ -84,7 +84,7 @@ def iterations_for(spec: RunSpec, lookahead: float, *, samples: int) -> int:
     return min(algorithm.iterations, ends + max(2, min(_MOST_STEADY, steady)))
 
 
-def figures_of(split: MachineSplit, found: Simulation, samples: int) -> SplitFigures:
+def split_figures(split: MachineSplit, found: Simulation, samples: int) -> SplitFigures:
     """Return the figures of a simulated split. `samples`: of an iteration."""
     mean, most = found.staleness()
     steps = len(found.steps)
@@ -107,7 +107,7 @@ def simulated_split(
 ) -> SplitFigures:  # fmt: skip
     """Simulate a split, and return its figures."""
     run = simulated_run(spec, split, workload, iterations=iterations, seed=seed, scaled=scaled)
-    return figures_of(split, simulate(run), spec.algorithm.groups * spec.algorithm.group_size)
+    return split_figures(split, simulate(run), spec.algorithm.groups * spec.algorithm.group_size)
 
 
 @dataclass(frozen=True)

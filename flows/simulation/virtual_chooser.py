@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -57,10 +58,16 @@ def usual_of(policy: Policy) -> Callable[[float], float]:
     return lambda cpu_s: policy.usual_choice_s if isinstance(policy, DeadlinePolicy) else 0.0
 
 
+@functools.cache
+def _compile() -> None:
+    """Compile the code that chooses, which a run does in a thread."""
+    choose_once()
+
+
 def choose_virtually(policy: Policy, seconds: Callable[[float], float]) -> VirtualChooser:
     """Have a policy's choices made in virtual time. Return who makes them."""
     chooser = VirtualChooser(seconds)
     if isinstance(policy, DeadlinePolicy):
-        choose_once()  # compiles the code for it, which a run does in a thread
+        _compile()
         policy.chooser, policy.warm = chooser, lambda: True
     return chooser

@@ -15,6 +15,8 @@ _DENSITIES = (
     1.4, 3.1, 1.0, 1.2, 1.3, 1.7, 1.5, 1.7, 1.1, 1.4,
 )  # fmt: skip
 _LOW, _HIGH = 900.0, 20_000.0
+SHARES = tuple(density / sum(_DENSITIES) for density in _DENSITIES)
+EDGES = tuple(float(edge) for edge in np.linspace(_LOW, _HIGH, len(_DENSITIES) + 1))
 
 # Figure 6: 7B on one H800, milliseconds a token
 CURVE = LatencyCurve(

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.planning.hardware import hardware_of
+from flows.planning.roofline import Decoding, Efficiency
 from tests.bench._paper_figures import (
-    BREAKDOWN, BY_GPUS, BY_LENGTH, COST_RATIO, GPUS, GROWN, LONGEST, MODELS, SKEWNESS, SPLITS, STEP_MS, THROUGHPUT,
+    BREAKDOWN,
+    BY_GPUS,
+    BY_LENGTH,
+    COST_RATIO,
+    GPUS,
+    GROWN,
+    LONGEST,
+    MODELS,
+    SKEWNESS,
+    SPLITS,
+    STEP_MS,
+    THROUGHPUT,
 )  # fmt: skip
-from tests.bench._paper_stages import PROMPT, SHAPES, Stages
+from tests.bench._paper_stages import SHAPES, Stages
 from tests.bench._paper_systems import Split, algorithm1, async_s, colocated_s, grown, split_of, sync_s
-from flows.planning.roofline import Decoding
 
 H800, H20 = hardware_of("H800"), hardware_of("H20")
 GROWTH_UNIT = 8
@@ -124,25 +135,29 @@ def scaling(stages: Mapping[str, Stages]) -> list[PaperRow]:
     """Figure 2: both stages by GPUs and by the longest answer; not counted among the ratios."""
     mine, rows = stages["7B"], []
     first = 8_000
-    gen, train = mine.generation_s(H800, 8, first, "random"), mine.training_s(H800, 8, first)
+    gen, train = _stage_seconds(mine, 8, first)
     for gpus, (of_gen, of_train) in list(BY_GPUS.items())[1:]:
         rows += [
-            PaperRow("2", f"generation, {gpus} GPUs", of_gen, mine.generation_s(H800, gpus, first, "random") / gen),
-            PaperRow("2", f"training, {gpus} GPUs", of_train, mine.training_s(H800, gpus, first) / train),
+            PaperRow("2", f"generation, {gpus} GPUs", of_gen, _stage_seconds(mine, gpus, first)[0] / gen),
+            PaperRow("2", f"training, {gpus} GPUs", of_train, _stage_seconds(mine, gpus, first)[1] / train),
         ]  # fmt: skip
-    gen, train = mine.generation_s(H800, 32, 1_000, "random"), mine.training_s(H800, 32, 1_000)
+    gen, train = _stage_seconds(mine, 32, 1_000)
     for longest, (of_gen, of_train) in list(BY_LENGTH.items())[1:]:
+        ours, trains = _stage_seconds(mine, 32, longest)
         rows += [
-            PaperRow("2", f"generation, {longest // 1000}K", of_gen,
-                     mine.generation_s(H800, 32, longest, "random") / gen),
-            PaperRow("2", f"training, {longest // 1000}K", of_train, mine.training_s(H800, 32, longest) / train),
-        ]  # fmt: skip
+            PaperRow("2", f"generation, {longest // 1000}K", of_gen, ours / gen),
+            PaperRow("2", f"training, {longest // 1000}K", of_train, trains / train),
+        ]
     return rows
 
 
+def _stage_seconds(stages: Stages, gpus: int, longest: float) -> tuple[float, float]:
+    return stages.generation_s(H800, gpus, longest, "random"), stages.training_s(H800, gpus, longest)
+
+
 def step_curve(context: float = 1_500) -> list[PaperRow]:
-    """Figure 6: a step of 7B on one H800 by vLLM, with the roofline's own factors; the context is a guess."""
-    engine = Decoding(SHAPES["7B"], H800)
+    """Figure 6: a step of 7B on one H800, by the vLLM of 2025; the context is a guess."""
+    engine = Decoding(SHAPES["7B"], H800, efficiency=Efficiency(layer_s=120e-6))
     return [
         PaperRow("6", f"ms of a step, batch {batch}", paper, engine.step_s(batch, context) * 1000)
         for batch, paper in STEP_MS.items()
@@ -161,4 +176,3 @@ def absolute(stages: Mapping[str, Stages]) -> list[PaperRow]:
 
 
 ALL = (end_to_end, breakdown, skewness, splits, growth, costs)
-__all__ = ["ALL", "PROMPT", "PaperRow", "absolute", "end_to_end", "scaling", "step_curve"]

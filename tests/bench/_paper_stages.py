@@ -126,7 +126,7 @@ class Stages:
     def generated(
         self, hardware: Hardware, gpus: int, longest: float, policy: str
     ) -> list[np.ndarray] | None:
-        """Return when samples are done, for each seed, at the best tensor parallel size; None: it can't be."""
+        """Return when samples are done, by seed, at the best tensor parallel size; None: it can't be."""
         key = (hardware.name, gpus, longest, policy)
         if key not in self._ends:
             found = [
@@ -165,7 +165,7 @@ class Stages:
         return flops / (hardware.bf16_flops * self.mfu * gpus)
 
     def training_s(self, hardware: Hardware, gpus: int, longest: float) -> float:
-        """Return the seconds of training a batch, without the optimizer's step; infinity: these GPUs can't."""
+        """Return the seconds of training a batch, less the optimizer's step; infinity: these GPUs can't."""
         each = [self.training(hardware, gpus, longest, seed) for seed in self.seeds]
         return math.inf if each[0] is None else float(np.mean([one.sum() for one in each if one is not None]))
 

@@ -32,6 +32,8 @@ COMMANDS = (
     "archive",
     "sql",
     "profile",
+    "plan",
+    "simulate",
 )
 
 

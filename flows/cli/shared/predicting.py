@@ -27,6 +27,7 @@ class PredictionBeside:
     def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._process: subprocess.Popen[str] | None = None
+        self._listener: threading.Thread | None = None
         self.prediction: Prediction | None = None  # as soon as it is known
 
     def __enter__(self) -> Self:
@@ -50,7 +51,8 @@ class PredictionBeside:
     def tell(self, screen: Screen) -> None:
         """Have a thread say the prediction on a screen, when it is known."""
         if self._process is not None:
-            threading.Thread(target=self._wait, args=(self._process, screen), daemon=True).start()
+            self._listener = threading.Thread(target=self._wait, args=(self._process, screen), daemon=True)
+            self._listener.start()
 
     def _wait(self, process: subprocess.Popen[str], screen: Screen) -> None:
         assert process.stdout is not None
@@ -63,3 +65,7 @@ class PredictionBeside:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            if self._listener is not None:
+                self._listener.join()  # the end of the process is the end of what it reads
+            assert self._process.stdout is not None
+            self._process.stdout.close()
