@@ -80,11 +80,11 @@ class Decoding:
         if self.devices < 1:
             raise BudgetError(f"{self.shape.name} needs at least one device, not {self.devices}")
         if self._room() <= 0:
+            takes = fewest_devices(self.shape, self.hardware, self.precision, self.efficiency)
             raise BudgetError(
                 f"{self.devices} x {self.hardware.name} cannot hold {self.shape.name}: its weights take"
                 f" {self._weights() / 1e9:.1f} GB of each device, and {self._usable() / 1e9:.1f} GB may be"
-                f" used. It takes {fewest_devices(self.shape, self.hardware, self.precision, self.efficiency)}"
-                " devices"
+                f" used. It takes {takes} devices"
             )
 
     def _usable(self) -> float:
