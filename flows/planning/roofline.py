@@ -66,7 +66,7 @@ BF16 = Precision()
 
 
 @dataclass(frozen=True)
-class Decoding:
+class RooflineEngine:
     """One engine: a model on devices that share its tensors."""
 
     shape: ModelShape
@@ -195,7 +195,7 @@ def engine_times(
     `devices` share its tensors. `longest`: tokens of the longest sample with its prompt, for which each slot
     has memory. `slots`: at most so many; None: as many as memory allows.
     """
-    engine = Decoding(shape, hardware, devices, precision, efficiency)
+    engine = RooflineEngine(shape, hardware, devices, precision, efficiency)
     fits = engine.slots(longest)
     if slots is not None and slots < 1:
         raise BudgetError(f"an engine of {slots} slots makes nothing: give it at least one")
