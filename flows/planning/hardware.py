@@ -1,4 +1,4 @@
-"""Kinds of hardware: what their vendors say that they compute, hold and move.
+"""Kinds of hardware, as their vendors describe them: how much they compute, hold and move.
 
 Figures are of one device, without sparsity, and links are in one direction. Who has measured a run uses
 `streamrl profile`; this table serves where nothing can be measured yet.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from infra.errors import Explained
 
-GIB = 1 << 30
+_GIB = 1 << 30
 
 
 class HardwareError(Explained):
@@ -54,13 +54,13 @@ class Hardware:
 # as drivers report about that. CPU: a socket of 16 cores with AVX-512 and 8 channels of DDR5-4800; such
 # machines differ by a factor of ten, so measure yours.
 _KINDS = (
-    Hardware("H800", 989.5e12, 80 * GIB, 3.35e12, 200e9, 25e9, fp8_flops=1979e12, price=2.85),
-    Hardware("H20", 148e12, 96 * GIB, 4.0e12, 450e9, 12.5e9 / 8, fp8_flops=296e12, price=1.0),
-    Hardware("H100", 989.5e12, 80 * GIB, 3.35e12, 450e9, 50e9, fp8_flops=1979e12),
-    Hardware("H200", 989.5e12, 141 * GIB, 4.8e12, 450e9, 50e9, fp8_flops=1979e12),
-    Hardware("A100", 312e12, 80 * GIB, 2.039e12, 300e9, 25e9),
-    Hardware("L40S", 362e12, 48 * GIB, 0.864e12, 32e9, 12.5e9, fp8_flops=733e12),
-    Hardware("CPU", 1.3e12, 64 * GIB, 0.2e12, 20e9, 1.25e9, per_machine=1),
+    Hardware("H800", 989.5e12, 80 * _GIB, 3.35e12, 200e9, 25e9, fp8_flops=1979e12, price=2.85),
+    Hardware("H20", 148e12, 96 * _GIB, 4.0e12, 450e9, 12.5e9 / 8, fp8_flops=296e12, price=1.0),
+    Hardware("H100", 989.5e12, 80 * _GIB, 3.35e12, 450e9, 50e9, fp8_flops=1979e12),
+    Hardware("H200", 989.5e12, 141 * _GIB, 4.8e12, 450e9, 50e9, fp8_flops=1979e12),
+    Hardware("A100", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9),
+    Hardware("L40S", 362e12, 48 * _GIB, 0.864e12, 32e9, 12.5e9, fp8_flops=733e12),
+    Hardware("CPU", 1.3e12, 64 * _GIB, 0.2e12, 20e9, 1.25e9, per_machine=1),
 )
 HARDWARE: Mapping[str, Hardware] = {kind.name: kind for kind in _KINDS}
 

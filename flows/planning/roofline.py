@@ -66,7 +66,7 @@ BF16 = Precision()
 
 
 @dataclass(frozen=True)
-class Decoding:
+class RooflineEngine:
     """One engine: a model on devices that share its tensors."""
 
     shape: ModelShape
@@ -80,11 +80,11 @@ class Decoding:
         if self.devices < 1:
             raise BudgetError(f"{self.shape.name} needs at least one device, not {self.devices}")
         if self._room() <= 0:
+            takes = fewest_devices(self.shape, self.hardware, self.precision, self.efficiency)
             raise BudgetError(
                 f"{self.devices} x {self.hardware.name} cannot hold {self.shape.name}: its weights take"
                 f" {self._weights() / 1e9:.1f} GB of each device, and {self._usable() / 1e9:.1f} GB may be"
-                f" used. It takes {fewest_devices(self.shape, self.hardware, self.precision, self.efficiency)}"
-                " devices"
+                f" used. It takes {takes} devices"
             )
 
     def _usable(self) -> float:
@@ -195,7 +195,7 @@ def engine_times(
     `devices` share its tensors. `longest`: tokens of the longest sample with its prompt, for which each slot
     has memory. `slots`: at most so many; None: as many as memory allows.
     """
-    engine = Decoding(shape, hardware, devices, precision, efficiency)
+    engine = RooflineEngine(shape, hardware, devices, precision, efficiency)
     fits = engine.slots(longest)
     if slots is not None and slots < 1:
         raise BudgetError(f"an engine of {slots} slots makes nothing: give it at least one")

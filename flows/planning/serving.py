@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.planning.roofline import BudgetError, Decoding
+from flows.planning.roofline import BudgetError, RooflineEngine
 
 _BUSIEST = 0.9  # of the time for prefill; beyond that a queue's length says nothing
 
 
 @dataclass(frozen=True)
 class ServingTimes:
-    """What a client of the server sees."""
+    """Times as a client of the server sees them."""
 
     first_token_s: float
     token_s: float  # of each further one
@@ -24,7 +24,7 @@ class ServingTimes:
 
 
 def serving_times(
-    engine: Decoding, *, prompt: int, answer: int, in_flight: int, prefill_first: bool = False,
+    engine: RooflineEngine, *, prompt: int, answer: int, in_flight: int, prefill_first: bool = False,
     burst_share: float = 0.1,
 ) -> ServingTimes:  # fmt: skip
     """Return the times of requests that are all alike, `in_flight` of them at any moment.

@@ -71,8 +71,8 @@ def _simulated(
         sampling={"max_tokens": longest, "max_prompt_tokens": 2 * PROMPT},
         trainer={"microbatch_tokens": 65_536}, dispatch={"policy": policy},
         algorithm={
-            "mode": mode, "staleness": 1 if mode == "async" else 0, "iterations": 10 if mode == "async" else 2,
-            "groups": BATCH // SIZE, "group_size": SIZE,
+            "mode": mode, "staleness": int(mode == "async"), "groups": BATCH // SIZE, "group_size": SIZE,
+            "iterations": 10 if mode == "async" else 2,
         },
     )  # fmt: skip
     typical = float(np.average((np.array(edges[1:]) + np.array(edges[:-1])) / 2, weights=SHARES)) + PROMPT

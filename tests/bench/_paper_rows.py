@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.planning.hardware import hardware_of
-from flows.planning.roofline import Decoding, Efficiency
+from flows.planning.roofline import RooflineEngine, Efficiency
 from tests.bench._paper_figures import (
     BREAKDOWN,
     BY_GPUS,
@@ -157,7 +157,7 @@ def _stage_seconds(stages: Stages, gpus: int, longest: float) -> tuple[float, fl
 
 def step_curve(context: float = 1_500) -> list[PaperRow]:
     """Figure 6: a step of 7B on one H800, by the vLLM of 2025; the context is a guess."""
-    engine = Decoding(SHAPES["7B"], H800, efficiency=Efficiency(layer_s=120e-6))
+    engine = RooflineEngine(SHAPES["7B"], H800, efficiency=Efficiency(layer_s=120e-6))
     return [
         PaperRow("6", f"ms of a step, batch {batch}", paper, engine.step_s(batch, context) * 1000)
         for batch, paper in STEP_MS.items()

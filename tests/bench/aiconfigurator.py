@@ -20,7 +20,7 @@ from rich.table import Table
 
 from flows.planning.hardware import hardware_of
 from flows.planning.model_shape import shape_of
-from flows.planning.roofline import Decoding
+from flows.planning.roofline import RooflineEngine
 from flows.planning.serving import serving_times
 from tests.bench._silicon_models import CONFIGS, precision_of
 
@@ -106,7 +106,7 @@ def read_rows() -> tuple[list[SiliconRow], Counter[str]]:
 
 def _row(row: dict[str, str], theirs: dict[str, str] | None) -> SiliconRow:
     model, backend = row["model_path"], row["backend"]
-    engine = Decoding(
+    engine = RooflineEngine(
         shape_of(CONFIGS[model]), hardware_of("H100"), int(row["tp_size"]),
         precision_of(model, row["gemm_quant_mode"]),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from flows.planning.hardware import HARDWARE, Hardware, HardwareError, hardware_
 from flows.planning.model_shape import shape_of
 from flows.planning.roofline import (
     BudgetError,
-    Decoding,
+    RooflineEngine,
     Efficiency,
     Precision,
     Recipe,
@@ -35,7 +35,7 @@ batches = st.integers(1, 512)
 def test_a_larger_batch_is_never_faster_and_always_cheaper(
     which: tuple[str, int], one: int, other: int
 ) -> None:
-    engine = Decoding(SHAPES[which[0]], H800, which[1])
+    engine = RooflineEngine(SHAPES[which[0]], H800, which[1])
     small, large = sorted((one, other))
     assert engine.batch_s(small) <= engine.batch_s(large)
     assert engine.batch_s(small) / small >= engine.batch_s(large) / large
@@ -43,7 +43,7 @@ def test_a_larger_batch_is_never_faster_and_always_cheaper(
 
 @given(st.sampled_from(sorted(SHAPES)), batches)
 def test_more_devices_read_fewer_weights_and_hold_more_tokens(name: str, batch: int) -> None:
-    few, many = Decoding(SHAPES[name], H800, 4), Decoding(SHAPES[name], H800, 8)
+    few, many = RooflineEngine(SHAPES[name], H800, 4), RooflineEngine(SHAPES[name], H800, 8)
     assert many.read_s(batch) < few.read_s(batch)
     assert many.kv_tokens() > few.kv_tokens()
     assert many.context_s() <= few.context_s()
@@ -56,9 +56,9 @@ def test_slots_fit_into_memory(which: tuple[str, int], longest: int, slots: int 
     try:
         times = engine_times(shape, H800, devices=which[1], longest=longest, slots=slots)
     except BudgetError:
-        assert Decoding(shape, H800, which[1]).kv_tokens() < longest
+        assert RooflineEngine(shape, H800, which[1]).kv_tokens() < longest
         return
-    assert times.slots * longest <= Decoding(shape, H800, which[1]).kv_tokens()
+    assert times.slots * longest <= RooflineEngine(shape, H800, which[1]).kv_tokens()
     assert slots is None or times.slots <= slots
     assert list(times.batch_s) == sorted(times.batch_s)
     assert times.batch_s[0] == times.batch_s[1]
@@ -66,7 +66,7 @@ def test_slots_fit_into_memory(which: tuple[str, int], longest: int, slots: int 
 
 def test_the_papers_own_curve_is_met_at_a_context_of_1500() -> None:
     """Figure 6 of the paper: 7B on one H800, by vLLM. It does not say the context."""
-    engine = Decoding(SHAPES["7B"], H800, efficiency=VLLM_OF_THE_PAPER)
+    engine = RooflineEngine(SHAPES["7B"], H800, efficiency=VLLM_OF_THE_PAPER)
     for batch, ms in STEP_MS.items():
         assert engine.step_s(batch, 1500) * 1000 == pytest.approx(ms, rel=0.08)
 
@@ -74,15 +74,15 @@ def test_the_papers_own_curve_is_met_at_a_context_of_1500() -> None:
 @pytest.mark.parametrize("devices", [0, 1])
 def test_a_model_that_does_not_fit_is_named(devices: int) -> None:
     with pytest.raises(BudgetError, match=r"Qwen2\.5-72B"):
-        Decoding(SHAPES["72B"], H800, devices)
+        RooflineEngine(SHAPES["72B"], H800, devices)
 
 
 def test_the_error_says_how_many_devices_it_takes() -> None:
     with pytest.raises(BudgetError, match="It takes 2 devices"):
-        Decoding(SHAPES["72B"], H800, 1)
+        RooflineEngine(SHAPES["72B"], H800, 1)
     assert fewest_devices(SHAPES["72B"], H800) == 2
     assert fewest_devices(SHAPES["7B"], H800) == 1
-    assert Decoding(SHAPES["72B"], H800, 1, Precision(weights=1.0)).kv_tokens() > 0
+    assert RooflineEngine(SHAPES["72B"], H800, 1, Precision(weights=1.0)).kv_tokens() > 0
 
 
 def test_a_sample_that_does_not_fit_beside_the_weights_is_named() -> None:
@@ -149,7 +149,7 @@ def test_the_papers_hardware_is_in_the_table() -> None:
 
 @given(st.integers(1, 256), st.integers(1, 256), st.booleans())
 def test_more_requests_in_flight_never_shorten_a_token(one: int, other: int, prefill_first: bool) -> None:
-    engine = Decoding(SHAPES["7B"], H800)
+    engine = RooflineEngine(SHAPES["7B"], H800)
     small, large = (
         serving_times(engine, prompt=512, answer=256, in_flight=count, prefill_first=prefill_first)
         for count in sorted((one, other))
@@ -159,7 +159,7 @@ def test_more_requests_in_flight_never_shorten_a_token(one: int, other: int, pre
 
 
 def test_requests_that_do_not_fit_wait_for_a_slot() -> None:
-    engine = Decoding(SHAPES["32B"], H800)
+    engine = RooflineEngine(SHAPES["32B"], H800)
     times = serving_times(engine, prompt=8000, answer=2000, in_flight=64)
     assert times.running < 64
     assert times.first_token_s > 2000 * times.token_s
