@@ -38,12 +38,6 @@ class BalanceSection(Section):
         description="Iterations that are not judged once a change can be seen: in the first one the new "
         "generator came late.",
     )
-    patience: int = Field(
-        20,
-        ge=1,
-        le=100_000,
-        description="Iterations to wait for a generator that was asked for; then the run is judged as it is.",
-    )
     worth: float = Field(
         0.03,
         ge=0,

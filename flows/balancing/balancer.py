@@ -116,7 +116,7 @@ class Balancer:
         self._noise = _Noise(rule.smoothed)
         self._units: int | None = None
         self._wanted: int | None = None  # a change that is not seen yet
-        self._waited, self._skip = 0, 0  # iterations
+        self._skip = 0  # iterations that are not judged
         self._in_a_row, self._direction = 0, 0
         self._last: tuple[int, _Load] | None = None  # direction of the last change, and its load
         self._reversals, self._reversed_at = 0, _Load(0.0, 0.0)
@@ -146,14 +146,17 @@ class Balancer:
         self._seen.append(now)
         return self._judge(iteration, units)
 
+    def give_up(self) -> None:
+        """Wait no longer for the change that was asked for last: the next iteration is judged as it is."""
+        self._wanted, self._before_growth = None, []
+        self._seen.clear()
+
     def _not_yet(self, units: int) -> str:
         """Say why this iteration is not judged; empty: it is."""
         if self._wanted is not None:
-            self._waited += 1
-            if units != self._wanted and self._waited <= self._rule.patience:
+            if units != self._wanted:
                 return f"{self._wanted} generators were asked for, and {units} are there"
-            if units == self._wanted:
-                self._begin_anew(units)
+            self._begin_anew(units)
             self._wanted = None
         if units != self._units:
             if self._units is not None:  # one died, or somebody started one
@@ -185,7 +188,7 @@ class Balancer:
             self._in_a_row = 0
             if not self._rule.dry:  # else nothing follows
                 self._before_growth = self._token_times() if direction > 0 else []
-                self._wanted, self._waited = verdict.after, 0
+                self._wanted = verdict.after
         return verdict
 
     def _called_for(

@@ -66,16 +66,19 @@ class BalanceKeeper:
     def __init__(
         self, spec: RunSpec, rule: BalanceSection, staff: Staff, write: Callable[[BalanceRecord], None],
         past: Sequence[BalanceRecord] = (), *, run: str, decided_by: str, say: Callable[[str], None],
-        since: float = 0.0,
+        since: float = 0.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`since`: iterations that began before that time are not judged."""
         self._staff, self._write, self._run, self._say, self._by = staff, write, run, say, decided_by
+        self._clock = clock
         self._dry = rule.dry or not staff.acts
         self._rule = rule if rule.dry == self._dry else rule.model_copy(update={"dry": self._dry})
         self._balancer = Balancer(self._rule, [_verdict(one) for one in past if not one.dry])
         self._last = past[-1] if past else None
         self._times = SideTimes(spec, since)
         self._waiting: queue.Queue[Message] = queue.Queue(_MOST_WAITING)
+        self._acted_at: float | None = None  # when a change was begun that may not be seen yet
+        self._patience_s = spec.deadlines.start_s  # a generator may take so long to be ready
         self.newest: Verdict | None = None
 
     def take(self, message: Message) -> None:
@@ -89,6 +92,9 @@ class BalanceKeeper:
             self._times.take(self._waiting.get_nowait())
         decided = []
         for one in self._times.ready():
+            if self._acted_at is not None and self._clock() - self._acted_at > self._patience_s:
+                self._acted_at = None
+                self._balancer.give_up()
             verdict = self._balancer.observe(
                 one.iteration, one.gen_s, one.train_s, one.generators, more_s=one.more_s,
                 fewer_s=one.fewer_s, tokens=one.tokens,
@@ -112,10 +118,11 @@ class BalanceKeeper:
             self._write(found)
         except CannotChange as error:
             self._say(f"the number of generators stays {verdict.before}: {error}")
+            self._acted_at = self._clock()  # to be tried again later
             return None
         except BusError as error:
             self._say(f"a change of balance is not on record: {error}")
-        self._last = found
+        self._last, self._acted_at = found, self._clock()
         self._say(balance_in_words(found))
         return found
 

@@ -37,7 +37,7 @@ def called_for(record: RunRecord, rule: BalanceSection | None) -> CalledGenerato
 
 
 class CalledGenerators:
-    """Flow runs of one deployment. They are found by their tag, so that any start of the run finds them."""
+    """Flow runs of one deployment. Their tag names the run, so that any start of it finds them."""
 
     acts = True
 

@@ -87,6 +87,8 @@ class LocalGenerators:
 
     def grow(self) -> None:
         """Start a generator, with the lowest number that is free."""
+        if dead := [name for name in self._crew.generators if name in self._crew.left_out]:
+            raise CannotChange(f"{dead[0]} can't be kept alive, and another one would hardly be")
         placement, there = self._record.spec.placement, set(self._crew.names)
         at_sites = sum(planned.generators for planned in placement.sites.values())
         for number in own_numbers(len(there) + 1, placement.generators, at_sites):

@@ -23,7 +23,9 @@ from flows.run.request import RunFailed
 from flows.run.supervision import RunProcesses
 from flows.view.follow import Follower
 from flows.view.run_view import RunView
+from infra.bus import Bus
 from infra.errors import Explained
+from infra.run_bus import connect
 from infra.runs import RunRecord
 from infra.supervise.team import Team
 from schemas.balancing import BalanceSection
@@ -87,10 +89,12 @@ def rule_for(record: RunRecord, *, dry: bool, **given: Any) -> BalanceSection:
         ) from error
 
 
-def verdict_now(record: RunRecord, rule: BalanceSection) -> Verdict:
+def verdict_now(
+    record: RunRecord, rule: BalanceSection, *, connected: Callable[[RunRecord, str], Bus] = connect
+) -> Verdict:
     """Return the verdict on a run as its topics show it now. Raises BalanceError if they show too little."""
     times = SideTimes(record.spec)
-    with Follower(record, also=times.take) as follower:
+    with Follower(record, also=times.take, connected=connected) as follower:
         follower.wait_for(lambda view: view.live, _LOOK_S)
         trouble = follower.see(lambda view: view.trouble)
     balancer, verdict = Balancer(rule.model_copy(update={"dry": True})), None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flows.balancing.balancer import Verdict
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
 from flows.balancing.staff import CannotChange
 from flows.monitoring.run_figures import run_figures
@@ -15,7 +16,8 @@ from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker, own_numbers, 
 from flows.run.locations import Places
 from flows.run.run_balance import LocalGenerators, RunBalance
 from flows.run.supervision import RunProcesses
-from flows.run.watching_balance import BalanceError, rule_for
+from flows.run.watching_balance import BalanceError, rule_for, verdict_now
+from flows.view.balance_words import verdict_in_words
 from flows.view.run_view import RunView
 from infra.bus import BusError
 from infra.memory_bus import MemoryBus
@@ -23,6 +25,8 @@ from infra.roles.context import RoleContext
 from infra.runs import RunRecord
 from schemas.balancing import BalanceSection
 from schemas.messages import BalanceRecord
+from schemas.topics import Topic
+from schemas.wire import Message, encode
 from tests.factories import make_context, make_spec
 from tests.unit.test_crew import Clock, FakeTeam, ended
 from tests.unit.test_side_times import beat, step
@@ -100,6 +104,15 @@ def test_what_can_not_be_done_is_said_and_not_recorded() -> None:
     watched = Watched(staff=Hired("no machine is free"))
     assert not watched.iterate(8.0) and not watched.book
     assert watched.said == ["the number of generators stays 1: no machine is free"]
+
+
+def test_a_generator_that_does_not_come_is_waited_for_as_long_as_a_start_may_take() -> None:
+    clock = Clock()
+    watched = Watched(clock=clock)
+    assert watched.iterate(8.0)
+    assert not [one for _ in range(30) for one in watched.iterate(8.0, generators=1)]
+    clock.now += SLOW.deadlines.start_s + 1
+    assert watched.iterate(8.0, generators=1)
 
 
 def test_a_broker_that_is_away_costs_the_record_and_not_the_run() -> None:
@@ -216,6 +229,15 @@ def test_local_generators_come_with_free_numbers_and_the_highest_leaves(context:
     assert "generator-2" not in crew.left_out
 
 
+def test_none_is_added_while_one_can_not_be_kept_alive(context: RoleContext) -> None:
+    team = StoppingTeam()
+    crew = crew_of(context.record, team, [])
+    for _ in range(4):
+        crew.heard(ended("generator-0", code=1))
+    with pytest.raises(CannotChange, match="generator-0 can't be kept alive"):
+        LocalGenerators(crew, context.record, Places("b", "file:///s")).grow()
+
+
 def test_who_leaves_may_be_killed_and_is_not_started_again(context: RoleContext) -> None:
     team, said = StoppingTeam(), list[str]()
     crew = crew_of(context.record, team, said)
@@ -250,6 +272,29 @@ def test_it_is_seen_on_the_page_and_by_prometheus() -> None:
     facts = facts_from(facts_of(view).as_json())
     assert facts is not None and [one["generators"] for one in facts.balance] == ["1 → 2", "2 → 3"]
     assert RunView("test-1", make_spec()).wanted_generators is None
+
+
+def test_the_verdict_on_a_run_as_it_is_now(context: RoleContext) -> None:
+    def send(topic: Topic, *messages: Message) -> None:
+        for message in messages:
+            context.writer.send(topic, encode(message), key="k")
+
+    def now() -> Verdict:
+        return verdict_now(context.record, RULE, connected=lambda record, name: context.bus)
+
+    with pytest.raises(BalanceError, match="no whole iteration with its heartbeats yet: look again"):
+        now()
+    for number in range(3):
+        end = 10.0 * (number + 1)
+        send(context.topics.ledger, step(number, end))
+        busy = 8.0 * (number + 1)
+        full = {"version": 0.0, "full_s": busy, "slot_s": 4 * busy}
+        send(context.topics.status, beat(end, causes={"generating": busy, "x": end - busy}, counters=full))
+    verdict = now()
+    assert (verdict.iteration, verdict.before, verdict.after) == (2, 1, 2)
+    assert "after iteration 2 there should be 2 generators rather than 1" in verdict_in_words(
+        verdict.iteration, verdict.before, verdict.after, verdict.reason
+    )
 
 
 def test_rules_for_a_run_that_was_started_elsewhere(tmp_path: Path, context: RoleContext) -> None:

@@ -43,7 +43,7 @@ def test_generated_pages_are_current() -> None:
 def test_every_topic_has_its_messages() -> None:
     topics = [topic.name.partition(".")[2] for topic in Topics("run", 3).all()]
     kinds = [kind for topic in topics for kind in messages_of(topic)]
-    assert all(messages_of(topic) for topic in topics) and len(kinds) == len(set(kinds)) == 14
+    assert all(messages_of(topic) for topic in topics) and len(kinds) == len(set(kinds)) == 15
 
 
 def _placeholder(found: re.Match[str]) -> str:

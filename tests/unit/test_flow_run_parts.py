@@ -37,6 +37,8 @@ FLOW_MODULES = (
     "flows.refresh_ranker",
     "flows.weights",
     "flows.archive_run",
+    "flows.join_run",
+    "flows.rebalance",
 )
 
 
@@ -214,7 +216,7 @@ def test_a_paused_run_goes_on_and_a_flow_run_that_starts_again_takes_its_run(
     for name, stub in {
         "check": lambda request: record.spec, "start_local_stack": lambda *_: places,
         "prepare_model": lambda *_: tmp_path, "check_context": lambda *_: None, "create_run": create_run,
-        "run_training": lambda *_, order: ends.pop(0), "make_report": lambda *_: "the result",
+        "run_training": lambda *_, order, called: ends.pop(0), "make_report": lambda *_: "the result",
         "tracking": tracked, "inspect_start": lambda *_: None, "model_at_hand": lambda *_: tmp_path,
     }.items():  # fmt: skip
         stub.__name__ = name

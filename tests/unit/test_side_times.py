@@ -30,7 +30,10 @@ def step(iteration: int, at: float, **metrics: float) -> StepRecord:
     return fill(
         StepRecord, run="test-1", iteration=iteration, step=iteration, last_of_iteration=True,
         finished_at=at, metrics={"compute_s": 2.0, "waited_s": 0.0, **metrics},
-        groups=np.arange(SAMPLES), lengths=np.full(SAMPLES, 10, np.int32),
+        groups=np.arange(SAMPLES), lengths=np.full(SAMPLES, 10, np.int32), partitions=np.zeros(SAMPLES),
+        offsets=np.arange(SAMPLES), indexes=np.zeros(SAMPLES), rewards=np.zeros(SAMPLES),
+        versions=np.zeros(SAMPLES), predicted=np.ones(SAMPLES), problem_ids=["p"] * SAMPLES,
+        microbatches=np.array([SAMPLES]),
     )  # fmt: skip
 
 
