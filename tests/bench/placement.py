@@ -13,6 +13,7 @@ time in which each side worked, by the causes of their heartbeats.
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=2 if quick else 4)
     parser.add_argument("--runfile", default=str(RUNFILE))
     parser.add_argument("--set", action="append", default=[], help="further settings of all runs, as A.B=C")
+    parser.add_argument("--modes", nargs="+", choices=_MODES, default=list(_MODES))
+    parser.add_argument("--ways", nargs="+", choices=placements(), default=list(placements()))
     given = parser.parse_args(argv)
     console = Console(stderr=True)
     changes = [f"algorithm.iterations={given.iterations}", "evaluation.problems=0", *given.set]
@@ -72,12 +75,12 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     with own_stack() as stack, tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
         for number in range(given.rounds):
             found = {}
-            for mode, settings in _MODES.items():
-                for name, placement in placements().items():
-                    console.print(f"round {number + 1} of {given.rounds}: {mode}, {name} …")
-                    overrides = [*changes, f"report={folder}/runs", *settings, *placement]
-                    rate = found[f"{mode}_{name}"] = _measured(given.runfile, overrides, stack)
-                    console.print(f"  {rate.samples_per_s:.1f} samples/s")
+            for mode, name in itertools.product(given.modes, given.ways):
+                settings, placement = _MODES[mode], placements()[name]
+                console.print(f"round {number + 1} of {given.rounds}: {mode}, {name} …")
+                overrides = [*changes, f"report={folder}/runs", *settings, *placement]
+                rate = found[f"{mode}_{name}"] = _measured(given.runfile, overrides, stack)
+                console.print(f"  {rate.samples_per_s:.1f} samples/s")
             rounds.append(found)
     return _report(rounds)
 
@@ -114,16 +117,17 @@ def _causes(beats: Sequence[Heartbeat], role: str, begin: float, end: float) -> 
 
 def _report(rounds: Sequence[dict[str, Rate]]) -> dict[str, float]:
     table = Table(title=f"samples of the counting task on {cores()} cores, medians of {len(rounds)} rounds")
-    for column in ("", "samples/s", "of apart", "generator works", "its turn is not", "trainer works"):
+    for column in ("", "samples/s", "of apart", "generator works", "waits for its turn", "trainer works"):
         table.add_column(column, justify="left" if not column else "right")
     figures: dict[str, float] = {}
     for name in rounds[0]:
         mode = name.partition("_")[0]
         rate = float(np.median([one[name].samples_per_s for one in rounds]))
-        ratios = [one[name].samples_per_s / one[f"{mode}_apart"].samples_per_s for one in rounds]
+        first = f"{mode}_apart" if f"{mode}_apart" in rounds[0] else name
+        ratios = [one[name].samples_per_s / one[first].samples_per_s for one in rounds]
         worked = {role: float(np.median([one[name].worked[role] for one in rounds])) for role in _SHARES}
         figures[f"{name}_samples_per_s"] = rate
-        if not name.endswith("apart"):
+        if name != first:
             figures[f"{name}_over_apart"] = float(np.median(ratios))
             figures[f"{name}_over_apart_least"], figures[f"{name}_over_apart_most"] = min(ratios), max(ratios)
         turns = float(np.median([one[name].turns for one in rounds]))
