@@ -11,9 +11,9 @@ from flows.planning.model_shape import ModelShape
 from flows.planning.roofline import (
     BF16,
     BudgetError,
-    Decoding,
     Precision,
     Recipe,
+    RooflineEngine,
     engine_times,
     learner_times,
 )
@@ -53,7 +53,7 @@ class TableTimes:
         kind, devices = self._devices(hardware, tensor_parallel)
         try:
             tokens = self.demand.prompt_tokens / 2 + self.demand.context * _ROOM
-            return Decoding(self.shape, kind, devices, self._precision).slots(max(1.0, tokens))
+            return RooflineEngine(self.shape, kind, devices, self._precision).slots(max(1.0, tokens))
         except BudgetError:
             return 0
 
