@@ -21,6 +21,12 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of turns go into a folder of the test."""
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
+
+
 def in_placement(folder: Path, kafka: str, model: Path, placement: dict[str, Any], **sections: Any) -> Run:
     """A whole run with another placement section, and no other change."""
     base: dict[str, Any] = {
