@@ -1,6 +1,6 @@
 """Kinds of hardware, as their vendors describe them: how much they compute, hold and move.
 
-Figures are of one device, without sparsity, and links are in one direction. Who has measured a run uses
+Figures are of one device, without sparsity, and links are in one direction. Measured runs need it not: they have
 `streamrl profile`; this table serves where nothing can be measured yet.
 """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.planning.hardware import hardware_of
-from flows.planning.roofline import RooflineEngine, Efficiency
+from flows.planning.roofline import Efficiency, RooflineEngine
 from tests.bench._paper_figures import (
     BREAKDOWN,
     BY_GPUS,

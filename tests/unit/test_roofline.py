@@ -12,10 +12,10 @@ from flows.planning.hardware import HARDWARE, Hardware, HardwareError, hardware_
 from flows.planning.model_shape import shape_of
 from flows.planning.roofline import (
     BudgetError,
-    RooflineEngine,
     Efficiency,
     Precision,
     Recipe,
+    RooflineEngine,
     engine_times,
     fewest_devices,
     learner_times,
