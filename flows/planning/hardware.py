@@ -1,7 +1,7 @@
 """Kinds of hardware, as their vendors describe them: how much they compute, hold and move.
 
-Figures are of one device, without sparsity, and links are in one direction. `streamrl profile` measures a run's
-parts; this table serves where nothing can be measured yet.
+Figures are of one device, without sparsity, and links are in one direction. `streamrl profile` measures a
+run's parts; this table serves where nothing can be measured yet.
 """
 
 from __future__ import annotations
