@@ -27,7 +27,7 @@ from tests.stacks import processes_of
 
 GROUPS, SIZE = 3, 4
 SHORT, LONG = 20, 60
-LENGTHS = [SHORT] * 4 + [LONG] * 18 + [SHORT] * 12  # by iteration
+LENGTHS = [SHORT] * 4 + [LONG] * 18 + [SHORT] * 22  # by iteration
 SLOTS, PROMPT = 2, 4
 CONTEXT = (
     GROUPS * SIZE * sum(PROMPT + place for place in range(LONG))
