@@ -32,7 +32,8 @@ def _length(request: SampleRequest) -> int:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))  # for the locks of turns
     started: list[Running] = []
 
     def make(engine: type[ReplayEngine] = ReplayEngine, **sections: Any) -> Running:
