@@ -54,6 +54,7 @@ dispatch: policy import silence_s
 evaluation: every
 placement: kind store generators sites machines restarts
 placement.archive: every_minutes
+placement.balance: least most dry deployment smoothed lasting settle worth margin
 placement.kafka: bootstrap_servers replication retention_hours
 deadlines: start_s progress_s
 report trackers

@@ -18,6 +18,7 @@ import numpy as np
 from flows.planning.nonnegative import nonnegative_fit
 from schemas.profile import DecodePoint, TrainPoint
 
+_LEAST_S = 1e-7  # of a step: no engine is faster
 _LEAST_NOISE = 0.01  # relative: clocks and caches are no better than that
 
 
@@ -75,12 +76,12 @@ class DecodeCurve:
         """Return the seconds of a step without context; beyond the last knot the curve goes on straight."""
         if samples > self.knots[-1] and len(self.knots) > 1:
             (left, right), (low, high) = self.knots[-2:], self.at_knots[-2:]
-            return high + (high - low) / (right - left) * (samples - right)
-        return float(np.interp(samples, self.knots, self.at_knots))
+            return max(_LEAST_S, high + (high - low) / (right - left) * (samples - right))
+        return max(_LEAST_S, float(np.interp(samples, self.knots, self.at_knots)))
 
     def seconds(self, point: DecodePoint) -> float:
         """Return the seconds of a step like a point's."""
-        return max(1e-9, self.batch_s(point.samples) + float(np.dot(
+        return max(_LEAST_S, self.batch_s(point.samples) + float(np.dot(
             (self.context_s, self.prompt_s, self.begun_s, self.ended_s), _rest(point)
         )))  # fmt: skip
 

@@ -11,7 +11,7 @@ from schemas.addresses import LOCAL
 # Commands by what they can be asked for.
 OF_STEP_FILES = {"explain", "inspect", "replay", "what-if"}
 OF_ARCHIVES = {"bisect", "bundle", "explain", "inspect", "ranker", "replay", "samples", "sql", "what-if"}
-OF_OWN_CODE = {"explain", "replay", "what-if"}
+OF_OWN_CODE = {"explain", "inspect", "replay", "what-if"}
 
 
 @dataclass(frozen=True)

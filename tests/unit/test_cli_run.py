@@ -205,7 +205,7 @@ def test_what_is_asked_for(
 ) -> None:
     asked: list[RunRequest] = []
 
-    def run_here(request: RunRequest, console: object, *, prefect: bool) -> RunResult:
+    def run_here(request: RunRequest, console: object, *, prefect: bool, news: object) -> RunResult:
         asked.append(request)
         return RunResult("count-1", Path("runs/count-1"), SUMMARY)
 
