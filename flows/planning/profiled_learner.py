@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import Pipe
 from typing import TypeVar
 
 import msgspec
@@ -30,12 +25,9 @@ from consumers.learner_process import (
     TrainBundles,
 )
 from consumers.timed_training import CallTable, StepSeconds, VersionPut
-from infra.code import module
 from infra.errors import Explained
-from infra.supervise.children import kill, start_child
-from schemas.shortening import printable
+from infra.supervise.quiet_child import ChildEnded, QuietChild
 
-_SHOWN = 2_000  # characters
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LearnerReport).decode
 _Report = TypeVar("_Report", LearnerReady, SecondsReport, CallsReport, StepReport, PutReport)
@@ -56,17 +48,7 @@ class ProfiledLearner:
     def open(self) -> ProfiledLearner:
         """Start the process; `wait_until_ready` waits for the learner. Return itself."""
         self._began = time.time()
-        self._link, theirs = Pipe()
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115, closed in close
-        self._process = start_child(
-            [
-                sys.executable, "-m", module("consumers.learner_process"),
-                msgspec.json.encode(self._options).decode(), str(theirs.fileno()),
-            ],
-            pass_fds=[theirs.fileno()], env={**os.environ, **self._env},
-            stdout=self._printed, stderr=self._printed,
-        )  # fmt: skip
-        theirs.close()
+        self._child = QuietChild("consumers.learner_process", self._options, self._env)
         return self
 
     def wait_until_ready(self) -> None:
@@ -105,31 +87,22 @@ class ProfiledLearner:
 
     def close(self) -> None:
         """End the process, and those of its ranks with it."""
-        kill(self._process)
-        self._link.close()
-        self._printed.close()
+        self._child.close()
 
     def _send(self, order: LearnerOrder) -> None:
-        with contextlib.suppress(OSError):  # it has ended: its last report says why
-            self._link.send_bytes(_encode(order))
+        self._child.send(_encode(order))
 
     def _take(self, kind: type[_Report]) -> _Report:
-        if not self._link.poll(self._deadline):
-            raise ProfilingFailed(f"the learner took more than {self._deadline:.0f} s (deadlines.progress_s)")
         try:
-            report = _decode(self._link.recv_bytes())
-        except (EOFError, OSError):
-            raise ProfilingFailed(
-                f"the learner's process ended with status {self._process.wait()}; its last lines:\n"
-                f"{self._last_lines()}"
-            ) from None
+            data = self._child.receive(self._deadline)
+        except ChildEnded as ended:
+            raise ProfilingFailed(f"the learner's process {ended}") from None
+        if data is None:
+            raise ProfilingFailed(f"the learner took more than {self._deadline:.0f} s (deadlines.progress_s)")
+        report = _decode(data)
         if isinstance(report, LearnerFailed):
             failed = ProfilingFailed(f"the learner can't be measured: {report.reason}")
             failed.lasting = report.lasting
             raise failed
         assert isinstance(report, kind), report
         return report
-
-    def _last_lines(self) -> str:
-        self._printed.seek(max(0, self._printed.seek(0, 2) - _SHOWN))
-        return printable(self._printed.read().decode(errors="replace"), _SHOWN)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from multiprocessing import Pipe
 from typing import TypeVar
 
 import msgspec
 
-from infra.code import module
-from infra.supervise.children import kill, start_child
+from infra.supervise.quiet_child import ChildEnded, QuietChild
 from infra.weights.patch import PatchFile
 from producers.engines.engine import DrawnAnswer, EngineError, Pace
 from producers.engines.engine_messages import EngineOptions, Paced, Ready, Refused
@@ -27,9 +21,7 @@ from producers.engines.profile_process import (
 )
 from producers.engines.remote import answer_of
 from producers.engines.step_timing import WAITING, StepTable, TimedDraw
-from schemas.shortening import printable
 
-_SHOWN = 2_000  # characters
 _LATE_S = 60.0  # beyond the time that a draw may take
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
@@ -51,17 +43,7 @@ class ProfiledEngine:
     def open(self) -> ProfiledEngine:
         """Start the process; `wait_until_ready` waits for the engine. Return itself."""
         self._began = time.monotonic()
-        self._link, theirs = Pipe()
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115, closed in close
-        self._process = start_child(
-            [
-                sys.executable, "-m", module("producers.engines.profile_process"),
-                msgspec.json.encode(self._options).decode(), str(theirs.fileno()),
-            ],
-            pass_fds=[theirs.fileno()], env={**os.environ, **self._env},
-            stdout=self._printed, stderr=self._printed,
-        )  # fmt: skip
-        theirs.close()
+        self._child = QuietChild("producers.engines.profile_process", self._options, self._env)
         return self
 
     def wait_until_ready(self) -> None:
@@ -77,8 +59,7 @@ class ProfiledEngine:
 
     def begin(self, order: ProfileOrder) -> None:
         """Send an order."""
-        with contextlib.suppress(OSError):  # it has ended: its last report says why
-            self._link.send_bytes(_encode(order))
+        self._child.send(_encode(order))
 
     def drawn(self, order: TimedDraw) -> tuple[StepTable, list[DrawnAnswer]]:
         """Wait for the result of a draw that was begun."""
@@ -92,32 +73,22 @@ class ProfiledEngine:
 
     def close(self) -> None:
         """End the process."""
-        kill(self._process)
-        self._link.close()
-        self._printed.close()
+        self._child.close()
 
     def _take(self, kind: type[_Report], wait_s: float) -> _Report:
         """Return the next report of a kind."""
         until = time.monotonic() + wait_s
-        while self._link.poll(max(0.0, until - time.monotonic())):
-            try:
-                reports = _decode(self._link.recv_bytes())
-            except (EOFError, OSError):
-                raise EngineError(
-                    f"the engine process ended with status {self._process.wait()}; its last lines:\n"
-                    f"{self._last_lines()}"
-                ) from None
-            for one in reports:
-                if isinstance(one, Refused):
-                    failed = EngineError(one.reason)
-                    failed.lasting = one.lasting
-                    raise failed
-                if isinstance(one, Paced):
-                    self.pace = one.pace
-                if isinstance(one, kind):
-                    return one
+        try:
+            while (data := self._child.receive(max(0.0, until - time.monotonic()))) is not None:
+                for one in _decode(data):
+                    if isinstance(one, Refused):
+                        failed = EngineError(one.reason)
+                        failed.lasting = one.lasting
+                        raise failed
+                    if isinstance(one, Paced):
+                        self.pace = one.pace
+                    if isinstance(one, kind):
+                        return one
+        except ChildEnded as ended:
+            raise EngineError(f"the engine process {ended}") from None
         raise EngineError(f"the engine process took more than {wait_s:.0f} s")
-
-    def _last_lines(self) -> str:
-        self._printed.seek(max(0, self._printed.seek(0, 2) - _SHOWN))
-        return printable(self._printed.read().decode(errors="replace"), _SHOWN)
