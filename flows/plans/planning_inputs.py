@@ -162,9 +162,8 @@ def demand_of_workload(spec: RunSpec, workload: Workload, seed: int = 0) -> Iter
     drawn = workload.draw(spec, seed, iterations=_ITERATIONS)
     lengths = np.sort(drawn.answers.ravel())
     algorithm, many = spec.algorithm, drawn.answers.size // _ITERATIONS
-    lookahead = algorithm.lookahead if algorithm.order == "window" else float(algorithm.most_stale)
     return IterationDemand(
-        lengths[_ITERATIONS // 2 :: _ITERATIONS][:many], float(drawn.prompts.mean()), lookahead,
+        lengths[_ITERATIONS // 2 :: _ITERATIONS][:many], float(drawn.prompts.mean()), algorithm.lookahead,
         spec.trainer.microbatch_tokens, algorithm.optimizer_steps,
     )  # fmt: skip
 

@@ -14,9 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from examples.count_task import LONGEST, draw_count, draw_word, make_answer, make_prompt
 from infra.bus import read_all
@@ -125,20 +128,19 @@ def _problems(lengths: str) -> Iterator[dict[str, str]]:
 
 def measured(trial: Trial, stack: local.Stack, folder: Path, link: Link | None) -> float:
     """Run it; return samples a second, of the iterations that count."""
-    settings, far = trial.settings(folder), None
+    settings, store = trial.settings(folder), f"file://{stack.paths.home}/store"
     if link is not None:
-        settings.append("placement.sites.far.elsewhere=true")
-    store = f"file://{stack.paths.home}/store"
+        assert stack.s3 is not None, "the far site reads weights over the link"
+        store = f"{stack.s3.url}/held-out"
+        settings += [f"placement.store={store}", "placement.sites.far.elsewhere=true"]
     before = set(runs_of(open_store(store)))
     flow = start(str(RUNFILE), settings, stack)
-    try:
+    with ExitStack() as ended:
+        ended.callback(_end, flow)
         if link is not None:
-            far = _joined(link, stack, folder, store, before)
-        run = finish(flow, stack)
-    finally:
-        if far is not None:
-            far.terminate()
-            far.wait()
+            new = _new_run(flow, stack, store, before)
+            ended.callback(_end, _joined(link, stack, folder, store, new))
+        run = finish(flow, stack, store)
     bus, topics = bus_of(stack), Topics(run.id, run.spec.lengths.classes)
     try:
         steps = [decode(one.value, StepRecord) for one in read_all(bus, topics.ledger, deadline_s=60)]
@@ -147,16 +149,27 @@ def measured(trial: Trial, stack: local.Stack, folder: Path, link: Link | None) 
     return counted_rate([(step.iteration, step.finished_at, step.groups.size) for step in steps])
 
 
-def _joined(
-    link: Link, stack: local.Stack, folder: Path, store: str, before: set[str]
-) -> subprocess.Popen[bytes]:
-    """Start the generators at the far site, as soon as there is a run."""
+def _end(process: subprocess.Popen[bytes] | psutil.Popen) -> None:
+    with suppress(psutil.NoSuchProcess):  # it has ended
+        process.terminate()
+    process.wait()
+
+
+def _new_run(flow: psutil.Popen, stack: local.Stack, store: str, before: set[str]) -> str:
+    """Return the id of the run that was started, as soon as there is one."""
     until = time.monotonic() + _START_S
     while not (new := set(runs_of(open_store(store))) - before):
+        if flow.poll() is not None:
+            finish(flow, stack, store)  # raises with what it said
         if time.monotonic() > until:
             raise RuntimeError(f"no run within {_START_S:.0f} s")
         time.sleep(0.2)
-    words = [sys.executable, "-m", "flows.cli", "join", new.pop(), "--store", store, "--site", "far"]
+    return new.pop()
+
+
+def _joined(link: Link, stack: local.Stack, folder: Path, store: str, run: str) -> subprocess.Popen[bytes]:
+    """Start the generators at the far site."""
+    words = [sys.executable, "-m", "flows.cli", "join", run, "--store", store, "--site", "far"]
     env = {**os.environ, **stack.env(), "STREAMRL_HOME": str(folder / "far")}
     with (folder / "far.log").open("ab") as log:
         return subprocess.Popen(link.at_far(words), cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)

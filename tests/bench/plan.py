@@ -3,7 +3,7 @@
 profile of each task ──► predictions of all trials, written down ──► the trials as real runs ──► errors
 
 A trial is a run of the counting example with a mode, slots, lengths, groups, a link and a number of
-generators (`_held_out.py`). A prediction is the simulation that `streamrl plan` makes of its run file.
+generators (`_held_out.py`). A prediction is the one that `streamrl run` prints, with its range.
 
 median_error, worst_error  |predicted / measured - 1| of the throughput
 coverage                   share of the trials whose throughput lies in its 90 % interval
@@ -58,7 +58,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m tests.bench plan", description=__doc__)
     parser.add_argument("--trials", type=int, default=8 if quick else 42)
     parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--predictions", type=Path, help="a file to write them to, before anything is run")
+    parser.add_argument("--predictions", type=Path, help="a file to take them from, or to write")
     parser.add_argument("--only-predict", action="store_true", help="run nothing")
     given = parser.parse_args(argv)
     console = Console(stderr=True)
@@ -66,9 +66,13 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     drawn = [Trial(one, many) for one in families(count, given.seed) for many in GENERATORS][: given.trials]
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
         folder = Path(name)
-        predictions = _predictions(drawn, folder, console)
+        if given.predictions and given.predictions.exists():
+            rows = json.loads(given.predictions.read_text())
+            predictions = {one: Prediction.read(json.dumps(rows[one.name])) for one in drawn}
+        else:
+            predictions = _predictions(drawn, folder, console)
         if given.predictions:
-            rows = {one.name: asdict(said.samples_per_s) for one, said in predictions.items()}
+            rows = {one.name: asdict(said) for one, said in predictions.items()}
             given.predictions.write_text(json.dumps(rows, indent=1) + "\n")
         if given.only_predict:
             return {one.name: p.samples_per_s.value for one, p in predictions.items()}
@@ -113,7 +117,8 @@ def _rates(drawn: Sequence[Trial], folder: Path, console: Console) -> dict[Trial
     """Run the trials, those with the same link one after the other."""
     found: dict[Trial, float] = {}
     for mbit in sorted({one.family.mbit for one in drawn}):
-        with _linked(mbit) as link, own_stack() as stack:
+        with _linked(mbit) as link, own_stack(s3=bool(mbit)) as stack:
+            os.environ |= stack.s3.env() if stack.s3 else {}
             for trial in (one for one in drawn if one.family.mbit == mbit):
                 found[trial] = measured(trial, stack, folder, link)
                 console.print(f"{trial.name}: {found[trial]:.0f} samples/s")
@@ -141,7 +146,7 @@ def _regret(tried: Sequence[_Tried]) -> float:
         if len(mine) == len(GENERATORS):
             chosen = max(mine, key=lambda one: one.predicted.samples_per_s.value)
             found.append(max(one.rate for one in mine) / chosen.rate - 1)
-    return statistics.mean(found)
+    return statistics.mean(found) if found else float("nan")
 
 
 def _table(tried: Sequence[_Tried]) -> Table:

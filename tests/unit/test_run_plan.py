@@ -285,3 +285,10 @@ def test_the_demand_of_a_workload() -> None:
     assert demand.samples == 32
     assert demand.lookahead == 2
     assert 150 < float(demand.lengths.mean()) < 500
+
+
+def test_order_arrival_admits_as_far_ahead_as_order_window() -> None:
+    """Its cap says how old a sample may become, not how far generation runs ahead."""
+    spec = spec_of_test(order="arrival")
+    assert demand_of_workload(spec, WORKLOAD).lookahead == 2
+    assert plan_run(inputs_of(spec), PlanGoal(), may_take_turns=False).spec.algorithm.staleness <= 2
