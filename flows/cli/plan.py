@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.talk import error_console, fail, out, plain_errors
+from flows.cli.shared.planning_options import (
+    AllFigures,
+    MeanLength,
+    MeasuredProfile,
+    PlannedChanges,
+    PlannedRunFile,
+    say_drawn,
+    say_line,
+)
+from flows.cli.shared.talk import fail, out, plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,24 +33,18 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan(
-    runfile: Annotated[str, typer.Argument(help="The run file, such as examples/count.yaml.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", help="Measured times, as `streamrl profile` writes them.")
-    ] = None,
+    runfile: PlannedRunFile,
+    changes: PlannedChanges = None,
+    profile: MeasuredProfile = None,
     goal: Annotated[
         str, typer.Option("--goal", metavar="time|cost", help="Least time for a step, or least cost.")
     ] = "time",
     deadline: Annotated[
         float | None, typer.Option("--deadline", metavar="S", help="Seconds that a step may take.")
     ] = None,
-    mean_length: Annotated[
-        float | None, typer.Option("--mean-length", metavar="N", help="Tokens of an answer, on average.")
-    ] = None,
+    mean_length: MeanLength = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the lengths that are drawn.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all figures.")] = False,
+    as_json: AllFigures = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="A picture of one iteration: .png, or .html.")
     ] = None,
@@ -84,26 +88,24 @@ def plan(
         typer.echo(json.dumps(plan_row(found)))
     else:
         _show(out(), found)
-    if output is not None:
-        error_console().print(f"drawn into {output}", highlight=False, markup=False, soft_wrap=True)
+    say_drawn(output)
 
 
 def _show(console: Console, found: RunPlan) -> None:
     from rich.table import Table
 
     from flows.plans.plan_rows import (
+        best_and_next,
         bubbles_of,
         figure,
         link_lines,
-        plan_settings,
         range_words,
+        settings_words,
         sources_of,
         split_words,
     )
 
-    say = lambda text, style="": console.print(  # noqa: E731
-        text, style=style, highlight=False, markup=False, soft_wrap=True
-    )
+    say = partial(say_line, console)
     goal, deadline = found.goal, found.goal.deadline_s
     title = (
         f"plan of {found.spec.run}: least {goal.least} of a {'step' if goal.least == 'time' else 'sample'}"
@@ -114,8 +116,7 @@ def _show(console: Console, found: RunPlan) -> None:
         "", "generators", "trainer", "a step", "samples/s", "1,000 samples cost", "staleness", title=title,
         caption=f"{found.estimated:,} splits estimated, {found.simulated} simulated",
     )  # fmt: skip
-    rows = [("best", found.chosen), *(("runner-up", one) for one in found.others[:1])]
-    for name, one in rows:
+    for name, one in best_and_next(found):
         generators, trainer = split_words(one.split)
         best, figures = one is found.chosen, one.figures
         table.add_row(
@@ -136,5 +137,4 @@ def _show(console: Console, found: RunPlan) -> None:
         say(line)
     say("in parentheses: nine cases of ten lie between")
     say(f"figures from: {'; '.join(sources_of(found.inputs, found.chosen.split))}")
-    sets = " ".join(f"--set {name}={value}" for name, value in plan_settings(found).items())
-    say(f"settings: {sets}", "green")
+    say(f"settings: {settings_words(found)}", "green")

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.talk import error_console, fail, out, plain_errors
+from flows.cli.shared.planning_options import (
+    AllFigures,
+    MeanLength,
+    MeasuredProfile,
+    PlannedChanges,
+    PlannedRunFile,
+    say_drawn,
+    say_line,
+)
+from flows.cli.shared.talk import fail, out, plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,13 +31,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def simulate(
-    runfile: Annotated[str, typer.Argument(help="The run file, such as examples/count.yaml.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", help="Measured times, as `streamrl profile` writes them.")
-    ] = None,
+    runfile: PlannedRunFile,
+    changes: PlannedChanges = None,
+    profile: MeasuredProfile = None,
     generators: Annotated[
         list[str] | None,
         typer.Option("--generators", metavar="[NAME=]N", help="How many, on all or on named machines."),
@@ -41,14 +47,12 @@ def simulate(
     lengths: Annotated[
         float, typer.Option("--lengths", metavar="FACTOR", help="Answers are longer by this factor.")
     ] = 1.0,
-    mean_length: Annotated[
-        float | None, typer.Option("--mean-length", metavar="N", help="Tokens of an answer, on average.")
-    ] = None,
+    mean_length: MeanLength = None,
     iterations: Annotated[
         int | None, typer.Option("--iterations", min=1, max=100_000, help="How many are simulated.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same figures.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all figures.")] = False,
+    as_json: AllFigures = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="A picture of one iteration: .png.")
     ] = None,
@@ -90,16 +94,13 @@ def simulate(
         typer.echo(json.dumps(asked_row(found)))
     else:
         _show(out(), found)
-    if output is not None:
-        error_console().print(f"drawn into {output}", highlight=False, markup=False, soft_wrap=True)
+    say_drawn(output)
 
 
 def _show(console: Console, found: AskedSimulation) -> None:
     from flows.plans.plan_rows import bubbles_of, figure, link_lines, sources_of, split_words
 
-    say = lambda text, style="": console.print(  # noqa: E731
-        text, style=style, highlight=False, markup=False, soft_wrap=True
-    )
+    say = partial(say_line, console)
     figures, result = found.figures, found.result
     generators, trainer = split_words(found.split)
     say(f"simulated {found.inputs.spec.run}: generators {generators}; trainer {trainer}", "bold")

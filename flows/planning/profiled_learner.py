@@ -48,7 +48,7 @@ class ProfiledLearner:
     def open(self) -> ProfiledLearner:
         """Start the process; `wait_until_ready` waits for the learner. Return itself."""
         self._began = time.time()
-        self._child = QuietChild("consumers.learner_process", self._options, self._env)
+        self._child = QuietChild("consumers.learner_process", self._options, self._env).open()
         return self
 
     def wait_until_ready(self) -> None:

@@ -21,7 +21,7 @@ def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = N
     chosen = tuple((_kind(inputs, pool), count) for pool in pools if (count := asked.get(pool.name, 0)) > 0)
     if not chosen:
         raise PlanError("no machine has a generator: set placement.generators, or --generators")
-    turns = getattr(inputs.spec.placement, "kind", "") == "colocated"
+    turns = inputs.spec.placement.takes_turns
     return MachineSplit(_trainer(inputs), chosen, inputs.demand.lookahead, takes_turns=turns)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from flows.planning.step_estimate import MachineSplit
 from flows.plans.plan_picture import draw_plan
 from flows.plans.plan_rows import (
+    best_and_next,
     bubbles_of,
     figure,
     link_lines,
-    plan_settings,
     range_words,
+    settings_words,
     sources_of,
     split_words,
 )
@@ -71,20 +72,18 @@ def draw_simulation(
 
 def _page(plan: RunPlan, image: bytes) -> str:
     safe = html.escape
-    rows = [("best", plan.chosen), *(("runner-up", one) for one in plan.others[:1])]
     cells = "".join(
         f"<tr><td>{name}</td>"
         + "".join(f"<td>{safe(words)}</td>" for words in split_words(one.split))
         + f"<td>{figure(one.figures.step_s)} s</td><td>{figure(one.figures.samples_per_s)}</td>"
         f"<td>{figure(one.figures.cost_per_1000) if one.split.price else 'no price'}</td></tr>"
-        for name, one in rows
+        for name, one in best_and_next(plan)
     )
     lines = [
         *([f"The runner-up lost: {plan.why}"] if plan.why else []), *bubbles_of(plan.chosen.figures),
         *link_lines(plan.chosen.split, plan.chosen.figures),
         f"figures from: {'; '.join(sources_of(plan.inputs, plan.chosen.split))}",
     ]  # fmt: skip
-    settings = " ".join(f"--set {name}={value}" for name, value in plan_settings(plan).items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>Plan of {safe(plan.spec.run)} · StreamRL</title><style>{_STYLE}</style></head><body>"
@@ -94,5 +93,5 @@ def _page(plan: RunPlan, image: bytes) -> str:
         f"<th>1,000 samples cost</th></tr>{cells}</table>"
         f'<p><img alt="one iteration" src="data:image/png;base64,{base64.b64encode(image).decode()}"></p>'
         f"<ul>{''.join(f'<li>{safe(line)}</li>' for line in lines)}</ul>"
-        f"<p>Settings: <code>{safe(settings)}</code></p></body></html>\n"
+        f"<p>Settings: <code>{safe(settings_words(plan))}</code></p></body></html>\n"
     )

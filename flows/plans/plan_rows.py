@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from flows.planning.step_estimate import MachineSplit
+from flows.plans.interval import Interval
 from flows.plans.planning_inputs import PlanningInputs
-from flows.plans.run_plan import Interval, PlannedSplit, RunPlan, waits_of
+from flows.plans.run_plan import PlannedSplit, RunPlan, waits_of
 from flows.plans.simulated_split import SplitFigures
 
 TAIL = "drawing the tail"
@@ -96,6 +97,16 @@ def plan_settings(plan: RunPlan) -> dict[str, object]:
     threads = spec.trainer.threads if split.trainer.pool.shares_cores else 1
     found["trainer.ranks"] = max(1, split.trainer.devices // threads)
     return found
+
+
+def best_and_next(plan: RunPlan) -> list[tuple[str, PlannedSplit]]:
+    """Return the best split and the runner-up, if there is one, with their names."""
+    return [("best", plan.chosen), *(("runner-up", one) for one in plan.others[:1])]
+
+
+def settings_words(plan: RunPlan) -> str:
+    """Return the settings that a plan comes to, as options of a command."""
+    return " ".join(f"--set {name}={value}" for name, value in plan_settings(plan).items())
 
 
 def sources_of(inputs: PlanningInputs, split: MachineSplit) -> list[str]:

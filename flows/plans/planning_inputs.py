@@ -184,9 +184,10 @@ def shape_at_hand(spec: RunSpec, progress: ModelProgress) -> ModelShape:
 
         progress(0.0, f"fetching the config of {path}")
         try:
-            return shape_of(Path(str(hf_hub_download(path, "config.json", cache_dir=cache_folder()))))
+            config = hf_hub_download(path, "config.json", cache_dir=cache_folder())
         except Exception as error:
             raise HubError(advice(path, "model", said(error))) from error
+        return shape_of(Path(str(config)))
     if path:
         raise PlanError(
             f"model.path: {path} has no config.json: it is no Hugging Face model. A plan needs no more of a "

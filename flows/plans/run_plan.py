@@ -15,6 +15,7 @@ from flows.planning.allocating import ALIKE, MachineAllocator, PlanGoal, SplitEs
 from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import GeneratorKind, MachineSplit
 from flows.planning.times_source import TimesSource
+from flows.plans.interval import Interval
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.simulated_split import (
     Scaled,
@@ -44,23 +45,6 @@ class PlannedSplit:
     split: MachineSplit
     estimate_s: float  # of a step, by formulas
     figures: SplitFigures
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A figure, and the range that holds it in nine cases of ten."""
-
-    value: float
-    low: float
-    high: float
-
-    def scaled(self, value: float) -> Interval:
-        """Return another figure that grows with this one, with its range."""
-        return Interval(value, value * self.low / self.value, value * self.high / self.value)
-
-    def rate(self, value: float) -> Interval:
-        """Return another figure that falls as this one grows, with its range."""
-        return Interval(value, value * self.value / self.high, value * self.value / self.low)
 
 
 @dataclass(frozen=True)

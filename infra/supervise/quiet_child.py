@@ -26,17 +26,23 @@ class QuietChild:
     """A module of ours as a process; its arguments are `options`, as JSON, and its end of the pipe."""
 
     def __init__(self, name: str, options: msgspec.Struct, env: Mapping[str, str] | None = None) -> None:
-        """Start the process. `env`: variables besides those of this process."""
+        """`env`: variables besides those of this process."""
+        self._name, self._options, self._env = name, options, env or {}
+
+    def open(self) -> QuietChild:
+        """Start the process. Return itself."""
         self._link, theirs = Pipe()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115, closed in close
         argv = [
-            sys.executable, "-m", module(name), msgspec.json.encode(options).decode(), str(theirs.fileno())
+            sys.executable, "-m", module(self._name), msgspec.json.encode(self._options).decode(),
+            str(theirs.fileno()),
         ]  # fmt: skip
         self._process = start_child(
-            argv, pass_fds=[theirs.fileno()], env={**os.environ, **(env or {})},
+            argv, pass_fds=[theirs.fileno()], env={**os.environ, **self._env},
             stdout=self._printed, stderr=self._printed,
         )  # fmt: skip
         theirs.close()
+        return self
 
     def send(self, order: bytes) -> None:
         """Send an order."""

@@ -43,7 +43,7 @@ class ProfiledEngine:
     def open(self) -> ProfiledEngine:
         """Start the process; `wait_until_ready` waits for the engine. Return itself."""
         self._began = time.monotonic()
-        self._child = QuietChild("producers.engines.profile_process", self._options, self._env)
+        self._child = QuietChild("producers.engines.profile_process", self._options, self._env).open()
         return self
 
     def wait_until_ready(self) -> None:

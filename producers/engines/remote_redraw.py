@@ -26,7 +26,7 @@ class RedrawEngine:
 
     def open(self) -> RedrawEngine:
         """Start the process, and wait until the engine is there. Return itself."""
-        self._child = QuietChild("producers.engines.redraw_process", self._options)
+        self._child = QuietChild("producers.engines.redraw_process", self._options).open()
         try:
             while not any(isinstance(one, Ready) for one in self._take(self._start_s)):
                 pass

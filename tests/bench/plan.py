@@ -31,7 +31,8 @@ from rich.table import Table
 
 from flows.plans.given_split import given_split
 from flows.plans.planning_inputs import planning_inputs
-from flows.plans.prediction import Prediction, prediction_of
+from flows.plans.predicted_speed import Prediction
+from flows.plans.prediction import prediction_of
 from schemas.loading import load_run_file
 from tests.bench._held_out import GENERATORS, Trial, families, measured, task_settings
 from tests.bench._link import Link, two_sites

@@ -13,9 +13,7 @@ class Options(msgspec.Struct):
 
 
 def test_one_that_ends_says_how_with_its_last_lines() -> None:
-    child = QuietChild(
-        "json.tool", Options("no such file")
-    )  # it reads the file that its first argument names
+    child = QuietChild("json.tool", Options("no such file")).open()  # its first argument names a file
     try:
         with pytest.raises(ChildEnded, match=r"(?s)ended with status [12]; its last lines:.*no such file"):
             child.receive(30)
@@ -25,7 +23,7 @@ def test_one_that_ends_says_how_with_its_last_lines() -> None:
 
 
 def test_one_that_says_nothing_in_time_says_nothing() -> None:
-    child = QuietChild("http.server", Options("a number of a port"), {"PYTHONINSPECT": "1"})
+    child = QuietChild("http.server", Options("a number of a port"), {"PYTHONINSPECT": "1"}).open()
     try:
         assert child.receive(0) is None
     finally:

@@ -16,10 +16,12 @@ from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import IterationDemand
 from flows.planning.workload import LogNormalLengths, Workload
 from flows.plans.asked_simulation import simulate_asked
+from flows.plans.interval import Interval
 from flows.plans.plan_rows import figure, plan_row
 from flows.plans.planning_inputs import KnownLengths, PlanningInputs, demand_of_workload
-from flows.plans.prediction import Prediction, estimated_s
-from flows.plans.run_plan import Interval, RunPlan, even_normals, interval_around, plan_run
+from flows.plans.predicted_speed import Prediction
+from flows.plans.prediction import estimated_s
+from flows.plans.run_plan import RunPlan, even_normals, interval_around, plan_run
 from flows.plans.simulated_split import Scaled, iterations_for
 from schemas.runspec import RunSpec
 from tests.factories import make_spec

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from flows.plans.prediction import Prediction, has_profile
+from flows.plans.predicted_speed import Prediction, has_profile
 from flows.run.request import RunRequest
 from infra.code import ROOT, module
 from schemas.loading import load_run_file

@@ -13,7 +13,7 @@ from flows.run.request import RunResult
 from flows.view.live import number, share, tiny
 
 if TYPE_CHECKING:
-    from flows.plans.prediction import Prediction
+    from flows.plans.predicted_speed import Prediction
 
 
 def show_result(console: Console, result: RunResult, prediction: Prediction | None = None) -> None:
