@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from infra.stack import local
@@ -20,6 +21,9 @@ MARKERS = ("unit", "long", "integration", "e2e", "chaos")
 
 
 def pytest_configure() -> None:
+    # The machine may be busy: a slow example is no failure.
+    hypothesis.settings.register_profile("streamrl", deadline=None)
+    hypothesis.settings.load_profile("streamrl")
     # A shell's background jobs ignore Ctrl-C, and so would what the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The jars and the S3 server are fetched once, by make, and not for each temporary home.

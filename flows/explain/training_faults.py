@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from flows.explain.run_evidence import RunEvidence
 _LARGE = 0.3  # of the weights' own size: no update should be as large
 _JUMP = 1.5  # nats a token by which one update may change what was sampled
 _COLLAPSED = 0.1  # of the entropy at the start
-_ONE = 0.8  # share of samples with one answer, of groups with only one, of steps from the first one on
+_ONE = 0.8  # share of samples with one answer, of groups with only one
 _SOLVED = 0.95  # of the best reward of any step: who earns that may well give one answer
 
 
@@ -101,6 +101,11 @@ class _Answers:
             float(np.mean(rewards)) if rewards else math.nan,
         )
 
+    @staticmethod
+    def mean(of: Sequence[_Answers]) -> _Answers:
+        """Return the mean of several steps: one step has few problems, and one of them may differ by chance."""
+        return _Answers(*np.mean([astuple(one) for one in of], axis=0).tolist())
+
     def gave_up(self, start: _Answers, best: float) -> bool:
         """Whether answers do not differ any more, and that is not because all problems are solved."""
         if self.entropy > _COLLAPSED * start.entropy:
@@ -126,10 +131,14 @@ class Collapse(Detector):
             return
         start = sorted((one for _, one in looked[: max(3, len(looked) // 6)]), key=lambda one: one.entropy)
         begun, best = start[len(start) // 2], max(one.reward for _, one in looked)
-        gave_up = [one.gave_up(begun, best) for _, one in looked]
-        if np.mean(gave_up[-max(3, len(looked) // 5) :]) < _ONE:
+        steps = [one for _, one in looked]
+        gave_up = [one.gave_up(begun, best) for one in steps]
+        if not any(gave_up) or not _Answers.mean(steps[-max(3, len(steps) // 5) :]).gave_up(begun, best):
             return
-        number = next(n for n, one in enumerate(gave_up) if one and np.mean(gave_up[n:]) >= _ONE)
+        number = next(
+            (n for n, one in enumerate(gave_up) if one and _Answers.mean(steps[n:]).gave_up(begun, best)),
+            gave_up.index(True),
+        )
         before = looked[number - 1][0].step if number else looked[0][0].step
         first = _first(run, before, looked[number][0].step, begun, best)
         now = looked[-1][1]
