@@ -12,17 +12,21 @@ overheads    the work of a run's other processes, if there was a run already
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.section import Section
 
 PROFILE_FORMAT = 1
+SIZES = (
+    "generator.slots", "generator.threads", "trainer.ranks", "trainer.threads", "trainer.microbatch_tokens",
+    "sampling",
+)  # fmt: skip
 
 _LONGEST_S = 1e7
 _MOST_POINTS = 512
-_MOST_LENGTHS = 2048
+_MOST_LENGTHS = 8192
 _Seconds = Annotated[float, Field(gt=0, le=_LONGEST_S)]
 _SomeSeconds = Annotated[float, Field(ge=0, le=_LONGEST_S)]  # 0: not measured, or too short to be seen
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -50,9 +54,15 @@ class ProfileIdentity(Section):
     settings: dict[_Key, _Text] = Field(
         {}, max_length=200, description="Settings that the figures depend on, as JSON, by name."
     )
-    sizes: dict[_Key, _Tokens] = Field(
-        {}, max_length=32, description="Settings that figures can be carried over from, by name."
+    sizes: dict[_Key, Annotated[int, Field(gt=0, le=1_000_000_000)]] = Field(
+        max_length=32, description="Settings that figures can be carried over from, by name."
     )
+
+    @model_validator(mode="after")
+    def _has_sizes(self) -> ProfileIdentity:
+        if missing := [name for name in SIZES if name not in self.sizes]:
+            raise ValueError(f"sizes lacks {', '.join(missing)}")
+        return self
 
 
 class DecodePoint(Section):
@@ -69,6 +79,15 @@ class DecodePoint(Section):
     held_out: bool = Field(False, description="Curves are not fitted to it: it tells their error.")
 
 
+_Point = TypeVar("_Point", bound="DecodePoint | TrainPoint")
+
+
+def _some_fitted(points: list[_Point]) -> list[_Point]:
+    if all(one.held_out for one in points):
+        raise ValueError("all points are held out: there is none that a curve can be fitted to")
+    return points
+
+
 class GenerationProfile(Section):
     """One engine, alone on the machine."""
 
@@ -81,6 +100,11 @@ class GenerationProfile(Section):
         description="Cores that the engine keeps busy while it draws."
     )
     disturbed: _Share = Field(0.0, description="Share of the time in which it waited for a core.")
+
+    @field_validator("points")
+    @classmethod
+    def _fitted(cls, points: list[DecodePoint]) -> list[DecodePoint]:
+        return _some_fitted(points)
 
 
 class TrainPoint(Section):
@@ -112,6 +136,11 @@ class TrainingProfile(Section):
         description="Cores that the learner, with all its ranks, keeps busy while it trains."
     )
     disturbed: _Share = Field(0.0, description="Share of the time in which it waited for a core.")
+
+    @field_validator("points")
+    @classmethod
+    def _fitted(cls, points: list[TrainPoint]) -> list[TrainPoint]:
+        return _some_fitted(points)
 
 
 class WeightsProfile(Section):
@@ -171,17 +200,43 @@ class LengthsProfile(Section):
 class TogetherProfile(Section):
     """Engine and learner at work at once: seconds of each over those that it takes alone."""
 
-    generation: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
+    step: Annotated[float, Field(ge=0.1, le=1000)] = Field(
+        1.0, description="Of that part of a decode step that does not depend on its samples."
+    )
+    samples: Annotated[float, Field(ge=0.1, le=1000)] = Field(
+        1.0, description="Of that part of a decode step that grows with its samples."
+    )
     training: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
+
+
+class DrawnInRun(Section):
+    """What the engines of a run did, and the processor seconds that it took them."""
+
+    cpu_s: _Seconds
+    tokens: Annotated[int, Field(gt=0, le=10**15)]
+    samples: Annotated[int, Field(gt=0, le=10**12)]
+    at_once: Annotated[float, Field(gt=0, le=1e6)] = Field(description="Samples in a step, on average.")
+
+
+class TrainedInRun(Section):
+    """What the trainer of a run did, and the processor seconds that training took it."""
+
+    cpu_s: _Seconds
+    seconds: _Seconds = Field(description="By the clock: beside engines it had not a core all the time.")
+    answer_tokens: Annotated[int, Field(gt=0, le=10**15)]
+    groups: Annotated[int, Field(gt=0, le=10**12)] = Field(description="Groups with a gradient.")
+    micro_batches: Annotated[int, Field(gt=0, le=10**12)]
 
 
 class OverheadsProfile(Section):
     """The work of a run's other processes, as the notes of a run say it."""
 
     steady_cores: Annotated[float, Field(ge=0, le=100_000)] = Field(
-        description="Cores that they keep busy however few samples are made."
+        description="Cores that they keep busy, besides the processes of generators."
     )
-    sample_cpu_s: _SomeSeconds = Field(description="Processor seconds for each sample, besides.")
+    generator_cores: Annotated[float, Field(ge=0, le=1000)] = Field(
+        description="Cores that the process of each generator keeps busy, besides its engine."
+    )
     iteration_s: _SomeSeconds = Field(
         description="Seconds of an iteration in which the trainer records and publishes."
     )
@@ -189,6 +244,8 @@ class OverheadsProfile(Section):
         description="Samples that the run made meanwhile."
     )
     seconds: _Seconds = Field(description="Seconds of the run that were looked at.")
+    drawn: DrawnInRun | None = None
+    trained: TrainedInRun | None = None
 
 
 class Profile(Section):

@@ -96,10 +96,10 @@ def profile_data(**parts: Any) -> dict[str, Any]:
         },
         "rewards": {"seconds": 1e-4, "cpu_s": 1e-4, "scored": 100},
         "lengths": {"prompts": [7, 7], "answers": [10, 20, 30, 40], "group": 2, "informative": 0.5},
-        "together": {"generation": 1.1, "training": 1.2},
+        "together": {"step": 1.5, "samples": 1.1, "training": 1.2},
     }  # fmt: skip
     for name, keys in parts.items():
-        found[name] = {**found[name], **keys} if isinstance(found[name], dict) else keys
+        found[name] = {**found[name], **keys} if isinstance(found.get(name), dict) else keys
     return found
 
 

@@ -57,7 +57,9 @@ def profile(
         typer.Option(
             "--run",
             metavar="FOLDER",
-            help="The report folder of a run, such as runs/count-1: the profile gets its overheads.",
+            help="The report folder of a run, such as runs/count-1: the profile gets its overheads. By "
+            "default the newest run of the run file, if there is one.",
+            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile as one JSON object.")] = False,

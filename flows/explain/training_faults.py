@@ -103,7 +103,7 @@ class _Answers:
 
     @staticmethod
     def mean(of: Sequence[_Answers]) -> _Answers:
-        """Return the mean of several steps: one step has few problems, and one of them may differ by chance."""
+        """Return the mean of several steps: one has few problems, some of which may differ by chance."""
         return _Answers(*np.mean([astuple(one) for one in of], axis=0).tolist())
 
     def gave_up(self, start: _Answers, best: float) -> bool:

@@ -32,7 +32,9 @@ class DecodeBound:
     def __init__(self, engine: EngineTimes, context: float) -> None:
         """`context`: how many tokens a sample attends to in a step, in the mean over all steps."""
         sizes = batch_sizes(engine.slots)
-        steps = [engine.batch_s[size] + engine.context_s * size * context for size in sizes]
+        steps = [
+            engine.beside(size) * (engine.batch_s[size] + engine.context_s * size * context) for size in sizes
+        ]
         slowest = np.maximum.accumulate(
             np.array(steps)
         )  # a larger batch is never quicker: noise of a profile

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from flows.planning.nonnegative import nonnegative_fit
 from schemas.profile import DecodePoint, TrainPoint
 
 _LEAST_S = 1e-7  # of a step: no engine is faster
+_KEPT = 8  # curves: a plan asks for those of one profile again and again
 _LEAST_NOISE = 0.01  # relative: clocks and caches are no better than that
 
 
@@ -62,7 +64,10 @@ class DecodeCurve:
     @classmethod
     def fitted(cls, points: Sequence[DecodePoint]) -> DecodeCurve:
         """Return the curve through all points that are not held out."""
-        used = [one for one in points if not one.held_out]
+        return _decode_curve(tuple(one for one in points if not one.held_out))
+
+    @classmethod
+    def _through(cls, used: Sequence[DecodePoint]) -> DecodeCurve:
         knots = _knots([one.samples for one in used])
         columns = np.array([[*_hinges(one.samples, knots), *_rest(one)] for one in used])
         seconds = np.array([one.seconds for one in used])
@@ -118,7 +123,10 @@ class TrainCurve:
     @classmethod
     def fitted(cls, points: Sequence[TrainPoint]) -> TrainCurve:
         """Return the curve through all points that are not held out."""
-        used = [one for one in points if not one.held_out]
+        return _train_curve(tuple(one for one in points if not one.held_out))
+
+    @classmethod
+    def _through(cls, used: Sequence[TrainPoint]) -> TrainCurve:
         columns = np.array([_amounts(one) for one in used], dtype=float)
         seconds = np.array([one.seconds for one in used])
         found = relative_fit(columns, seconds, np.array([one.noise for one in used]))
@@ -134,3 +142,13 @@ class TrainCurve:
 
 def _amounts(point: TrainPoint) -> tuple[float, float, float, float]:
     return point.micro_batches, point.samples, point.tokens, point.context
+
+
+@lru_cache(maxsize=_KEPT)
+def _decode_curve(points: tuple[DecodePoint, ...]) -> DecodeCurve:
+    return DecodeCurve._through(points)
+
+
+@lru_cache(maxsize=_KEPT)
+def _train_curve(points: tuple[TrainPoint, ...]) -> TrainCurve:
+    return TrainCurve._through(points)

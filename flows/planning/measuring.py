@@ -57,8 +57,9 @@ from schemas.runspec import RunSpec
 _Result = TypeVar("_Result", MeasuredEngine, MeasuredLearner)
 ShareDone = Callable[[float, str], None]
 
-_MOST_PROMPTS, _MOST_ANSWERS = 512, 2048
+_MOST_PROMPTS, _MOST_ANSWERS = 1024, 8192
 _VERSIONS = 3
+_FEW = 16  # samples of a small batch, most of whose time does not depend on them
 _POLL_S = 0.0002
 
 
@@ -118,7 +119,8 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
             points=drawn.points, start_s=engine.start_s, memory_tokens=engine.memory_tokens,
             busy_cores=drawn.busy_cores, disturbed=min(1.0, drawn.disturbed),
         ),
-        training=_training(trained, learner.start_s), weights=weights, rewards=rewards, lengths=lengths,
+        training=_training(trained, learner.start_s, spec.trainer.ranks),
+        weights=weights, rewards=rewards, lengths=lengths,
         together=together,
     )  # fmt: skip
 
@@ -139,8 +141,7 @@ def _followed(steps: Iterable[float | _Result], told: Callable[[float], None]) -
 def read_prompts(spec: RunSpec, model: str) -> list[FirstPrompt]:
     """Return the first prompts that the run would admit. Raises ProfilingFailed if the task has none."""
     group = spec.algorithm.group_size
-    most = max(1, min(_MOST_PROMPTS, spec.task.limit, _MOST_ANSWERS // group))
-    wanted = min(most, max(spec.algorithm.groups, -(-2 * spec.generator.slots // group)))
+    wanted = max(1, min(_MOST_PROMPTS, spec.task.limit, _MOST_ANSWERS // group))
     link, theirs = Pipe()
     asked = PromptsAsked(spec=spec.model_dump_json(), model=model, count=wanted)
     env = {**without_credentials(worker_environment()), **environment("feeder", spec)}
@@ -239,9 +240,9 @@ def _bring_versions(
     way: WeightsWay, learner: ProfiledLearner, engine: ProfiledEngine, samples: TrainingSamples
 ) -> None:
     """Train some steps, and bring the weights of each into the engine."""
-    bundle = samples.bundles[-1].members
-    for _ in range(_VERSIONS):
-        learner.begin_training([bundle])
+    repeats = samples.bundles[-1].repeats
+    for number in range(_VERSIONS):
+        learner.begin_training([repeats[number % len(repeats)]])
         learner.trained()
         learner.step()
         way.bring(learner, engine)
@@ -251,15 +252,23 @@ def _together(
     engine: ProfiledEngine, learner: ProfiledLearner, prompts: Sequence[FirstPrompt], spec: RunSpec,
     drawn: MeasuredEngine, trained: MeasuredLearner, samples: TrainingSamples, seconds: float,
 ) -> TogetherProfile:  # fmt: skip
-    """Have both work at once, and compare with the times that each has alone."""
+    """Have both work at once, with few samples at once and with many, and compare with each alone."""
+    curve = DecodeCurve.fitted(drawn.points)
     requests = real_requests(prompts, spec)
-    order = TimedDraw(requests=requests, slots=spec.generator.slots, most_s=seconds, most_steps=1_000_000)
-    engine.begin(order)
-    learner.begin_training([one.members for one in samples.bundles if one.held_out], most_s=seconds)
-    table, _ = engine.drawn(order)
+    bundles = [members for one in samples.bundles if one.held_out for members in one.repeats]
+    learner.begin_training(bundles, most_s=seconds)
+    slots = spec.generator.slots
+    ratios = []
+    for at_once in (max(1, min(_FEW, slots // 4)), slots):
+        order = TimedDraw(requests=requests, slots=at_once, most_s=0.4 * seconds, most_steps=1_000_000)
+        table, _ = engine.draw(order)
+        ratios.append(_ratio(_slowdown_of_steps(table, curve, at_once)))
     calls = learner.trained()
+    fixed = curve.batch_s(1) / curve.batch_s(slots)  # the share of a full step that has nothing to do with it
+    step = ratios[0]
     return TogetherProfile(
-        generation=_ratio(_slowdown_of_steps(table, DecodeCurve.fitted(drawn.points))),
+        step=step,
+        samples=float(np.clip((ratios[1] - fixed * step) / max(0.05, 1 - fixed), 1.0, step)),
         training=_ratio(
             [
                 seconds / curve
@@ -271,14 +280,14 @@ def _together(
     )
 
 
-def _slowdown_of_steps(table: StepTable, curve: DecodeCurve) -> list[float]:
+def _slowdown_of_steps(table: StepTable, curve: DecodeCurve, at_once: int) -> list[float]:
     points = [
         DecodePoint(samples=samples, context=context, begun=begun, prompt=prompt, ended=ended, steps=1,
                     seconds=seconds)
         for samples, context, begun, prompt, ended, seconds in zip(
             table.samples, table.context, table.begun, table.prompt, table.ended, table.seconds, strict=True
         )
-        if samples
+        if samples > 0.9 * at_once
     ]  # fmt: skip
     return [one.seconds / curve.seconds(one) for one in points]
 
@@ -294,7 +303,7 @@ def _ratio(ratios: Sequence[float]) -> float:
     return float(np.clip(np.median(ratios), 0.1, 1000.0)) if len(ratios) else 1.0
 
 
-def _training(trained: MeasuredLearner, start_s: float) -> TrainingProfile:
+def _training(trained: MeasuredLearner, start_s: float, ranks: int) -> TrainingProfile:
     steps = np.array([one.step_s for one in trained.steps])
     return TrainingProfile(
         points=trained.points, start_s=start_s, read_s=trained.read_s, step_s=float(np.median(steps)),
@@ -302,5 +311,6 @@ def _training(trained: MeasuredLearner, start_s: float) -> TrainingProfile:
         hash_s=float(np.median([one.hash_s for one in trained.steps])),
         record_s=float(np.median([one.record_s for one in trained.steps])),
         record_samples=round(np.median([one.samples for one in trained.steps])),
-        snapshot_s=trained.snapshot_s, busy_cores=trained.busy_cores, disturbed=min(1.0, trained.disturbed),
+        snapshot_s=trained.snapshot_s, busy_cores=trained.busy_cores * ranks,
+        disturbed=min(1.0, trained.disturbed),
     )  # fmt: skip

@@ -25,6 +25,7 @@ _WARM = 3  # steps after a prefill that are not counted: they use kernels for th
 _MEASURED = 12  # steps of a point of the grid, each time that it is measured
 _SHORT = 8  # tokens of a short prompt
 _GRID = 0.6  # share of the time for the grid; the rest is for real prompts
+_BEGIN = 0.6  # share of the time for real prompts in which they begin: the longest answers need the rest
 _PREFILL = 0.04  # share of the grid's time in which one point's prompts may be prefilled
 _TURNS = 2  # each point is measured so often, since a machine is faster in one moment than in another
 _PREFILLS = 16  # steps in which a cell's prompts may be prefilled
@@ -199,7 +200,9 @@ def measure_engine(
         tables.setdefault(cell, []).append(table)
         yield _GRID * (number + 1) / len(cells) / _TURNS
     points = [point for cell, some in tables.items() for point in cell_points(some, held_out=cell.held_out)]
-    draw = TimedDraw(requests=requests, slots=slots, most_s=real_s, most_steps=1_000_000)
+    draw = TimedDraw(
+        requests=requests, slots=slots, most_s=real_s, most_steps=1_000_000, begin_s=_BEGIN * real_s
+    )
     table, answers = engine.draw(draw)
     points += real_points(table)
     every = [table, *(one for some in tables.values() for one in some)]

@@ -1,7 +1,8 @@
 """Measures a learner: calls with samples of given lengths, in bundles of given sizes, and optimizer steps.
 
 The samples are made up: a model of fixed shape takes as long for any tokens. Rewards alternate within a
-group, so that each sample has a gradient.
+group, so that each sample has a gradient. No two calls have the same number of tokens, as in a run: libraries
+keep what they have prepared for a shape, and a second call with it would be faster.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from schemas.wire import encode
 
 _REPEATS = 3
 _STEPS = 3  # optimizer steps that are measured
+_MORE = 3  # tokens by which the repeats of a bundle differ, at least
 
 
 @dataclass(frozen=True)
 class TimedBundle:
-    """Samples that are trained in one call: their numbers, and whether curves are fitted to the call."""
+    """Samples that are trained in one call: their numbers in each repeat, and whether curves are fitted."""
 
-    members: tuple[int, ...]
+    repeats: tuple[tuple[int, ...], ...]
     held_out: bool = False
 
 
@@ -50,18 +52,24 @@ def made_up(spec: RunSpec, prompts: Sequence[FirstPrompt], lengths: Sequence[int
     cycle = itertools.cycle(prompts)
     groups = itertools.count()
 
-    def bundle(length: Sequence[int], tokens: int, *, held_out: bool = False) -> None:
-        """Add a bundle of whole groups with about so many tokens, at least one group."""
-        members: list[int] = []
-        held, sizes = 0, itertools.cycle(length)
-        while not members or held < tokens:
+    def members(sizes: Iterator[int], tokens: int, off: int) -> Iterator[int]:
+        """Make whole groups with about so many tokens, at least one; the first answer differs by `off`."""
+        held = 0
+        while not held or held < tokens:
             group, prompt = next(groups), next(cycle)
             for index in range(size):
                 answer = next(sizes)
-                members.append(len(found.records))
+                if not held:
+                    answer += off if answer <= off else -off
+                yield len(found.records)
                 found.records.append(encode(_sample(spec, group, index, prompt, answer)))
                 held += len(prompt.tokens) + answer
-        found.bundles.append(TimedBundle(tuple(members), held_out))
+
+    def bundle(length: Sequence[int], tokens: int, *, held_out: bool = False) -> None:
+        """Add a bundle of about so many tokens."""
+        sizes = itertools.cycle(length)
+        repeats = [tuple(members(sizes, tokens, _MORE * number)) for number in range(_REPEATS)]
+        found.bundles.append(TimedBundle(tuple(repeats), held_out))
 
     step = spec.algorithm.groups // spec.algorithm.optimizer_steps * size * (sum(known) // len(known) + 16)
     least, most = min(spec.trainer.bundle_tokens, budget), min(budget - longest, step)
@@ -104,8 +112,8 @@ def measure_learner(
 ) -> Iterator[float | MeasuredLearner]:
     """Measure a learner in about so many seconds. Yield the share that is done, and in the end the result."""
     read_s = learner.take(samples.records)
-    largest = max(samples.bundles, key=lambda one: len(one.members))
-    learner.begin_training([largest.members])  # once before anything counts: memory is taken here
+    largest = max((one.repeats[0] for one in samples.bundles), key=len)
+    learner.begin_training([largest])  # once before anything counts: memory is taken here
     learner.trained()
     learner.step()
     until = time.monotonic() + seconds
@@ -113,7 +121,7 @@ def measure_learner(
     steps: list[StepSeconds] = []
     for turn in range(_REPEATS):
         for number, bundle in enumerate(samples.bundles):
-            learner.begin_training([bundle.members])
+            learner.begin_training([bundle.repeats[turn]])
             tables[number].append(learner.trained())
             yield (turn + (number + 1) / len(samples.bundles)) / _REPEATS
             if turn and time.monotonic() > until:
@@ -136,14 +144,19 @@ def measure_learner(
 
 
 def train_point(calls: Sequence[CallTable], *, held_out: bool) -> TrainPoint | None:
-    """Return the point of equal calls; None if they trained nothing."""
-    seconds = np.array([one for table in calls for one in table.seconds])
+    """Return the mean of calls that are nearly equal; None if they trained nothing."""
+    seconds, tokens, samples, context, micro_batches = (
+        np.array([one for table in calls for one in getattr(table, name)], float)
+        for name in ("seconds", "tokens", "samples", "context", "micro_batches")
+    )
     if not len(seconds):
         return None
-    first = calls[0]
-    kept = seconds[seconds <= 1.5 * np.median(seconds)]
+    each = seconds / tokens
+    kept = each <= 1.5 * np.median(each)
+    many = int(kept.sum())
     return TrainPoint(
-        samples=first.samples[0], tokens=first.tokens[0], context=first.context[0],
-        micro_batches=first.micro_batches[0], calls=len(kept), seconds=float(kept.mean()),
-        noise=float(kept.std(ddof=1) / np.sqrt(len(kept))) if len(kept) > 1 else 0.0, held_out=held_out,
+        samples=round(samples[kept].mean()), tokens=round(tokens[kept].mean()), context=context[kept].mean(),
+        micro_batches=round(micro_batches[kept].mean()), calls=many,
+        seconds=float(seconds[kept].mean()), held_out=held_out,
+        noise=float(each[kept].std(ddof=1) * tokens[kept].mean() / many**0.5) if many > 1 else 0.0,
     )  # fmt: skip

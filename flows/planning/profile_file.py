@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from flows.planning.profile_identity import WrongProfile, check_profile, profile_identity
+from flows.planning.profile_identity import check_profile, identity_differences, profile_identity
 from infra.errors import Explained
 from infra.files.writing import write_whole
 from infra.stack.paths import StackPaths
@@ -99,15 +100,23 @@ def _checked(file: Path, data: Any) -> Profile:
 def profile_for(spec: RunSpec, model: Path, *, runfile: str, file: Path | None = None) -> Profile | None:
     """Return the profile of a run file: the one in `file`, else the one in its usual place, if there is one.
 
+    Else the newest one that was made with other sizes, such as slots: a run that follows a plan changes them.
     Raises WrongProfile if it is of something else, and BadProfile if it can't be read.
     """
     wanted = profile_identity(spec, model)
     place = file or usual_place(spec, wanted)
     if file is None and not place.is_file():
-        return None
+        return _with_other_sizes(spec, wanted)
     profile = read_profile(place)
     check_profile(profile, wanted, named=str(place), runfile=runfile)
     return profile
 
 
-__all__ = ["BadProfile", "WrongProfile", "profile_for", "read_profile", "usual_place", "write_profile"]
+def _with_other_sizes(spec: RunSpec, wanted: ProfileIdentity) -> Profile | None:
+    found = None
+    for file in profiles_folder().glob(f"{spec.run}-*.yaml"):
+        with suppress(BadProfile):  # of another version, or of another run whose name goes on
+            profile = read_profile(file)
+            if not identity_differences(profile.identity, wanted):
+                found = max(found or profile, profile, key=lambda one: one.made_at)
+    return found

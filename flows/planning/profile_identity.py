@@ -26,6 +26,9 @@ _NO_MATTER = {
         "checkpoint_every", "keep_checkpoints", "keep_weights", "zero_stage",
     },
 }  # fmt: skip
+# of the section task: what decides prompts, lengths and rewards; of files the name alone
+_OF_TASK = ("python", "jsonl", "dataset", "dataset_config", "reward", "prompt_field", "chat",
+            "train_split")  # fmt: skip
 _OF_CONFIG = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "eos_token_id", "pad_token_id",
               "bos_token_id", "use_cache"}  # fmt: skip
 
@@ -77,7 +80,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _settings(spec: RunSpec) -> dict[str, str]:
-    found = {
+    found: dict[str, object] = {
         "model.dtype": spec.model.dtype,
         "model.lora": None if spec.model.lora is None else spec.model.lora.model_dump(mode="json"),
         "loss.kind": spec.loss.kind,
@@ -85,6 +88,9 @@ def _settings(spec: RunSpec) -> dict[str, str]:
         "loss.kl": getattr(spec.loss, "kl", None),
         "loss.correction": getattr(spec.loss, "correction", None),
     }
+    for name in _OF_TASK:
+        value = getattr(spec.task, name)
+        found[f"task.{name}"] = value.rpartition("/")[2] if isinstance(value, str) else value
     for name, left_out in _NO_MATTER.items():
         section = getattr(spec, name).model_dump(mode="json", exclude=left_out)
         found |= {f"{name}.{key}": value for key, value in section.items()}

@@ -22,6 +22,7 @@ from schemas.profile import Profile
 # profile can tell; the two outer cases, no gain and all of it, are about two of these deviations away.
 SCALING, SCALING_SPREAD = 0.75, 0.2
 _BEYOND_SPREAD = 0.05  # of each doubling beyond the largest batch or context that was measured
+_MOST_SLOWED = 4.0  # times by which a run is slower than the profile's parts: more is a mistake in its notes
 _LEAST_SPREAD = 0.01  # a machine is no more regular than that from one minute to the next
 
 
@@ -52,18 +53,13 @@ def held_out_errors(profile: Profile) -> ProfileErrors:
     )
 
 
-def measured_engine(
-    profile: Profile, *, slots: int | None = None, threads: int | None = None, beside: bool = True
-) -> EngineTimes:
-    """Return the times of one of the run's engines, by default with the slots and threads that were measured.
-
-    `beside`: whether a learner works on the same machine at the same time.
-    """
+def measured_engine(profile: Profile, *, slots: int | None = None, threads: int | None = None) -> EngineTimes:
+    """Return the times of an engine of the run, by default with the slots and threads that were measured."""
     points, curve = profile.generation.points, DecodeCurve.fitted(profile.generation.points)
     sizes = profile.identity.sizes
     slots = slots or sizes["generator.slots"]
     faster, unsure = _scaled(threads, sizes["generator.threads"])
-    factor = (max(1.0, profile.together.generation) if beside else 1.0) / faster
+    factor = 1.0 / faster
     prompt = _mean(profile.lengths.prompts, 1.0)
     largest = max(one.samples for one in points)
     errors = held_out_errors(profile).decode
@@ -71,31 +67,33 @@ def measured_engine(
         _spread_of(curve.spread, errors), unsure, _BEYOND_SPREAD * max(0.0, math.log2(slots / largest))
     )
     table = [curve.batch_s(max(1, size)) * factor for size in range(slots + 1)]
+    in_run = _drawing_in_run(profile, curve)
     full_rate = slots / (table[slots] * max(1.0, _mean(profile.lengths.answers, 1.0)))  # samples a second
     return EngineTimes(
         batch_s=tuple(table), context_s=curve.context_s * factor,
         prefill_s=(curve.prompt_s + (curve.begun_s + curve.ended_s) / max(1.0, prompt)) * factor,
         install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
         cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0)
-        + _beside_engine_s(profile) * full_rate,
+        + _beside_engine(profile, full_rate),
+        beside_step=profile.together.step * in_run, beside_samples=profile.together.samples * in_run,
         spread=spread,
     )  # fmt: skip
 
 
 def measured_learner(
     profile: Profile, *, ranks: int | None = None, threads: int | None = None, trained: float | None = None,
-    lengths: Sequence[tuple[int, int]] = (), beside: bool = True,
+    lengths: Sequence[tuple[int, int]] = (),
 ) -> LearnerTimes:  # fmt: skip
     """Return the times of the run's trainer, by default with the ranks and threads that were measured.
 
     `trained`: share of the samples that have a gradient; by default as with the first weights. `lengths`: of
-    prompts and answers, where they are not those of the profile. `beside`: as for `measured_engine`.
+    prompts and answers, where they are not those of the profile.
     """
     training, curve = profile.training, TrainCurve.fitted(profile.training.points)
     sizes = profile.identity.sizes
     faster, unsure = _scaled(ranks, sizes["trainer.ranks"])
     more, unsure_too = _scaled(threads, sizes["trainer.threads"])
-    factor = (max(1.0, profile.together.training) if beside else 1.0) / faster / more
+    factor = 1.0 / faster / more
     if trained is None:
         trained = profile.lengths.informative
     pairs = np.array(lengths or _pairs(profile), dtype=float)
@@ -112,11 +110,52 @@ def measured_learner(
             profile.overheads.iteration_s if profile.overheads else 0.0
         ),
         publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
-        cores=training.busy_cores * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
+        cores=_cores_in_run(profile) * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
+        beside=profile.together.training * _training_in_run(profile, curve),
         spread=math.hypot(
             _spread_of(curve.spread, errors), unsure, unsure_too, _BEYOND_SPREAD * beyond,
         ),
     )  # fmt: skip
+
+
+def _drawing_in_run(profile: Profile, curve: DecodeCurve) -> float:
+    """Return how many times as many processor seconds engines took in a run as beside a learner alone."""
+    drawn = profile.overheads.drawn if profile.overheads else None
+    if drawn is None:
+        return 1.0
+    lengths, together = profile.lengths, profile.together
+    prompt, answer = _mean(lengths.prompts, 16.0), drawn.tokens / drawn.samples
+    fixed_s, whole_s = curve.batch_s(1), curve.batch_s(drawn.at_once)
+    step_s = fixed_s * together.step + together.samples * (
+        max(0.0, whole_s - fixed_s) + curve.context_s * drawn.at_once * (prompt + answer / 2)
+    )
+    begun_s = together.samples * (prompt * curve.prompt_s + curve.begun_s + curve.ended_s)
+    expected_s = drawn.tokens / drawn.at_once * step_s + drawn.samples * begun_s
+    return _factor(drawn.cpu_s / max(0.1, profile.generation.busy_cores) / expected_s)
+
+
+def _training_in_run(profile: Profile, curve: TrainCurve) -> float:
+    """Return how many times as long training took in a run as beside an engine alone."""
+    trained = profile.overheads.trained if profile.overheads else None
+    if trained is None:
+        return 1.0
+    samples = trained.groups * profile.lengths.group
+    tokens = trained.answer_tokens + samples * _mean(profile.lengths.prompts, 16.0)
+    expected_s = profile.together.training * (
+        trained.micro_batches * curve.micro_batch_s + samples * curve.sample_s
+        + tokens * (curve.token_s + curve.context_s * tokens / samples / 2)
+    )  # fmt: skip
+    return _factor(trained.seconds / expected_s)
+
+
+def _cores_in_run(profile: Profile) -> float:
+    """Return the cores that the learner keeps busy beside engines."""
+    trained = profile.overheads.trained if profile.overheads else None
+    return trained.cpu_s / trained.seconds if trained else profile.training.busy_cores
+
+
+def _factor(found: float) -> float:
+    return min(_MOST_SLOWED, max(1 / _MOST_SLOWED, found))
 
 
 def cores_for_work(profile: Profile) -> float:
@@ -125,10 +164,10 @@ def cores_for_work(profile: Profile) -> float:
     return max(0.1, profile.identity.cores - taken)
 
 
-def _beside_engine_s(profile: Profile) -> float:
-    """Return the processor seconds that other processes need for each sample."""
-    others = profile.overheads.sample_cpu_s if profile.overheads else 0.0
-    return (profile.rewards.cpu_s or profile.rewards.seconds) + others
+def _beside_engine(profile: Profile, full_rate: float) -> float:
+    """Return the cores that the process of a generator keeps busy, and those of its rewards."""
+    own = profile.overheads.generator_cores if profile.overheads else 0.0
+    return own + (profile.rewards.cpu_s or profile.rewards.seconds) * full_rate
 
 
 def measured_link(profile: Profile) -> LinkTimes:

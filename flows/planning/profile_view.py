@@ -49,12 +49,15 @@ def profile_rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
         low, middle, high = np.quantile(profile.lengths.answers, (0.1, 0.5, 0.99))
         yield "answers", f"{middle:.0f} tokens", f"10 % have at most {low:.0f}, 1 % more than {high:.0f}"
     both = profile.together
-    yield "both at once", f"× {both.generation:.2f}, × {both.training:.2f}", "seconds of engine and learner"
+    yield (
+        "both at once", f"× {both.step:.2f}, × {both.samples:.2f}, × {both.training:.2f}",
+        "seconds of a decode step, of its samples, and of training",
+    )  # fmt: skip
     if profile.overheads:
         others = profile.overheads
         yield (
-            "other processes", f"{others.steady_cores:.2f} cores, {others.sample_cpu_s * 1e3:.2f} ms",
-            "all the time, and for each sample",
+            "other processes", f"{others.steady_cores:.2f}, {others.generator_cores:.2f} cores",
+            "of all, and of each generator",
         )  # fmt: skip
         yield "recording", f"{others.iteration_s * 1e3:.1f} ms", "of the trainer in each iteration"
     yield "starts", f"{generation.start_s:.1f} s, {training.start_s:.1f} s", "of engine and learner"

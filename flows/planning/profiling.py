@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flows.planning.profile_file import profile_for, usual_place, write_profile
 from flows.planning.profile_identity import profile_identity
-from flows.planning.run_overheads import overheads_of
+from flows.planning.run_overheads import newest_overheads, overheads_of
 from flows.run.checks import check, check_context
 from flows.run.inspection import inspect_built
 from flows.run.locations import known_places
@@ -27,7 +27,7 @@ class ProfileAsked:
     file: Path | None = None  # None: its usual place
     again: bool = False  # though there is one
     seconds: float = 40.0  # of measuring, about
-    run: Path | None = None  # report folder of a run whose overheads are taken into it
+    run: Path | None = None  # report folder of a run whose overheads are taken into it; None: the newest one
 
 
 def profile_of_run(
@@ -37,7 +37,7 @@ def profile_of_run(
     from flows.planning.measuring import measure
 
     spec = check(RunRequest(asked.runfile, asked.overrides))
-    overheads = overheads_of(asked.run) if asked.run else None
+    overheads = overheads_of(asked.run) if asked.run else newest_overheads(spec)
     built = model_at_hand(spec) is None
     model = prepare_model(spec, progress)
     check_context(spec, model)
@@ -46,7 +46,7 @@ def profile_of_run(
     place = asked.file or usual_place(spec, profile_identity(spec, model))
     if not asked.again and place.is_file():
         kept = profile_for(spec, model, runfile=asked.runfile, file=place)
-        if kept is not None and overheads is not None:
+        if kept is not None and overheads is not None and (asked.run or kept.overheads is None):
             write_profile(kept.model_copy(update={"overheads": overheads}), place)
         return place, False
     found = measure(spec, model, known_places(spec), progress, seconds=asked.seconds)

@@ -22,6 +22,10 @@ class EngineTimes:
     install_s: float = 0.0  # seconds without a step while new weights are installed
     reward_s: float = 0.0  # seconds from the last token of a sample until it is published with its reward
     cores: float = 0.0  # CPU cores that it keeps busy; 0: it shares no cores with others
+    # how many times as long it takes in a run that shares its cores: the part of a step that does not depend
+    # on its samples, and the rest
+    beside_step: float = 1.0
+    beside_samples: float = 1.0
     spread: float = 0.0
 
     @property
@@ -29,19 +33,24 @@ class EngineTimes:
         """How many samples it draws at once."""
         return len(self.batch_s) - 1
 
+    def beside(self, samples: int) -> float:
+        """Return how many times as long a step with so many samples takes in a run that shares its cores."""
+        whole = self.batch_s[samples]
+        fixed = min(self.batch_s[1], whole) / whole
+        return fixed * self.beside_step + (1 - fixed) * self.beside_samples
+
 
 @dataclass(frozen=True)
 class LearnerTimes:
     """How fast the trainer is, all its ranks together."""
 
-    token_s: (
-        float  # seconds for each token of prompt and answer, forward and backward, with other models' scores
-    )
+    token_s: float  # seconds for each token of prompt and answer, with the scores of other models
     microbatch_s: float = 0.0  # further seconds of each micro-batch
     step_s: float = 0.0  # seconds of an optimizer step
     publish_s: float = 0.0  # seconds from an optimizer step until the new weights are announced
     version_bytes: int = 0  # that each generator's site fetches for a new version
     cores: float = 0.0  # CPU cores that it keeps busy; 0: it shares no cores with others
+    beside: float = 1.0  # its seconds are so many times as long in a run that shares its cores
     spread: float = 0.0
 
 

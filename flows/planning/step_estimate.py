@@ -55,9 +55,9 @@ class IterationDemand:
         return float((lengths * (self.prompt_tokens + lengths / 2)).sum() / lengths.sum())
 
     def training_s(self, learner: LearnerTimes) -> float:
-        """Return how long the trainer computes, if it never waits."""
+        """Return how long the trainer computes beside engines, if it never waits."""
         batches = max(self.optimizer_steps, -(-self.tokens // self.microbatch_tokens))
-        return (
+        return learner.beside * (
             self.tokens * learner.token_s
             + batches * learner.microbatch_s
             + self.optimizer_steps * learner.step_s

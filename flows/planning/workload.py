@@ -134,10 +134,15 @@ class RecordedLengths:
         return self._ordered[np.minimum((shares * count).astype(np.int64), count - 1)]
 
     def draw_groups(self, count: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the lengths of so many groups. Groups of another size than `size` are drawn from within."""
-        places = np.arange(count) % len(self.groups)
-        if not self.in_order:
-            places = rng.integers(len(self.groups), size=count)
+        """Return the lengths of so many groups. Groups of another size than `size` are drawn from within.
+
+        No group comes again before all others have come, so that the mean is the recorded one.
+        """
+        many = len(self.groups)
+        if self.in_order:
+            places = np.arange(count) % many
+        else:
+            places = np.concatenate([rng.permutation(many) for _ in range(-(-count // many))])[:count]
         found = np.empty((count, size))
         for row, place in enumerate(places.tolist()):
             group = self.groups[place]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,8 +27,8 @@ _ASSUMED_SHARE, _ASSUMED_SIGMA = (
     0.8,
 )  # of sampling.max_tokens, and of the logarithm: lengths nobody knows
 _RANKER_SIGMA = 0.4  # of the logarithm of a ranker's error
-# of mean lengths that are assumed, that the user gives, and that the first weights drew
-_ASSUMED_SPREAD, _GIVEN_SPREAD, _MEASURED_SPREAD = 0.3, 0.1, 0.05
+# of mean lengths that are assumed, that the user gives, and that learning changes
+_ASSUMED_SPREAD, _GIVEN_SPREAD, _LEARNING_SPREAD = 0.3, 0.1, 0.05
 _ITERATIONS = 4  # whose lengths make up the demand of one
 
 
@@ -112,6 +113,8 @@ def _has_weights(model: Path) -> bool:
 def _of_profile(spec: RunSpec, profile: Profile) -> KnownLengths:
     """Return lengths as the first weights drew them; they change while a model learns."""
     lengths = profile.lengths
+    means = np.array(lengths.answers, float).reshape(-1, lengths.group).mean(axis=1)
+    spread = float(means.std() / means.mean() / max(1, len(means) - 1) ** 0.5)
     if lengths.group > 1:
         groups = [
             tuple(lengths.answers[first : first + lengths.group])
@@ -123,8 +126,8 @@ def _of_profile(spec: RunSpec, profile: Profile) -> KnownLengths:
     prompts = ObservedLengths(tuple(max(1, one) for one in lengths.prompts))
     return KnownLengths(
         Workload(answers, prompts, ranker_sigma=_RANKER_SIGMA),
-        f"measured with the first weights, {np.mean(lengths.answers):.0f} tokens on average",
-        _MEASURED_SPREAD,
+        f"measured with the first weights, {means.mean():.0f} tokens on average",
+        math.hypot(_LEARNING_SPREAD, spread),
     )
 
 

@@ -30,7 +30,8 @@ from infra.errors import Explained
 from schemas.loading import RunFileError, load_run_file
 from schemas.runspec import RunSpec
 
-_MOST_SAMPLES = 8_000  # that are simulated while a run waits to begin; beyond, a formula has to do
+_SAMPLES = 4_000  # of steady iterations that are simulated: with fewer of them chance has a say
+_MOST_SAMPLES = 16_000  # that are simulated while a run begins; beyond, a formula has to do
 _DRAWS = 12
 
 
@@ -50,7 +51,7 @@ def predicted(spec: RunSpec, runfile: str) -> Prediction | None:
 def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | None:
     """Return what a split is expected to do; None where that can't be said."""
     spec = inputs.spec
-    iterations = iterations_for(spec, split.lookahead, samples=0)
+    iterations = iterations_for(spec, split.lookahead, samples=_SAMPLES)
     samples = spec.algorithm.groups * spec.algorithm.group_size
     estimate_s = estimated_s(inputs, split, Scaled())
     if not math.isfinite(estimate_s):

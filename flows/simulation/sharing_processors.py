@@ -1,7 +1,9 @@
 """Sets how fast everybody computes: colocated engines and learner take turns, and cores are shared evenly.
 
-With fewer cores than all that compute would keep busy, each of them gets on by the same share of its full
-speed. That changes whenever somebody begins or ends to compute.
+The learner goes first: it computes for long without a pause. Engines get the same share each of what is left,
+and take longer by more than that, since whoever runs in between takes the caches. That changes whenever
+somebody begins or ends to compute, and with the samples that an engine draws at once. All speeds are those of
+a run.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from flows.simulation.event_queue import EventQueue
 from flows.simulation.simulated_fleet import SimulatedFleet
 from flows.simulation.simulated_learner import SimulatedLearner
 from flows.simulation.simulated_run import SimulatedRun
+
+CROWDED = 0.4  # with a share of the cores, engines take so much longer besides: 1 / share ** CROWDED
 
 
 class SharingProcessors:
@@ -30,12 +34,19 @@ class SharingProcessors:
             self._share(self._run.cores)
 
     def _share(self, cores: float) -> None:
-        wanted = self._learner.cores if self._learner.is_busy else 0.0
-        wanted += sum(one.times.cores for one in self._fleet.places if one.times.cores and one.is_busy)
-        speed = min(1.0, cores / wanted) if wanted else 1.0
-        if self._learner.cores:
-            self._learner.set_speed(speed)
-        self._fleet.set_speed(speed, sharing=True)
+        learner = self._learner
+        at_work = [one for one in self._fleet.places if one.times.cores and one.is_busy]
+        engines = sum(one.times.cores for one in at_work)
+        training = learner.cores if learner.is_busy else 0.0
+        if engines + training == 0:
+            return
+        left = max(cores - training, cores * engines / (engines + training))
+        if training:
+            learner.set_speed(min(1.0, (cores - min(engines, left)) / training) / learner.beside)
+        for one in at_work:
+            samples = min(one.times.slots, max(1, one.decoding.running))
+            share = min(1.0, left / engines) ** (1 + CROWDED)
+            self._fleet.set_speed_of(one, share / one.times.beside(samples))
 
     def _take_turns(self) -> None:
         """The learner's turn begins when all of its step is here, and lasts until it has none."""
@@ -54,5 +65,6 @@ class SharingProcessors:
         self._learner.waits_for_turn = not to_learner
         if to_learner:
             self._learner.go_on()
-        else:
-            self._fleet.set_speed(1.0)
+            return
+        for one in self._fleet.places:
+            self._fleet.set_speed_of(one, 1 / one.times.beside(one.times.slots))

@@ -121,13 +121,17 @@ class SimulatedFleet:
                 heapq.heappush(self._ends, (generator.ends, place))
         self._touched.clear()
 
-    def set_speed(self, speed: float, *, sharing: bool = False) -> None:
-        """Let all go on at so much of their full speed. `sharing`: only those that share cores."""
+    def set_speed(self, speed: float) -> None:
+        """Let all go on at so much of their full speed."""
         for generator in self.places:
-            if generator.speed != speed and (generator.times.cores or not sharing):
-                generator.spend()
-                generator.set_speed(speed)
-                self.touch(generator)
+            self.set_speed_of(generator, speed)
+
+    def set_speed_of(self, generator: SimulatedGenerator, speed: float) -> None:
+        """Let one go on at so much of its full speed."""
+        if generator.speed != speed:
+            generator.spend()
+            generator.set_speed(speed)
+            self.touch(generator)
 
     @property
     def next_end(self) -> float:

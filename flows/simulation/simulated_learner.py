@@ -70,7 +70,7 @@ class SimulatedLearner:
         self.doing = ""  # "training", "stepping", or nothing
         self.began_at = 0.0  # with it
         self.waits_for_weights = self.waits_for_turn = False
-        self.speed, self.cores = 1.0, times.cores
+        self.speed, self.cores, self.beside = 1.0, times.cores, times.beside
         self.seconds = dict.fromkeys(LEARNER_CAUSES, 0.0)
         self._begin_step()
 

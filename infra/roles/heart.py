@@ -6,6 +6,7 @@ import os
 import time
 
 from infra.bus import Writer
+from infra.machine_use import machine_cpu_s
 from infra.roles.causes import Causes
 from infra.runs import host_name
 from infra.supervise import children
@@ -68,14 +69,15 @@ class Heart:
         )  # fmt: skip
 
     def _used(self) -> dict[str, float]:
-        """Return processor seconds: the process's own, its work, and those on weights.
+        """Return processor seconds: the process's own, its work, those on weights, and the whole machine's.
 
         Work is its own seconds and its children's, as of the last time that the process did not wait.
         """
-        own = time.process_time()
+        own, machine = time.process_time(), machine_cpu_s()
         if not self._waits_for:
             self._work_s = own + children.cpu_s()
-        return {"cpu_s": own, "work_s": self._work_s, "weights_cpu_s": spent.seconds()}
+        found = {"cpu_s": own, "work_s": self._work_s, "weights_cpu_s": spent.seconds()}
+        return found if machine is None else found | {"machine_cpu_s": machine}
 
     def is_due(self, steady_s: float = STEADY_S) -> bool:
         """Return whether to send a heartbeat: the state has changed, or `steady_s` seconds have passed."""

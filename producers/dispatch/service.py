@@ -150,12 +150,12 @@ class Dispatching:
             self._fleet.heard(report, now)
             for name in report.returned:
                 self._moves.returned(sample_key(name), (report.generator, report.start))
-        self._take_parts()
+        self._take_parts(now)
         for report, parts in self._leaving.gone(now):
             self._dispatcher.handed_over(report.generator, parts)
             self._fleet.heard(report, now)
         self._fleet.bury_the_silent(now)
-        self._leaving.keep(self._fleet.is_known)
+        self._leaving.keep(self._fleet.is_known, now)
         self._forget()
         if now >= self._open_at:
             given = self._dispatcher.turn(now)
@@ -228,13 +228,13 @@ class Dispatching:
         soon = int(most_stale) if math.isfinite(most_stale) else 0  # until then one may be found unfit
         return prompt.iteration < trained - 1 - soon and self._dispatcher.is_done(prompt.group, prompt.size)
 
-    def _take_parts(self) -> None:
+    def _take_parts(self, now: float) -> None:
         """Take the parts that have come: of moves, and of generators that leave."""
         for record, part in self._parts.take():
             if (found := self._moves.arrived(part, record.offset)) is not None:
                 self._arrived.append(found)
             else:
-                self._leaving.arrived(part, record.offset)
+                self._leaving.arrived(part, record.offset, now)
 
     def _move(self, given: dict[str, list[SampleJob]], now: float) -> dict[str, list[SampleKey]]:
         """Begin moves.

@@ -26,6 +26,7 @@ class TimedDraw(msgspec.Struct, frozen=True, kw_only=True, tag="timed_draw"):
     slots: int
     most_s: float  # without waits for a core; then the samples that are left are handed over as they are
     most_steps: int
+    begin_s: float | None = None  # samples begin until then, so that those begun may end; None: all begin
 
 
 class StepTable(msgspec.Struct, kw_only=True, tag="step_table"):
@@ -59,12 +60,13 @@ def draw_timed(
     tokens: dict[str, int] = {}
     table, answers, watch = StepTable(), [], WorkWatch()
     until = time.monotonic() + WAITING * order.most_s
+    begin_s = order.most_s if order.begin_s is None else order.begin_s
     while (
-        (waiting or tokens) and len(table.seconds) < order.most_steps
+        ((waiting and watch.seconds < begin_s) or tokens) and len(table.seconds) < order.most_steps
         and watch.seconds < order.most_s and time.monotonic() < until
     ):  # fmt: skip
         fresh = []
-        while waiting and len(tokens) < order.slots:
+        while waiting and len(tokens) < order.slots and watch.seconds < begin_s:
             fresh.append(request := waiting.popleft())
             tokens[request.id] = 0
         watch.begin()

@@ -34,7 +34,9 @@ from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, start
 
 GENERATORS = (1, 2, 3)  # of a family
 WARM, COUNTED = 8, 16  # iterations of a run: those that are not counted, and those that are
+PLAIN = 20  # iterations of the run that tells the overheads of a task
 _PROBLEMS = 4096
+_RATE = 1e-7  # of learning: so little that lengths stay as they are, while each weight changes
 _START_S = 300.0
 _MODES = {
     "sync": ("algorithm.mode=sync", "algorithm.staleness=0"),
@@ -111,7 +113,7 @@ def task_settings(lengths: str, folder: Path) -> list[str]:
     if not file.exists():
         file.write_text("".join(json.dumps(one) + "\n" for one in _problems(lengths)))
     return [
-        "evaluation.problems=0", "task.python=null", f"task.jsonl={file}",
+        f"algorithm.learning_rate={_RATE}", "evaluation.problems=0", "task.python=null", f"task.jsonl={file}",
         f"task.reward={ROOT}/examples/count_task.py:reward", f"report={folder}/runs",
     ]  # fmt: skip
 

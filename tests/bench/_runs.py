@@ -32,6 +32,7 @@ def own_stack(*, s3: bool = False) -> Iterator[local.Stack]:
     os.environ.setdefault("STREAMRL_CACHE", str(ROOT / ".streamrl"))
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as folder:
         paths = StackPaths.locate(Path(folder))
+        before = os.environ.get("STREAMRL_HOME")
         os.environ["STREAMRL_HOME"] = folder
         models = ROOT / ".streamrl" / "models"
         models.mkdir(parents=True, exist_ok=True)
@@ -41,6 +42,9 @@ def own_stack(*, s3: bool = False) -> Iterator[local.Stack]:
             yield stack
         finally:
             local.stop_stack(paths=paths)
+            os.environ.pop("STREAMRL_HOME", None)
+            if before is not None:
+                os.environ["STREAMRL_HOME"] = before
 
 
 def start(runfile: str, overrides: Sequence[str], stack: local.Stack) -> psutil.Popen:

@@ -1,9 +1,11 @@
 """How near a plan comes to real runs of this machine that no profile was made of.
 
-profile of each task ──► predictions of all trials, written down ──► the trials as real runs ──► errors
+a run and a profile of each task ──► predictions of all trials, written down ──► the trials as runs ──► errors
 
 A trial is a run of the counting example with a mode, slots, lengths, groups, a link and a number of
-generators (`_held_out.py`). A prediction is the one that `streamrl run` prints, with its range.
+generators (`_held_out.py`). Of each task there is one run with the run file's own settings, which no trial
+has, and a profile with the overheads of that run. A prediction is the one that `streamrl run` prints, with
+its range.
 
 median_error, worst_error  |predicted / measured - 1| of the throughput
 coverage                   share of the trials whose throughput lies in its 90 % interval
@@ -34,9 +36,9 @@ from flows.plans.planning_inputs import planning_inputs
 from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import prediction_of
 from schemas.loading import load_run_file
-from tests.bench._held_out import GENERATORS, Trial, families, measured, task_settings
+from tests.bench._held_out import GENERATORS, PLAIN, Trial, families, measured, task_settings
 from tests.bench._link import Link, two_sites
-from tests.bench._runs import ROOT, RUNFILE, own_stack
+from tests.bench._runs import ROOT, RUNFILE, finish, own_stack, start
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--predictions", type=Path, help="a file to take them from, or to write")
     parser.add_argument("--only-predict", action="store_true", help="run nothing")
     given = parser.parse_args(argv)
+    os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))  # the warm-started model is built once
     console = Console(stderr=True)
     count = -(-given.trials // len(GENERATORS))
     drawn = [Trial(one, many) for one in families(count, given.seed) for many in GENERATORS][: given.trials]
@@ -94,7 +97,7 @@ def _predictions(drawn: Sequence[Trial], folder: Path, console: Console) -> dict
     for trial in drawn:
         lengths = trial.family.lengths
         if lengths not in profiles:
-            console.print(f"profile of the task {lengths} …")
+            console.print(f"run and profile of the task {lengths} …")
             profiles[lengths] = _profiled(lengths, folder)
         spec = load_run_file(str(RUNFILE), trial.settings(folder))
         inputs = planning_inputs(spec, runfile=str(RUNFILE), profile=profiles[lengths])
@@ -108,8 +111,15 @@ def _predictions(drawn: Sequence[Trial], folder: Path, console: Console) -> dict
 
 def _profiled(lengths: str, folder: Path) -> Path:
     file = folder / f"{lengths}.yaml"
+    reports = folder / f"of-{lengths}"
+    plain = [*task_settings(lengths, folder), f"algorithm.iterations={PLAIN}", f"report={reports}"]
+    with own_stack() as stack:
+        finish(start(str(RUNFILE), plain, stack), stack)
     settings = [part for one in task_settings(lengths, folder) for part in ("--set", one)]
-    words = [sys.executable, "-m", "flows.cli", "profile", str(RUNFILE), "-o", str(file), *settings]
+    words = [
+        sys.executable, "-m", "flows.cli", "profile", str(RUNFILE), "-o", str(file), *settings,
+        "--set", f"report={reports}",
+    ]  # fmt: skip
     subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return file
 

@@ -1,4 +1,7 @@
-"""Generators come and go in the middle of a run: the same samples, and in sync mode the same bits."""
+"""Generators come and go in the middle of a run: the same samples, and in sync mode the same bits.
+
+Where many of them start, their engine is one that starts in a second; `test_kills` kills vLLM.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from infra.bus import read_all
 from infra.sites.news import News
 from schemas.messages import GeneratorReport, Part, SiteReport
 from tests.factories import make_spec
-from tests.harness import Run, running, trained_ids
+from tests.harness import ROOT, Run, running, trained_ids
 from tests.waiting import wait_until
 
 ITERATIONS = 50
+PACED = {"import": f"{ROOT}/tests/fakes/paced_engine.py:PacedSettings", "context_s": 1e-3}
 SPEC = make_spec(
     algorithm={"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
     trainer={"checkpoint_every": 100, "bundle_tokens": 64},
-    generator={"slots": 8},  # so that each of them is needed
+    generator={**PACED, "slots": 8},  # so that each of them is needed
     dispatch={"silence_s": 2.0},
 )
 
@@ -84,7 +88,7 @@ def test_numbers_speeds_and_sites_of_generators_change_no_bit(
     for generators, slots, site in ((1, 16, None), (2, 3, "far")):
         spec = make_spec(
             algorithm={"iterations": 6, "groups": 8, "group_size": 4, "learning_rate": 1e-3},
-            generator={"slots": slots},
+            generator={**PACED, "slots": slots},
         )
         folder = tmp_path / f"with-{generators}"
         with running(folder, kafka, spec, tiny_model, generators=generators, site=site) as run:

@@ -168,13 +168,23 @@ def test_who_goes_on_gets_the_tokens_that_one_that_leaves_hands_over(tmp_path: P
 
 def test_parts_of_one_that_does_not_leave_are_dropped_with_it() -> None:
     leaving, part = Leaving(2.0), fill(Part, generator="a", group=3, index=1)
-    leaving.arrived(part, 5)
+    leaving.arrived(part, 5, 0.5)
     assert not leaving.gone(1.0)
-    leaving.keep(lambda name: name != "a")
+    leaving.keep(lambda name: name != "a", 1.0)
     leaving.reported(fill(GeneratorReport, generator="a", leaving=True, handed=1), 2.0)
     assert not leaving.gone(2.5)
     ((report, parts),) = leaving.gone(4.0)
     assert report.handed == 1 and parts == {} and not leaving.gone(9.0)
+
+
+def test_parts_wait_a_minute_for_the_report_that_says_why() -> None:
+    leaving, part = Leaving(2.0), fill(Part, generator="a", group=3, index=1)
+    report = fill(GeneratorReport, generator="a", leaving=True, handed=1)
+    for waited, parts in ((59.0, {(3, 1): (part, 5)}), (61.0, {})):
+        leaving.arrived(part, 5, 0.0)
+        leaving.keep(lambda name: True, waited)
+        leaving.reported(report, waited)
+        assert leaving.gone(waited + 2.0) == [(report, parts)]
 
 
 def test_a_late_report_of_a_process_that_was_replaced_is_passed_over(tmp_path: Path) -> None:

@@ -17,13 +17,17 @@ from flows.planning.fitted_curves import DecodeCurve, TrainCurve
 from flows.planning.nonnegative import nonnegative_fit
 from flows.planning.profile_file import (
     BadProfile,
-    WrongProfile,
     profile_for,
     read_profile,
     usual_place,
     write_profile,
 )
-from flows.planning.profile_identity import check_profile, identity_differences, profile_identity
+from flows.planning.profile_identity import (
+    WrongProfile,
+    check_profile,
+    identity_differences,
+    profile_identity,
+)
 from flows.planning.profile_times import (
     SCALING_SPREAD,
     held_out_errors,
@@ -72,6 +76,11 @@ def test_a_profile_comes_back_as_it_was_written(tmp_path: Path, name: str) -> No
         ({"lengths": {"answers": [1]}}, "answers has 1 lengths"),
         ({"lengths": {"informative": 2.0}}, "lengths.informative"),
         ({"together": {"unknown": 1}}, "together.unknown"),
+        ({"identity": {"sizes": {"sampling": 9}}}, "sizes lacks generator.slots"),
+        (
+            {"generation": {"points": [decode_point(1, 9, held_out=True).model_dump()]}},
+            "all points are held out",
+        ),
     ],
 )
 def test_a_number_out_of_its_bounds_is_refused_by_name(
@@ -141,7 +150,7 @@ def test_the_model_is_known_by_its_shape(tmp_path: Path) -> None:
     assert profile_identity(make_spec(model={"dtype": "bfloat16"}), tmp_path / "a").settings != first.settings
 
 
-def test_the_usual_place_depends_on_what_the_figures_depend_on(
+def test_a_profile_is_found_by_what_its_figures_depend_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
@@ -151,7 +160,8 @@ def test_the_usual_place_depends_on_what_the_figures_depend_on(
     mine = known_profile().model_copy(update={"identity": profile_identity(spec, model)})
     write_profile(mine, usual_place(spec, mine.identity))
     assert profile_for(spec, model, runfile="run.yaml") == mine
-    assert profile_for(other, model, runfile="run.yaml") is None
+    assert profile_for(other, model, runfile="run.yaml") == mine
+    assert profile_for(make_spec(task={"python": "other.py"}), model, runfile="run.yaml") is None
     assert profile_for(other, model, runfile="run.yaml", file=usual_place(spec, mine.identity)) == mine
     bf16 = make_spec(model={"dtype": "bfloat16"})
     with pytest.raises(WrongProfile, match=r"model\.dtype"):
@@ -213,19 +223,21 @@ def test_the_fit_is_as_good_as_any_that_is_not_negative(seed: int, columns: int,
 
 
 def test_times_of_an_engine() -> None:
-    times = measured_engine(known_profile(), beside=False)
+    times = measured_engine(known_profile())
     assert times.slots == 64
     assert times.batch_s[0] == times.batch_s[1] == pytest.approx(BATCH_S[0] + BATCH_S[1], rel=0.01)
     assert times.batch_s[64] == pytest.approx(BATCH_S[0] + 64 * BATCH_S[1], rel=0.01)
     assert times.install_s == 4e-4
     assert times.prefill_s > PROMPT_S  # a sample's begin and end are in it
-    assert measured_engine(known_profile()).batch_s[64] == pytest.approx(1.1 * times.batch_s[64])
+    assert (times.beside(1), times.beside_samples) == (1.5, 1.1)
+    fixed = (BATCH_S[0] + BATCH_S[1]) / times.batch_s[64]
+    assert times.beside(64) == pytest.approx(1.5 * fixed + 1.1 * (1 - fixed), rel=0.01)
 
 
 def test_more_than_was_measured_is_less_sure() -> None:
     profile = known_profile()
     near, far = measured_engine(profile), measured_engine(profile, slots=1024)
-    assert far.batch_s[1024] == pytest.approx(1.1 * (BATCH_S[0] + 1024 * BATCH_S[1]), rel=0.02)
+    assert far.batch_s[1024] == pytest.approx(BATCH_S[0] + 1024 * BATCH_S[1], rel=0.02)
     assert far.spread > near.spread >= 0.01
     many = measured_engine(profile, threads=4)
     assert many.batch_s[1] == pytest.approx(near.batch_s[1] / 4**0.75)
@@ -235,18 +247,18 @@ def test_more_than_was_measured_is_less_sure() -> None:
 
 def test_times_of_a_learner() -> None:
     profile = known_profile()
-    times = measured_learner(profile, trained=1.0, beside=False)
+    times = measured_learner(profile, trained=1.0)
     assert times.microbatch_s == pytest.approx(MICRO_BATCH_S, rel=0.02)
     samples, tokens, context = 4, 128, (17**2 + 27**2 + 37**2 + 47**2) / 2
     other = (1e-5 + 0.002 / 64) * samples
     assert times.token_s * tokens == pytest.approx(call_s(samples, tokens, context, 0) + other, rel=0.02)
-    assert times.step_s == pytest.approx(0.025)
-    assert measured_learner(profile, beside=False).token_s < times.token_s  # half of the groups train nothing
-    two = measured_learner(profile, ranks=2, trained=1.0, beside=False)
+    assert (times.step_s, times.beside) == (pytest.approx(0.025), 1.2)
+    assert measured_learner(profile).token_s < times.token_s  # half of the groups train nothing
+    two = measured_learner(profile, ranks=2, trained=1.0)
     assert two.microbatch_s == pytest.approx(times.microbatch_s / 2**0.75)
     assert two.step_s == pytest.approx(times.step_s)
     assert two.spread > times.spread
-    long = measured_learner(profile, trained=1.0, lengths=[(7, 2000)], beside=False)
+    long = measured_learner(profile, trained=1.0, lengths=[(7, 2000)])
     assert long.spread > times.spread
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
 from flows.planning.workload import DrawnLengths, LogNormalLengths, Workload
+from flows.simulation.sharing_processors import CROWDED
 from flows.simulation.simulated_run import (
     MessageTimes,
     Outage,
@@ -108,12 +109,12 @@ def test_one_generator_without_overlap_takes_the_sum_of_its_parts() -> None:
 
 
 def test_engines_share_a_core_evenly() -> None:
-    """Both are half as fast until the shorter sample is done; then the other one goes on alone."""
+    """Both have half a core until the shorter sample is done; then the other one goes on alone."""
     engine = EngineTimes((0.1, 0.1), cores=1.0)
     run = run_of(
         spec_of(groups=1, iterations=1), engine, engine, workload=given_lengths([[10, 30]], 0), cores=1.0
     )
-    spent = 10 * 0.1 * 2 + 20 * 0.1
+    spent = 10 * 0.1 * 2 ** (1 + CROWDED) + 20 * 0.1
     assert simulate(run).ended_at == pytest.approx(spent + 40 * 1e-4 + 0.05 + 0.5)
     assert simulate(replace(run, cores=2.0)).ended_at == pytest.approx(30 * 0.1 + 40 * 1e-4 + 0.05 + 0.5)
     learning = replace(run, learner=replace(LEARNER, cores=2.0))
