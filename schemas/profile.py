@@ -210,7 +210,7 @@ class TogetherProfile(Section):
 
 
 class DrawnInRun(Section):
-    """What the engines of a run did, and the processor seconds that it took them."""
+    """The work of the engines of a run, and the processor seconds that it took."""
 
     cpu_s: _Seconds
     tokens: Annotated[int, Field(gt=0, le=10**15)]
@@ -219,7 +219,7 @@ class DrawnInRun(Section):
 
 
 class TrainedInRun(Section):
-    """What the trainer of a run did, and the processor seconds that training took it."""
+    """The work of the trainer of a run, and the processor seconds that training took."""
 
     cpu_s: _Seconds
     seconds: _Seconds = Field(description="By the clock: beside engines it had not a core all the time.")

@@ -25,6 +25,9 @@ class SharingProcessors:
         self._run, self._fleet, self._learner, self._events = run, fleet, learner, events
         self._switching = False
         learner.waits_for_turn = run.colocated
+        if run.colocated:
+            learner.set_speed(1 / learner.beside)
+            self._to_engines()
 
     def look(self) -> None:
         """See whether anybody has to go on at another speed."""
@@ -65,6 +68,9 @@ class SharingProcessors:
         self._learner.waits_for_turn = not to_learner
         if to_learner:
             self._learner.go_on()
-            return
+        else:
+            self._to_engines()
+
+    def _to_engines(self) -> None:
         for one in self._fleet.places:
             self._fleet.set_speed_of(one, 1 / one.times.beside(one.times.slots))

@@ -34,7 +34,7 @@ from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, start
 
 GENERATORS = (1, 2, 3)  # of a family
 WARM, COUNTED = 8, 16  # iterations of a run: those that are not counted, and those that are
-PLAIN = 20  # iterations of the run that tells the overheads of a task
+PLAIN = 40  # iterations of the run that tells the overheads of a task
 _PROBLEMS = 4096
 _RATE = 1e-7  # of learning: so little that lengths stay as they are, while each weight changes
 _START_S = 300.0

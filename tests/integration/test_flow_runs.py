@@ -99,7 +99,13 @@ class Place:
         return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
 
     def trained(self, steps: int) -> None:
-        wait_until(lambda: len(self.steps()) >= steps, what=f"{steps} steps", deadline_s=90)
+        def there() -> bool:
+            return len(self.steps()) >= steps
+
+        try:
+            wait_until(there, what=f"{steps} steps", deadline_s=150)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.said()[-4000:]}") from None
 
     def reached(self, state: str, deadline_s: float = 60) -> None:
         wait_until(lambda: self.state() == state, what=f"the state {state}", deadline_s=deadline_s)
@@ -120,7 +126,7 @@ def place(
 def impatient(place: Place) -> Iterator[None]:
     """Automations that wait for seconds, not for minutes. Only while no other flow run is there."""
     forget_automations(place)
-    ensure_automations(place.post, silent_s=12.0)
+    ensure_automations(place.post, silent_s=20.0)
     yield
     forget_automations(place)
 

@@ -121,6 +121,15 @@ def test_engines_share_a_core_evenly() -> None:
     assert simulate(learning).ended_at == pytest.approx(spent + 2 * (40 * 1e-4 + 0.05 + 0.5))
 
 
+def test_in_turns_both_are_as_slow_as_in_a_run() -> None:
+    engine = EngineTimes((0.1, 0.1), cores=1.0, beside_step=1.5)
+    run = run_of(
+        spec_of(groups=1, iterations=1), engine, workload=given_lengths([[10, 10]], 0), colocated=True,
+        learner=replace(LEARNER, cores=1.0, beside=2.0),
+    )  # fmt: skip
+    assert simulate(run).ended_at == pytest.approx(1.5 * 20 * 0.1 + 2 * (20 * 1e-4 + 0.05 + 0.5))
+
+
 def test_a_barrier_costs_time_and_never_gains_any() -> None:
     for seed in range(3):
         run = run_of(spec_of("async", iterations=6), seed=seed)
