@@ -173,10 +173,11 @@ def _beside_engine(profile: Profile, full_rate: float) -> float:
 def measured_link(profile: Profile) -> LinkTimes:
     """Return how fast versions come from the run's store to a generator here, up to their installation."""
     weights = profile.weights
+    trips = LinkTimes(1.0, weights.latency_s).fetch_s(0)
     seconds = weights.fetch_s + weights.patch_s + weights.prepare_s
     return LinkTimes(
-        bytes_per_s=max(1, weights.delta_bytes) / max(1e-6, seconds - weights.latency_s),
-        latency_s=weights.latency_s, spread=0.2,
+        bytes_per_s=max(1, weights.delta_bytes) / max(1e-6, seconds - trips), latency_s=weights.latency_s,
+        spread=0.2,
     )  # fmt: skip
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_FAR_S = 1e-3  # there and back: a link that takes less is within one place
+_FETCH_TRIPS = 3  # for the announcement, the manifest and the bytes
+
 
 @dataclass(frozen=True)
 class EngineTimes:
@@ -59,5 +62,14 @@ class LinkTimes:
     """How fast bytes come from the run's store to a site."""
 
     bytes_per_s: float
-    latency_s: float = 0.0
+    latency_s: float = 0.0  # there and back
     spread: float = 0.0
+
+    def fetch_s(self, size: int) -> float:
+        """Return the seconds from the announcement of a version until so many bytes of it are at the site."""
+        return _FETCH_TRIPS * self.latency_s + size / self.bytes_per_s
+
+    @property
+    def message_s(self) -> float:
+        """Seconds of a message, one way; 0 within one place."""
+        return self.latency_s / 2 if self.latency_s >= _FAR_S else 0.0

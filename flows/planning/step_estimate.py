@@ -224,7 +224,7 @@ class _SplitTable:
                 self.kinds[row, column], self.counts[row, column] = numbers[id(kind)], count
                 transfer = 0.0
                 if link is not None:
-                    transfer = link.latency_s + split.trainer.learner.version_bytes / link.bytes_per_s
+                    transfer = link.fetch_s(split.trainer.learner.version_bytes) + 2 * link.message_s
                 self._gap[row, column] = transfer + engine.install_s + engine.reward_s
                 self._install[row, column] = engine.install_s
                 self._cores[row, column] = engine.cores

@@ -30,6 +30,10 @@ class SimulatedFleet:
         self.named: dict[str, SimulatedGenerator] = {}
         self.versions = {site.name: 0 for site in run.sites}  # that each site has
         self._engines = {site.name: site.engines for site in run.sites}
+        self._delivery_s = {
+            site.name: run.messages.delivery_s + (site.link.message_s if site.link else 0.0)
+            for site in run.sites
+        }
         self._ends: list[tuple[float, int]] = []  # a heap; some are out of date
         self._touched: dict[int, None] = {}
         self.drawn_again = 0
@@ -40,7 +44,7 @@ class SimulatedFleet:
 
     def _place(self, site: str, times: EngineTimes) -> SimulatedGenerator:
         place = SimulatedGenerator(
-            len(self.places), site, self._spec, times, self._length_of, self._clock
+            len(self.places), site, self._spec, times, self._delivery_s[site], self._length_of, self._clock
         )  # fmt: skip
         self.places.append(place)
         self.named[place.name] = place

@@ -38,10 +38,11 @@ class SimulatedGenerator:
     """One place for a generator; another process may take it after an outage."""
 
     def __init__(
-        self, place: int, site: str, spec: RunSpec, times: EngineTimes,
+        self, place: int, site: str, spec: RunSpec, times: EngineTimes, delivery_s: float,
         length_of: Callable[[SampleRequest], int], clock: VirtualClock,
     ) -> None:  # fmt: skip
-        self.place, self.site, self.times = place, site, times
+        """`delivery_s`: of a message, one way."""
+        self.place, self.site, self.times, self.delivery_s = place, site, times, delivery_s
         self.name = f"g{place:05d}"
         slots = spec.generator.model_copy(update={"slots": times.slots})
         self._spec = spec.model_copy(update={"generator": slots})

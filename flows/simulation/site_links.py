@@ -33,7 +33,7 @@ class SiteLink:
         if self._link is None or self._fetching is not None or self._newest == self._held:
             return None
         size = (self._newest - self._held) * self._version_bytes
-        seconds = self._link.latency_s + size / self._link.bytes_per_s
+        seconds = self._link.fetch_s(size)
         self._fetching = self._newest
         self.bytes += size
         self.seconds += seconds

@@ -84,7 +84,9 @@ class World:
         self._ranker = _ToldLengths(drawn.predicted)
         policy = policy_of(self._spec) if policy is None else policy
         choose_virtually(policy, _seconds_of_choices(policy, run.messages))
-        is_late = run.messages.delivery_s > 0 or any(e.reward_s for site in run.sites for e in site.engines)
+        is_late = run.messages.delivery_s > 0 or any(
+            site.link or engine.reward_s for site in run.sites for engine in site.engines
+        )
         self._dispatcher = Dispatcher(policy, latency_s=LATENCY_S if is_late else 0.0)
         self._taken = TakenGroups(algorithm)
         self._learner = SimulatedLearner(self._spec, run.learner, self._taken, self._clock)
@@ -151,14 +153,19 @@ class World:
         moved = self._dispatcher.moved(now)
         back = self._dispatcher.withdraw()
         took_s = time.thread_time() - began if messages.measured else messages.turn_s if dealt else 0.0
-        arrives = now + took_s + messages.delivery_s
+        sent = now + took_s
         for name, jobs in dealt.items():
-            self._send(name, jobs, arrives)
+            self._send(name, jobs, sent + self._delivery_s(name))
         for job, source, target in moved:
+            arrives = sent + self._delivery_s(source) + self._delivery_s(target) - messages.delivery_s
             self._move(job, source, target, arrives + messages.handover_s)
         for name, keys in back.items():
-            self._ask_back(name, keys, arrives)
-        return now + took_s
+            self._ask_back(name, keys, sent + self._delivery_s(name))
+        return sent
+
+    def _delivery_s(self, name: str) -> float:
+        """Return the seconds of a message from or to a generator."""
+        return self._fleet.named[name].delivery_s
 
     def _send(self, name: str, jobs: Sequence[SampleJob], arrives: float) -> None:
         process = self._fleet.named[name].process
@@ -209,14 +216,14 @@ class World:
                 sample_key(one) for one in generator.decoding.give_back([sample_id(*key) for key in keys])
             ]
             self._events.after(
-                self._messages.delivery_s, lambda: self._dispatcher.returned(name, back, self._clock.time)
+                generator.delivery_s, lambda: self._dispatcher.returned(name, back, self._clock.time)
             )
 
         self._events.at(arrives, answer)
 
     def _drawn(self, generator: SimulatedGenerator, made: MadeSample) -> None:
         """A sample has its last token. It counts when it has a reward."""
-        reward_s, delivery_s = generator.times.reward_s, self._messages.delivery_s
+        reward_s, delivery_s = generator.times.reward_s, generator.delivery_s
         key, tokens, version = made.begun.job.key, len(made.finished.tokens), min(made.begun.versions)
         self._span(generator.name, "sample", made.begun.started_at, self._clock.time, sample_id(*key))
         if not reward_s:

@@ -264,7 +264,7 @@ def test_times_of_a_learner() -> None:
 
 def test_times_of_the_link_are_those_of_the_way_to_the_engine() -> None:
     link = measured_link(known_profile())
-    assert 1_000_000 / link.bytes_per_s + link.latency_s == pytest.approx(0.04)
+    assert link.fetch_s(1_000_000) == pytest.approx(0.04)
 
 
 def test_errors_are_those_at_points_that_were_held_out() -> None:

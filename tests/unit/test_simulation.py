@@ -87,11 +87,13 @@ def test_one_generator_without_overlap_takes_the_sum_of_its_parts() -> None:
     )
     ends, now = [], 0.0
     for iteration, group in enumerate(lengths.answers.tolist()):
-        if iteration:
-            now += 0.25 + 0.5 + 1000 / 1000.0 + 3.0  # published, fetched, installed
+        # published, fetched and installed; jobs are there before that
+        now += 0.25 + link.fetch_s(1000) + 3.0 if iteration else link.message_s
         for length in group:
             now += 10 * 1e-3 + length * 0.01 + 1e-5 * sum(10 + made for made in range(length))
-        now += 1e-4 * (sum(group) + 20) + 0.05 + 0.5  # trained in one micro-batch, and stepped
+        now += (
+            link.message_s + 1e-4 * (sum(group) + 20) + 0.05 + 0.5
+        )  # here, trained in one micro-batch, and stepped
         ends.append(now)
     result = simulate(run)
     assert [step.ended_at for step in result.steps] == pytest.approx(ends)
