@@ -91,13 +91,15 @@ def test_one_generator_without_overlap_takes_the_sum_of_its_parts() -> None:
         now += 0.25 + link.fetch_s(1000) + 3.0 if iteration else link.message_s
         for length in group:
             now += 10 * 1e-3 + length * 0.01 + 1e-5 * sum(10 + made for made in range(length))
-        now += (
-            link.message_s + 1e-4 * (sum(group) + 20) + 0.05 + 0.5
-        )  # here, trained in one micro-batch, and stepped
+        now += link.message_s  # and then trained in one micro-batch, and stepped
+        now += 1e-4 * (sum(group) + 20) + 0.05 + 0.5
         ends.append(now)
     result = simulate(run)
     assert [step.ended_at for step in result.steps] == pytest.approx(ends)
-    assert (result.link_bytes, result.link_s) == ({"far": 2000}, {"far": pytest.approx(3.0)})
+    assert (result.link_bytes, result.link_s) == (
+        {"far": 2000},
+        {"far": pytest.approx(2 * link.fetch_s(1000))},
+    )
     spent = result.steps[-1].generated
     assert spent["installing"] == pytest.approx(6.0)
     assert spent["prefilling"] == pytest.approx(6 * 0.01)
@@ -107,7 +109,7 @@ def test_one_generator_without_overlap_takes_the_sum_of_its_parts() -> None:
         )
     )
     turns = simulate(replace(run, colocated=True, switch_s=2.0))
-    assert turns.ended_at == pytest.approx(ends[-1] + 5 * 2.0 - 2 * min(2.0, 1.75))
+    assert turns.ended_at == pytest.approx(ends[-1] + 5 * 2.0 - 2 * min(2.0, 0.25 + link.fetch_s(1000)))
 
 
 def test_engines_share_a_core_evenly() -> None:
