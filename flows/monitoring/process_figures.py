@@ -21,6 +21,7 @@ OF_ALL: _Names = {
     "cpu_s": ("streamrl_process_cpu_seconds_total", "Processor time of the process itself."),
     "work_s": ("streamrl_process_work_cpu_seconds_total", "The same, with its child processes."),
     "weights_cpu_s": ("streamrl_process_weights_cpu_seconds_total", "Processor time for coding weights."),
+    "machine_cpu_s": ("streamrl_process_machine_cpu_seconds_total", "Processor time of all on its machine."),
     "dead_letters": ("streamrl_process_dead_letters_total", "Records that the process could not use."),
 }
 OF_ROLE: Mapping[str, _Names] = {

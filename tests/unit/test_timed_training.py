@@ -41,13 +41,16 @@ def store(tmp_path: Path) -> Store:
 def test_made_up_samples_fill_bundles_of_whole_groups(spec: RunSpec) -> None:
     found = made_up(spec, PROMPTS, [3, 5, 9])
     samples = [decode(raw, Sample) for raw in found.records]
-    used = [number for bundle in found.bundles for number in bundle.members]
+    repeats = [(one, members) for one in found.bundles for members in one.repeats]
+    used = [number for _, members in repeats for number in members]
     assert sorted(used) == list(range(len(samples)))
     assert {one.held_out for one in found.bundles} == {True, False}
-    for bundle in found.bundles:
-        members = [samples[number] for number in bundle.members]
-        groups = {one.group for one in members}
+    for _, members in repeats:
+        groups = {samples[number].group for number in members}
         assert len(members) == len(groups) * spec.algorithm.group_size
+    for bundle in found.bundles:
+        sizes = {sum(samples[number].true_length for number in members) for members in bundle.repeats}
+        assert len(sizes) > 1, "libraries would know the shape"
     assert max(one.true_length for one in samples) == spec.sampling.max_tokens
     assert all(one.tokens.max() < 24 for one in samples)  # tokens of the prompts, which any model has
 
@@ -62,7 +65,7 @@ def test_calls_steps_and_versions(model: str, spec: RunSpec, store: Store) -> No
     first = timed.root()
     made = made_up(spec, PROMPTS, [3, 5, 9])
     assert timed.take(made.records) > 0
-    bundles = [one.members for one in made.bundles]
+    bundles = [members for one in made.bundles for members in one.repeats]
     table = timed.train(bundles)
     sizes = [decode(made.records[n], Sample).true_length + len(PROMPTS[0].tokens) for n in bundles[0]]
     assert table.samples[0] == len(bundles[0])
