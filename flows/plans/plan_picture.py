@@ -1,6 +1,6 @@
 """Draws an iteration of a simulated run: the work of each process at each moment.
 
-One band a generator, as high as its batch, coloured by the lengths of its samples; the trainer and the links
+One band a generator, as high as its batch, coloured by how long each takes; the trainer and the links
 above them. Only so many generators have bands of their own.
 """
 
