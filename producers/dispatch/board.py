@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections import deque
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from producers.dispatch.jobs import SampleJob, Turn
 from producers.dispatch.length_order import LengthOrder, OrderedJob, Teller
 from schemas.identity import SampleKey
 
+_RATE_S = 1.0  # over which the rate of finished jobs is taken
 NO_DEADLINE = 1e300  # as a plan's deadline: no deadline, so longest first
 
 
@@ -33,7 +34,9 @@ class BoardGenerator:
     steps: float = 0.0  # up to `now`
     ahead: int = 0  # jobs that it may be given beyond its slots
     keeps_bits: bool = False  # whether a sample that it continues has the bits that it would have had
-    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    way_s: float = 0.0  # of a message from it, in the mean of the newest ones
+    _rate: float = 0.0  # jobs that finish a second, at the last end
+    _ended_at: float = -math.inf
     _began: dict[SampleKey, float] = field(default_factory=dict)  # `steps` at the time of its first token
 
     def advance(self, now: float) -> None:
@@ -65,9 +68,10 @@ class BoardGenerator:
         self._began[key] = self.steps - tokens
 
     def rate(self, now: float) -> float:
-        """Note that a job has finished. Return how many finish a second, over the last 64."""
-        self._ends.append(now)
-        return len(self._ends) / max(now - self._ends[0], 1.0)
+        """Note that a job has finished. Return how many finish a second, over about the last second."""
+        self._rate = self._rate * math.exp((self._ended_at - now) / _RATE_S) + 1 / _RATE_S
+        self._ended_at = now
+        return self._rate
 
     def end(self, key: SampleKey) -> SampleJob | None:
         """Remove a job and return it; None if the generator does not have it."""

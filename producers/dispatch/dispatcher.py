@@ -35,6 +35,10 @@ _FIRST_GIVEN, _MOST_GIVEN = 4096, 32_768
 _LOOKED_AT_EACH = 8192
 
 
+_TURNS_S = 0.1  # from a finished sample to the start of the next one, besides the ways of both messages
+_NEWEST = 0.2  # weight of the newest message's way
+
+
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
     """Keep Python from looking for garbage while very many objects come and none goes: that takes longer."""
@@ -177,6 +181,11 @@ class Dispatcher:
             if key in self._board.waiting:
                 self._board.start(generator, self._board.waiting.remove(key))
 
+    def delayed(self, name: str, way_s: float) -> None:
+        """Note how long a message from a generator was on its way."""
+        generator = self._board.generators[name]
+        generator.way_s += (_NEWEST if generator.way_s else 1.0) * (way_s - generator.way_s)
+
     def measured(self, name: str, seconds: np.ndarray, now: float) -> None:
         """Set how long a generator's steps take."""
         generator = self._board.generators[name]
@@ -279,7 +288,8 @@ class Dispatcher:
     def _free(self, generator: BoardGenerator, now: float) -> None:
         """Ask for jobs for the free slot, and for those that it can begin before it hears from us."""
         if self._latency_s:
-            soon = 1 + round(generator.rate(now) * self._latency_s)
+            latency_s = max(self._latency_s, 2 * generator.way_s + _TURNS_S)
+            soon = 1 + round(generator.rate(now) * latency_s)
             generator.ahead = max(ALONE, soon) if self._is_alone else soon
         if not self._is_alone or generator.free >= ALONE // 4:
             self._ask.add(generator.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from schemas.messages import GeneratorReport
 
 SLOW_LEFT_OUT_S = 20.0
 _LOOK_S = 0.1  # how often silence is checked
+_LONGEST_WAY_S = 1.0  # of a report: what took longer lay somewhere, or another clock is wrong
 _FORMER = 4096
 
 
@@ -92,6 +94,7 @@ class Fleet:
             self._join(report, now)
         else:
             self._goes_on(report, known, now)
+        self._dispatcher.delayed(name, min(_LONGEST_WAY_S, max(0.0, time.time() - report.sent_at)))
         if report.whole:
             self._dispatcher.progress(
                 name, {key: count for key, count in _held(report).items() if count >= 0}, now

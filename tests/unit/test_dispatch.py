@@ -233,6 +233,31 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
     assert done == {one.key for one in jobs}
 
 
+@pytest.mark.parametrize(("way_s", "gap_s"), [(0.0, 0.15), (0.2, 0.5)])
+@pytest.mark.parametrize("rate", [20, 400])
+def test_a_generator_gets_ahead_what_it_finishes_until_more_can_come(
+    way_s: float, gap_s: float, rate: int
+) -> None:
+    """However fast its samples end, and however far it is."""
+    dispatcher = Dispatcher(LongestFirst(), latency_s=0.15)
+    table, slots = np.full(9, 0.01), 8
+    for name in ("a", "b"):
+        dispatcher.join(name, slots, table, 0.0)
+        for _ in range(3):
+            dispatcher.delayed(name, way_s)
+    dispatcher.admit([job(group, 10.0) for group in range(40 * rate)], 0.0)
+    has: dict[str, list[Any]] = {"a": [], "b": []}
+    for step in range(6 * rate):  # each of them ends a sample in each step
+        for name, jobs in dispatcher.turn(step / rate).items():
+            has[name] += jobs
+        for jobs in has.values():
+            dispatcher.finished(jobs.pop(0).key, 10, step / rate)
+    for name, jobs in dispatcher.turn(6.0).items():
+        has[name] += jobs
+    for jobs in has.values():
+        assert rate * gap_s <= len(jobs) - slots <= 1.2 * rate * gap_s + 2
+
+
 def test_running_samples_move_where_it_pays_and_are_made_once() -> None:
     """A sample on a slow generator turns out to be long, and a fast one is empty by then."""
     beliefs = Beliefs(LONGEST)

@@ -203,7 +203,7 @@ def test_a_service_of_many_iterations_holds_what_is_open(tmp_path: Path) -> None
             dispatcher = service.service._dispatcher
             sizes.append(held(dispatcher) + len(service.service._unfit) + len(service.service._past.done))
     service.dispatched.close()
-    assert max(sizes) <= 100, f"{sizes}: a generator remembers 64 ends, and nothing else stays"
+    assert max(sizes) <= 100, f"{sizes}: nothing stays"
 
 
 def test_an_evaluation_is_open_until_it_is_done(service: Service) -> None:
