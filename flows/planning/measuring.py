@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from consumers.learner_process import LearnerOptions
 from consumers.timed_training import CallTable
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
-from flows.planning.measuring_engine import MeasuredEngine, measure_engine, real_requests
+from flows.planning.measuring_engine import EngineMeasurement, real_requests
 from flows.planning.measuring_learner import MeasuredLearner, TrainingSamples, made_up, measure_learner
 from flows.planning.measuring_weights import WeightsWay, scratch
 from flows.planning.profile_identity import profile_identity
@@ -54,7 +53,6 @@ from schemas.profile import (
 )
 from schemas.runspec import RunSpec
 
-_Result = TypeVar("_Result", MeasuredEngine, MeasuredLearner)
 ShareDone = Callable[[float, str], None]
 
 _MOST_PROMPTS, _MOST_ANSWERS = 1024, 8192
@@ -93,31 +91,35 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
         )
         engine.wait_until_ready()
         learner.wait_until_ready()
-        drawn = _followed(
-            measure_engine(engine, prompts, spec, 0.35 * seconds),
-            lambda share: progress(0.2 + 0.3 * share, "measuring decode steps"),
-        )  # fmt: skip
+        drawing = EngineMeasurement(engine, prompts, spec, 0.35 * seconds)
+        for share in drawing.turn():
+            progress(0.2 + 0.15 * share, "measuring decode steps")
+        progress(0.35, "drawing real prompts")
+        answers = drawing.answers()
         progress(0.5, "measuring rewards")
-        rewards, lengths = _scored(spec, folder, prompts, drawn.answers, 0.1 * seconds)
+        rewards, lengths = _scored(spec, folder, prompts, answers, 0.1 * seconds)
         way = WeightsWay(spec, folder, store, prefix)
         way.bring(learner, engine)
         samples = made_up(spec, prompts, lengths.answers)
         trained = _followed(
             measure_learner(learner, samples, 0.3 * seconds),
-            lambda share: progress(0.55 + 0.25 * share, "measuring training"),
+            lambda share: progress(0.55 + 0.15 * share, "measuring training"),
         )  # fmt: skip
-        progress(0.8, "measuring weights")
+        progress(0.7, "measuring weights")
         _bring_versions(way, learner, engine, samples)
         weights = way.profile()
+        for share in drawing.turn():
+            progress(0.75 + 0.1 * share, "measuring decode steps again")
+        points = drawing.points()
         progress(0.85, "measuring both at once")
-        together = _together(engine, learner, prompts, spec, drawn, trained, samples, 0.15 * seconds)
+        together = _together(engine, learner, prompts, spec, points, trained, samples, 0.15 * seconds)
     progress(1.0, "done")
     return Profile(
         made_at=time.time(), took_s=time.monotonic() - began,
         identity=profile_identity(spec, model, root=learner.root),
         generation=GenerationProfile(
-            points=drawn.points, start_s=engine.start_s, memory_tokens=engine.memory_tokens,
-            busy_cores=drawn.busy_cores, disturbed=min(1.0, drawn.disturbed),
+            points=points, start_s=engine.start_s, memory_tokens=engine.memory_tokens,
+            busy_cores=drawing.busy_cores, disturbed=drawing.disturbed,
         ),
         training=_training(trained, learner.start_s, spec.trainer.ranks),
         weights=weights, rewards=rewards, lengths=lengths,
@@ -129,7 +131,7 @@ def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
     return {**worker_environment(), **places.env, **environment(role, spec), **allocator()}
 
 
-def _followed(steps: Iterable[float | _Result], told: Callable[[float], None]) -> _Result:
+def _followed(steps: Iterable[float | MeasuredLearner], told: Callable[[float], None]) -> MeasuredLearner:
     """Go through the steps of a measurement, tell the share that is done, and return its result."""
     for one in steps:
         if not isinstance(one, float):
@@ -250,10 +252,10 @@ def _bring_versions(
 
 def _together(
     engine: ProfiledEngine, learner: ProfiledLearner, prompts: Sequence[FirstPrompt], spec: RunSpec,
-    drawn: MeasuredEngine, trained: MeasuredLearner, samples: TrainingSamples, seconds: float,
+    points: Sequence[DecodePoint], trained: MeasuredLearner, samples: TrainingSamples, seconds: float,
 ) -> TogetherProfile:  # fmt: skip
     """Have both work at once, with few samples at once and with many, and compare with each alone."""
-    curve = DecodeCurve.fitted(drawn.points)
+    curve = DecodeCurve.fitted(points)
     requests = real_requests(prompts, spec)
     bundles = [members for one in samples.bundles if one.held_out for members in one.repeats]
     learner.begin_training(bundles, most_s=seconds)

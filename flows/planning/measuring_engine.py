@@ -27,7 +27,7 @@ _SHORT = 8  # tokens of a short prompt
 _GRID = 0.6  # share of the time for the grid; the rest is for real prompts
 _BEGIN = 0.6  # share of the time for real prompts in which they begin: the longest answers need the rest
 _PREFILL = 0.04  # share of the grid's time in which one point's prompts may be prefilled
-_TURNS = 2  # each point is measured so often, since a machine is faster in one moment than in another
+_TURNS = 2  # of the grid
 _PREFILLS = 16  # steps in which a cell's prompts may be prefilled
 _ALIKE = 12  # steps of real prompts that make up one point
 _FAR = 4.0  # deviations beyond which a step is left out: something else had the machine
@@ -167,46 +167,79 @@ def real_requests(prompts: Sequence[FirstPrompt], spec: RunSpec) -> list[SampleR
     ]  # fmt: skip
 
 
-@dataclass
-class MeasuredEngine:
-    """The measured points of an engine, and the answers that it drew to real prompts."""
+class EngineMeasurement:
+    """The measurement of an engine: turns of the grid, with a draw of real prompts between them.
 
-    points: list[DecodePoint]
-    answers: dict[str, DrawnAnswer]
-    busy_cores: float
-    disturbed: float
+    The turns are far apart, since a machine is faster in one minute than in another.
+    """
 
+    def __init__(
+        self, engine: ProfiledEngine, prompts: Sequence[FirstPrompt], spec: RunSpec, seconds: float
+    ) -> None:
+        """`seconds`: about how long it takes in all."""
+        self._engine, self._prompts, self._spec = engine, prompts, spec
+        self._grid_s, self._real_s = _GRID * seconds, (1 - _GRID) * seconds
+        self._tables: dict[Cell, list[StepTable]] = {}
+        self._real = StepTable()
+        self._turn = 0
+        self._cells = grid(
+            spec.generator.slots, spec.longest_sample, engine.memory_tokens, self._most_prompt_tokens()
+        )
 
-def measure_engine(
-    engine: ProfiledEngine, prompts: Sequence[FirstPrompt], spec: RunSpec, seconds: float
-) -> Iterator[float | MeasuredEngine]:
-    """Measure an engine in about so many seconds. Yield the share that is done, and in the end the result."""
-    slots = spec.generator.slots
-    steps_s, real_s = _GRID * seconds, (1 - _GRID) * seconds
-    requests = real_requests(prompts, spec)
-    tables: dict[Cell, list[StepTable]] = {}
-    # Before anything counts: kernels are chosen and memory is taken in the first steps. The second time says
-    # how fast prompts are prefilled.
-    first = Cell(slots, min(_SHORT, spec.sampling.max_prompt_tokens))
-    for number in range(2):
-        warm, _ = engine.draw(cell_order(first, number, prompts, spec, steps_s / 8))
-    begun = [(took, tokens) for took, tokens in zip(warm.seconds, warm.prompt, strict=True) if tokens]
-    each_s = sum(took for took, _ in begun) / max(1, sum(tokens for _, tokens in begun))
-    most = round(_PREFILL * steps_s / max(1e-9, each_s))
-    cells = grid(slots, spec.longest_sample, engine.memory_tokens, most)
-    each = 2 * steps_s / len(cells) / _TURNS
-    for number, cell in enumerate(cells * _TURNS):
-        table, _ = engine.draw(cell_order(cell, 10 + number, prompts, spec, each + _PREFILL * steps_s))
-        tables.setdefault(cell, []).append(table)
-        yield _GRID * (number + 1) / len(cells) / _TURNS
-    points = [point for cell, some in tables.items() for point in cell_points(some, held_out=cell.held_out)]
-    draw = TimedDraw(
-        requests=requests, slots=slots, most_s=real_s, most_steps=1_000_000, begin_s=_BEGIN * real_s
-    )
-    table, answers = engine.draw(draw)
-    points += real_points(table)
-    every = [table, *(one for some in tables.values() for one in some)]
-    waited, took = (sum(sum(getattr(one, name)) for one in every) for name in ("waited", "seconds"))
-    yield MeasuredEngine(
-        points, {one.id: one for one in answers}, table.busy_cores, waited / max(1e-9, waited + took)
-    )
+    def _most_prompt_tokens(self) -> int:
+        """Draw before anything counts; return how many tokens of prompts a point may have.
+
+        Kernels are chosen and memory is taken in the first steps. The second time says how fast prompts are
+        prefilled.
+        """
+        spec = self._spec
+        first = Cell(spec.generator.slots, min(_SHORT, spec.sampling.max_prompt_tokens))
+        for number in range(2):
+            order = cell_order(first, number, self._prompts, spec, self._grid_s / 8)
+            warm, _ = self._engine.draw(order)
+        begun = [(took, tokens) for took, tokens in zip(warm.seconds, warm.prompt, strict=True) if tokens]
+        each_s = sum(took for took, _ in begun) / max(1, sum(tokens for _, tokens in begun))
+        return round(_PREFILL * self._grid_s / max(1e-9, each_s))
+
+    def turn(self) -> Iterator[float]:
+        """Measure each point of the grid once. Yield the share that is done."""
+        self._turn += 1
+        most_s = 2 * self._grid_s / len(self._cells) / _TURNS + _PREFILL * self._grid_s
+        for number, cell in enumerate(self._cells, start=1):
+            order = cell_order(
+                cell, 10 * self._turn * len(self._cells) + number, self._prompts, self._spec, most_s
+            )
+            table, _ = self._engine.draw(order)
+            self._tables.setdefault(cell, []).append(table)
+            yield number / len(self._cells)
+
+    def answers(self) -> dict[str, DrawnAnswer]:
+        """Draw real prompts; return the answers."""
+        requests = real_requests(self._prompts, self._spec)
+        draw = TimedDraw(
+            requests=requests, slots=self._spec.generator.slots, most_s=self._real_s, most_steps=1_000_000,
+            begin_s=_BEGIN * self._real_s,
+        )  # fmt: skip
+        self._real, answers = self._engine.draw(draw)
+        return {one.id: one for one in answers}
+
+    def points(self) -> list[DecodePoint]:
+        """Return all measured points."""
+        found = [
+            point
+            for cell, some in self._tables.items()
+            for point in cell_points(some, held_out=cell.held_out)
+        ]
+        return found + real_points(self._real)
+
+    @property
+    def busy_cores(self) -> float:
+        """The cores that the engine keeps busy while it draws."""
+        return self._real.busy_cores
+
+    @property
+    def disturbed(self) -> float:
+        """The share of the time in which it waited for a core."""
+        every = [self._real, *(one for some in self._tables.values() for one in some)]
+        waited, took = (sum(sum(getattr(one, name)) for one in every) for name in ("waited", "seconds"))
+        return min(1.0, waited / max(1e-9, waited + took))
