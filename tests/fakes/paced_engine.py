@@ -16,6 +16,7 @@ from producers.engines.engine import DrawnAnswer, EngineSettings, Pace
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import uniforms
 
+FILLED = 128  # tokens to whose multiples a sequence is filled up
 END, DIGIT_0, WORDS = 1, 2, 24  # numbers in the tokenizer of `make_tiny_model`
 
 
@@ -140,7 +141,13 @@ class TinyQwen2:
         return self._linear(f"{layer}.self_attn.o_proj", mixed.reshape(len(x), -1).astype(np.float32))
 
     def logprobs(self, tokens):
-        """Return the logprob of each token but the first, after those before it."""
+        """Return the logprob of each token but the first, after those before it.
+
+        Sequences are filled up, so that products have one shape: their last bits depend on it, and those of a
+        sample that goes on elsewhere shall be the same.
+        """
+        count = len(tokens)
+        tokens = np.concatenate([tokens, np.zeros(-count % FILLED, tokens.dtype)])
         x = self._weight("embed_tokens.weight")[tokens]
         for number in range(self._layers):
             layer = f"layers.{number}"
@@ -152,4 +159,4 @@ class TinyQwen2:
         logits = self._norm("norm", x) @ self._weight("embed_tokens.weight").T
         logits = logits - logits.max(-1, keepdims=True)
         found = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        return found[np.arange(len(tokens) - 1), tokens[1:]].astype(np.float32)
+        return found[np.arange(count - 1), tokens[1:count]].astype(np.float32)

@@ -115,7 +115,8 @@ class Place:
 def place(
     tmp_path: Path, prefect_stack: Stack, kafka: str, request: pytest.FixtureRequest
 ) -> Iterator[Place]:
-    name = request.node.name.removeprefix("test_").replace("_", "-")[:30].strip("-")
+    # a name of its own: another test's run of the same name would be on the broker, and this one be the second
+    name = request.node.name.replace("test_", "flow-", 1).replace("_", "-")[:30].strip("-")
     found = Place(tmp_path, prefect_stack, kafka, name)
     yield found
     for process in processes_of(found.home):

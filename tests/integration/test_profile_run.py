@@ -58,7 +58,7 @@ def test_a_run_file_is_profiled(model: Path, tmp_path: Path) -> None:
     assert found.generation.start_s > 0.5
     assert max(one.samples for one in found.generation.points) == 8
     assert any(one.held_out for one in found.generation.points)
-    assert len(found.lengths.prompts) == 8
+    assert 8 <= len(found.lengths.prompts) <= 64  # as many as there was time for
     assert all(1 <= one <= 60 for one in found.lengths.answers)
     assert (found.rewards.failed, found.weights.whole_bytes > 100_000) == (0, True)
     assert 0 < found.weights.install_s < 5
