@@ -103,7 +103,7 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
         samples = made_up(spec, prompts, lengths.answers)
         trained = _followed(
             measure_learner(learner, samples, 0.3 * seconds),
-            lambda share: progress(0.55 + 0.15 * share, "measuring training"),
+            lambda share: progress(0.55 + 0.14 * share, "measuring training"),
         )  # fmt: skip
         progress(0.7, "measuring weights")
         _bring_versions(way, learner, engine, samples)

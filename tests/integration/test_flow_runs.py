@@ -115,7 +115,7 @@ class Place:
 def place(
     tmp_path: Path, prefect_stack: Stack, kafka: str, request: pytest.FixtureRequest
 ) -> Iterator[Place]:
-    # a name of its own: another test's run of the same name would be on the broker, and this one be the second
+    # a name of its own: the run of another test may have this one on the same broker, and the number 1
     name = request.node.name.replace("test_", "flow-", 1).replace("_", "-")[:30].strip("-")
     found = Place(tmp_path, prefect_stack, kafka, name)
     yield found
