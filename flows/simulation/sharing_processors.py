@@ -1,9 +1,9 @@
 """Sets how fast everybody computes: colocated engines and learner take turns, and cores are shared evenly.
 
-The learner goes first: it computes for long without a pause. Engines get the same share each of what is left,
-and take longer by more than that, since whoever runs in between takes the caches. That changes whenever
-somebody begins or ends to compute, and with the samples that an engine draws at once. All speeds are those of
-a run.
+With fewer cores than all keep busy, the learner gets more than its even share, for it computes without a
+pause while engines wait for messages: half of what it lacks. Engines get the same share each of what is left.
+That changes whenever somebody begins or ends to compute, and with the samples that an engine draws at once.
+All speeds are those of a run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from flows.simulation.event_queue import EventQueue
 from flows.simulation.simulated_fleet import SimulatedFleet
 from flows.simulation.simulated_learner import SimulatedLearner
 from flows.simulation.simulated_run import SimulatedRun
-
-CROWDED = 0.4  # with a share of the cores, engines take so much longer besides: 1 / share ** CROWDED
 
 
 class SharingProcessors:
@@ -43,12 +41,14 @@ class SharingProcessors:
         training = learner.cores if learner.is_busy else 0.0
         if engines + training == 0:
             return
-        left = max(cores - training, cores * engines / (engines + training))
+        even = min(1.0, cores / (engines + training)) * training
+        training = max((even + min(training, cores)) / 2, min(training, cores - engines))
         if training:
-            learner.set_speed(min(1.0, (cores - min(engines, left)) / training) / learner.beside)
+            learner.set_speed(training / learner.cores / learner.beside)
+        left = cores - training
         for one in at_work:
             samples = min(one.times.slots, max(1, one.decoding.running))
-            share = min(1.0, left / engines) ** (1 + CROWDED)
+            share = min(1.0, left / engines)
             self._fleet.set_speed_of(one, share / one.times.beside(samples))
 
     def _take_turns(self) -> None:

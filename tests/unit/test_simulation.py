@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
 from flows.planning.workload import DrawnLengths, LogNormalLengths, Workload
-from flows.simulation.sharing_processors import CROWDED
 from flows.simulation.simulated_run import (
     MessageTimes,
     Outage,
@@ -118,7 +117,7 @@ def test_engines_share_a_core_evenly() -> None:
     run = run_of(
         spec_of(groups=1, iterations=1), engine, engine, workload=given_lengths([[10, 30]], 0), cores=1.0
     )
-    spent = 10 * 0.1 * 2 ** (1 + CROWDED) + 20 * 0.1
+    spent = 10 * 0.1 * 2 + 20 * 0.1
     assert simulate(run).ended_at == pytest.approx(spent + 40 * 1e-4 + 0.05 + 0.5)
     assert simulate(replace(run, cores=2.0)).ended_at == pytest.approx(30 * 0.1 + 40 * 1e-4 + 0.05 + 0.5)
     learning = replace(run, learner=replace(LEARNER, cores=2.0))
