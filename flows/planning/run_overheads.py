@@ -79,10 +79,12 @@ def newest_overheads(spec: RunSpec) -> OverheadsProfile | None:
 
 
 def _drawn(notes: Sequence[_Note], begin: float) -> DrawnInRun | None:
-    """Return what the engines did since a moment, and their processor seconds."""
+    """Return what the engines beside the trainer did since a moment, and their processor seconds."""
     names = ("work_s", "cpu_s", "tokens", "made", "slot_s", "busy_s")
     found = np.zeros(len(names))
-    for process in {one.process for one in notes if one.process.startswith("generator")}:
+    hosts = {one.host for one in notes if one.is_trainer}
+    beside = {one.process for one in notes if one.process.startswith("generator") and one.host in hosts}
+    for process in sorted(beside):
         mine = [one for one in notes if one.process == process and one.at >= begin and "made" in one.counters]
         if mine:
             found += np.maximum(0.0, _counted(mine[-1], names) - _counted(mine[0], names))
