@@ -14,7 +14,7 @@ from infra.choices import cores
 from infra.errors import Explained
 from infra.machine_kind import kind_of_machine
 from infra.weights.folder import ModelFolder
-from schemas.profile import Profile, ProfileIdentity
+from schemas.profile import SIZES, Profile, ProfileIdentity
 from schemas.runspec import RunSpec
 
 _LIBRARIES = ("vllm", "deepspeed", "numpy", "numba", "peft")  # others are in the machine's kind
@@ -61,14 +61,12 @@ def model_shape(model: Path) -> str:
 
 def sizes_of(spec: RunSpec) -> dict[str, int]:
     """Return the settings that a profile may be carried over from, at the cost of wider intervals."""
-    return {
-        "generator.slots": spec.generator.slots,
-        "generator.threads": spec.generator.threads,
-        "trainer.ranks": spec.trainer.ranks,
-        "trainer.threads": spec.trainer.threads,
-        "trainer.microbatch_tokens": spec.trainer.microbatch_tokens,
-        "sampling": spec.longest_sample,
-    }
+    generator, trainer = spec.generator, spec.trainer
+    found = (
+        generator.slots, generator.threads, trainer.ranks, trainer.threads, trainer.microbatch_tokens,
+        spec.longest_sample,
+    )  # fmt: skip
+    return dict(zip(SIZES, found, strict=True))
 
 
 def _versions() -> Iterator[tuple[str, str]]:

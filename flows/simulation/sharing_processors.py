@@ -45,10 +45,9 @@ class SharingProcessors:
         training = max((even + min(training, cores)) / 2, min(training, cores - engines))
         if training:
             learner.set_speed(training / learner.cores / learner.beside)
-        left = cores - training
+        share = min(1.0, (cores - training) / engines) if engines else 1.0
         for one in at_work:
             samples = min(one.times.slots, max(1, one.decoding.running))
-            share = min(1.0, left / engines)
             self._fleet.set_speed_of(one, share / one.times.beside(samples))
 
     def _take_turns(self) -> None:

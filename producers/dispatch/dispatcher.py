@@ -34,7 +34,6 @@ _FIRST_GIVEN, _MOST_GIVEN = 4096, 32_768
 # a plan for so many hardly depends on a single one, and to correct them takes 50 µs.
 _LOOKED_AT_EACH = 8192
 
-
 _TURNS_S = 0.1  # from a finished sample to the start of the next one, besides the ways of both messages
 _NEWEST = 0.2  # weight of the newest message's way
 
