@@ -35,6 +35,7 @@ class MachinePool:
     trains: bool = True
     link: LinkTimes | None = None  # to the run's object store; None: they stand beside it
     free_cores: float | None = None  # that other processes leave, where cores are shared; None: all
+    cores_of: str = ""  # the pool on whose cores its processes are; empty: on its own
 
     @property
     def shares_cores(self) -> bool:
@@ -45,6 +46,11 @@ class MachinePool:
     def work_cores(self) -> float:
         """The cores that engines and learner may keep busy, where they share them."""
         return float(self.total) if self.free_cores is None else self.free_cores
+
+    def shares_cores_with(self, other: MachinePool) -> bool:
+        """Whether its processes are on the same cores as those of another pool, or of this one."""
+        here, there = (one.cores_of or one.name for one in (self, other))
+        return self.shares_cores and other.shares_cores and here == there
 
     @property
     def grain(self) -> int:

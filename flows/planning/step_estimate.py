@@ -229,7 +229,7 @@ class _SplitTable:
                 self._install[row, column] = engine.install_s
                 self._cores[row, column] = engine.cores
                 self._first[row, column] = first_s[numbers[id(kind)]]
-                self._together[row, column] = kind.pool == split.trainer.pool and kind.pool.shares_cores
+                self._together[row, column] = kind.pool.shares_cores_with(split.trainer.pool)
         self._apart = self._pools_apart(splits)
 
     def _pools_apart(self, splits: Sequence[MachineSplit]) -> np.ndarray:

@@ -26,14 +26,25 @@ def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = N
 
 
 def _pools(inputs: PlanningInputs) -> tuple[MachinePool, ...]:
-    """Return the pools, and where no machines are named, this one's cores for the sites that it starts."""
+    """Return the pools, and where no machines are named, one like this for each site.
+
+    The processes of a site that is not elsewhere are started here, and have no cores of their own.
+    """
     placement = inputs.spec.placement
     if placement.machines:
         return inputs.pools
     here, links = inputs.pools[0], site_links(placement)
+    there = {
+        name: replace(here, name=name, site=name, trains=False, link=links[name]) for name in placement.sites
+    }
     return (
         *inputs.pools,
-        *(replace(here, name=one, site=one, trains=False, link=links[one]) for one in placement.sites),
+        *(
+            replace(there[name], free_cores=None)
+            if site.elsewhere
+            else replace(there[name], cores_of=here.name)
+            for name, site in placement.sites.items()
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from flows.planning.step_estimate import GeneratorKind, MachineSplit, StepEstima
 from flows.plans.given_split import given_split
 from flows.plans.planning_inputs import PlanningInputs, demand_of_workload, planning_inputs, profile_at_hand
 from flows.plans.predicted_speed import Prediction, has_profile
-from flows.plans.run_plan import drawn_factors, interval_around
+from flows.plans.run_plan import drawn_factors, interval_around, interval_of
 from flows.plans.simulated_split import (
     Scaled,
     iterations_for,
@@ -32,7 +32,8 @@ from schemas.runspec import RunSpec
 
 _SAMPLES = 4_000  # of steady iterations that are simulated: with fewer of them chance has a say
 _MOST_SAMPLES = 16_000  # that are simulated while a run begins; beyond, a formula has to do
-_DRAWS = 12
+_BUDGET = 24_000  # samples that are simulated for its range
+_DRAWS = 12  # of formulas
 
 
 def predicted(spec: RunSpec, runfile: str) -> Prediction | None:
@@ -57,12 +58,13 @@ def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | N
     if not math.isfinite(estimate_s):
         return None
     simulated = iterations * samples <= _MOST_SAMPLES
-    step_s = estimate_s
     if simulated:
         step_s = simulated_split(spec, split, inputs.workload, iterations=iterations).step_s
-    others = [estimated_s(inputs, split, drawn_factors(inputs, split, number)) for number in range(_DRAWS)]
-    found = interval_around(step_s, [math.log(one / estimate_s) for one in others])
-    return Prediction(found, found.rate(samples / step_s), simulated)
+        found = interval_of(inputs, split, step_s, budget=_BUDGET)
+    else:
+        others = [estimated_s(inputs, split, drawn_factors(inputs, split, one)) for one in range(_DRAWS)]
+        found = interval_around(estimate_s, [math.log(one / estimate_s) for one in others])
+    return Prediction(found, found.rate(samples / found.value), simulated)
 
 
 def estimated_s(inputs: PlanningInputs, split: MachineSplit, scaled: Scaled) -> float:

@@ -218,16 +218,17 @@ class _Planner:
 
 
 def interval_of(
-    inputs: PlanningInputs, split: MachineSplit, step_s: float, *, seed: int = 0,
+    inputs: PlanningInputs, split: MachineSplit, step_s: float, *, seed: int = 0, budget: int = _BUDGET,
     say: Say = lambda text, done, total: None,
 ) -> Interval:  # fmt: skip
     """Return the time of a split's step, `step_s`, and the range that holds it in nine cases of ten.
 
     Each draw has other times of engines, learner and links, other lengths on average, and another seed.
+    `budget`: samples to simulate, about; there are at least four draws.
     """
     algorithm = inputs.spec.algorithm
     iterations = iterations_for(inputs.spec, split.lookahead, samples=_SAMPLES_TO_COMPARE)
-    affordable = _BUDGET // (iterations * algorithm.groups * algorithm.group_size)
+    affordable = budget // (iterations * algorithm.groups * algorithm.group_size)
     draws = max(few for few in _STUDENT if few <= max(affordable, min(_STUDENT)))
     logs = []
     for number in range(draws):

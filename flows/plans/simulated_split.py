@@ -55,7 +55,7 @@ def simulated_run(
     return SimulatedRun(
         spec=spec_of(spec, split),
         learner=slower_learner(split.trainer.learner, scaled.learner),
-        sites=tuple(_site(kind, count, scaled) for kind, count in split.generators),
+        sites=tuple(_site(kind, count, split, scaled) for kind, count in split.generators),
         workload=workload if factor == 1.0 else longer(workload, factor),
         cores=split.trainer.pool.work_cores if shared else None,
         colocated=split.takes_turns,
@@ -132,9 +132,11 @@ def longer(workload: Workload, factor: float) -> Workload:
     return replace(workload, answers=_LongerLengths(answers, factor))
 
 
-def _site(kind: GeneratorKind, count: int, scaled: Scaled) -> SimulatedSite:
+def _site(kind: GeneratorKind, count: int, split: MachineSplit, scaled: Scaled) -> SimulatedSite:
     engine, link = slower_engine(kind.engine, scaled.engine), slower_link(kind.pool.link, scaled.link)
-    return SimulatedSite(kind.pool.name, (engine,) * count, link)
+    pool = kind.pool
+    apart = pool.shares_cores and not pool.shares_cores_with(split.trainer.pool)
+    return SimulatedSite(pool.name, (engine,) * count, link, cores=pool.work_cores if apart else None)
 
 
 def slower_link(link: LinkTimes | None, factor: float) -> LinkTimes | None:

@@ -2,14 +2,18 @@
 
 With fewer cores than all keep busy, the learner gets more than its even share, for it computes without a
 pause while engines wait for messages: half of what it lacks. Engines get the same share each of what is left.
+Engines of a site with cores of its own share these alone.
 That changes whenever somebody begins or ends to compute, and with the samples that an engine draws at once.
 All speeds are those of a run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from flows.simulation.event_queue import EventQueue
 from flows.simulation.simulated_fleet import SimulatedFleet
+from flows.simulation.simulated_generator import SimulatedGenerator
 from flows.simulation.simulated_learner import SimulatedLearner
 from flows.simulation.simulated_run import SimulatedRun
 
@@ -21,6 +25,8 @@ class SharingProcessors:
         self, run: SimulatedRun, fleet: SimulatedFleet, learner: SimulatedLearner, events: EventQueue
     ) -> None:
         self._run, self._fleet, self._learner, self._events = run, fleet, learner, events
+        self._beside = {site.name for site in run.sites if site.cores is None}
+        self._apart = {site.name: site.cores for site in run.sites if site.cores is not None}
         self._switching = False
         learner.waits_for_turn = run.colocated
         if run.colocated:
@@ -31,12 +37,17 @@ class SharingProcessors:
         """See whether anybody has to go on at another speed."""
         if self._run.colocated:
             self._take_turns()
-        elif self._run.cores is not None:
-            self._share(self._run.cores)
+        else:
+            if self._run.cores is not None:
+                self._share(self._run.cores, self._at_work(self._beside))
+            for site, cores in self._apart.items():
+                self._share_apart(cores, self._at_work({site}))
 
-    def _share(self, cores: float) -> None:
+    def _at_work(self, sites: Collection[str]) -> list[SimulatedGenerator]:
+        return [one for one in self._fleet.places if one.site in sites and one.times.cores and one.is_busy]
+
+    def _share(self, cores: float, at_work: Sequence[SimulatedGenerator]) -> None:
         learner = self._learner
-        at_work = [one for one in self._fleet.places if one.times.cores and one.is_busy]
         engines = sum(one.times.cores for one in at_work)
         training = learner.cores if learner.is_busy else 0.0
         if engines + training == 0:
@@ -49,6 +60,11 @@ class SharingProcessors:
         for one in at_work:
             samples = min(one.times.slots, max(1, one.decoding.running))
             self._fleet.set_speed_of(one, share / one.times.beside(samples))
+
+    def _share_apart(self, cores: float, at_work: Sequence[SimulatedGenerator]) -> None:
+        engines = sum(one.times.cores for one in at_work)
+        for one in at_work:
+            self._fleet.set_speed_of(one, min(1.0, cores / engines))
 
     def _take_turns(self) -> None:
         """The learner's turn begins when all of its step is here, and lasts until it has none."""

@@ -26,6 +26,7 @@ class SimulatedSite:
     engines: tuple[EngineTimes, ...]
     link: LinkTimes | None = None  # from the run's store; None: the store is here
     price_per_hour: float = 0.0  # of one generator, while it is there
+    cores: float | None = None  # that its engines share with nobody else; None: they are on the run's
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class MessageTimes:
 class SimulatedRun:
     """A run to simulate.
 
-    `cores`: of the machine that engines and learner share; None: nobody waits for a core.
+    `cores`: that the learner shares with the engines of sites without cores of their own; None: nobody waits
+    for one.
     `colocated`: engines and learner take turns, since only one of them fits; `switch_s` from one to the
     other.
     `barrier`: all stand still at the end of an iteration until new weights are everywhere: the one-step
@@ -123,14 +125,7 @@ class SimulatedRun:
         if len(set(names)) < len(names):
             raise SimulationError(f"two sites have one name: {sorted(names)}")
         for site in self.sites:
-            for engine in site.engines:
-                _check_engine(site.name, engine)
-            if not 0 <= site.price_per_hour < math.inf:
-                raise SimulationError(f"site {site.name}: its price must be at least 0 per hour")
-            if site.link is not None and site.link.bytes_per_s <= 0:
-                raise SimulationError(
-                    f"site {site.name}: its link carries no bytes; give bytes_per_s above 0"
-                )
+            _check_site(site)
         if self.cores is not None and self.cores <= 0:
             raise SimulationError(f"cores must be above 0, or None; it is {self.cores:g}")
         if self.barrier and (algorithm.mode != "async" or algorithm.order != "window"):
@@ -166,6 +161,17 @@ def _check_lengths(workload: Workload | DrawnLengths, algorithm: AlgorithmSectio
             f"the given lengths are of {workload.answers.shape[0]} groups of {workload.answers.shape[1]}; "
             f"{iterations} iterations have {wanted[0]} groups of {wanted[1]}"
         )
+
+
+def _check_site(site: SimulatedSite) -> None:
+    for engine in site.engines:
+        _check_engine(site.name, engine)
+    if site.cores is not None and site.cores <= 0:
+        raise SimulationError(f"site {site.name}: it has {site.cores:g} cores: that must be above 0")
+    if not 0 <= site.price_per_hour < math.inf:
+        raise SimulationError(f"site {site.name}: its price must be at least 0 per hour")
+    if site.link is not None and site.link.bytes_per_s <= 0:
+        raise SimulationError(f"site {site.name}: its link carries no bytes; give bytes_per_s above 0")
 
 
 def _check_engine(site: str, engine: EngineTimes) -> None:

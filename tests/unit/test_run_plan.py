@@ -16,13 +16,14 @@ from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import IterationDemand
 from flows.planning.workload import LogNormalLengths, Workload
 from flows.plans.asked_simulation import simulate_asked
+from flows.plans.given_split import given_split
 from flows.plans.interval import Interval
 from flows.plans.plan_rows import figure, plan_row
 from flows.plans.planning_inputs import KnownLengths, PlanningInputs, demand_of_workload
 from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import estimated_s
 from flows.plans.run_plan import RunPlan, even_normals, interval_around, plan_run
-from flows.plans.simulated_split import Scaled, iterations_for
+from flows.plans.simulated_split import Scaled, iterations_for, simulated_run
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
 from tests.planning import LINK, TableOfTests, pool_of
@@ -176,6 +177,23 @@ def test_asked_simulations() -> None:
     ):  # fmt: skip
         with pytest.raises(PlanError, match=message):
             simulate_asked(inputs, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_site_that_is_elsewhere_has_cores_of_its_own() -> None:
+    """The processes of one that is not elsewhere are started here, on the cores of the trainer."""
+    times = TableOfTests({"CPU": 1.0}, slots=16)
+    for elsewhere in (False, True):
+        far = {"generators": 1, "elsewhere": elsewhere, "link_gbit_s": 1, "link_latency_ms": 20}
+        spec = make_spec(placement={"generators": 1, "store": "s3://bucket/run", "sites": {"far": far}})
+        here = pool_of("here", 1, 2, hardware="CPU", free_cores=1.5)
+        lengths = KnownLengths(WORKLOAD, "of the test", 0.05)
+        inputs = PlanningInputs(spec, (here,), times, lengths, demand_of_workload(spec, WORKLOAD))
+        run = simulated_run(spec, given_split(inputs), WORKLOAD, iterations=2)
+        assert run.cores == 1.5
+        assert {site.name: site.cores for site in run.sites} == {
+            "here": None,
+            "far": 2.0 if elsewhere else None,
+        }
 
 
 def test_figures_have_three_digits() -> None:

@@ -124,6 +124,16 @@ def test_engines_share_a_core_evenly() -> None:
     assert simulate(learning).ended_at == pytest.approx(spent + 2 * (40 * 1e-4 + 0.05 + 0.5))
 
 
+def test_engines_of_a_site_with_its_own_cores_share_these_alone() -> None:
+    engine = EngineTimes((0.1, 0.1), cores=1.0)
+    run = run_of(spec_of(groups=1, iterations=1), workload=given_lengths([[10, 30]], 0), cores=1.0)
+    apart = SimulatedSite("far", (engine, engine), cores=2.0)
+    training = 40 * 1e-4 + 0.05 + 0.5
+    assert simulate(replace(run, sites=(apart,))).ended_at == pytest.approx(30 * 0.1 + training)
+    narrow = replace(apart, cores=1.0)
+    assert simulate(replace(run, sites=(narrow,))).ended_at == pytest.approx(40 * 0.1 + training)
+
+
 def test_in_turns_both_are_as_slow_as_in_a_run() -> None:
     engine = EngineTimes((0.1, 0.1), cores=1.0, beside_step=1.5)
     run = run_of(
@@ -261,6 +271,7 @@ def test_a_picture_has_bars_of_one_iteration_and_of_its_samples_that_end_later()
         ({"sites": (SimulatedSite("a", (ENGINE,), LinkTimes(0.0)),)}, "carries no bytes"),
         ({"sites": (SimulatedSite("a", (ENGINE,), price_per_hour=-1.0),)}, "price"),
         ({"cores": 0.0}, "cores"),
+        ({"sites": (SimulatedSite("a", (ENGINE,), cores=0.0),)}, "site a: it has 0 cores"),
         ({"barrier": True}, "mode async"),
         ({"iterations": 0}, "iterations"),
         ({"failures": (Outage(2, 1.0),)}, "generator 2"),
