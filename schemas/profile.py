@@ -71,6 +71,9 @@ class DecodePoint(Section):
     samples: Annotated[float, Field(gt=0, le=1e6)] = Field(description="Samples in a step, on average.")
     context: _Amount = Field(description="Tokens that the samples of a step attend to, all together.")
     begun: Annotated[float, Field(ge=0, le=1e6)] = Field(0.0, description="Samples that began in a step.")
+    filled: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Share of the steps in which a sample began."
+    )
     prompt: _Amount = Field(0.0, description="Tokens of prompts that were prefilled in a step.")
     ended: Annotated[float, Field(ge=0, le=1e6)] = Field(0.0, description="Samples that ended in a step.")
     steps: Annotated[int, Field(gt=0, le=1_000_000)] = Field(description="Number of these steps.")

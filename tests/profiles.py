@@ -9,17 +9,18 @@ import numpy as np
 from schemas.profile import DecodePoint, Profile, TrainPoint
 
 BATCH_S = (0.004, 0.0001)  # of a step, and of each sample in it
-CONTEXT_S, PROMPT_S, BEGUN_S, ENDED_S = 2e-7, 3e-5, 1e-4, 5e-5
+CONTEXT_S, PROMPT_S, BEGUN_S, ENDED_S, FILLED_S = 2e-7, 3e-5, 1e-4, 5e-5, 1e-3
 MICRO_BATCH_S, SAMPLE_S, TOKEN_S, ATTENDED_S = 0.02, 2e-4, 1e-4, 1e-8
 
 
 def step_s(
-    samples: float, context: float, prompt: float = 0.0, begun: float = 0.0, ended: float = 0.0
-) -> float:
+    samples: float, context: float, prompt: float = 0.0, begun: float = 0.0, ended: float = 0.0,
+    filled: float = 0.0,
+) -> float:  # fmt: skip
     """How long a step takes on that machine."""
     return (
         BATCH_S[0] + BATCH_S[1] * samples + CONTEXT_S * context + PROMPT_S * prompt + BEGUN_S * begun
-        + ENDED_S * ended
+        + ENDED_S * ended + FILLED_S * filled
     )  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def call_s(samples: float, tokens: float, context: float, micro_batches: float) 
 
 def decode_point(samples: float, context: float, **more: Any) -> DecodePoint:
     """A measured step."""
-    parts = {name: more.get(name, 0.0) for name in ("prompt", "begun", "ended")}
+    parts = {name: more.get(name, 0.0) for name in ("prompt", "begun", "ended", "filled")}
     values = {"steps": 12, "seconds": step_s(samples, context, **parts), **more}
     return DecodePoint(samples=samples, context=context, **values)
 
@@ -45,8 +46,10 @@ def decode_points(noise: float = 0.0, seed: int = 0) -> list[DecodePoint]:
     """A grid like the one that is measured, with relative noise."""
     draw = np.random.default_rng(seed)
     found = [decode_point(size, size * each) for size in (1, 4, 16, 64) for each in (8, 200)]
-    found += [decode_point(size, size * 20, begun=size, prompt=size * 20.0) for size in (1, 16, 64)]
-    found += [decode_point(size, size * 200, begun=size, prompt=size * 200.0) for size in (1, 4, 16)]
+    found += [decode_point(size, size * 20, begun=size, filled=1, prompt=size * 20.0) for size in (1, 16, 64)]
+    found += [
+        decode_point(size, size * 200, begun=size, filled=1, prompt=size * 200.0) for size in (1, 4, 16)
+    ]
     found += [decode_point(size, size * 60, ended=size / 8) for size in (8, 32, 60)]
     found += [decode_point(size, size * 100, held_out=True) for size in (2, 30)]
     return [

@@ -1,7 +1,8 @@
 """Curves through measured points: non-negative, growing with the batch, with the error that they leave.
 
 A step of an engine       a curve of the batch, straight between its knots, + so much for each token that is
-                          attended to, each that is prefilled, each sample that begins, each that ends
+                          attended to, each that is prefilled, each sample that begins, each that ends, and
+                          once if any sample begins
 A call of the learner     so much for each micro-batch, each sample, each token, each token attended to
 
 All coefficients are at least 0, so a curve never falls. Relative errors are made small.
@@ -59,6 +60,7 @@ class DecodeCurve:
     prompt_s: float
     begun_s: float
     ended_s: float
+    filled_s: float  # of a step in which any sample begins
     spread: float
 
     @classmethod
@@ -74,8 +76,8 @@ class DecodeCurve:
         found = relative_fit(columns, seconds, np.array([one.noise for one in used]))
         heights = [float(np.dot(_hinges(knot, knots), found[: len(knots)])) for knot in knots]
         spread = relative_spread(columns @ found, seconds, int((found > 0).sum()))
-        context_s, prompt_s, begun_s, ended_s = (float(one) for one in found[len(knots) :])
-        return cls(tuple(knots), tuple(heights), context_s, prompt_s, begun_s, ended_s, spread)
+        context_s, prompt_s, begun_s, ended_s, filled_s = (float(one) for one in found[len(knots) :])
+        return cls(tuple(knots), tuple(heights), context_s, prompt_s, begun_s, ended_s, filled_s, spread)
 
     def batch_s(self, samples: float) -> float:
         """Return the seconds of a step without context; beyond the last knot the curve goes on straight."""
@@ -87,12 +89,12 @@ class DecodeCurve:
     def seconds(self, point: DecodePoint) -> float:
         """Return the seconds of a step like a point's."""
         return max(_LEAST_S, self.batch_s(point.samples) + float(np.dot(
-            (self.context_s, self.prompt_s, self.begun_s, self.ended_s), _rest(point)
+            (self.context_s, self.prompt_s, self.begun_s, self.ended_s, self.filled_s), _rest(point)
         )))  # fmt: skip
 
 
-def _rest(point: DecodePoint) -> tuple[float, float, float, float]:
-    return point.context, point.prompt, point.begun, point.ended
+def _rest(point: DecodePoint) -> tuple[float, float, float, float, float]:
+    return point.context, point.prompt, point.begun, point.ended, point.filled
 
 
 def _knots(samples: Sequence[float]) -> list[float]:

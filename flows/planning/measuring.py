@@ -284,8 +284,8 @@ def _together(
 
 def _slowdown_of_steps(table: StepTable, curve: DecodeCurve, at_once: int) -> list[float]:
     points = [
-        DecodePoint(samples=samples, context=context, begun=begun, prompt=prompt, ended=ended, steps=1,
-                    seconds=seconds)
+        DecodePoint(samples=samples, context=context, begun=begun, prompt=prompt, ended=ended,
+                    filled=float(begun > 0), steps=1, seconds=seconds)
         for samples, context, begun, prompt, ended, seconds in zip(
             table.samples, table.context, table.begun, table.prompt, table.ended, table.seconds, strict=True
         )

@@ -1,7 +1,8 @@
 """Measures an engine: decode steps by batch and context, prefill, and the answers to real prompts.
 
 grid     samples × context, from prompts of a given length: what a step takes when nothing begins or ends
-real     real prompts, a slot is filled as soon as it is free: what beginning and ending take, and lengths
+real     real prompts, a slot is filled as soon as it is free: what beginning and ending take, and lengths;
+         with fewer slots, too, for a plan may choose these
 held out other batches and contexts: how wrong the curves are that are fitted to the rest
 """
 
@@ -24,10 +25,11 @@ from schemas.runspec import RunSpec
 _WARM = 3  # steps after a prefill that are not counted: they use kernels for the first time
 _MEASURED = 12  # steps of a point of the grid, each time that it is measured
 _SHORT = 8  # tokens of a short prompt
-_GRID = 0.6  # share of the time for the grid; the rest is for real prompts
+_GRID, _FEW = 0.45, 0.15  # share of the time for the grid, and for real prompts with fewer slots
 _BEGIN = 0.6  # share of the time for real prompts in which they begin: the longest answers need the rest
 _PREFILL = 0.04  # share of the grid's time in which one point's prompts may be prefilled
 _TURNS = 2  # of the grid
+_FEW_PROMPTS = 16  # for each slot, where there are fewer slots
 _PREFILLS = 16  # steps in which a cell's prompts may be prefilled
 _ALIKE = 12  # steps of real prompts that make up one point
 _FAR = 4.0  # deviations beyond which a step is left out: something else had the machine
@@ -53,7 +55,7 @@ def grid(slots: int, longest: int, memory_tokens: int, most_tokens: int) -> list
     """
     steps = _most_steps(slots)
     short = min(_SHORT, max(1, longest - steps))
-    batches = sorted({1, slots, *(size for size in (4, 16, 64, 256, 1024, 4096) if size < slots)})
+    batches = _batches(slots)
     between = [max(2, round((low * high) ** 0.5)) for low, high in itertools.pairwise(batches)]
 
     def longest_of(samples: int) -> int:
@@ -67,6 +69,11 @@ def grid(slots: int, longest: int, memory_tokens: int, most_tokens: int) -> list
         Cell(size, (short + longest_of(size)) // 2, held_out=True) for size in between if size not in batches
     ]
     return list(dict.fromkeys([*cells, *middle]))
+
+
+def _batches(slots: int) -> list[int]:
+    """Return the batches that are measured, ascending; the last one is all slots."""
+    return sorted({1, slots, *(size for size in (4, 16, 64, 256, 1024, 4096) if size < slots)})
 
 
 def cell_order(
@@ -138,7 +145,7 @@ def _point(tables: Sequence[StepTable], rows: Sequence[np.ndarray], *, held_out:
         kept &= np.abs(seconds - middle) <= _FAR * width
     values = {
         name: float(column(name)[kept].mean()) for name in ("samples", "context", "begun", "prompt", "ended")
-    }
+    } | {"filled": float((column("begun")[kept] > 0).mean())}
     seconds = seconds[kept]
     return DecodePoint(
         **values, steps=len(seconds), seconds=float(seconds.mean()),
@@ -178,8 +185,10 @@ class EngineMeasurement:
     ) -> None:
         """`seconds`: about how long it takes in all."""
         self._engine, self._prompts, self._spec = engine, prompts, spec
-        self._grid_s, self._real_s = _GRID * seconds, (1 - _GRID) * seconds
+        self._grid_s, self._few_s = _GRID * seconds, _FEW * seconds
+        self._real_s = seconds - self._grid_s - self._few_s
         self._tables: dict[Cell, list[StepTable]] = {}
+        self._few: list[StepTable] = []
         self._real = StepTable()
         self._turn = 0
         self._cells = grid(
@@ -202,7 +211,7 @@ class EngineMeasurement:
         return round(_PREFILL * self._grid_s / max(1e-9, each_s))
 
     def turn(self) -> Iterator[float]:
-        """Measure each point of the grid once. Yield the share that is done."""
+        """Measure each point of the grid once, and real prompts with fewer slots. Yield the share done."""
         self._turn += 1
         most_s = 2 * self._grid_s / len(self._cells) / _TURNS + _PREFILL * self._grid_s
         for number, cell in enumerate(self._cells, start=1):
@@ -211,7 +220,15 @@ class EngineMeasurement:
             )
             table, _ = self._engine.draw(order)
             self._tables.setdefault(cell, []).append(table)
-            yield number / len(self._cells)
+            yield number / (len(self._cells) + 1)
+        sizes = [one for one in _batches(self._spec.generator.slots)[:-1] if one > 1]
+        for size in sizes:
+            few = TimedDraw(
+                requests=real_requests(self._prompts[: _FEW_PROMPTS * size], self._spec), slots=size,
+                most_s=self._few_s / len(sizes) / _TURNS, most_steps=1_000_000,
+            )  # fmt: skip
+            self._few.append(self._engine.draw(few)[0])
+        yield 1.0
 
     def answers(self) -> dict[str, DrawnAnswer]:
         """Draw real prompts; return the answers."""
@@ -230,7 +247,7 @@ class EngineMeasurement:
             for cell, some in self._tables.items()
             for point in cell_points(some, held_out=cell.held_out)
         ]
-        return found + real_points(self._real)
+        return [*found, *itertools.chain.from_iterable(map(real_points, [*self._few, self._real]))]
 
     @property
     def busy_cores(self) -> float:
@@ -240,6 +257,6 @@ class EngineMeasurement:
     @property
     def disturbed(self) -> float:
         """The share of the time in which it waited for a core."""
-        every = [self._real, *(one for some in self._tables.values() for one in some)]
+        every = [self._real, *self._few, *(one for some in self._tables.values() for one in some)]
         waited, took = (sum(sum(getattr(one, name)) for one in every) for name in ("waited", "seconds"))
         return min(1.0, waited / max(1e-9, waited + took))

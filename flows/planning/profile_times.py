@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
-from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
+from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes, share_filled
 from schemas.profile import Profile
 
 # Where more threads or ranks are asked for than were measured: n times as many are n ** SCALING as fast. No
@@ -23,7 +23,7 @@ from schemas.profile import Profile
 SCALING, SCALING_SPREAD = 0.75, 0.2
 _BEYOND_SPREAD = 0.05  # of each doubling beyond the largest batch or context that was measured
 _MOST_SLOWED = 4.0  # times by which a run is slower than the profile's parts: more is a mistake in its notes
-_LEAST_SPREAD = 0.01  # a machine is no more regular than that from one minute to the next
+_LEAST_SPREAD = 0.04  # no machine is more regular from one hour to the next: 154 and 186 samples/s were seen
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def measured_engine(profile: Profile, *, slots: int | None = None, threads: int 
     return EngineTimes(
         batch_s=tuple(table), context_s=curve.context_s * factor,
         prefill_s=(curve.prompt_s + (curve.begun_s + curve.ended_s) / max(1.0, prompt)) * factor,
-        install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
+        fill_s=curve.filled_s * factor, install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
         cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0)
         + _beside_engine(profile, full_rate),
         beside_step=profile.together.step * in_run, beside_samples=profile.together.samples * in_run,
@@ -130,7 +130,9 @@ def _drawing_in_run(profile: Profile, curve: DecodeCurve) -> float:
         max(0.0, whole_s - fixed_s) + curve.context_s * drawn.at_once * (prompt + answer / 2)
     )
     begun_s = together.samples * (prompt * curve.prompt_s + curve.begun_s + curve.ended_s)
-    expected_s = drawn.tokens / drawn.at_once * step_s + drawn.samples * begun_s
+    steps = drawn.tokens / drawn.at_once
+    filled_s = together.samples * curve.filled_s * share_filled(drawn.samples / steps)
+    expected_s = steps * (step_s + filled_s) + drawn.samples * begun_s
     return _factor(drawn.cpu_s / max(0.1, profile.generation.busy_cores) / expected_s)
 
 

@@ -23,6 +23,7 @@ def profile_rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
     yield "context", f"{decode.context_s * 1e6:.3f} ms", "for each 1,000 tokens that a step attends to"
     yield "prefill", f"{decode.prompt_s * 1e3:.3f} ms", "for each token of a prompt"
     yield "sample", f"{(decode.begun_s + decode.ended_s) * 1e3:.3f} ms", "to begin and end it"
+    yield "filled step", f"{decode.filled_s * 1e3:.3f} ms", "once, if any sample begins in it"
     yield from _error("decode error", errors.decode, decode.spread)
     if generation.memory_tokens:
         holds = generation.memory_tokens // max(1, profile.identity.sizes["sampling"])

@@ -9,10 +9,16 @@ Each has a `spread`: the relative standard deviation of all its seconds, as far 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _FAR_S = 1e-3  # there and back: a link that takes less is within one place
 _FETCH_TRIPS = 3  # for the announcement, the manifest and the bytes
+
+
+def share_filled(begun: float) -> float:
+    """Return the share of steps in which any sample begins, where so many do in a step on average."""
+    return -math.expm1(-begun)
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,7 @@ class EngineTimes:
     batch_s: tuple[float, ...]  # seconds of a step with 0 (as with 1), 1, 2 … slots samples, without context
     context_s: float = 0.0  # further seconds of a step for each token that its samples attend to
     prefill_s: float = 0.0  # seconds for each token of a prompt; nothing else gets on meanwhile
+    fill_s: float = 0.0  # further seconds of a step in which any sample begins
     install_s: float = 0.0  # seconds without a step while new weights are installed
     reward_s: float = 0.0  # seconds from the last token of a sample until it is published with its reward
     cores: float = 0.0  # CPU cores that it keeps busy; 0: it shares no cores with others

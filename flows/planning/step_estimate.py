@@ -19,7 +19,7 @@ import numpy as np
 
 from flows.planning.decode_bound import DecodeBound
 from flows.planning.machine_pools import MachinePool
-from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.stage_times import EngineTimes, LearnerTimes, share_filled
 
 _CLASSES = 40  # of lengths; the longest samples have classes of their own
 _RATIO = 1.004  # from one moment that is looked up to the next
@@ -126,6 +126,12 @@ def length_classes(lengths: np.ndarray, most: int = _CLASSES) -> tuple[np.ndarra
     return np.array([part.mean() for part in parts]), np.array([len(part) for part in parts], np.float64)
 
 
+def _fill_s(engine: EngineTimes, length: float) -> float:
+    """Return a sample's share of the steps in which any sample begins, with all slots taken."""
+    begun = engine.slots / max(1.0, length)
+    return engine.fill_s * share_filled(begun) / begun
+
+
 class StepEstimator:
     """Estimates the steps of splits that are made of the same kinds of generators."""
 
@@ -144,7 +150,7 @@ class StepEstimator:
         self._work = np.stack([
             self._many * (
                 self._lengths * bound.occupied(moments[:, None] / self._lengths)
-                + prefill * kind.engine.prefill_s
+                + prefill * kind.engine.prefill_s + _fill_s(kind.engine, float(demand.lengths.mean()))
             )
             for kind, bound in zip(kinds, bounds, strict=True)
         ]).astype(np.float32)  # by kind, moment and class  # fmt: skip

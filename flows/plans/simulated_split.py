@@ -150,8 +150,8 @@ def slower_engine(engine: EngineTimes, factor: float) -> EngineTimes:
     """Return an engine all of whose seconds are longer by a factor."""
     return replace(
         engine, batch_s=tuple(one * factor for one in engine.batch_s), context_s=engine.context_s * factor,
-        prefill_s=engine.prefill_s * factor, install_s=engine.install_s * factor,
-        reward_s=engine.reward_s * factor,
+        prefill_s=engine.prefill_s * factor, fill_s=engine.fill_s * factor,
+        install_s=engine.install_s * factor, reward_s=engine.reward_s * factor,
     )  # fmt: skip
 
 

@@ -63,8 +63,8 @@ class SimulatedGenerator:
     def _make(self) -> None:
         times = self.times
         self.engine = ReplayEngine(
-            self._table, self._length_of, self._clock, prefill_s=times.prefill_s, context_s=times.context_s,
-            install_s=times.install_s,
+            self._table, self._length_of, self._clock, prefill_s=times.prefill_s, fill_s=times.fill_s,
+            context_s=times.context_s, install_s=times.install_s,
         )  # fmt: skip
         self.decoding = Decoding(self._spec, self.engine, self._clock.now)
 

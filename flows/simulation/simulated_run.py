@@ -179,5 +179,13 @@ def _check_engine(site: str, engine: EngineTimes) -> None:
         raise SimulationError(f"site {site}: an engine needs at least one slot; its batch_s is too short")
     if not all(0 < seconds < math.inf for seconds in engine.batch_s):
         raise SimulationError(f"site {site}: each of an engine's batch_s must be above 0")
-    if min(engine.context_s, engine.prefill_s, engine.install_s, engine.reward_s, engine.cores) < 0:
+    others = (
+        engine.context_s,
+        engine.prefill_s,
+        engine.fill_s,
+        engine.install_s,
+        engine.reward_s,
+        engine.cores,
+    )
+    if min(others) < 0:
         raise SimulationError(f"site {site}: an engine's seconds and cores must be at least 0")

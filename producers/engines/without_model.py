@@ -57,6 +57,7 @@ class VirtualClock:
         """Do nothing: virtual time does not pass by itself."""
 
 
+_SAME_STEP = 1e-6  # of a step: ends and beginnings that are no further apart fall together
 _LONGEST = 1 << 15  # longer answers have arrays of their own
 _TOKENS, _LOGPROBS = np.zeros(_LONGEST, np.int32), np.zeros(_LONGEST, np.float32)
 for _shared in (_TOKENS, _LOGPROBS):
@@ -85,12 +86,16 @@ class ReplayEngine:
         clock: Clock,
         *,
         prefill_s: float = 0.0,
+        fill_s: float = 0.0,
         context_s: float = 0.0,
         install_s: float = 0.0,
     ) -> None:
-        """`install_s`: without a step while new weights replace others."""
+        """`install_s`: without a step while new weights replace others. `fill_s`: of a step in which any
+        sample begins, besides `prefill_s` for each token of its prompt.
+        """
         self._seconds, self._length_of, self._clock = seconds, length_of, clock
         self._prefill_s = prefill_s  # for each token of a prompt; nothing else is computed meanwhile
+        self._fill_s, self._filled_at = fill_s, -1.0  # the step at which a sample began last
         self._context_s, self._install_s = context_s, install_s
         self._slots = len(seconds) - 1
         self._waiting: list[tuple[float, int, SampleRequest]] = []
@@ -265,7 +270,7 @@ class ReplayEngine:
         self._note_standstill(now)
         while self._running and (moment := self._soonest()) <= now + 1e-9:
             self._steps, self._at = self._running[0][0], max(moment, self._at)
-            while self._running and self._running[0][0] <= self._steps + 1e-6:
+            while self._running and self._running[0][0] <= self._steps + _SAME_STEP:
                 entry = heapq.heappop(self._running)
                 self._began -= self._attends(entry)
                 self._ended.append((entry[-1], entry[2]))
@@ -279,6 +284,9 @@ class ReplayEngine:
             _, number, request = heapq.heappop(self._waiting)
             length = self._length_of(request) - len(request.made)
             self._stand_still(self._prefill_s * (len(request.prompt) + len(request.made)))
+            if self._steps - self._filled_at > _SAME_STEP:
+                self._filled_at = self._steps
+                self._stand_still(self._fill_s)
             entry = self._steps + length, number, length, request
             self._began += self._attends(entry)
             heapq.heappush(self._running, entry)

@@ -28,14 +28,19 @@ def test_a_sample_that_ended_while_another_was_asked_for_is_due_at_once() -> Non
 
 
 def replay(
-    samples: Sequence[tuple[int, int]], *, slots: int = 4, context_s: float = 0.0, prefill_s: float = 0.0
+    samples: Sequence[tuple[int, int]],
+    *,
+    slots: int = 4,
+    context_s: float = 0.0,
+    prefill_s: float = 0.0,
+    fill_s: float = 0.0,
 ) -> tuple[ReplayEngine, VirtualClock]:
     """An engine with samples of these prompts and lengths, the first one first."""
     clock = VirtualClock()
     lengths = {str(number): length for number, (_, length) in enumerate(samples)}
     engine = ReplayEngine(
         np.linspace(0.01, 0.03, slots + 1), lambda request: lengths[request.id], clock, context_s=context_s,
-        prefill_s=prefill_s, install_s=2.0,
+        prefill_s=prefill_s, fill_s=fill_s, install_s=2.0,
     )  # fmt: skip
     for number, (prompt, _) in enumerate(samples):
         engine.submit(SampleRequest(str(number), [0] * prompt, 1000, 0, -number, []))
@@ -52,12 +57,13 @@ def ends_of(engine: ReplayEngine, clock: VirtualClock) -> dict[str, float]:
 
 
 def step_by_step(
-    samples: Sequence[tuple[int, int]], *, slots: int, context_s: float, prefill_s: float
+    samples: Sequence[tuple[int, int]], *, slots: int, context_s: float, prefill_s: float, fill_s: float
 ) -> dict[str, float]:
     """The same, by making each step."""
     seconds, now = np.linspace(0.01, 0.03, slots + 1), 0.0
     waiting, running, found = list(enumerate(samples)), {}, {}
     while waiting or running:
+        now += fill_s if waiting and len(running) < slots else 0.0
         while waiting and len(running) < slots:
             number, (prompt, length) = waiting.pop(0)
             running[number] = [prompt, length]
@@ -73,12 +79,12 @@ def step_by_step(
 
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), min_size=1, max_size=12),
-    st.integers(1, 5), st.floats(0, 1e-3), st.floats(0, 1e-2),
+    st.integers(1, 5), st.floats(0, 1e-3), st.floats(0, 1e-2), st.floats(0, 1e-2),
 )  # fmt: skip
 def test_steps_that_attend_to_more_and_more_take_as_long_as_one_by_one(
-    samples: list[tuple[int, int]], slots: int, context_s: float, prefill_s: float
+    samples: list[tuple[int, int]], slots: int, context_s: float, prefill_s: float, fill_s: float
 ) -> None:
-    times = {"slots": slots, "context_s": context_s, "prefill_s": prefill_s}
+    times = {"slots": slots, "context_s": context_s, "prefill_s": prefill_s, "fill_s": fill_s}
     assert ends_of(*replay(samples, **times)) == pytest.approx(step_by_step(samples, **times), rel=1e-9)
 
 

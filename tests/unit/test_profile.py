@@ -41,6 +41,7 @@ from tests.factories import make_model_files, make_spec
 from tests.profiles import (
     BATCH_S,
     CONTEXT_S,
+    FILLED_S,
     MICRO_BATCH_S,
     PROMPT_S,
     TOKEN_S,
@@ -184,6 +185,7 @@ def test_curves_recover_what_was_planted(seed: int, noise: float) -> None:
     if not noise:
         assert decode.context_s == pytest.approx(CONTEXT_S, rel=0.02)
         assert decode.prompt_s == pytest.approx(PROMPT_S, rel=0.02)
+        assert decode.filled_s == pytest.approx(FILLED_S, rel=0.1)
         assert train.token_s == pytest.approx(TOKEN_S, rel=0.02)
         assert train.micro_batch_s == pytest.approx(MICRO_BATCH_S, rel=0.02)
 

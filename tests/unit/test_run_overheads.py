@@ -11,6 +11,7 @@ import pytest
 from flows.planning.profile_times import cores_for_work, measured_engine, measured_learner
 from flows.planning.profiled_learner import ProfilingFailed
 from flows.planning.run_overheads import newest_overheads, overheads_of
+from flows.planning.stage_times import share_filled
 from tests.factories import make_spec
 from tests.profiles import known_profile
 
@@ -122,6 +123,7 @@ def test_a_run_in_which_all_took_twice_as_long_makes_times_twice_as_long() -> No
     attended = 7 + 25 / 2
     drawn_s = steps * engine.beside(32) * engine.batch_s[32] + samples * 1.1 * 7 * engine.prefill_s
     drawn_s += steps * 1.1 * engine.context_s * 32 * attended
+    drawn_s += steps * 1.1 * engine.fill_s * share_filled(samples / steps)
     trained_s = 1.2 * (64 * learner.microbatch_s + 640 * 32 * (learner.token_s - OTHER_S / 32))
     again = known_profile(
         overheads=OVERHEADS
