@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,15 @@ import pytest
 import yaml
 
 from flows.cli.shared.prefect_setup import POOL, ensure_pool
+from infra.bus import read_all
+from infra.kafka_bus import KafkaBus
+from infra.runs import find, runs_of
 from infra.stack.local import Stack
 from infra.stores.opening import open_store
 from producers.ranker.states import States
+from schemas.messages import BalanceRecord, Sample
+from schemas.topics import Topics
+from schemas.wire import decode
 from tests.factories import TASK, make_spec, make_tiny_model
 from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
@@ -192,6 +198,39 @@ def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> 
     assert (row["site"], row["version"]) == ("site far", "weights 3")
     (cache,) = (deployed.home / "sites" / "far").glob(f"{run}-*")  # of this run, of this store
     assert (cache / "runs" / run / "weights").is_dir()
+
+
+def test_a_run_calls_a_deployment_for_a_second_generator(deployed: Deployed, kafka: str) -> None:
+    """In async mode; the one that was called makes samples, and leaves when the run ends."""
+    store = open_store(f"file://{deployed.runfile.parent}/store")
+    before = set(runs_of(store, "deployed"))
+    train = deployed.start(
+        "algorithm.iterations=100000", "algorithm.mode=async", "algorithm.staleness=1",
+        "evaluation.problems=0", "placement.balance={least: 2, most: 2, deployment: join-run/local}",
+    )  # fmt: skip
+    wait_until(lambda: set(runs_of(store, "deployed")) - before, what="the run", deadline_s=60)
+    (run,) = set(runs_of(store, "deployed")) - before
+    with closing(KafkaBus(kafka)) as bus:
+        topics = Topics(run, find(store, run).spec.lengths.classes)
+
+        def generators() -> set[str]:
+            return {
+                decode(one.value, Sample).generator for one in read_all(bus, topics.samples, deadline_s=30)
+            }
+
+        wait_until(lambda: len(generators()) == 2, what="samples of the second one", deadline_s=180)
+        (decided,) = [
+            decode(one.value, BalanceRecord) for one in read_all(bus, topics.balance, deadline_s=30)
+        ]
+    assert (decided.before, decided.after) == (1, 2), decided.reason
+    (called,) = deployed.post("flow_runs/filter", {"flow_runs": {"tags": {"all_": [f"balance:{run}"]}}})
+    assert called["state"]["type"] == "RUNNING"
+    deployed.prefect("flow-run", "cancel", str(train))
+    wait_until(lambda: not deployed.roles(), what="the end of every process", deadline_s=90)
+    wait_until(
+        lambda: deployed.state(UUID(called["id"])) not in ("RUNNING", "CANCELLING"),
+        what="the end of the flow run that was called", deadline_s=60,
+    )  # fmt: skip
 
 
 def test_a_bad_parameter_is_refused_before_there_is_a_run(deployed: Deployed) -> None:
