@@ -22,7 +22,7 @@ from flows.cli.shared.talk import fail, out, plain_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flows.plans.run_plan import RunPlan
+    from flows.plans.run_plan import PlannedSplit, RunPlan
 
 _PICTURES = (".png", ".html")
 
@@ -91,18 +91,33 @@ def plan(
     say_drawn(output)
 
 
+_FIGURES = ("generators", "trainer", "a step", "samples/s", "1,000 samples cost", "staleness")
+
+
+def _figures(found: RunPlan, one: PlannedSplit) -> list[str]:
+    """Return the figures of a split; those of the best one with their ranges."""
+    from flows.plans.plan_rows import figure, range_words, split_words
+
+    figures, best = one.figures, one is found.chosen
+    cost = range_words(found.cost_per_1000) if best else figure(figures.cost_per_1000)
+    return [
+        *split_words(one.split),
+        range_words(found.step_s, " s") if best else f"{figure(figures.step_s)} s",
+        range_words(found.samples_per_s) if best else figure(figures.samples_per_s),
+        cost if one.split.price else "no price",
+        f"{figures.staleness:.2f}, at most {figures.staleness_max}",
+    ]
+
+
 def _show(console: Console, found: RunPlan) -> None:
     from rich.table import Table
 
     from flows.plans.plan_rows import (
         best_and_next,
         bubbles_of,
-        figure,
         link_lines,
-        range_words,
         settings_words,
         sources_of,
-        split_words,
     )
 
     say = partial(say_line, console)
@@ -112,22 +127,11 @@ def _show(console: Console, found: RunPlan) -> None:
     )
     if deadline is not None:
         title += f", at most {deadline:g} s a step"
-    table = Table(
-        "", "generators", "trainer", "a step", "samples/s", "1,000 samples cost", "staleness", title=title,
-        caption=f"{found.estimated:,} splits estimated, {found.simulated} simulated",
-    )  # fmt: skip
-    for name, one in best_and_next(found):
-        generators, trainer = split_words(one.split)
-        best, figures = one is found.chosen, one.figures
-        table.add_row(
-            name, generators, trainer,
-            range_words(found.step_s, " s") if best else f"{figure(figures.step_s)} s",
-            range_words(found.samples_per_s) if best else figure(figures.samples_per_s),
-            (range_words(found.cost_per_1000) if best else figure(figures.cost_per_1000))
-            if one.split.price else "no price",
-            f"{figures.staleness:.2f}, at most {figures.staleness_max}",
-            style="" if best else "dim",
-        )  # fmt: skip
+    shown = best_and_next(found)
+    table = Table("", *(name for name, _ in shown), title=title,
+                  caption=f"{found.estimated:,} splits estimated, {found.simulated} simulated")  # fmt: skip
+    for row in zip(_FIGURES, *(_figures(found, one) for _, one in shown), strict=True):
+        table.add_row(*row)
     console.print(table)
     if found.others:
         say(f"the runner-up lost: {found.why}")
