@@ -16,6 +16,7 @@ from flows.page import curve_charts as curves
 from flows.page.charts import chart_card
 from flows.page.gantt import gantt_card
 from flows.page.page_data import RUNNING, PageData
+from flows.page.prediction_card import prediction_card
 from flows.page.safe_text import safe
 from flows.page.sample_texts import ReadSample
 from flows.page.sections import (
@@ -60,6 +61,7 @@ def _main(data: PageData, *, live: bool) -> str:
         chart_card(curves.rate_chart(rows), _NO_STEP),
         gantt_card(data.files.time, note=_times_missing(data)),
         result_section(data),
+        prediction_card(data),
         chart_card(
             curves.predicted_chart(facts.lengths if facts else [], facts.edges if facts else [], data.last),
             _no_topics(data),

@@ -18,7 +18,9 @@ from flows.view.process_notes import EVALUATIONS_FILE, LEFT_OUT_FILE, PROCESSES_
 from flows.view.totals import Totals
 
 SUMMARY_FILE = "summary.json"
-_ROWS, _LARGEST = 4000, 64 << 20
+PREDICTION_FILE, PREDICTION_PICTURE = "prediction.json", "prediction.png"
+_ROWS, _LARGEST, _LARGEST_PICTURE = 4000, 64 << 20, 1 << 20
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 Row = dict[str, Any]
 
@@ -90,6 +92,14 @@ class RunFiles:
 
 
 _COUNTERS = {"version", "installs", "pause_s", "published", "published_bytes", "whole_bytes"}
+
+
+def read_picture(path: Path) -> bytes:
+    """Return the PNG in a file; empty if there is none, or one that is too large for a page."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= _LARGEST_PICTURE and (found := path.read_bytes()).startswith(_PNG):
+            return found
+    return b""
 
 
 def read_json(path: Path) -> Row:

@@ -100,17 +100,12 @@ def _work_tiles(data: PageData) -> list[str]:
     """Return the shares of the time in which trainer and generators worked."""
     tiles = []
     for role, name in (("trainer", "trainer works"), ("generator", "generators work")):
-        seconds: dict[str, float] = {}
-        for process in data.files.time.processes():
-            if process.name.startswith(role):
-                for cause, value in process.totals().items():
-                    seconds[cause] = seconds.get(cause, 0.0) + value
-        spent = {cause: value for cause, value in seconds.items() if cause not in ("starting", "ended")}
-        waits = {cause: value for cause, value in spent.items() if cause.startswith(WAIT)}
-        if (whole := sum(spent.values())) > 0:
+        shares = data.files.time.side_shares(role)
+        waits = {cause: share for cause, share in shares.items() if cause.startswith(WAIT)}
+        if shares:
             longest = max(waits, key=lambda cause: waits[cause], default="")
-            why = f"{waits[longest] / whole:.0%} {longest}" if longest else "never waits"
-            tiles.append(_tile(name, f"{1 - sum(waits.values()) / whole:.0%}", why))
+            why = f"{waits[longest]:.0%} {longest}" if longest else "never waits"
+            tiles.append(_tile(name, f"{1 - sum(waits.values()):.0%}", why))
     return tiles
 
 

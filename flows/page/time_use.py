@@ -130,6 +130,17 @@ class TimeUse:
         """How many processes are not held."""
         return len(self._more)
 
+    def side_shares(self, role: str) -> dict[str, float]:
+        """Return the share of the time by cause of all processes of a role, without starts and ends."""
+        seconds: Counter[str] = Counter()
+        for process in self._found.values():
+            if process.name.startswith(role):
+                seconds.update(process.totals())
+        for cause in ("starting", "ended"):
+            del seconds[cause]
+        whole = sum(seconds.values())
+        return {cause: value / whole for cause, value in seconds.items()} if whole > 0 else {}
+
     def processes(self) -> list[ProcessTime]:
         """Return the processes: the trainer first, then the others by name and number."""
         return [self._found[name] for name in sorted(self._found, key=_place)]

@@ -1,6 +1,7 @@
 """Predicts what a run will do, where a profile was measured: `python -m flows.plans.prediction RUNFILE …`.
 
-It is a process of its own, which prints one line of JSON, so that no run waits for it.
+It is a process of its own, so that no run waits for it. It prints a line of JSON with the speed, and then one
+with the time of both sides and a picture (`predicted_iteration`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import Any
 
 from flows.planning.machine_pools import MachinePool
 from flows.planning.step_estimate import GeneratorKind, MachineSplit, StepEstimator, TrainerKind
 from flows.plans.given_split import given_split
 from flows.plans.planning_inputs import PlanningInputs, demand_of_workload, planning_inputs, profile_at_hand
+from flows.plans.predicted_iteration import iteration_row
 from flows.plans.predicted_speed import Prediction, has_profile
 from flows.plans.run_plan import drawn_factors, interval_around, interval_of
 from flows.plans.simulated_split import (
@@ -36,23 +40,32 @@ _BUDGET = 24_000  # samples that are simulated for its range
 _DRAWS = 12  # of formulas
 
 
-def predicted(spec: RunSpec, runfile: str) -> Prediction | None:
-    """Return what a run file's run is expected to do; None without a profile, or where that can't be said."""
+def predictions(spec: RunSpec, runfile: str) -> Iterator[dict[str, Any]]:
+    """Yield the speed that a run file's run is expected to have, and then where its time goes.
+
+    Nothing comes without a profile, or where it can't be said.
+    """
     try:
         if spec.algorithm.mode == "offline" or not has_profile(spec):
-            return None
+            return
         if profile_at_hand(spec, runfile, None) is None:
-            return None
+            return
         inputs = planning_inputs(spec, runfile=runfile)
-        return prediction_of(inputs, given_split(inputs))
+        split = given_split(inputs)
+        found = prediction_of(inputs, split)
+        if found is None:
+            return
+        yield asdict(found)
+        if found.simulated:
+            yield iteration_row(inputs, split, _iterations(spec, split))
     except (Explained, RunFileError):  # a prediction is beside the point of a run: it never keeps one from it
-        return None
+        return
 
 
 def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | None:
     """Return what a split is expected to do; None where that can't be said."""
     spec = inputs.spec
-    iterations = iterations_for(spec, split.lookahead, samples=_SAMPLES)
+    iterations = _iterations(spec, split)
     samples = spec.algorithm.groups * spec.algorithm.group_size
     estimate_s = estimated_s(inputs, split, Scaled())
     if not math.isfinite(estimate_s):
@@ -65,6 +78,10 @@ def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | N
         others = [estimated_s(inputs, split, drawn_factors(inputs, split, one)) for one in range(_DRAWS)]
         found = interval_around(estimate_s, [math.log(one / estimate_s) for one in others])
     return Prediction(found, found.rate(samples / found.value), simulated)
+
+
+def _iterations(spec: RunSpec, split: MachineSplit) -> int:
+    return iterations_for(spec, split.lookahead, samples=_SAMPLES)
 
 
 def estimated_s(inputs: PlanningInputs, split: MachineSplit, scaled: Scaled) -> float:
@@ -88,14 +105,14 @@ def _linked(pool: MachinePool, scaled: Scaled) -> MachinePool:
 
 
 def main() -> int:
-    """Print a prediction as a line of JSON; nothing if there is none."""
+    """Print a prediction as lines of JSON; nothing if there is none."""
     parser = argparse.ArgumentParser(prog="python -m flows.plans.prediction", description=__doc__)
     parser.add_argument("runfile")
     parser.add_argument("overrides", nargs="*", help="changed settings, as A.B=VALUE")
     given = parser.parse_args()
-    found = predicted(load_run_file(given.runfile, given.overrides), given.runfile)
-    if found is not None:
-        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+    for found in predictions(load_run_file(given.runfile, given.overrides), given.runfile):
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()  # the speed is told before the rest is known
     return 0
 
 

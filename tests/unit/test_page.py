@@ -154,6 +154,57 @@ def test_newer_steps_of_the_topic_follow_those_of_the_file(tmp_path: Path) -> No
     assert "70 optimizer steps" in page_html(data)
 
 
+# predicted and measured
+
+PREDICTION = {
+    "step_s": {"value": 2.0, "low": 1.5, "high": 3.0},
+    "samples_per_s": {"value": 256.0, "low": 200.0, "high": 300.0}, "simulated": True,
+    "trainer": {"waiting for samples": {"value": 0.3, "low": 0.25, "high": 0.9}},
+    "generators": {"waiting for jobs": {"value": 0.001, "low": 0.0, "high": 0.002}},
+}  # fmt: skip
+PICTURE = b"\x89PNG\r\n\x1a\n and so on"
+
+
+def test_a_run_is_set_beside_its_prediction(data: PageData) -> None:
+    assert "Predicted and measured" not in page_html(data), "nobody predicted it"
+    (data.files.folder / "prediction.json").write_text(json.dumps(PREDICTION))
+    (data.files.folder / "prediction.png").write_bytes(PICTURE)
+    page = page_html(data)
+    card = page.partition("Predicted and measured")[2].partition("</figure>")[0]
+    rate = data.totals["samples_per_s"]
+    assert f'<td class="n">256</td><td class="n">200 to 300</td><td class="n">{in_words(rate)}</td>' in card
+    assert f"{256 / rate - 1:+.1%}, inside the range" in card
+    waits = data.files.time.side_shares("trainer")["wait: samples"]
+    assert 'trainer: waiting for samples</td><td class="n">30.0%</td>' in card and f"{waits:.1%}" in card
+    assert "generators: waiting for jobs" in card and "outside the range" in card
+    assert f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}" in card
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "no json",
+        "[]",
+        json.dumps({"step_s": HOSTILE, "samples_per_s": {"value": HOSTILE, "low": 1, "high": 2}}),
+        json.dumps({"trainer": {HOSTILE: {"value": 1, "low": 1, "high": 1}}, "generators": [HOSTILE]}),
+        '{"step_s": {"value": NaN, "low": -1, "high": Infinity}, "samples_per_s": {"value": true}}',
+        '{"step_s": {"value": 1' + "0" * 400 + ', "low": 0, "high": 1}, "trainer": 5}',
+    ],
+)
+def test_a_prediction_that_makes_no_sense_is_no_part_of_the_page(data: PageData, said: str) -> None:
+    (data.files.folder / "prediction.json").write_text(said)
+    (data.files.folder / "prediction.png").write_text(HOSTILE)
+    page = page_html(data)
+    assert "Predicted and measured" not in page and "<img" not in page and "evil" not in page
+
+
+def test_a_picture_that_is_too_large_is_left_out(data: PageData) -> None:
+    (data.files.folder / "prediction.json").write_text(json.dumps(PREDICTION))
+    (data.files.folder / "prediction.png").write_bytes(PICTURE + bytes(1 << 20))
+    page = page_html(data)
+    assert "Predicted and measured" in page and "<img" not in page
+
+
 # the time of processes
 
 

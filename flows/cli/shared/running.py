@@ -22,16 +22,17 @@ BUSY_S = 30.0
 
 
 def run_here(
-    request: RunRequest, console: Console, *, prefect: bool, news: Callable[[Screen], None] | None = None
+    request: RunRequest, console: Console, *, prefect: bool, news: Callable[[Screen], Screen] | None = None
 ) -> RunResult:
     """Run a request to its end; with `prefect` as a flow, if a Prefect server answers.
 
-    `news`: called with the screen, on which it may say something from a thread of its own.
+    `news`: called with the screen, on which it may say something from a thread of its own. It returns the
+    screen that the run is shown on.
     """
     env = prefect_environment() if prefect else {}
     with terminal(console) as screen:
         if news is not None:
-            news(screen)
+            screen = news(screen)
         if env:
             return _as_flow(request, screen, env)
         if prefect:
