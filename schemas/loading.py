@@ -147,6 +147,10 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
     model = {name: resolve(getattr(spec.model, name)) for name in ("path", "build")}
     loss = {} if spec.loss.reference is None else {"reference": resolve(spec.loss.reference)}
     lengths = {} if spec.lengths.backbone == "none" else {"backbone": resolve(spec.lengths.backbone)}
+    machines = {
+        name: one.model_copy(update={"profile": resolve(one.profile)})
+        for name, one in spec.placement.machines.items()
+    }
     report = str((folder / spec.report).absolute()) if "report" in spec.model_fields_set else spec.report
     return spec.model_copy(
         update={
@@ -155,6 +159,7 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
             "model": spec.model.model_copy(update=model),
             "loss": spec.loss.model_copy(update=loss),
             "lengths": spec.lengths.model_copy(update=lengths),
+            "placement": spec.placement.model_copy(update={"machines": machines}),
         }
     )
 

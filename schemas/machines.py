@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from schemas.addresses import Word
+from schemas.addresses import FilePath, Word
 from schemas.section import Section
 from schemas.shortening import shown
 
@@ -36,6 +36,12 @@ class MachinesSection(Section):
         "",
         description="The site (a key of `sites`) at which the machines stand. Empty: beside the run's object "
         "store.",
+    )
+    profile: FilePath | None = Field(
+        None,
+        description="A file that `streamrl profile -o FILE` made of this run file on one such machine. Times "
+        "are then those that it measured, and for other devices and slots those of the hardware table, "
+        "corrected by it. It holds for all machines of the same hardware.",
     )
     use: list[Use] | None = Field(
         None,

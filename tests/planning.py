@@ -47,8 +47,11 @@ class TableOfTests:
             self._token_s / devices / self._speeds[hardware], version_bytes=self._bytes, step_s=0.1
         )
 
-    def measured(self, hardware: str) -> bool:
-        return False
+    def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
+        return "of the test"
+
+    def learner_source(self, hardware: str, devices: int) -> str:
+        return "of the test"
 
 
 def demand_of(

@@ -45,8 +45,8 @@ def profile_identity(spec: RunSpec, model: Path, *, root: str = "") -> ProfileId
     return ProfileIdentity(
         model=model_shape(model), root=root,
         parameters=sum(int(np.prod(shape)) for shape in folder.shapes.values()),
-        machine=kind_of_machine(), cores=cores(), libraries=dict(_versions()), settings=_settings(spec),
-        sizes=sizes_of(spec),
+        machine=kind_of_machine(), cores=cores(), libraries=dict(_versions()),
+        settings=profiled_settings(spec), sizes=sizes_of(spec),
     )  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def _versions() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _settings(spec: RunSpec) -> dict[str, str]:
+def profiled_settings(spec: RunSpec) -> dict[str, str]:
+    """Return the settings that a profile's figures depend on, as JSON, by name."""
     found: dict[str, object] = {
         "model.dtype": spec.model.dtype,
         "model.lora": None if spec.model.lora is None else spec.model.lora.model_dump(mode="json"),
@@ -107,11 +108,12 @@ def identity_differences(profiled: ProfileIdentity, wanted: ProfileIdentity) -> 
         found.append(f"the machine: it was made on {profiled.machine!r}, and this is {wanted.machine!r}")
     if profiled.cores != wanted.cores:
         found.append(f"the cores: it was made with {profiled.cores}, and here are {wanted.cores}")
-    found += _changed("library", profiled.libraries, wanted.libraries)
-    return found + _changed("setting", profiled.settings, wanted.settings)
+    found += differences_by_name("library", profiled.libraries, wanted.libraries)
+    return found + differences_by_name("setting", profiled.settings, wanted.settings)
 
 
-def _changed(word: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def differences_by_name(word: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return which values differ, as sentences. `word`: for each of them."""
     return [
         f"the {word} {name}: it was {before.get(name, 'not there')}, and is {now.get(name, 'not there')}"
         for name in sorted(before.keys() | now.keys())

@@ -21,8 +21,10 @@ from flows.planning.stage_times import EngineTimes, LearnerTimes
 from flows.planning.step_estimate import IterationDemand
 from schemas.runspec import RunSpec
 
+_ENDLESS = 1e18  # bytes
 _CPU_CORES = 16  # that the table's CPU has
-_ROOM = 1.2  # times the tokens that a running sample has on average: memory that a slot is given
+SLOT_ROOM = 1.2  # times the tokens that a running sample has on average: memory that a slot is given
+FROM_TABLE = "from the hardware table, not measured"
 _SENT_SHARE = 0.05  # of the weights' bytes, as a delta: tests.bench delta prints it for real steps
 
 
@@ -35,6 +37,7 @@ class TableTimes:
     demand: IterationDemand
     recipe: Recipe = Recipe()  # noqa: RUF009 - it is frozen
     more: Mapping[str, Hardware] | None = None  # kinds of hardware of the user's own
+    endless: bool = False  # memory is no matter: for times of what was measured, which did fit
 
     @property
     def known(self) -> Sequence[str]:
@@ -52,7 +55,7 @@ class TableTimes:
         """Return how many samples have room at once; 0: the model does not fit."""
         kind, devices = self._devices(hardware, tensor_parallel)
         try:
-            tokens = self.demand.prompt_tokens / 2 + self.demand.context * _ROOM
+            tokens = self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM
             return RooflineEngine(self.shape, kind, devices, self._precision).slots(max(1.0, tokens))
         except BudgetError:
             return 0
@@ -62,7 +65,7 @@ class TableTimes:
         kind, devices = self._devices(hardware, tensor_parallel)
         found = engine_times(
             self.shape, kind, devices=devices, slots=slots,
-            longest=max(1.0, self.demand.context * _ROOM), prompt=max(1.0, self.demand.prompt_tokens),
+            longest=max(1.0, self.demand.context * SLOT_ROOM), prompt=max(1.0, self.demand.prompt_tokens),
             precision=self._precision,
         )  # fmt: skip
         return replace(found, cores=float(tensor_parallel)) if kind.name == "CPU" else found
@@ -80,9 +83,13 @@ class TableTimes:
             return None
         return replace(found, cores=float(devices)) if kind.name == "CPU" else found
 
-    def measured(self, hardware: str) -> bool:
-        """Whether figures of this hardware were measured: here none is."""
-        return False
+    def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
+        """Say where the times of a generator come from."""
+        return FROM_TABLE
+
+    def learner_source(self, hardware: str, devices: int) -> str:
+        """Say where the times of a trainer come from."""
+        return FROM_TABLE
 
     @property
     def _precision(self) -> Precision:
@@ -95,6 +102,8 @@ class TableTimes:
     def _devices(self, name: str, devices: int) -> tuple[Hardware, int]:
         """Return the hardware and how many of it; cores of a CPU are a part of one."""
         kind = self._kind(name)
+        if self.endless:
+            kind = replace(kind, memory_bytes=_ENDLESS)
         return (_cores_of(kind, devices), 1) if kind.name == "CPU" else (kind, devices)
 
 

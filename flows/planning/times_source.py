@@ -27,5 +27,8 @@ class TimesSource(Protocol):
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
         """Return the times of a trainer with so many devices; None if the model does not fit."""
 
-    def measured(self, hardware: str) -> bool:
-        """Whether figures of this hardware were measured, rather than computed from a table."""
+    def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
+        """Say where the times of a generator come from: measured, from a table, or corrected."""
+
+    def learner_source(self, hardware: str, devices: int) -> str:
+        """Say where the times of a trainer come from."""

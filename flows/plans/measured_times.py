@@ -1,91 +1,182 @@
-"""Times of a run file's parts as a profile measured them here; of other hardware from the table."""
+"""Times of a run file's parts as profiles measured them; of all else from the table, corrected where one can.
+
+| asked for                                         | times                             |
+|---------------------------------------------------|-----------------------------------|
+| as it was measured, with up to twice the slots    | the profile's curves              |
+| a GPU's other devices, ranks and slots            | the table's, corrected by points  |
+| a CPU's other threads, ranks and slots            | the profile's curves, less sure   |
+| hardware without a profile                        | the table's                       |
+
+On a CPU the table corrects nothing: CPUs differ from its figures by a factor of ten, small models spend their
+steps in what it leaves out, and it does not know how threads share caches. The rule of `profile_times` for
+other threads and slots is the more honest one there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from flows.planning import profile_times
-from flows.planning.machine_pools import CPU
-from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
+from flows.planning.corrected_profile import (
+    corrected_by_engine,
+    corrected_by_learner,
+    doublings_between,
+    largest_batch,
+)
+from flows.planning.machine_pools import CPU, MachinePool
+from flows.planning.model_shape import ShapeError
+from flows.planning.stage_times import EngineTimes, LearnerTimes
 from flows.planning.step_estimate import IterationDemand
-from flows.planning.times_source import TimesSource
-from schemas.profile import Profile
+from flows.planning.table_times import SLOT_ROOM, TableTimes
+from flows.plans.named_profiles import HardwareProfile
 from schemas.runspec import RunSpec
 
-_ROOM = 1.2  # times the tokens that a running sample has on average: memory that a slot is given
 _BEYOND = 2  # times as many slots as the largest batch that was measured
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """A source of times that knows this machine by a profile, and asks another source about the rest."""
+    """A source of times that knows some kinds of hardware by profiles, and asks the table about the rest."""
 
     spec: RunSpec
-    profile: Profile
+    profiles: Sequence[HardwareProfile]  # one for each kind of hardware
     demand: IterationDemand
     lengths: Sequence[tuple[int, int]]  # of prompts and answers
-    others: Callable[[], TimesSource]  # asked only if there are machines of another kind
-    other_names: Sequence[str]
-
-    @property
-    def here(self) -> str:
-        """The kind of hardware that was measured, as a run file names it."""
-        machine = self.profile.identity.machine.upper()
-        return next((one for one in self.other_names if one != CPU and one.upper() in machine), CPU)
+    table: Callable[[], TableTimes]  # asked only where a profile does not say
+    table_names: Sequence[str]
 
     @property
     def known(self) -> Sequence[str]:
         """All kinds of hardware that it has figures of."""
-        return list(dict.fromkeys([self.here, *self.other_names]))
-
-    def measured(self, hardware: str) -> bool:
-        """Whether figures of this hardware were measured, rather than computed from a table."""
-        return hardware.upper() == self.here.upper()
+        return list(dict.fromkeys([*(one.hardware for one in self.profiles), *self.table_names]))
 
     def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
-        """Return over how many devices of a machine a generator can be spread: here, as it was measured."""
-        if not self.measured(hardware):
-            return self.others().tensor_parallel(hardware, devices)
-        return [self.spec.generator.threads if self._shares_cores else 1]
-
-    @property
-    def _shares_cores(self) -> bool:
-        return self.here == CPU
+        """Return over how many devices of a machine a generator can be spread."""
+        one = self._profile_of(hardware)
+        if one is None:
+            return self.table().tensor_parallel(hardware, devices)
+        if _shares_cores(one):
+            return [self.spec.generator.threads]
+        table = self._table_for(one)
+        return table.tensor_parallel(hardware, devices) if table else [1]
 
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples one generator can draw at once; 0: the model does not fit."""
-        if not self.measured(hardware):
-            return self.others().most_slots(hardware, tensor_parallel)
-        generation = self.profile.generation
-        most = int(_BEYOND * max(one.samples for one in generation.points))
+        one = self._profile_of(hardware)
+        if one is None:
+            return self.table().most_slots(hardware, tensor_parallel)
+        table = self._table_for(one)
+        if table and tensor_parallel > 1:
+            return table.most_slots(hardware, tensor_parallel)
+        generation = one.profile.generation
+        most = int(_BEYOND * max(point.samples for point in generation.points))
+        if table:  # beyond those slots it has times, too
+            most = max(most, table.most_slots(hardware, 1))
         if generation.memory_tokens:
-            tokens = self.demand.prompt_tokens / 2 + self.demand.context * _ROOM
+            tokens = self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM
             most = min(most, int(generation.memory_tokens / tokens))
         return most
 
     def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
         """Return the times of one generator that fits."""
-        if not self.measured(hardware):
-            return self.others().engine(hardware, tensor_parallel, slots)
-        threads = tensor_parallel if self._shares_cores else None
-        return profile_times.measured_engine(self.profile, slots=slots, threads=threads)
+        one = self._profile_of(hardware)
+        if one is None:
+            return self.table().engine(hardware, tensor_parallel, slots)
+        if _shares_cores(one):
+            return profile_times.measured_engine(one.profile, slots=slots, threads=tensor_parallel)
+        table = self._table_for(one)
+        if table is None or self._has_engine(one, tensor_parallel, slots):
+            return _apart(profile_times.measured_engine(one.profile, slots=slots))
+        endless = replace(table, endless=True)
+        asked = endless if tensor_parallel == 1 else table  # on one device the profile knows what fits
+        return corrected_by_engine(
+            one.profile, asked.engine(hardware, tensor_parallel, slots),
+            endless.engine(hardware, 1, largest_batch(one.profile)), context=self.demand.context,
+            doublings=doublings_between(1, tensor_parallel),
+        )  # fmt: skip
 
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
         """Return the times of a trainer with so many devices; on a CPU these are threads of its ranks."""
-        if not self.measured(hardware):
-            return self.others().learner(hardware, devices)
-        threads = self.spec.trainer.threads if self._shares_cores else 1
-        if devices % threads:
-            return None  # ranks have as many threads as the run file says
-        return profile_times.measured_learner(
-            self.profile, ranks=devices // threads, threads=threads, lengths=self.lengths
+        one = self._profile_of(hardware)
+        if one is None:
+            return self.table().learner(hardware, devices)
+        if _shares_cores(one):
+            threads = self.spec.trainer.threads
+            if devices % threads:
+                return None  # ranks have as many threads as the run file says
+            return profile_times.measured_learner(
+                one.profile, ranks=devices // threads, threads=threads, lengths=self.lengths
+            )
+        table = self._table_for(one)
+        if table is None or devices == _ranks(one):
+            found = profile_times.measured_learner(one.profile, ranks=devices, lengths=self.lengths)
+            return replace(found, beside=1.0, cores=0.0)
+        asked = table.learner(hardware, devices)
+        if asked is None:
+            return None
+        there = cast(LearnerTimes, replace(table, endless=True).learner(hardware, _ranks(one)))
+        return corrected_by_learner(
+            one.profile, asked, there, tokens=min(self.demand.tokens, self.spec.trainer.microbatch_tokens),
+            length=self.demand.tokens / self.demand.samples,
+            doublings=doublings_between(_ranks(one), devices),
+        )  # fmt: skip
+
+    def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
+        """Say where the times of a generator come from."""
+        one = self._profile_of(hardware)
+        if one is None:
+            return self.table().engine_source(hardware, tensor_parallel, slots)
+        return self._source(
+            one, as_measured=_shares_cores(one) or self._has_engine(one, tensor_parallel, slots)
         )
 
-    def work_cores(self) -> float | None:
-        """Return the cores that engines and learner have beside all others; None if they share none."""
-        return profile_times.cores_for_work(self.profile) if self._shares_cores else None
+    def learner_source(self, hardware: str, devices: int) -> str:
+        """Say where the times of a trainer come from."""
+        one = self._profile_of(hardware)
+        if one is None:
+            return self.table().learner_source(hardware, devices)
+        return self._source(one, as_measured=_shares_cores(one) or devices == _ranks(one))
 
-    def link(self) -> LinkTimes:
-        """Return how fast versions of the weights come from the run's store to an engine of this machine."""
-        return profile_times.measured_link(self.profile)
+    def near(self, pool: MachinePool) -> MachinePool:
+        """Return a pool beside the object store with the link and the free cores that its profile says."""
+        one = self._profile_of(pool.hardware)
+        if one is None or pool.site:
+            return pool
+        link = profile_times.measured_link(one.profile)
+        cores = profile_times.cores_for_work(one.profile) if _shares_cores(one) else None
+        return replace(pool, link=link, free_cores=cores)
+
+    def _source(self, one: HardwareProfile, *, as_measured: bool) -> str:
+        if as_measured or self._table_for(one) is None:
+            return f"measured, {one.file}" if one.file else "measured"
+        return f"from the hardware table, corrected by {one.source}"
+
+    def _profile_of(self, hardware: str) -> HardwareProfile | None:
+        return next((one for one in self.profiles if one.hardware.upper() == hardware.upper()), None)
+
+    def _table_for(self, one: HardwareProfile) -> TableTimes | None:
+        """Return the table if it can say more about a profile's hardware."""
+        if _shares_cores(one) or one.hardware.upper() not in {name.upper() for name in self.table_names}:
+            return None
+        try:
+            return self.table()
+        except ShapeError:  # a model that nobody has counted: the profile alone has to do
+            return None
+
+    def _has_engine(self, one: HardwareProfile, tensor_parallel: int, slots: int) -> bool:
+        return tensor_parallel == 1 and slots <= _BEYOND * largest_batch(one.profile)
+
+
+def _ranks(one: HardwareProfile) -> int:
+    return one.profile.identity.sizes["trainer.ranks"]
+
+
+def _shares_cores(one: HardwareProfile) -> bool:
+    return one.hardware.upper() == CPU
+
+
+def _apart(engine: EngineTimes) -> EngineTimes:
+    """Return an engine that has its devices for itself: in a profile of one GPU the learner had a part."""
+    return replace(engine, beside_step=1.0, beside_samples=1.0, cores=0.0)

@@ -111,10 +111,19 @@ def settings_words(plan: RunPlan) -> str:
 
 def sources_of(inputs: PlanningInputs, split: MachineSplit) -> list[str]:
     """Return where the figures come from, in words."""
+    trainer, times = split.trainer, inputs.times
+    said: dict[str, dict[str, str]] = {}  # by hardware and side
+    for kind, _ in split.generators:
+        words = times.engine_source(kind.pool.hardware, kind.tensor_parallel, kind.slots)
+        said.setdefault(kind.pool.hardware, {})["generators"] = words
+    words = times.learner_source(trainer.pool.hardware, trainer.devices)
+    said.setdefault(trainer.pool.hardware, {})["trainer"] = words
     found = []
-    for hardware in sorted({pool.hardware for pool in split.machines()}):
-        measured = inputs.times.measured(hardware)
-        found.append(f"{hardware}: {'measured' if measured else 'from the hardware table, not measured'}")
+    for hardware, sides in sorted(said.items()):
+        if len(set(sides.values())) == 1:
+            found.append(f"{hardware}: {next(iter(sides.values()))}")
+        else:
+            found += [f"{hardware} ({side}): {words}" for side, words in sides.items()]
     links = {kind.pool.site for kind, _ in split.generators if kind.pool.site}
     found += [f"link to {site}: as the run file says" for site in sorted(links)]
     return [*found, f"lengths: {inputs.lengths.source}"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from flows.planning.table_times import TableTimes
 from flows.planning.times_source import TimesSource
 from flows.planning.workload import LogNormalLengths, ObservedLengths, RecordedLengths, Workload
 from flows.plans.measured_times import MeasuredTimes
+from flows.plans.named_profiles import HardwareProfile, hardware_of_profile, named_profiles
 from schemas.profile import Profile
 from schemas.runspec import RunSpec
 
@@ -69,34 +70,40 @@ def planning_inputs(
         raise PlanError(
             "algorithm.mode is offline: such a run generates nothing, so there is nothing to divide"
         )
-    measured = profile_at_hand(spec, runfile, profile)
-    pools = pools_of(spec.placement, cores=measured.identity.cores if measured else None)
+    here = profile_at_hand(spec, runfile, profile)
+    shape = cache(lambda: shape_at_hand(spec, progress))
+    named = named_profiles(spec, _model_with_weights(spec), shape, list(HARDWARE))
+    pools = pools_of(spec.placement, cores=here.identity.cores if here else None)
+    measured = here or (named[0].profile if named else None)
     if measured is not None and mean_length is None and measured.lengths.answers:
         lengths = _of_profile(spec, measured)
     else:
         lengths = _assumed(spec, mean_length)
     demand = demand_of_workload(spec, lengths.workload)
-    table = cache(lambda: TableTimes(spec, shape_at_hand(spec, progress), demand))
+    table = cache(lambda: TableTimes(spec, shape(), demand))
     if measured is None:
         check_pools(pools, list(HARDWARE))  # before a model is built for nothing
         return PlanningInputs(spec, pools, table(), lengths, demand)
-    times = MeasuredTimes(spec, measured, demand, _pairs(spec, lengths.workload), table, list(HARDWARE))
-    near = [
-        replace(pool, link=times.link(), free_cores=times.work_cores())
-        if not pool.site and times.measured(pool.hardware)
-        else pool
-        for pool in pools
-    ]
-    return PlanningInputs(spec, tuple(near), times, lengths, demand)
+    profiles = [*named, *_unnamed(here, named)]
+    times = MeasuredTimes(spec, profiles, demand, _pairs(spec, lengths.workload), table, list(HARDWARE))
+    return PlanningInputs(spec, tuple(times.near(pool) for pool in pools), times, lengths, demand)
+
+
+def _unnamed(here: Profile | None, named: Sequence[HardwareProfile]) -> list[HardwareProfile]:
+    """Return the profile of this machine, unless the run file names another one of the same hardware."""
+    if here is None:
+        return []
+    hardware = hardware_of_profile(here, list(HARDWARE))
+    taken = {one.hardware.upper() for one in named}
+    return [] if hardware.upper() in taken else [HardwareProfile(hardware, here)]
 
 
 def profile_at_hand(spec: RunSpec, runfile: str, file: Path | None) -> Profile | None:
     """Return the profile in a file, or the one that is kept of a run file; None if there is none."""
     from flows.planning.profile_file import profile_for
-    from flows.run.start_model import model_at_hand
 
-    model = model_at_hand(spec)
-    if model is None or not _has_weights(model):
+    model = _model_with_weights(spec)
+    if model is None:
         if file is not None:
             raise PlanError(
                 f"--profile {file}: the model of {runfile} is not here, so nobody can tell whether the "
@@ -106,8 +113,13 @@ def profile_at_hand(spec: RunSpec, runfile: str, file: Path | None) -> Profile |
     return profile_for(spec, model, runfile=runfile, file=file)
 
 
-def _has_weights(model: Path) -> bool:
-    return (model / "config.json").is_file() and any(model.glob("*.safetensors"))
+def _model_with_weights(spec: RunSpec) -> Path | None:
+    from flows.run.start_model import model_at_hand
+
+    model = model_at_hand(spec)
+    if model is None or not (model / "config.json").is_file() or not any(model.glob("*.safetensors")):
+        return None
+    return model
 
 
 def _of_profile(spec: RunSpec, profile: Profile) -> KnownLengths:

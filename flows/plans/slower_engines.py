@@ -38,6 +38,10 @@ class SlowerEngines:
         """Return the times of a trainer."""
         return self.of.learner(hardware, devices)
 
-    def measured(self, hardware: str) -> bool:
-        """Whether figures of this hardware were measured."""
-        return self.of.measured(hardware)
+    def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
+        """Say where the times of a generator come from."""
+        return self.of.engine_source(hardware, tensor_parallel, slots)
+
+    def learner_source(self, hardware: str, devices: int) -> str:
+        """Say where the times of a trainer come from."""
+        return self.of.learner_source(hardware, devices)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flows.planning.corrected_times import UNSURE, corrected_engine, corrected_learner
+from flows.planning.corrected_times import REACH, UNSURE, SmoothRatio, corrected_engine, corrected_learner
 from flows.planning.stage_times import EngineTimes, LearnerTimes
 from tests.profiles import BATCH_S, CONTEXT_S, PROMPT_S, call_s, decode_point, step_s, train_point
 
@@ -73,3 +76,47 @@ def test_a_learner_is_corrected_where_it_was_measured() -> None:
     far = corrected_learner(wrong, measured, tokens=10_000_000)
     assert far.token_s == pytest.approx(wrong.token_s, rel=0.1)
     assert far.spread > 0.3
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(0, 10), st.integers(3, 14)), min_size=1, max_size=12, unique=True),
+    factor=st.floats(0.3, 3.0),
+    tilt=st.floats(-0.05, 0.05),
+)
+def test_a_ratio_is_exact_at_its_points_and_one_far_away(
+    places: list[tuple[int, int]], factor: float, tilt: float
+) -> None:
+    where = np.array(places, float)
+    ratios = factor * np.exp(tilt * where[:, 0])
+    found = SmoothRatio.of(where, ratios, np.zeros(len(where)), unsure=0.5)
+    near, sure = found.at(where)
+    assert near == pytest.approx(ratios, rel=0.05)
+    assert sure.max() < 0.05
+    for far, away in ((where + 12 * REACH, 0.0), (where, 12 * REACH)):
+        ratio, unsure = found.at(far, away)
+        assert ratio == pytest.approx(np.ones(len(where)), abs=1e-3)
+        assert unsure == pytest.approx(np.full(len(where), 0.5), rel=1e-3)
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.5])
+def test_what_was_measured_on_one_device_corrects_two_and_less_so_many(factor: float) -> None:
+    one = analytic(factor)
+    more = EngineTimes(tuple(each / 2 for each in one.batch_s[:65]), one.context_s / 2, spread=0.25)
+
+    def at(doublings: float) -> tuple[float, float]:
+        found = corrected_engine(more, points(), measured=one, doublings=doublings)  # type: ignore[arg-type]
+        return (found.batch_s[16] + found.context_s * 1000) / (step_s(16, 1000) / 2), found.spread
+
+    (two, sure), (eight, less), (many, unsure) = at(1), at(3), at(40)
+    assert two == pytest.approx(1.0, abs=0.07)
+    assert abs(two - 1) < abs(eight - 1) < abs(many - 1)
+    assert many == pytest.approx(factor, rel=0.01)
+    assert sure < less < unsure == pytest.approx(0.25)
+    learner, calls = LearnerTimes(factor * 1e-4), [train_point(n, n * 100, 0) for n in (4, 16, 64)]
+    two_ranks = corrected_learner(
+        LearnerTimes(factor * 5e-5, spread=0.25), calls, measured=learner, doublings=1.0
+    )
+    assert two_ranks.microbatch_s + two_ranks.token_s * 6400 == pytest.approx(
+        call_s(64, 6400, 0, 1) / 2, rel=0.05
+    )
+    assert 0.02 < two_ranks.spread < 0.15
