@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.shared.talk import (
     INTERRUPTED,
-    error_console,
     fail,
     out,
     plain_errors,
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
     from schemas.profile import Profile
 
-R = TypeVar("R")
 _DISTURBED = 0.1  # share of the time beyond which figures are not to be relied on
 
 
@@ -78,6 +75,7 @@ def profile(
 
     [bold]streamrl profile examples/count.yaml --run runs/count-1[/bold]
     """  # fmt: skip
+    from flows.cli.shared.planning_bar import planning_bar
     from flows.planning.profile_file import read_profile
     from flows.planning.profiling import ProfileAsked, profile_of_run
 
@@ -85,8 +83,8 @@ def profile(
     if file is not None and file.suffix not in (".yaml", ".yml", ".json"):
         fail(f"-o {file}: the name of a profile ends with .yaml, .yml or .json")
     try:
-        with sigterm_interrupts():
-            place, made = _with_bar(lambda progress: profile_of_run(asked, progress, warn))
+        with sigterm_interrupts(), planning_bar() as (_, progress):
+            place, made = profile_of_run(asked, progress, warn)
     except KeyboardInterrupt:
         fail("stopped; nothing was written", INTERRUPTED)
     found = read_profile(place)
@@ -102,15 +100,6 @@ def profile(
             f"other programs had the cores in {disturbed:.0%} of the time, so the figures may be wrong: "
             "measure again with --again when the machine has nothing else to do"
         )
-
-
-def _with_bar(measure: Callable[[Callable[[float, str], None]], R]) -> R:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=error_console(), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        return measure(lambda share, text: bar.update(task, completed=share, description=text))
 
 
 def _show(console: Console, found: Profile) -> None:

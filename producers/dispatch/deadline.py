@@ -64,7 +64,9 @@ SPAN_AGAIN = np.linspace(0.9, 1.1, 6)  # the same in later choices, in units of 
 _PARTS = (-0.5, -0.25, 0.0, 0.25, 0.5)  # of the distance between those deadlines: tried around the best ones
 _PARTS_EXACT = tuple(np.linspace(-0.5, 0.5, 41))
 _CLOSE = 0.99
-_LOOKS = 64  # looks during one makespan whether samples come out as believed
+# Looks during one makespan whether samples come out as believed. A look takes .4 ms or more, so small fleets
+# take fewer: one for so many samples.
+_LOOKS, _FEWEST_LOOKS, _SAMPLES_A_LOOK = 64, 16, 16
 # A plan that trusts the ranker holds many samples back, which costs much if the ranker errs as never before.
 # So a first plan is also judged by a few draws in which a tenth of the predictions says nothing.
 _DOUBT, _DOUBTFUL, _IF_WRONG = 0.04, 4, Drift(wild=0.1)  # their weight and number
@@ -143,6 +145,10 @@ class Costs:
         self._faded = max(_FADED, self._faded * _FADES)
 
 
+def _looks_for(jobs: int) -> int:
+    return min(_LOOKS, max(_FEWEST_LOOKS, jobs // _SAMPLES_A_LOOK))
+
+
 class DeadlinePolicy:
     """`replans`: how often, during one makespan, the choice is made again by time; 0: never.
 
@@ -182,6 +188,7 @@ class DeadlinePolicy:
         self._span_s = 0.0  # from the newest admission to the end that was expected then
         self._towards = TowardsDeadline()
         self._look_at = float("inf")  # when to look whether the beliefs drift
+        self._looks = _LOOKS  # in the time of the newest admission's jobs
         self._moving: list[SampleKey] = []
         self._came = False  # whether jobs came since then
         self._probes = 0  # that are to be begun
@@ -258,7 +265,7 @@ class DeadlinePolicy:
         """Whether samples come out so differently that the choice should be made again."""
         if now < self._look_at:
             return False
-        self._look_at = now + self._span_s / _LOOKS
+        self._look_at = now + self._span_s / self._looks
         return self.group_beliefs.drift_seen(board).differs(self.group_beliefs.drift)
 
     def _must_regroup(self, now: float) -> bool:
@@ -322,7 +329,7 @@ class DeadlinePolicy:
     def _choose(self, board: Board, now: float, *, came: bool, again: bool) -> None:
         self._choose_at = float("inf")
         if not board.generators or not (board.waiting or board.home):
-            self._chose(now, came)
+            self._chose(board, now, came)
             return
         chosen = chosen_jobs(board, now)
         worth_s = self._worth_s(board, chosen)
@@ -333,7 +340,7 @@ class DeadlinePolicy:
         if why:
             self._stay(board, now, why)
             self._towards.waiting_anew()
-            self._chose(now, came)
+            self._chose(board, now, came)
             return
         state = table_of(chosen, self.group_beliefs)
         if self._prefill_s is not None:
@@ -375,19 +382,19 @@ class DeadlinePolicy:
             self._towards.stop(board)
         if pending.came and not self.group_beliefs.beliefs.exact:
             self._probes = _PROBES
-        self._chose(now, pending.came)
+        self._chose(board, now, pending.came)
         return True
 
-    def _chose(self, now: float, came: bool) -> None:
+    def _chose(self, board: Board, now: float, came: bool) -> None:
         """Note when to look whether beliefs drift, and when to choose again."""
         plan = self.plan
         if self._replans and plan is not None and plan.ends > now:
             # of the time that is left, but not ever more often towards the end
             self._choose_at = now + max(plan.ends - now, self._span_s / 2) / self._replans
         if came and plan is not None:
-            self._span_s = plan.ends - now
+            self._span_s, self._looks = plan.ends - now, _looks_for(len(board.waiting) + len(board.home))
         looks = self._replans and self.why is Why.CHOSEN and self._span_s > 0
-        self._look_at = now + self._span_s / _LOOKS if looks else float("inf")
+        self._look_at = now + self._span_s / self._looks if looks else float("inf")
 
     def _stay(self, board: Board, now: float, why: Why) -> None:
         """Keep a deadline that is in force: it is worth no less than before. Otherwise set longest first."""

@@ -24,6 +24,7 @@ from flows.planning.hardware import hardware_of
 from flows.planning.model_shape import shape_of
 from flows.planning.roofline import RooflineEngine
 from flows.planning.serving import serving_times
+from tests.bench._charts import ChartPoint, draw_pairs
 from tests.bench._silicon_models import CONFIGS, precision_of
 
 DATA = Path(__file__).parents[1] / "data" / "aiconfigurator"
@@ -72,6 +73,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         help="print so many rows, the worst first; all by default, with --quick 10",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows, as CSV")
+    parser.add_argument("--draw", type=Path, help="draw both predictions of a further token into this file")
     given = parser.parse_args(argv)
     rows, left_out = read_rows()
     console = Console(width=170)
@@ -81,6 +83,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         console.print(_by_row(worst, len(rows)))
     if given.output:
         write_rows(rows, given.output)
+    if given.draw:
+        _draw([row for row in rows if row.held_out and not np.isnan(row.tpot.theirs)], given.draw)
     return {
         "held_out": _figures([row for row in rows if row.held_out]), "all": _figures(rows),
         "left_out": dict(left_out),
@@ -148,6 +152,15 @@ def _cells(time: SiliconTime) -> list[str]:
 
 def _names(row: SiliconRow) -> list[str]:
     return [*row.kind, *(str(one) for one in (row.tp, row.batch, row.isl, row.osl))]
+
+
+def _draw(rows: Sequence[SiliconRow], file: Path) -> None:
+    kinds = {
+        "ours": [ChartPoint(row.tpot.measured, row.tpot.ours) for row in rows],
+        "AIConfigurator's": [ChartPoint(row.tpot.measured, row.tpot.theirs) for row in rows],
+    }
+    title = f"A further token, ms: {len(rows)} held-out rows of both, on H100"
+    draw_pairs(file, title, kinds, "measured", "predicted")
 
 
 def write_rows(rows: Sequence[SiliconRow], file: Path) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench._charts import ChartPoint, draw_pairs
 from tests.bench._paper_figures import GPUS, LONGEST, MODELS, THROUGHPUT
 from tests.bench._paper_ours import OurCell, ours
 from tests.bench._paper_rows import ALL, H800, PaperRow, absolute, end_to_end, scaling, splits, step_curve
@@ -31,6 +33,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m tests.bench paper")
     parser.add_argument("--fit", action="store_true", help="fit the two constants, and print how well all do")
     parser.add_argument("--draws", type=int, default=1 if quick else 3, help="of an iteration's lengths")
+    parser.add_argument("--draw", type=Path, help="draw the paper's ratios and ours into this file")
     given = parser.parse_args(argv)
     seeds = tuple(range(given.draws))
     console = Console(width=120)
@@ -39,6 +42,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     stages = _stages(LAYER_S, seeds)
     rows = [row for figure in ALL for row in figure(stages)]
     _print(console, "ratios", rows)
+    if given.draw:
+        _draw(rows, given.draw)
     checks = {"scaling": scaling(stages), "step": step_curve(), "seconds": absolute(stages)}
     for name, checked in checks.items():
         _print(console, f"not counted: {name}", checked)
@@ -76,6 +81,16 @@ def _print(console: Console, title: str, rows: Sequence[PaperRow]) -> None:
             row.figure, row.name, f"{row.paper:.{digits}f}", f"{row.ours:.{digits}f}", f"{row.error:+.1%}"
         )
     console.print(table)
+
+
+def _draw(rows: Sequence[PaperRow], file: Path) -> None:
+    """Draw each ratio. Counts of GPUs, which are far larger, are left out."""
+    shown = {"8": "Figure 8", "T3": "Table 3", "9": "Figure 9", "10": "Figure 10", "12": "Figure 12"}
+    kinds = {
+        name: [ChartPoint(row.paper, row.ours) for row in rows if row.figure == figure]
+        for figure, name in shown.items()
+    }
+    draw_pairs(file, "The paper's ratios, row by row", kinds, "the paper's", "ours")
 
 
 def _fit(seeds: Sequence[int], console: Console) -> dict[str, Any]:

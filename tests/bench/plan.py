@@ -36,6 +36,7 @@ from flows.plans.planning_inputs import planning_inputs
 from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import prediction_of
 from schemas.loading import load_run_file
+from tests.bench._charts import ChartPoint, draw_pairs
 from tests.bench._held_out import GENERATORS, PLAIN, Trial, families, measured, task_settings
 from tests.bench._link import Link, two_sites
 from tests.bench._runs import ROOT, RUNFILE, finish, own_stack, start
@@ -63,6 +64,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--predictions", type=Path, help="a file to take them from, or to write")
     parser.add_argument("--only-predict", action="store_true", help="run nothing")
+    parser.add_argument("--draw", type=Path, help="draw predictions and measurements into this file")
     given = parser.parse_args(argv)
     os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))  # the warm-started model is built once
     console = Console(stderr=True)
@@ -83,6 +85,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         rates = _rates(drawn, folder, console)
     tried = [_Tried(one, predictions[one], rates[one]) for one in drawn]
     console.print(_table(tried))
+    if given.draw:
+        _draw(tried, given.draw)
     errors = [one.error for one in tried]
     return {
         "trials": len(tried), "median_error": statistics.median(errors), "worst_error": max(errors),
@@ -158,6 +162,15 @@ def _regret(tried: Sequence[_Tried]) -> float:
             chosen = max(mine, key=lambda one: one.predicted.samples_per_s.value)
             found.append(max(one.rate for one in mine) / chosen.rate - 1)
     return statistics.mean(found) if found else float("nan")
+
+
+def _draw(tried: Sequence[_Tried], file: Path) -> None:
+    points = [
+        ChartPoint(one.rate, said.value, said.low, said.high)
+        for one in tried for said in [one.predicted.samples_per_s]
+    ]  # fmt: skip
+    title = "Held-out runs: samples a second, with the range of nine in ten"
+    draw_pairs(file, title, {"a trial": points}, "measured", "predicted")
 
 
 def _table(tried: Sequence[_Tried]) -> Table:

@@ -1,4 +1,4 @@
-"""The progress of a plan or a simulation, on standard error."""
+"""The progress of a plan, a simulation or a profile, on standard error."""
 
 from __future__ import annotations
 
