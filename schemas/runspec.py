@@ -304,7 +304,9 @@ class SiteSection(Section):
         le=256,
         description="Relays that fetch weights for the site and share the work. More have more connections.",
     )
-    generators: int = Field(1, gt=0, le=4096, description="Generator processes at the site.")
+    generators: int = Field(
+        1, ge=0, le=4096, description="Generator processes at the site. With 0 the run starts nothing for it."
+    )
     elsewhere: bool = Field(
         False,
         description="Do not start the site's processes on this machine. A run that is a Prefect flow calls "

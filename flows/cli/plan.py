@@ -114,6 +114,7 @@ def _show(console: Console, found: RunPlan) -> None:
 
     from flows.plans.plan_rows import (
         best_and_next,
+        beyond_settings,
         bubbles_of,
         link_lines,
         settings_words,
@@ -142,3 +143,5 @@ def _show(console: Console, found: RunPlan) -> None:
     say("in parentheses: nine cases of ten lie between")
     say(f"figures from: {'; '.join(sources_of(found.inputs, found.chosen.split))}")
     say(f"settings: {settings_words(found)}", "green")
+    for line in beyond_settings(found.chosen.split):
+        say(line)

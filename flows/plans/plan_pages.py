@@ -12,6 +12,7 @@ from flows.planning.step_estimate import MachineSplit
 from flows.plans.plan_picture import draw_plan
 from flows.plans.plan_rows import (
     best_and_next,
+    beyond_settings,
     bubbles_of,
     figure,
     link_lines,
@@ -83,6 +84,7 @@ def _page(plan: RunPlan, image: bytes) -> str:
         *([f"The runner-up lost: {plan.why}"] if plan.why else []), *bubbles_of(plan.chosen.figures),
         *link_lines(plan.chosen.split, plan.chosen.figures),
         f"figures from: {'; '.join(sources_of(plan.inputs, plan.chosen.split))}",
+        *beyond_settings(plan.chosen.split),
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -27,6 +27,7 @@ def plan_row(plan: RunPlan) -> dict[str, object]:
         "runner_up": _other_row(plan.others[0]) | {"why_it_lost": plan.why} if plan.others else None,
         "others": [_other_row(one) for one in plan.others[1:]],
         "settings": plan_settings(plan),
+        "beyond_settings": beyond_settings(plan.chosen.split),
         "splits": {"estimated": plan.estimated, "simulated": plan.simulated},
         "sources": sources_of(plan.inputs, plan.chosen.split),
     }
@@ -82,16 +83,20 @@ def _other_row(one: PlannedSplit) -> dict[str, object]:
 
 
 def plan_settings(plan: RunPlan) -> dict[str, object]:
-    """Return the settings of the run file that a plan comes to."""
+    """Return the settings of the run file that a plan comes to; sites that it does not use get none."""
     split, spec = plan.chosen.split, plan.spec
     found: dict[str, object] = {"placement.kind": "colocated" if split.takes_turns else "disaggregated"}
     here = sum(count for kind, count in split.generators if not kind.pool.site)
     found["placement.generators"] = here
+    at_sites = dict.fromkeys(spec.placement.sites, 0)
     for kind, count in split.generators:
         if kind.pool.site:
-            name = f"placement.sites.{kind.pool.site}.generators"
-            found[name] = int(str(found.get(name, 0))) + count
+            at_sites[kind.pool.site] = at_sites.get(kind.pool.site, 0) + count
+    found |= {f"placement.sites.{name}.generators": count for name, count in at_sites.items()}
     found["generator.slots"] = spec.generator.slots
+    on_cores = [kind.tensor_parallel for kind, _ in split.generators if kind.pool.shares_cores]
+    if on_cores:
+        found["generator.threads"] = max(on_cores)
     if spec.algorithm.mode == "async":
         found["algorithm.staleness"] = spec.algorithm.staleness
     threads = spec.trainer.threads if split.trainer.pool.shares_cores else 1
@@ -107,6 +112,16 @@ def best_and_next(plan: RunPlan) -> list[tuple[str, PlannedSplit]]:
 def settings_words(plan: RunPlan) -> str:
     """Return the settings that a plan comes to, as options of a command."""
     return " ".join(f"--set {name}={value}" for name, value in plan_settings(plan).items())
+
+
+def beyond_settings(split: MachineSplit) -> list[str]:
+    """Return in words how a split uses devices in ways for which a run file has no setting."""
+    return [
+        f"each generator on {kind.pool.name} takes {kind.tensor_parallel} devices (tensor parallel): a run "
+        "file has no setting for that yet"
+        for kind, _ in split.generators
+        if kind.tensor_parallel > 1 and not kind.pool.shares_cores
+    ]
 
 
 def sources_of(inputs: PlanningInputs, split: MachineSplit) -> list[str]:

@@ -47,7 +47,7 @@ def workers(record: RunRecord, places: Places, generators: int | None = None) ->
     found += [worker(GENERATOR, number, record, places) for number in own_numbers(own, first, at_sites)]
     relays, numbered = 0, first
     for name, planned in placement.sites.items():
-        if not planned.elsewhere:
+        if planned.generators and not planned.elsewhere:
             found += at_site(Site(name, planned.cache), planned.relays, planned.generators, record, places,
                              first=(relays, numbered))  # fmt: skip
         relays, numbered = relays + planned.relays, numbered + planned.generators

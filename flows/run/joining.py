@@ -44,7 +44,7 @@ def joining(
     places = Places(record.bootstrap_servers, url, {"STREAMRL_HOME": str(StackPaths.locate().home)})
     planned = record.spec.placement.sites.get(site or "")
     if generators is None:
-        generators = planned.generators if planned else 1
+        generators = planned.generators or 1 if planned else 1
     if relays is None:
         relays = planned.relays if planned else 1
     first = random.randrange(1000, 1_000_000)  # the run's own processes are numbered from 0

@@ -51,7 +51,7 @@ def conduct(request: RunRequest, screen: Screen, host: Host = NO_HOST) -> RunRes
     host.took_up(record)
     screen.say(f"run {record.id}: its logs are in {locations.logs_folder(record)}")
     for site, planned in spec.placement.sites.items():
-        if planned.elsewhere and not _called(host, record, site, screen):
+        if planned.generators and planned.elsewhere and not _called(host, record, site, screen):
             screen.say(f"site {site} takes part when this runs there: streamrl join {record.id} "
                        f"--store {record.store} --site {site}")  # fmt: skip
     go_on = resume_hint(request, record.id)

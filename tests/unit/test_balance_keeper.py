@@ -184,6 +184,15 @@ def test_a_resumed_run_goes_on_with_the_number_it_had(
     assert sum(one.role == GENERATOR for one in found) == (expected or 1)
 
 
+@pytest.mark.parametrize("generators", [0, 2])
+def test_nothing_is_started_for_a_site_without_generators(tmp_path: Path, generators: int) -> None:
+    record = make_context(
+        make_spec(placement={"generators": 1, "sites": {"far": {"generators": generators}}}), tmp_path
+    ).record
+    found = workers(record, Places("b", "file:///s"))
+    assert sum("--site" in one.argv for one in found) == (generators + 1 if generators else 0)
+
+
 def test_without_balance_nothing_is_read_or_kept(tmp_path: Path) -> None:
     record = make_context(make_spec(), tmp_path).record  # its broker is nowhere
     balance = RunBalance(record)

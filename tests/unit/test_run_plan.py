@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,13 @@ from flows.planning.workload import LogNormalLengths, Workload
 from flows.plans.asked_simulation import simulate_asked
 from flows.plans.given_split import given_split
 from flows.plans.interval import Interval
-from flows.plans.plan_rows import figure, plan_row
+from flows.plans.plan_rows import beyond_settings, figure, plan_row, plan_settings
 from flows.plans.planning_inputs import KnownLengths, PlanningInputs, demand_of_workload
 from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import estimated_s
 from flows.plans.run_plan import RunPlan, even_normals, interval_around, plan_run
 from flows.plans.simulated_split import Scaled, iterations_for, simulated_run
+from schemas.loading import load_run_file
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
 from tests.planning import LINK, TableOfTests, pool_of
@@ -287,6 +289,37 @@ def test_plans_that_cannot_be_made(words: list[str], message: str, run_file: Pat
     assert result.exit_code in (2, 3), result.output
     assert message in result.output.replace("\n", " ")
     assert "Traceback" not in result.output
+
+
+def test_settings_leave_no_generator_at_a_site_that_is_not_used(made: RunPlan, run_file: Path) -> None:
+    spec = load_run_file(str(run_file), ["placement.sites.near-by={generators: 3}"])
+    plan = replace(made, spec=spec)
+    found = plan_settings(plan)
+    used = {kind.pool.site for kind, _ in plan.chosen.split.generators if kind.pool.site}
+    for site in ("far", "near-by"):
+        assert (found[f"placement.sites.{site}.generators"] == 0) == (site not in used)
+    changes = [f"{name}={value}" for name, value in found.items()]
+    assert (
+        load_run_file(str(run_file), ["placement.sites.near-by={}", *changes])
+        .placement.sites["near-by"]
+        .generators
+        == 0
+    )
+
+
+def test_devices_that_no_setting_says_are_said(made: RunPlan) -> None:
+    split = made.chosen.split
+    assert beyond_settings(split) == []
+    wide = [(replace(kind, tensor_parallel=4), count) for kind, count in split.generators]
+    (first, *_) = beyond_settings(replace(split, generators=tuple(wide)))
+    assert "takes 4 devices (tensor parallel): a run file has no setting" in first
+    on_cpu = [
+        (replace(kind, pool=replace(kind.pool, hardware="CPU"), tensor_parallel=4), count)
+        for kind, count in split.generators
+    ]
+    cores = replace(split, generators=tuple(on_cpu))
+    assert beyond_settings(cores) == []
+    assert plan_settings(replace(made, chosen=replace(made.chosen, split=cores)))["generator.threads"] == 4
 
 
 def test_a_model_that_no_budget_holds(run_file: Path) -> None:
