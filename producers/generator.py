@@ -32,7 +32,7 @@ from infra.roles.turns import OTHERS_TURN, TURN_LOOK_S, EnginesTurn, NoTurns, en
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
-from producers.engines.engine import Engine, EngineError, Pace
+from producers.engines.engine import Engine, EngineError
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from producers.generator_core import Decoding, MadeSample
@@ -340,7 +340,7 @@ class Generator:
         if self._context.heart.trouble and time.monotonic() > self._troubled_at + _TROUBLE_S:
             self._context.heart.trouble = ""
         pace = self._engine.pace()
-        step_s, sample_s = _line(pace)
+        step_s, sample_s = pace.line()
         self._context.heart.counters.update(
             step_s=step_s, sample_s=sample_s,
             drafted=pace.drafted, accepted=pace.accepted,
@@ -351,19 +351,6 @@ class Generator:
             failed_rewards=self._progress.failed_rewards, version=self._decoding.version,
             installs=self._decoding.installs, pause_s=self._decoding.pause_s,
         )  # fmt: skip
-
-
-def _line(pace: Pace) -> tuple[float, float]:
-    """Return the latency curve as a line through its ends: seconds of a step, and further ones a sample.
-
-    Both are 0 while nothing is known.
-    """
-    if not pace.batches:
-        return 0.0, 0.0
-    least, most = pace.batches[0], pace.batches[-1]
-    slope = (pace.seconds[-1] - pace.seconds[0]) / (most - least) if most > least else 0.0
-    slope = max(0.0, min(slope, pace.seconds[-1] / most))
-    return pace.seconds[-1] - slope * most, slope
 
 
 def body(context: RoleContext) -> None:

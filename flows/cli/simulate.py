@@ -45,11 +45,26 @@ def simulate(
         ),
     ] = None,
     lengths: Annotated[
-        float, typer.Option("--lengths", metavar="FACTOR", help="Answers are longer by this factor.")
-    ] = 1.0,
+        str,
+        typer.Option(
+            "--lengths",
+            metavar="F[,F…]",
+            help="Answers are longer by this factor; by several, one after the other over the run.",
+        ),
+    ] = "1",
     mean_length: MeanLength = None,
     iterations: Annotated[
         int | None, typer.Option("--iterations", min=1, max=100_000, help="How many are simulated.")
+    ] = None,
+    start: Annotated[
+        float | None,
+        typer.Option(
+            "--start",
+            metavar="S",
+            min=0,
+            max=86_400,
+            help="Seconds until a new generator is ready. By default as profiled, else 30.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same figures.")] = 0,
     as_json: AllFigures = False,
@@ -60,13 +75,15 @@ def simulate(
     """Simulate a run as its run file describes it, or with other generators, failures or lengths.
 
     The scheduling is the run's own code, in virtual time, with measured or computed times of its parts. It
-    starts nothing.
+    starts nothing. With `placement.balance` in the run file generators come and go as in the run.
 
     Examples:
 
     [bold]streamrl simulate examples/count.yaml --generators 3 --lengths 2[/bold]
 
     [bold]streamrl simulate examples/count.yaml --fail 0@30+20 --seed 7 --json[/bold]
+
+    [bold]streamrl simulate examples/count.yaml --set placement.balance.most=3 --lengths 1,3,1[/bold]
     """
     import json
 
@@ -86,7 +103,7 @@ def simulate(
         say("simulated iterations", 0, 1)
         found = simulate_asked(
             inputs, generators=generators or [], failures=failures or [], lengths=lengths,
-            iterations=iterations, seed=seed, picture=output is not None,
+            iterations=iterations, seed=seed, start_s=start, picture=output is not None,
         )  # fmt: skip
         if output is not None:
             draw_simulation(found.result, found.split, found.middle, found.title, output)
@@ -98,6 +115,7 @@ def simulate(
 
 
 def _show(console: Console, found: AskedSimulation) -> None:
+    from flows.plans.asked_simulation import generators_words
     from flows.plans.plan_rows import bubbles_of, figure, link_lines, sources_of, split_words
 
     say = partial(say_line, console)
@@ -108,13 +126,19 @@ def _show(console: Console, found: AskedSimulation) -> None:
         f"{len(result.steps)} iterations with {result.samples:,} samples took {figure(result.ended_at)} "
         "virtual seconds"
     )
-    cost = f", 1,000 samples cost {figure(figures.cost_per_1000)}" if found.split.price else ""
+    cost = f", 1,000 samples cost {figure(found.cost_per_1000)}" if found.split.price else ""
     say(
         f"a step takes {figure(figures.step_s)} s, {figure(figures.samples_per_s)} samples/s{cost}; "
         f"staleness {figures.staleness:.2f}, at most {figures.staleness_max}"
     )
     for line in [*bubbles_of(figures), *link_lines(found.split, figures)]:
         say(line)
+    if found.is_balanced:
+        for at_s, line in result.said:
+            say(f"at {figure(at_s)} s {line}")
+        say(generators_words(result))
+    if result.handed_over:
+        say(f"{result.handed_over} samples were handed over by generators that left")
     if result.drawn_again or result.moves:
         say(
             f"{result.moves} samples moved to another generator; {result.drawn_again} were drawn again, for "

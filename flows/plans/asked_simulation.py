@@ -1,24 +1,35 @@
-"""Simulates a run file as somebody asks for it: with other generators, failures, and longer answers."""
+"""Simulates a run file as somebody asks for it: with other generators, failures, and longer answers.
+
+With `placement.balance` the number of generators changes, as it would in the run.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
-from flows.planning.machine_pools import PlanError
+import numpy as np
+
+from flows.planning.machine_pools import MachinePool, PlanError
 from flows.planning.step_estimate import MachineSplit
+from flows.planning.workload import DrawnLengths
 from flows.plans.given_split import given_split
+from flows.plans.measured_times import MeasuredTimes
 from flows.plans.plan_rows import figure, figures_row, sources_of, split_row, split_words
 from flows.plans.planning_inputs import PlanningInputs
+from flows.plans.rented_machines import on_machines
 from flows.plans.simulated_split import Scaled, SplitFigures, iterations_for, simulated_run, split_figures
-from flows.simulation.simulated_run import Outage
+from flows.simulation.simulated_run import Outage, SimulatedRun
 from flows.simulation.simulation_result import Simulation
 from flows.simulation.world import simulate
 from schemas.shortening import shown
 
 _STEADY = 4000  # samples, about, if nobody says how many iterations
+_CHANGING = 60  # iterations, if they are not all alike
+_ASSUMED_START_S = 30.0  # until a new generator is ready, if no profile says it
+_MOST_FACTORS = 100
 _MOST_GENERATORS = 20_000
 _FAILURE = re.compile(r"(?P<place>\d{1,6})@(?P<at>\d{1,9}(\.\d{1,6})?)(\+(?P<back>\d{1,9}(\.\d{1,6})?))?")
 _COUNT = re.compile(r"((?P<name>[a-z0-9][a-z0-9-]{0,48})=)?(?P<count>\d{1,6})")
@@ -33,12 +44,25 @@ class AskedSimulation:
     figures: SplitFigures
     result: Simulation
     seed: int
-    lengths: float
+    lengths: tuple[float, ...]  # factors, spread evenly over the iterations
+    start_s: float  # of a new generator
 
     @property
     def middle(self) -> int:
         """The iteration of the picture."""
         return len(self.result.steps) // 2
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the number of its generators may change."""
+        return self.inputs.spec.placement.balance is not None
+
+    @property
+    def cost_per_1000(self) -> float:
+        """The cost of 1,000 samples; of all samples if not all iterations are alike."""
+        if self.is_balanced:
+            return self.result.cost / self.result.samples * 1000
+        return self.figures.cost_per_1000
 
     @property
     def title(self) -> str:
@@ -50,20 +74,76 @@ class AskedSimulation:
 
 def simulate_asked(
     inputs: PlanningInputs, *, generators: Sequence[str] = (), failures: Sequence[str] = (),
-    lengths: float = 1.0, iterations: int | None = None, seed: int = 0, picture: bool = False,
+    lengths: str = "1", iterations: int | None = None, seed: int = 0, start_s: float | None = None,
+    picture: bool = False,
 ) -> AskedSimulation:  # fmt: skip
-    """Return a simulated run. Raises PlanError if words can't be read, SimulationError if nothing goes on."""
-    if not (math.isfinite(lengths) and 0 < lengths <= 1000):
-        raise PlanError(f"--lengths {lengths:g}: a factor is a number above 0, at most 1000")
+    """Return a simulated run. Raises PlanError if words can't be read, SimulationError if nothing goes on.
+
+    `start_s`: of a new generator; None: as the profile says, or as is assumed.
+    """
+    factors, spec = _factors(lengths), inputs.spec
     split = given_split(inputs, _counts(inputs, generators) if generators else None)
-    many = iterations or iterations_for(inputs.spec, split.lookahead, samples=_STEADY)
+    balance = spec.placement.balance
+    if balance is not None or len(factors) > 1:
+        many = iterations or min(spec.algorithm.iterations, _CHANGING)
+    else:
+        many = iterations or iterations_for(spec, split.lookahead, samples=_STEADY)
     run = simulated_run(
-        inputs.spec, split, inputs.workload, iterations=many, seed=seed, scaled=Scaled(lengths=lengths),
+        spec, split, inputs.workload, iterations=many, seed=seed,
+        scaled=Scaled(lengths=factors[0] if len(factors) == 1 else 1.0),
         failures=tuple(_outage(one, split) for one in failures), picture_of=many // 2 if picture else None,
     )  # fmt: skip
+    pool = _balanced(split)
+    starts_s = _start_s(inputs, pool) if start_s is None else start_s
+    run = replace(on_machines(run, split), balance=balance, balanced=pool.name, start_s=starts_s)
+    if len(factors) > 1:
+        run = replace(run, workload=_changing(run, inputs, factors, many))
     result = simulate(run)
-    samples = inputs.spec.algorithm.groups * inputs.spec.algorithm.group_size
-    return AskedSimulation(inputs, split, split_figures(split, result, samples), result, seed, lengths)
+    samples = spec.algorithm.groups * spec.algorithm.group_size
+    figures = split_figures(split, result, samples)
+    return AskedSimulation(inputs, split, figures, result, seed, factors, starts_s)
+
+
+def _factors(asked: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(one) for one in asked.split(","))
+    except ValueError:
+        found = ()
+    if not 0 < len(found) <= _MOST_FACTORS or not all(
+        math.isfinite(one) and 0 < one <= 1000 for one in found
+    ):
+        raise PlanError(
+            f"--lengths {shown(asked)}: a factor is a number above 0, at most 1000; several, as in 1,3,1, "
+            "are gone through over the run"
+        )
+    return found
+
+
+def _changing(
+    run: SimulatedRun, inputs: PlanningInputs, factors: Sequence[float], iterations: int
+) -> DrawnLengths:
+    """Return lengths that go from one factor to the next, evenly over the run."""
+    drawn = inputs.workload.draw(run.spec, run.seed, iterations=iterations)
+    places = np.linspace(0, len(factors) - 1, iterations)
+    by_group = np.repeat(np.interp(places, range(len(factors)), factors), run.spec.algorithm.groups)
+    answers = np.rint(drawn.answers * by_group[:, None])
+    most = run.spec.sampling.max_tokens
+    return replace(
+        drawn, answers=np.clip(answers, 1, most).astype(np.int64), predicted=drawn.predicted * by_group
+    )
+
+
+def _start_s(inputs: PlanningInputs, pool: MachinePool) -> float:
+    """Return the seconds until a new generator of a pool is ready."""
+    times = inputs.times
+    found = times.start_s(pool.hardware) if isinstance(times, MeasuredTimes) else None
+    return _ASSUMED_START_S if found is None else found
+
+
+def _balanced(split: MachineSplit) -> MachinePool:
+    """Return the pool whose generators come and go: as in a run, one beside the trainer, if there is any."""
+    pools = [kind.pool for kind, _ in split.generators]
+    return next((pool for pool in pools if not pool.site), pools[0])
 
 
 def _counts(inputs: PlanningInputs, asked: Sequence[str]) -> dict[str, int]:
@@ -95,19 +175,34 @@ def _outage(asked: str, split: MachineSplit) -> Outage:
     return Outage(int(read["place"]), float(read["at"]), back_s)
 
 
+def generators_words(result: Simulation) -> str:
+    """Return how many generators there were at the end of each iteration, in words."""
+    runs: list[tuple[int, int]] = []
+    for step in result.steps:
+        many = runs.pop()[1] if runs and runs[-1][0] == step.generators else 0
+        runs.append((step.generators, many + 1))
+    each = ", ".join(f"{count} for {many}" for count, many in runs)
+    return f"generators, by iterations: {each}"
+
+
 def asked_row(found: AskedSimulation) -> dict[str, object]:
     """Return all figures, for JSON."""
     result = found.result
     return {
         "run": found.inputs.spec.run,
         "seed": found.seed,
-        "lengths": found.lengths,
+        "lengths": found.lengths[0] if len(found.lengths) == 1 else list(found.lengths),
         "split": split_row(found.split),
         "figures": figures_row(found.figures),
         "iterations": len(result.steps),
         "samples": result.samples,
         "virtual_s": result.ended_at,
+        "cost_per_1000": found.cost_per_1000,
+        "balance": [asdict(one) for one in result.changes] if found.is_balanced else None,
+        "generators": [step.generators for step in result.steps],
+        "start_s": found.start_s,
         "moves": result.moves,
+        "handed_over": result.handed_over,
         "drawn_again": result.drawn_again,
         "steps": [step.ended_at for step in result.steps],
         "sources": sources_of(found.inputs, found.split),

@@ -123,6 +123,11 @@ class MeasuredTimes:
             doublings=doublings_between(_ranks(one), devices),
         )  # fmt: skip
 
+    def start_s(self, hardware: str) -> float | None:
+        """Return the seconds until a generator that is started is ready; None if they were not measured."""
+        one = self._profile_of(hardware)
+        return one.profile.generation.start_s if one else None
+
     def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
         """Say where the times of a generator come from."""
         one = self._profile_of(hardware)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
+from flows.balancing.staff import LEAVING_S
 from flows.planning.stage_times import EngineTimes
 from flows.simulation.event_queue import EventQueue
 from flows.simulation.simulated_generator import SimulatedGenerator, weights_of
@@ -36,11 +37,12 @@ class SimulatedFleet:
         }
         self._ends: list[tuple[float, int]] = []  # a heap; some are out of date
         self._touched: dict[int, None] = {}
-        self.drawn_again = 0
-        self.start_s = dict.fromkeys(self._engines, 0.0)  # seconds of starts that are paid, by site
+        self.drawn_again = self.handed_over = 0
         for site in run.sites:
             for times in site.engines:
-                self._start(self._place(site.name, times))
+                place = self._place(site.name, times)
+                place.starts_at = clock.time
+                self._start(place, clock.time)
 
     def _place(self, site: str, times: EngineTimes) -> SimulatedGenerator:
         place = SimulatedGenerator(
@@ -50,10 +52,11 @@ class SimulatedFleet:
         self.named[place.name] = place
         return place
 
-    def _start(self, generator: SimulatedGenerator) -> None:
+    def _start(self, generator: SimulatedGenerator, moment: float) -> None:
         """A new process is ready, with the weights that its site has."""
-        if not generator.is_wanted:
+        if not generator.is_wanted or generator.starts_at != moment:  # it was taken away meanwhile
             return
+        generator.starts_at = None
         generator.starts()
         generator.decoding.update(weights_of(self.versions[generator.site]))
         self._dispatcher.join(
@@ -64,45 +67,94 @@ class SimulatedFleet:
         self.touch(generator)
 
     def fails(self, outage: Outage) -> None:
-        """A process dies, and perhaps another one comes."""
+        """A process dies or is taken away, and perhaps another one comes."""
         generator = self.places[outage.generator]
-        if not generator.is_there:
+        if generator.is_there:
+            self._let_go(generator, outage.notice_s, outage.notice_s)
+            self._comes_back(generator, outage.notice_s + outage.back_after_s, 0.0)
+
+    def _let_go(self, generator: SimulatedGenerator, notice_s: float, paid_s: float | None = None) -> None:
+        """A process ends, and hands over what it has begun, if the notice is long enough for that.
+
+        `paid_s`: for which its machine is still paid; None: until all is handed over.
+        """
+        process, now = generator.process, self._clock.time
+        takes_s = self._run.messages.handover_s + generator.times.reward_s + generator.delivery_s
+        self._pay_for(generator, min(takes_s, notice_s) if paid_s is None else paid_s)
+        if notice_s < takes_s:
+            self.drawn_again += generator.dies()
+            self._events.after(self._spec.dispatch.silence_s, lambda: self._missed(generator, process))
             return
-        self.drawn_again += generator.dies()
-        process = generator.process
-        silence_s = 0.0 if outage.notice else self._spec.dispatch.silence_s
-        self._events.after(silence_s, lambda: self._missed(generator, process))
-        if outage.back_after_s < float("inf"):
-            self._events.after(outage.back_after_s, lambda: self._start(generator))
-        else:
+        begun = generator.leaves()
+        parts = {left.begun.job.key: left.part("simulated", generator.name, now) for left in begun}
+        self.handed_over += len(parts)
+
+        def gone() -> None:
+            if generator.process == process:
+                self._dispatcher.handed_over(generator.name, {key: (part, 0) for key, part in parts.items()})
+            self._missed(generator, process)
+
+        self._events.after(takes_s, gone)
+
+    def _pay_for(self, generator: SimulatedGenerator, seconds: float) -> None:
+        """Pay for a generator's machine so long, and no longer."""
+        until = self._clock.time + seconds
+        self._events.at(until, lambda: generator.pay_until(until))
+
+    def _comes_back(self, generator: SimulatedGenerator, after_s: float, start_s: float) -> None:
+        """Another process comes in its place. `after_s`: until its machine is there; inf: none comes."""
+        if after_s == float("inf"):
             generator.is_wanted = False
+        else:
+            self._events.after(after_s, lambda: self._begin(generator, start_s))
+
+    def _begin(self, generator: SimulatedGenerator, start_s: float) -> None:
+        """Begin to start a process. It is paid for from now on."""
+        if generator.is_wanted:
+            generator.pay_from(self._clock.time)
+            moment = generator.starts_at = self._clock.time + start_s
+            self._events.at(moment, lambda: self._start(generator, moment))
 
     def _missed(self, generator: SimulatedGenerator, process: int) -> None:
         if generator.process == process and not generator.is_there:
             self._dispatcher.leave(generator.name, self._clock.time)
 
-    def counts(self) -> dict[str, int]:
-        """Return by site how many generators are there, or are starting."""
-        found = dict.fromkeys(self._engines, 0)
-        for one in self.places:
-            found[one.site] += one.is_wanted
-        return found
+    def take_away(self, generator: SimulatedGenerator, notice_s: float, back_after_s: float) -> bool:
+        """Take a generator's machine away, for a while. Return whether there was anything to take."""
+        if not generator.is_wanted or not (generator.is_there or generator.starts_at is not None):
+            return False
+        if generator.is_there:
+            self._let_go(generator, notice_s, notice_s)
+        else:  # it is starting
+            generator.starts_at = None
+            self._pay_for(generator, notice_s)
+        self._comes_back(generator, notice_s + back_after_s, self._run.start_s)
+        return True
 
-    def resize(self, wanted: Mapping[str, int]) -> None:
-        """Add or remove generators, so that each of these sites has as many. The newest ones leave first."""
-        present = self.counts()
-        for site, count in wanted.items():
-            for _ in range(count - present[site]):
-                engines = self._engines[site]
-                times = engines[sum(one.site == site for one in self.places) % len(engines)]
-                place = self._place(site, times)
-                self.start_s[site] += self._run.start_s
-                self._events.after(self._run.start_s, lambda place=place: self._start(place))  # type: ignore[misc]
-            mine = [one for one in self.places if one.site == site and one.is_wanted]
-            for generator in mine[max(0, count) :] if count < present[site] else []:
-                generator.is_wanted = False
-                self.drawn_again += generator.dies()
-                self._dispatcher.leave(generator.name, self._clock.time)
+    def wanted(self, site: str = "") -> list[SimulatedGenerator]:
+        """Return the generators of a site, or of all, that are there, are starting or will be back."""
+        return [one for one in self.places if one.is_wanted and site in ("", one.site)]
+
+    def grow(self, site: str) -> None:
+        """Start one more generator."""
+        engines = self._engines[site]
+        place = self._place(site, engines[sum(one.site == site for one in self.places) % len(engines)])
+        if self._run.colocated:  # it takes its turn with the others
+            place.set_speed(self.places[0].speed)
+        self._begin(place, self._run.start_s)
+
+    def shrink(self, site: str) -> bool:
+        """Have the newest generator leave: it hands over what it has. Return whether there was one."""
+        mine = self.wanted(site)
+        if not mine:
+            return False
+        generator = mine[-1]
+        generator.is_wanted = False
+        if generator.is_there:
+            self._let_go(generator, LEAVING_S)
+        else:
+            generator.pay_until(self._clock.time)
+        return True
 
     def has(self, site: str, version: int) -> None:
         """A site's generators get new weights."""

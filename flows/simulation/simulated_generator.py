@@ -7,15 +7,16 @@ from collections.abc import Callable
 import numpy as np
 
 from flows.planning.stage_times import EngineTimes
-from flows.simulation.simulation_result import GENERATOR_CAUSES
+from flows.simulation.simulation_result import DRAWING, GENERATOR_CAUSES
 from infra.weights.patch import Patch, PatchFile
 from producers.engines.engine import SampleRequest
 from producers.engines.without_model import ReplayEngine, VirtualClock
-from producers.generator_core import Decoding
+from producers.generator_core import Decoding, Left
 from producers.installing import VerifiedWeights
 from schemas.runspec import RunSpec
 
 FEW_SLOTS = 0.25  # share of the slots: fewer samples than that, with none to come, are the tail
+FULL_SLOTS = 0.9  # share of the slots: with so many samples, more would have to wait
 
 
 class _NoPatch(PatchFile):
@@ -53,11 +54,17 @@ class SimulatedGenerator:
         self.ends = float("inf")  # when the next sample is done
         self.speed = 1.0
         self.seconds = dict.fromkeys(GENERATOR_CAUSES, 0.0)
-        self.idle_slots_s = self.there_s = 0.0
+        self.idle_slots_s = self.there_s = self.paid_s = 0.0
+        self.slot_s = self.full_s = 0.0  # of drawing: for each sample, and while nearly all slots were taken
+        self.made = 0
+        self._paid_since: float | None = clock.time  # its machine is there
+        self._began = self._counts()
+        self.left, self.left_at = 0, 0.0  # the process that said goodbye
+        self.starts_at: float | None = None  # when a process is ready that is starting
         self._since = clock.time
         self._state = "away"
         self._stands = 0.0, 0.0
-        self._free = 0
+        self._free = self._running = 0
         self._make()
 
     def _make(self) -> None:
@@ -78,6 +85,8 @@ class SimulatedGenerator:
         self._make()
         self.process += 1
         self.is_there = True
+        self.pay_from(self._clock.time)
+        self._began = self._counts()
         if self.speed != 1.0:
             self.engine.set_speed(self.speed)
 
@@ -87,6 +96,36 @@ class SimulatedGenerator:
         begun = self.decoding.running if self.is_there else 0
         self.is_there, self.ends, self._state = False, float("inf"), "away"
         return begun
+
+    def leaves(self) -> list[Left]:
+        """Its process says goodbye. Return all that it had begun."""
+        self.spend()
+        begun = self.decoding.hand_over(self.decoding.begun)
+        self.left, self.left_at = self.process, self._clock.time
+        self.dies()
+        return begun
+
+    def pay_from(self, moment: float) -> None:
+        """Its machine is there."""
+        if self._paid_since is None:
+            self._paid_since = moment
+
+    def pay_until(self, moment: float) -> None:
+        """Its machine is gone, or nobody pays for it any more."""
+        if self._paid_since is not None:
+            self.paid_s += moment - self._paid_since
+            self._paid_since = None
+
+    def _counts(self) -> tuple[dict[str, float], float, float, int]:
+        return dict(self.seconds), self.slot_s, self.full_s, self.made
+
+    def of_process(self) -> tuple[dict[str, float], float, float, int]:
+        """Return the counts of its present process: seconds by cause, `slot_s`, `full_s` and samples."""
+        seconds, slot_s, full_s, made = self._began
+        return (
+            {cause: spent - seconds[cause] for cause, spent in self.seconds.items()},
+            self.slot_s - slot_s, self.full_s - full_s, self.made - made,
+        )  # fmt: skip
 
     def set_speed(self, speed: float) -> None:
         """Go on at so much of its full speed."""
@@ -117,6 +156,9 @@ class SimulatedGenerator:
         part = min(left, prefilling)
         self.seconds["prefilling"] += part
         self.seconds[self._state] += left - part
+        if self._state in DRAWING:
+            self.slot_s += left * self._running
+            self.full_s += left * (self._running >= FULL_SLOTS * self.times.slots)
         self._stands = 0.0, 0.0
 
     def changed(self, *, more_to_come: bool) -> None:
@@ -127,7 +169,7 @@ class SimulatedGenerator:
         self.decoding.fill()
         self.ends = self.engine.next_end()
         running = self.decoding.running
-        self._free = max(0, self.times.slots - running)
+        self._running, self._free = running, max(0, self.times.slots - running)
         self._stands = self.engine.standing_still()
         if not self.speed:
             self._state = "waiting for its turn"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
 from flows.planning.workload import DrawnLengths, Workload
-from flows.simulation.simulation_result import SimulatedStep
 from infra.errors import Explained
 from schemas.algorithm import AlgorithmSection
+from schemas.balancing import BalanceSection
 from schemas.runspec import RunSpec
 
 
@@ -25,51 +24,22 @@ class SimulatedSite:
     name: str
     engines: tuple[EngineTimes, ...]
     link: LinkTimes | None = None  # from the run's store; None: the store is here
-    price_per_hour: float = 0.0  # of one generator, while it is there
+    price_per_hour: float = 0.0  # of one generator, while its machine is there
+    most: int | None = None  # generators that its machines have room for; None: any number
     cores: float | None = None  # that its engines share with nobody else; None: they are on the run's
 
 
 @dataclass(frozen=True)
 class Outage:
-    """A generator dies, and its unfinished samples are drawn again elsewhere."""
+    """A generator dies, and its unfinished samples are drawn again elsewhere.
+
+    With enough of a notice it leaves at once, and hands over what it has begun.
+    """
 
     generator: int  # its place among the generators of all sites, counted from 0
-    at_s: float
-    back_after_s: float = math.inf  # until another process is ready in its place; inf: none comes
-    notice: bool = False  # a preemption that says goodbye; else it is missed after dispatch.silence_s
-
-
-@dataclass(frozen=True)
-class StageSeconds:
-    """An iteration as a rebalancer sees it, when it is trained."""
-
-    iteration: int
-    ended_at: float
-    seconds: float  # of the iteration, by the clock
-    generating_s: float  # of these, generators were at work, on the average
-    training_s: float  # of these, the learner was at work
-    generators: Mapping[str, int]  # by site, how many there are, or are starting
-
-
-def stages_of(steps: Sequence[SimulatedStep], iteration: int, generators: Mapping[str, int]) -> StageSeconds:
-    """Return what a rebalancer sees of the newest of these steps."""
-    now, before = steps[-1], steps[-2] if len(steps) > 1 else None
-    seconds = now.ended_at - (before.ended_at if before else 0.0)
-    learned = _since(now.learned, before.learned if before else {})
-    generated = _since(now.generated, before.generated if before else {})
-    there = sum(generated.values()) - generated["away"]
-    idle = sum(spent for cause, spent in generated.items() if cause.startswith("waiting"))
-    return StageSeconds(
-        iteration, now.ended_at, seconds, seconds * (there - idle) / there if there else 0.0,
-        learned["training"] + learned["stepping"], generators,
-    )  # fmt: skip
-
-
-def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    return {cause: seconds - before.get(cause, 0.0) for cause, seconds in now.items()}
-
-
-Rebalance = Callable[[StageSeconds], Mapping[str, int]]  # returns by site how many generators it shall have
+    at_s: float  # when the notice comes; without one, when it dies
+    back_after_s: float = math.inf  # from then until another process is ready there; inf: none comes
+    notice_s: float = 0.0  # it is told so long before; 0: it is missed after dispatch.silence_s
 
 
 @dataclass(frozen=True)
@@ -93,7 +63,8 @@ class SimulatedRun:
     other.
     `barrier`: all stand still at the end of an iteration until new weights are everywhere: the one-step
     pipeline that the StreamRL paper compares with. It needs mode async and order window.
-    `rebalance`: asked after each iteration; a generator that it adds is ready after `start_s`.
+    `balance`: the number of generators is changed by the run's own code, at the site `balanced` (default: the
+    first one). A new generator is ready after `start_s`.
     `picture_of`: the iteration whose spans are kept, also of samples that end in a later one.
     """
 
@@ -108,7 +79,8 @@ class SimulatedRun:
     iterations: int | None = None  # instead of those of the run file
     seed: int = 0
     failures: tuple[Outage, ...] = ()
-    rebalance: Rebalance | None = field(default=None, compare=False)
+    balance: BalanceSection | None = None
+    balanced: str = ""
     start_s: float = 0.0
     learner_price_per_hour: float = 0.0
     messages: MessageTimes = MessageTimes()
@@ -126,6 +98,10 @@ class SimulatedRun:
             raise SimulationError(f"two sites have one name: {sorted(names)}")
         for site in self.sites:
             _check_site(site)
+        if self.balanced and self.balanced not in names:
+            raise SimulationError(f"balanced is {self.balanced}; the sites are {', '.join(names)}")
+        if not 0 <= self.start_s < math.inf:
+            raise SimulationError(f"start_s must be at least 0; it is {self.start_s:g}")
         if self.cores is not None and self.cores <= 0:
             raise SimulationError(f"cores must be above 0, or None; it is {self.cores:g}")
         if self.barrier and (algorithm.mode != "async" or algorithm.order != "window"):
@@ -139,15 +115,17 @@ class SimulatedRun:
             raise SimulationError("the learner's seconds, bytes and cores must be at least 0, and finite")
         count = sum(len(site.engines) for site in self.sites)
         for outage in self.failures:
-            if not 0 <= outage.generator < count:
-                raise SimulationError(
-                    f"generator {outage.generator} can't fail: there are {count}, counted from 0"
-                )
-            if not (0 <= outage.at_s < math.inf and outage.back_after_s > 0):
-                raise SimulationError(
-                    f"generator {outage.generator} can't fail at {outage.at_s:g} s for "
-                    f"{outage.back_after_s:g} s: at_s must be at least 0, and back_after_s above 0"
-                )
+            _check_outage(outage, count)
+
+
+def _check_outage(outage: Outage, count: int) -> None:
+    if not 0 <= outage.generator < count:
+        raise SimulationError(f"generator {outage.generator} can't fail: there are {count}, counted from 0")
+    if not (0 <= outage.at_s < math.inf and outage.back_after_s > 0 and outage.notice_s >= 0):
+        raise SimulationError(
+            f"generator {outage.generator} can't fail at {outage.at_s:g} s for {outage.back_after_s:g} s: "
+            "at_s and notice_s must be at least 0, and back_after_s above 0"
+        )
 
 
 def _check_lengths(workload: Workload | DrawnLengths, algorithm: AlgorithmSection, iterations: int) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+DRAWING = ("drawing", "drawing the tail")
 GENERATOR_CAUSES = (
-    "drawing",  # tokens, with many slots in use or more jobs to come
-    "drawing the tail",  # tokens of the last few samples, with none to come
+    *DRAWING,  # tokens, with many slots in use or more jobs to come; or of the last few samples
     "prefilling",
     "installing",  # new weights
     "waiting for jobs",  # nothing that may be drawn is admitted, or others draw it
@@ -40,6 +40,7 @@ class SimulatedStep:
     generated: Mapping[str, float]  # seconds of all generators by cause
     idle_slots_s: float  # slot seconds without a sample, of the generators that are there
     made: tuple[int, int]  # samples and tokens generated
+    generators: int  # that are there
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,21 @@ class SimulatedSpan:
     label: str = ""
 
 
+@dataclass(frozen=True)
+class SimulatedChange:
+    """A change of the number of generators, or with `dry` a recommendation of one."""
+
+    at_s: float
+    iteration: int
+    gen_s: float
+    train_s: float
+    gain_s: float
+    before: int
+    after: int
+    dry: bool
+    reason: str
+
+
 @dataclass
 class Simulation:
     """A simulated run."""
@@ -64,6 +80,9 @@ class Simulation:
     link_s: dict[str, float] = field(default_factory=dict)  # for which it was busy
     generators: float = 0.0  # how many were there, on the average
     cost: float = 0.0  # of generators and learner, in the unit of prices
+    changes: list[SimulatedChange] = field(default_factory=list)
+    said: list[tuple[float, str]] = field(default_factory=list)  # by those who keep the balance, and when
+    handed_over: int = 0  # samples that generators had begun when they left, and that others went on with
     moves: int = 0
     moved_tokens: int = 0  # that were prefilled anew for that
     drawn_again: int = 0  # samples whose generator had died

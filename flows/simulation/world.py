@@ -21,10 +21,11 @@ import numpy as np
 from flows.planning.workload import DrawnLengths
 from flows.simulation.event_queue import EventQueue
 from flows.simulation.sharing_processors import SharingProcessors
+from flows.simulation.simulated_balance import SimulatedBalance
 from flows.simulation.simulated_fleet import SimulatedFleet
 from flows.simulation.simulated_generator import SimulatedGenerator
 from flows.simulation.simulated_learner import SimulatedLearner, WholeGroup
-from flows.simulation.simulated_run import MessageTimes, SimulatedRun, SimulationError, stages_of
+from flows.simulation.simulated_run import MessageTimes, SimulatedRun, SimulationError
 from flows.simulation.simulation_result import SimulatedSpan, SimulatedStep, Simulation
 from flows.simulation.site_links import SiteLink
 from flows.simulation.virtual_chooser import as_measured, choose_virtually, usual_of
@@ -102,6 +103,9 @@ class World:
         self._awaited = 0  # the version that all wait for behind a barrier
         self._of_iteration: list[WholeGroup] = []  # trained in the iteration in work
         self.result = Simulation(algorithm.group_size, algorithm.lookahead)
+        self._balance = SimulatedBalance(
+            run, self._spec, self._fleet, self._learner, self._clock, drawn.attended, self.result
+        ) if run.balance is not None else None  # fmt: skip
 
     def _length_of(self, request: SampleRequest) -> int:
         group, index = sample_key(request.id)
@@ -225,6 +229,7 @@ class World:
         """A sample has its last token. It counts when it has a reward."""
         reward_s, delivery_s = generator.times.reward_s, generator.delivery_s
         key, tokens, version = made.begun.job.key, len(made.finished.tokens), min(made.begun.versions)
+        generator.made += 1
         self._span(generator.name, "sample", made.begun.started_at, self._clock.time, sample_id(*key))
         if not reward_s:
             self._send_sample(key, tokens, version, delivery_s)
@@ -232,7 +237,8 @@ class World:
         process = generator.process
 
         def scored() -> None:
-            if generator.is_there and generator.process == process:  # else it is lost, and drawn again
+            is_there = generator.is_there and generator.process == process
+            if is_there or generator.left == process:  # else it is lost, and drawn again
                 self._send_sample(key, tokens, version, delivery_s)
 
         self._events.after(reward_s, scored)
@@ -277,6 +283,8 @@ class World:
         self._taken.add(record)
         self._planner.observe(record)
         self._of_iteration = [*self._of_iteration, *groups]
+        if self._balance is not None:
+            self._balance.stepped(record, sum(sum(one.answers) for one in groups))
         if is_last:
             self._ended(iteration)
             if self._run.barrier:
@@ -296,7 +304,7 @@ class World:
             SimulatedStep(
                 self._clock.time, [one.prompt.group for one in groups], ages,
                 sum(sum(one.answers) for one in groups), dict(self._learner.seconds), generated, idle_slots_s,
-                (self._made, self._tokens),
+                (self._made, self._tokens), sum(one.is_there for one in self._fleet.places),
             )
         )  # fmt: skip
         gone = [group for group in self._open if group < first_open(iteration + 1, self._algorithm)]
@@ -304,12 +312,6 @@ class World:
             del self._open[group]
             self._parts.pop(group, None)
         self._dispatcher.forget(gone)
-        self._rebalance(iteration)
-
-    def _rebalance(self, iteration: int) -> None:
-        if self._run.rebalance is not None:
-            stages = stages_of(self.result.steps, iteration, self._fleet.counts())
-            self._fleet.resize(self._run.rebalance(stages))
 
     def _publish(self, version: int) -> None:
         self._events.after(self._run.learner.publish_s, lambda: self._announced(version))
@@ -368,13 +370,13 @@ class World:
         result, run = self.result, self._run
         result.link_bytes = {site: link.bytes for site, link in self._links.items()}
         result.link_s = {site: link.seconds for site, link in self._links.items()}
-        result.drawn_again = self._fleet.drawn_again
-        there = {site.name: 0.0 for site in run.sites}
+        result.drawn_again, result.handed_over = self._fleet.drawn_again, self._fleet.handed_over
+        there_s = sum(one.there_s for one in self._fleet.places)
+        result.generators = there_s / result.ended_at if result.ended_at else 0.0
+        prices = {site.name: site.price_per_hour for site in run.sites}
         for one in self._fleet.places:
-            there[one.site] += one.there_s
-        result.generators = sum(there.values()) / result.ended_at if result.ended_at else 0.0
-        hours = {site.name: (there[site.name] + self._fleet.start_s[site.name]) / 3600 for site in run.sites}
-        result.cost = sum(hours[site.name] * site.price_per_hour for site in run.sites)
+            one.pay_until(result.ended_at)
+            result.cost += one.paid_s / 3600 * prices[one.site]
         result.cost += result.ended_at / 3600 * run.learner_price_per_hour
         return result
 

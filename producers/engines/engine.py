@@ -65,6 +65,18 @@ class Pace:
     drafted: int = 0
     accepted: int = 0
 
+    def line(self) -> tuple[float, float]:
+        """Return the curve as a line through its ends: seconds of a step, and further ones a sample.
+
+        Both are 0 while nothing is known.
+        """
+        if not self.batches:
+            return 0.0, 0.0
+        least, most = self.batches[0], self.batches[-1]
+        slope = (self.seconds[-1] - self.seconds[0]) / (most - least) if most > least else 0.0
+        slope = max(0.0, min(slope, self.seconds[-1] / most))
+        return self.seconds[-1] - slope * most, slope
+
 
 class Decoder(Protocol):
     """Makes samples. Each decode step makes a token of each running sample, or several."""

@@ -107,13 +107,13 @@ def splits(stages: Mapping[str, Stages]) -> list[PaperRow]:
 
 
 def growth(stages: Mapping[str, Stages]) -> list[PaperRow]:
-    """Figure 11: how often a unit is added while lengths grow from 10K to 20K."""
+    """Figure 11: how often the balancer of a run adds a unit while lengths grow from 10K to 20K."""
     mine = stages["7B"]
     split = algorithm1(mine, H800, GROWN[0], 10_000)
     begin, end = GROWTH_ITERATIONS
     shares = np.clip((np.arange(end + 6) - begin) / (end - begin), 0, 1)
     steps = grown(mine, H800, split, GROWTH_UNIT, [float(10_000 + 10_000 * share) for share in shares])
-    added = len({gpus for gpus, _, _ in steps}) - 1
+    added = sum(verdict.change for _, verdict in steps)
     ends = GROWN[0] + added * GROWTH_UNIT
     return [PaperRow("11", f"GPUs after {added} steps (paper: {len(GROWN) - 1})", GROWN[-1], ends)]
 

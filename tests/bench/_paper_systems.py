@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from flows.balancing.balancer import Balancer, Verdict
 from flows.planning.hardware import Hardware
+from flows.planning.two_stage_split import split_of_one_site
+from schemas.balancing import BalanceSection
 from tests.bench._paper_stages import Stages
 
 UNIT = 4  # GPUs: the grain of splits
+_MOST_ADDED = 16  # units
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,12 @@ def split_of(stages: Stages, hardware: Hardware, gpus: int, generating: int, lon
 
 def algorithm1(stages: Stages, hardware: Hardware, gpus: int, longest: float) -> Split:
     """Return the paper's split for one site."""
-    splits = (split_of(stages, hardware, gpus, generating, longest) for generating in range(UNIT, gpus, UNIT))
-    return min(splits, key=lambda split: split.slower_s)
+    found = split_of_one_site(
+        gpus // UNIT,
+        lambda units: stages.generation_s(hardware, units * UNIT, longest, "ranker"),
+        lambda units: stages.training_s(hardware, units * UNIT, longest),
+    )
+    return split_of(stages, hardware, gpus, found.generating * UNIT, longest)
 
 
 def colocated_s(stages: Stages, hardware: Hardware, gpus: int, longest: float, policy: str) -> float:
@@ -72,17 +79,22 @@ def async_s(stages: Stages, hardware: Hardware, split: Split) -> float:
 
 def grown(
     stages: Stages, hardware: Hardware, split: Split, unit: int, longest: list[float]
-) -> list[tuple[int, float, float]]:
-    """Return by iteration: GPUs that generate, the gap δ, and the gain δ' of one more unit.
+) -> list[tuple[int, Verdict]]:
+    """Return by iteration the GPUs that generate, and what the balancer of a run says of their stages.
 
-    `longest`: of each iteration. A unit is added where δ >= δ'.
+    `longest`: of each iteration. `unit`: GPUs that are added or removed as one. It has a run file's defaults,
+    and begins with the split's GPUs, which are the fewest.
     """
-    gpus, found = split.generating, []
-    for tokens in longest:
-        now_s = stages.generation_s(hardware, gpus, tokens, "ranker")
-        gap = now_s - stages.training_s(hardware, split.training, tokens)
-        gain = now_s - stages.generation_s(hardware, gpus + unit, tokens, "ranker")
-        found.append((gpus, gap, gain))
-        if gap >= gain > 0 and math.isfinite(gap):
-            gpus += unit
+    first = max(1, split.generating // unit)
+    balancer = Balancer(BalanceSection(least=first, most=first + _MOST_ADDED))
+    units, found = first, []
+    for iteration, tokens in enumerate(longest):
+        gpus = split.generating + (units - first) * unit
+        now_s, more_s, fewer_s = (
+            stages.generation_s(hardware, many, tokens, "ranker") for many in (gpus, gpus + unit, gpus - unit)
+        )
+        train_s = stages.training_s(hardware, split.training, tokens)
+        verdict = balancer.observe(iteration, now_s, train_s, units, more_s=more_s, fewer_s=fewer_s)
+        found.append((gpus, verdict))
+        units = verdict.after
     return found

@@ -16,7 +16,7 @@ from flows.planning.allocating import PlanGoal
 from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import IterationDemand
 from flows.planning.workload import LogNormalLengths, Workload
-from flows.plans.asked_simulation import simulate_asked
+from flows.plans.asked_simulation import asked_row, generators_words, simulate_asked
 from flows.plans.given_split import given_split
 from flows.plans.interval import Interval
 from flows.plans.plan_rows import beyond_settings, figure, plan_row, plan_settings
@@ -25,6 +25,7 @@ from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import estimated_s
 from flows.plans.run_plan import RunPlan, even_normals, interval_around, plan_run
 from flows.plans.simulated_split import Scaled, iterations_for, simulated_run
+from schemas.balancing import BalanceSection
 from schemas.loading import load_run_file
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
@@ -166,7 +167,7 @@ def test_asked_simulations() -> None:
     assert simulate_asked(inputs, iterations=6, seed=4).figures != plain.figures
     more = simulate_asked(inputs, generators=["a=2", "b=1"], iterations=6, seed=3)
     assert more.figures.step_s < plain.figures.step_s
-    longer = simulate_asked(inputs, lengths=2.0, iterations=6, seed=3)
+    longer = simulate_asked(inputs, lengths="2", iterations=6, seed=3)
     assert longer.figures.step_s > plain.figures.step_s
     failed = simulate_asked(inputs, generators=["2"], failures=["1@0.5+2"], iterations=6, seed=3)
     assert failed.result.drawn_again > 0
@@ -175,7 +176,8 @@ def test_asked_simulations() -> None:
         ({"generators": ["c=2"]}, "no machines c; there are a, b"),
         ({"generators": ["0"]}, "no machine has a generator"),
         ({"failures": ["0"]}, "write GENERATOR@SECOND"),
-        ({"failures": ["7@1"]}, "there are 1 generators"), ({"lengths": 0.0}, "a number above 0"),
+        ({"failures": ["7@1"]}, "there are 1 generators"), ({"lengths": "0"}, "a number above 0"),
+        ({"lengths": "1,x"}, "several, as in 1,3,1"),
     ):  # fmt: skip
         with pytest.raises(PlanError, match=message):
             simulate_asked(inputs, **wrong)  # type: ignore[arg-type]
@@ -196,6 +198,26 @@ def test_a_site_that_is_elsewhere_has_cores_of_its_own() -> None:
             "here": None,
             "far": 2.0 if elsewhere else None,
         }
+
+
+def test_an_asked_simulation_is_balanced_as_the_run_file_says() -> None:
+    spec = spec_of_test()
+    balance = BalanceSection(most=4, smoothed=1)
+    placement = spec.placement.model_copy(update={"balance": balance})
+    inputs = inputs_of(spec.model_copy(update={"placement": placement}), token_s=1e-5, machines=5)
+    grown = simulate_asked(inputs, lengths="0.5,2,0.5", iterations=50, start_s=3.0)
+    row = asked_row(grown)
+    assert row["generators"] == [step.generators for step in grown.result.steps]
+    assert [one["after"] for one in row["balance"]] == [one.after for one in grown.result.changes]
+    assert max(step.generators for step in grown.result.steps) > 1
+    assert row["lengths"] == [0.5, 2.0, 0.5]
+    assert "generators, by iterations: 1 for" in generators_words(grown.result)
+    middle, end = grown.result.steps[25], grown.result.steps[-1]
+    assert middle.tokens > 2 * end.tokens
+    assert grown.cost_per_1000 == pytest.approx(grown.result.cost / grown.result.samples * 1000)
+    alone = simulate_asked(inputs_of(spec), iterations=6)
+    assert alone.cost_per_1000 == pytest.approx(alone.result.cost_per_1000)
+    assert asked_row(alone)["balance"] is None
 
 
 def test_figures_have_three_digits() -> None:

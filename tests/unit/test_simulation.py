@@ -24,7 +24,6 @@ from flows.simulation.simulated_run import (
     SimulatedRun,
     SimulatedSite,
     SimulationError,
-    StageSeconds,
 )
 from flows.simulation.simulation_result import Simulation
 from flows.simulation.world import simulate
@@ -155,7 +154,8 @@ def test_a_barrier_costs_time_and_never_gains_any() -> None:
 
 OUTAGES = st.lists(
     st.builds(
-        Outage, st.integers(0, 2), st.floats(0, 12), st.floats(0.1, 20), notice=st.booleans()
+        Outage, st.integers(0, 2), st.floats(0, 12), st.floats(0.1, 20),
+        notice_s=st.sampled_from([0.0, 0.2, 5.0]),
     ),
     max_size=3,
 )  # fmt: skip
@@ -212,29 +212,11 @@ def test_a_run_is_the_same_whenever_it_is_simulated() -> None:
     assert digest(simulate(run)) == digest(simulate(run)) != digest(simulate(replace(run, seed=1)))
 
 
-def test_a_rebalancer_adds_and_removes_generators() -> None:
-    seen: list[StageSeconds] = []
-
-    def rebalance(stages: StageSeconds) -> Mapping[str, int]:
-        seen.append(stages)
-        return {"here": {2: 3, 7: 1}.get(stages.iteration, stages.generators["here"])}
-
-    fast = LearnerTimes(1e-6)
-    spec = spec_of("async", iterations=12, groups=16)
-    run = run_of(spec, ENGINE, learner=fast, rebalance=rebalance, start_s=0.5)
-    result = simulate(run)
-    check_whole(result, run, None)
-    assert [one.generators["here"] for one in seen] == [1, 1, 1, 3, 3, 3, 3, 3, 1, 1, 1, 1]
-    assert result.between(4, 7) < 0.7 * result.between(0, 3)
-    assert all(one.generating_s <= one.seconds + 1e-9 for one in seen)
-    assert result.drawn_again > 0, "those that leave had samples in work"
-
-
 def test_a_dead_generator_is_missed_after_a_while() -> None:
     run = run_of(spec_of("async", iterations=6))
     whole = simulate(run)
     missed = simulate(replace(run, failures=(Outage(0, 1.0),)))
-    told = simulate(replace(run, failures=(Outage(0, 1.0, notice=True),)))
+    told = simulate(replace(run, failures=(Outage(0, 1.0, notice_s=1.0),)))
     assert whole.ended_at < told.ended_at < missed.ended_at
     assert missed.steps[-1].generated["away"] == pytest.approx(missed.ended_at - 1.0)
     with pytest.raises(SimulationError, match=r"stands still at .* Has every generator failed"):
@@ -247,8 +229,8 @@ def test_cost_counts_the_time_for_which_each_part_is_there() -> None:
     result = simulate(run)
     assert result.cost == pytest.approx(result.ended_at / 3600 * (2 * 3.0 + 4.0))
     assert result.cost_per_1000 == pytest.approx(result.cost / result.samples * 1000)
-    early = simulate(replace(run, failures=(Outage(0, 1.0, notice=True),)))
-    assert early.cost == pytest.approx((early.ended_at * 7.0 + 1.0 * 3.0) / 3600)
+    early = simulate(replace(run, failures=(Outage(0, 1.0, notice_s=1.0),)))
+    assert early.cost == pytest.approx((early.ended_at * 7.0 + 2.0 * 3.0) / 3600), "also for the notice"
 
 
 def test_a_picture_has_bars_of_one_iteration_and_of_its_samples_that_end_later() -> None:
