@@ -9,6 +9,7 @@ its range.
 
 median_error, worst_error  |predicted / measured - 1| of the throughput
 coverage                   share of the trials whose throughput lies in its 90 % interval
+same_trial                 by how much two runs of one trial differ, the median: no prediction can be nearer
 regret                     time of the number of generators that was predicted to be best, over the best one's
                            of those measured, less 1: the mean of the families
 """
@@ -64,6 +65,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--predictions", type=Path, help="a file to take them from, or to write")
     parser.add_argument("--only-predict", action="store_true", help="run nothing")
+    parser.add_argument("--results", type=Path, help="a file that each trial's samples/s are written to")
+    parser.add_argument("--again", type=int, default=0 if quick else 6, help="so many trials run once more")
     parser.add_argument("--draw", type=Path, help="draw predictions and measurements into this file")
     given = parser.parse_args(argv)
     os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))  # the warm-started model is built once
@@ -82,8 +85,11 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             given.predictions.write_text(json.dumps(rows, indent=1) + "\n")
         if given.only_predict:
             return {one.name: p.samples_per_s.value for one, p in predictions.items()}
-        rates = _rates(drawn, folder, console)
-    tried = [_Tried(one, predictions[one], rates[one]) for one in drawn]
+        results = _Results(given.results)
+        again = drawn[:: max(1, len(drawn) // given.again)][: given.again] if given.again else []
+        for some in (drawn, again):
+            _run(some, folder, console, results)
+    tried = [_Tried(one, predictions[one], results.rates[one.name][0]) for one in drawn]
     console.print(_table(tried))
     if given.draw:
         _draw(tried, given.draw)
@@ -91,7 +97,27 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     return {
         "trials": len(tried), "median_error": statistics.median(errors), "worst_error": max(errors),
         "coverage": statistics.mean(one.inside for one in tried), "regret": _regret(tried),
+        "same_trial": results.same_trial,
     }  # fmt: skip
+
+
+class _Results:
+    """Samples a second by trial, in a file after each of them: a run of hours may be cut off."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.rates: dict[str, list[float]] = {}
+
+    def add(self, name: str, rate: float) -> None:
+        self.rates.setdefault(name, []).append(rate)
+        if self._file is not None:
+            self._file.write_text(json.dumps(self.rates, indent=1) + "\n")
+
+    @property
+    def same_trial(self) -> float | None:
+        """By how much two runs of a trial differ, as a share; None if none was run twice."""
+        found = [abs(twice[1] / twice[0] - 1) for twice in self.rates.values() if len(twice) > 1]
+        return statistics.median(found) if found else None
 
 
 def _predictions(drawn: Sequence[Trial], folder: Path, console: Console) -> dict[Trial, Prediction]:
@@ -128,16 +154,15 @@ def _profiled(lengths: str, folder: Path) -> Path:
     return file
 
 
-def _rates(drawn: Sequence[Trial], folder: Path, console: Console) -> dict[Trial, float]:
-    """Run the trials, those with the same link one after the other."""
-    found: dict[Trial, float] = {}
+def _run(drawn: Sequence[Trial], folder: Path, console: Console, results: _Results) -> None:
+    """Run trials, those with the same link one after the other."""
     for mbit in sorted({one.family.mbit for one in drawn}):
         with _linked(mbit) as link, own_stack(s3=bool(mbit)) as stack:
             os.environ |= stack.s3.env() if stack.s3 else {}
             for trial in (one for one in drawn if one.family.mbit == mbit):
-                found[trial] = measured(trial, stack, folder, link)
-                console.print(f"{trial.name}: {found[trial]:.0f} samples/s")
-    return found
+                rate = measured(trial, stack, folder, link)
+                results.add(trial.name, rate)
+                console.print(f"{trial.name}: {rate:.0f} samples/s")
 
 
 @contextmanager
