@@ -25,6 +25,13 @@ class MachinesSection(Section):
     devices: int = Field(
         1, gt=0, le=1024, description="Processors of each machine: GPUs, or with hardware CPU its cores."
     )
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="GiB of main memory of each machine with hardware CPU, which generators and trainer "
+        "share. By default 4 for each core. The memory of GPUs is known by their kind.",
+    )
     price: float = Field(
         0.0,
         ge=0,

@@ -28,6 +28,7 @@ class TableOfTests:
         degrees: Sequence[int] = (1,), least_trainer: int = 1, version_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.known = tuple(speeds)
+        self.turn_slots, self.problem_in_turns = slots, ""
         self._speeds, self._slots, self._token_s, self._degrees = speeds, slots, token_s, degrees
         self._least, self._bytes = least_trainer, version_bytes
 
@@ -46,6 +47,12 @@ class TableOfTests:
         return LearnerTimes(
             self._token_s / devices / self._speeds[hardware], version_bytes=self._bytes, step_s=0.1
         )
+
+    def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
+        return self.turn_slots * tensor_parallel
+
+    def turn_problem(self, hardware: str, devices: int) -> str:
+        return self.problem_in_turns
 
     def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
         return "of the test"

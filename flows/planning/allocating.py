@@ -98,8 +98,15 @@ class MachineAllocator:
         self._kinds = [kind for pool in pools if pool.generates for kind in self._kinds_of(pool)]
         self._trainers = [one for pool in pools if pool.trains for one in self._trainers_of(pool)]
         self._check_memory()
-        self._estimator = StepEstimator(demand, self._kinds)
+        self._turning = {
+            id(one)
+            for one in self._trainers
+            if may_take_turns and not times.turn_problem(one.pool.hardware, one.devices)
+        }
+        self._in_turns = self._kinds_in_turns()
+        self._estimator = StepEstimator(demand, [*self._kinds, *self._in_turns.values()])
         self._seen: dict[tuple[object, ...], SplitEstimate] = {}
+        self._short = ""  # of main memory, the first such split that was left out
 
     def estimates(self, goal: PlanGoal) -> list[SplitEstimate]:
         """Return estimated splits, the best first. Raises PlanError if none meets the goal."""
@@ -123,6 +130,11 @@ class MachineAllocator:
 
     def _why_none(self, goal: PlanGoal) -> str:
         quickest = by_goal(list(self._seen.values()), PlanGoal("time"))
+        if not quickest and self._short:
+            return (
+                f"{self._short}, and no other split of these machines can work. Give machines more memory, "
+                "or less generator.kv_cache_mib"
+            )
         if not quickest:
             return (
                 "no split of these machines can work: a pool has too few devices for both sides. Give "
@@ -143,6 +155,20 @@ class MachineAllocator:
             learner = self._times.learner(pool.hardware, devices)
             if learner is not None:
                 yield TrainerKind(pool, learner, devices)
+
+    def _kinds_in_turns(self) -> dict[int, GeneratorKind]:
+        """Return by the id of each kind how it generates in turns, with the learner's state beside it."""
+        found = {}
+        turning = {one.pool.name for one in self._trainers if id(one) in self._turning}
+        for kind in self._kinds:
+            hardware, many = kind.pool.hardware, kind.tensor_parallel
+            slots = min(kind.slots, self._times.slots_in_turns(hardware, many)) if turning else 0
+            if slots and kind.pool.name in turning:
+                found[id(kind)] = (
+                    kind if slots == kind.slots
+                    else GeneratorKind(kind.pool, self._times.engine(hardware, many, slots), many)
+                )  # fmt: skip
+        return found
 
     def _check_memory(self) -> None:
         for word, found, verb in (
@@ -185,10 +211,19 @@ class MachineAllocator:
             return
         own = next(((kind, count) for kind, count in chosen if kind.pool is trainer.pool), None)
         used = own[0].tensor_parallel * own[1] if own else 0
+        found = []
         if trainer.pool.shares_cores or used + trainer.devices <= trainer.pool.total:
-            yield MachineSplit(trainer, chosen, self.demand.lookahead)
-        if self._turns and own and len(chosen) == 1 and used == trainer.devices:
-            yield MachineSplit(trainer, chosen, self.demand.lookahead, takes_turns=True)
+            found.append(MachineSplit(trainer, chosen, self.demand.lookahead))
+        if own and len(chosen) == 1 and used == trainer.devices and id(trainer) in self._turning:
+            turning = self._in_turns.get(id(own[0]))
+            if turning is not None:
+                lookahead = self.demand.lookahead
+                found.append(MachineSplit(trainer, ((turning, own[1]),), lookahead, takes_turns=True))
+        for split in found:
+            if problem := split.memory_problem():
+                self._short = self._short or problem
+            else:
+                yield split
 
     def _estimate(self, splits: Iterator[MachineSplit]) -> list[SplitEstimate]:
         """Return the estimates of splits, and keep them."""

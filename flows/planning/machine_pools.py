@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flows.planning.main_memory import CORE_BYTES, GIB_BYTES, memory_here
 from flows.planning.stage_times import LinkTimes
 from infra.errors import Explained
 from schemas.machines import MachinesSection
@@ -34,6 +35,7 @@ class MachinePool:
     generates: bool = True
     trains: bool = True
     link: LinkTimes | None = None  # to the run's object store; None: they stand beside it
+    memory_bytes: float | None = None  # of a machine, where processes share it; None: nobody knows
     free_cores: float | None = None  # that other processes leave, where cores are shared; None: all
     cores_of: str = ""  # the pool on whose cores its processes are; empty: on its own
 
@@ -70,7 +72,8 @@ class MachinePool:
 def pools_of(placement: PlacementSection, *, cores: int | None = None) -> tuple[MachinePool, ...]:
     """Return the pools that a run file names; without any, this machine's cores."""
     if not placement.machines:
-        return (MachinePool(HERE, CPU, devices=cores or len(os.sched_getaffinity(0))),)
+        here = cores or len(os.sched_getaffinity(0))
+        return (MachinePool(HERE, CPU, devices=here, memory_bytes=memory_here()),)
     return tuple(_pool(name, section, placement) for name, section in placement.machines.items())
 
 
@@ -86,9 +89,14 @@ def site_links(placement: PlacementSection) -> dict[str, LinkTimes | None]:
 
 def _pool(name: str, section: MachinesSection, placement: PlacementSection) -> MachinePool:
     link = site_links(placement)[section.site] if section.site else None
+    memory = None
+    if section.hardware.upper() == CPU:
+        memory = (
+            section.devices * CORE_BYTES if section.memory_gib is None else section.memory_gib * GIB_BYTES
+        )
     return MachinePool(
         name, section.hardware, section.count, section.devices, section.price, section.site,
-        "generate" in section.uses, "train" in section.uses, link,
+        "generate" in section.uses, "train" in section.uses, link, memory,
     )  # fmt: skip
 
 

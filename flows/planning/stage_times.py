@@ -36,6 +36,7 @@ class EngineTimes:
     # on its samples, and the rest
     beside_step: float = 1.0
     beside_samples: float = 1.0
+    memory_bytes: float = 0.0  # main memory that it takes, where processes share it; 0: nobody knows
     spread: float = 0.0
 
     @property
@@ -61,6 +62,7 @@ class LearnerTimes:
     version_bytes: int = 0  # that each generator's site fetches for a new version
     cores: float = 0.0  # CPU cores that it keeps busy; 0: it shares no cores with others
     beside: float = 1.0  # its seconds are so many times as long in a run that shares its cores
+    memory_bytes: float = 0.0  # main memory that all its ranks take, where processes share it
     spread: float = 0.0
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from flows.planning.decode_bound import DecodeBound
 from flows.planning.machine_pools import MachinePool
+from flows.planning.main_memory import GIB_BYTES
 from flows.planning.stage_times import EngineTimes, LearnerTimes, share_filled
 
 _CLASSES = 40  # of lengths; the longest samples have classes of their own
@@ -110,6 +111,33 @@ class MachineSplit:
             before = used.get(pool, 0)
             used[pool] = min(pool.total, max(before, devices) if shared else before + devices)
         return {pool: pool.machines_of(devices) for pool, devices in used.items()}
+
+    def memory_problem(self) -> str:
+        """Return in words in which pool's main memory it has no room, and how much would; empty: it fits."""
+        for kind, count in self.generators:
+            pool, each = kind.pool, kind.engine.memory_bytes
+            if not pool.shares_cores or pool.memory_bytes is None:
+                continue
+            beside = 0.0
+            if pool == self.trainer.pool:
+                beside = self.trainer.learner.memory_bytes / pool.machines_of(self.trainer.devices)
+            on_one = -(-count // pool.machines)
+            if on_one * each + beside > pool.memory_bytes:
+                fit = max(0, int((pool.memory_bytes - beside) / max(1.0, each)))
+                there = f" beside {beside / GIB_BYTES:.1f} GiB of the trainer" if beside else ""
+                return (
+                    f"placement.machines.{pool.name}: a machine has {pool.memory_bytes / GIB_BYTES:.1f} GiB of "
+                    f"main memory, and {on_one} generators of {each / GIB_BYTES:.1f} GiB each{there} take "
+                    f"{(on_one * each + beside) / GIB_BYTES:.1f} GiB: {fit} of them would fit"
+                )
+        pool, needed = self.trainer.pool, self.trainer.learner.memory_bytes
+        needed /= pool.machines_of(self.trainer.devices)
+        if pool.shares_cores and pool.memory_bytes is not None and needed > pool.memory_bytes:
+            return (
+                f"placement.machines.{pool.name}: a machine has {pool.memory_bytes / GIB_BYTES:.1f} GiB of main "
+                f"memory, and the trainer takes {needed / GIB_BYTES:.1f} GiB of it"
+            )
+        return ""
 
     @property
     def price(self) -> float:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from flows.planning.hardware import HARDWARE, Hardware, hardware_of
-from flows.planning.model_shape import ModelShape
+from flows.planning.main_memory import generator_bytes, kv_cache_bytes, trainer_bytes
+from flows.planning.model_shape import ModelShape, weight_bytes
 from flows.planning.roofline import (
     BF16,
     BudgetError,
+    Efficiency,
     Precision,
     Recipe,
     RooflineEngine,
@@ -19,6 +22,7 @@ from flows.planning.roofline import (
 )
 from flows.planning.stage_times import EngineTimes, LearnerTimes
 from flows.planning.step_estimate import IterationDemand
+from producers.engines.vllm_engine import SHARE_IN_TURNS
 from schemas.runspec import RunSpec
 
 _ENDLESS = 1e18  # bytes
@@ -54,11 +58,55 @@ class TableTimes:
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples have room at once; 0: the model does not fit."""
         kind, devices = self._devices(hardware, tensor_parallel)
+        found = self._slots(kind, devices)
+        cache_bytes = kv_cache_bytes(self.spec) if kind.name == "CPU" else None
+        if found and cache_bytes is not None:  # the engine takes no more of the main memory
+            sample_bytes = self.shape.kv_bytes(self._precision.kv) * self._slot_tokens
+            found = max(1, min(found, int(cache_bytes / sample_bytes)))
+        return found
+
+    @property
+    def _slot_tokens(self) -> float:
+        return max(1.0, self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM)
+
+    def _slots(self, kind: Hardware, devices: int, efficiency: Efficiency = Efficiency()) -> int:  # noqa: B008
         try:
-            tokens = self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM
-            return RooflineEngine(self.shape, kind, devices, self._precision).slots(max(1.0, tokens))
+            return RooflineEngine(self.shape, kind, devices, self._precision, efficiency).slots(
+                self._slot_tokens
+            )
         except BudgetError:
             return 0
+
+    def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
+        """Return how many samples fit into the share of a GPU that an engine takes in turns."""
+        kind, devices = self._devices(hardware, tensor_parallel)
+        if kind.name == "CPU":
+            return self.most_slots(hardware, tensor_parallel)
+        return self._slots(kind, devices, Efficiency(memory_share=self._share_in_turns))
+
+    def turn_problem(self, hardware: str, devices: int) -> str:
+        """Return why the trainer's state does not fit beside the share of engines; empty: it does.
+
+        While an engine draws, the learner's weights and optimizer state stay on the GPU. While the learner
+        computes, the engine has given its share back, so gradients and activations have room then.
+        """
+        kind, _ = self._devices(hardware, devices)
+        if kind.name == "CPU":
+            return ""
+        needed = self.recipe.resident(self.shape, self._precision.weights) / devices
+        left = kind.memory_bytes * (1 - self._share_in_turns)
+        if needed <= left:
+            return ""
+        fit = math.ceil(needed * devices / left)
+        return (
+            f"in turns (placement.kind: colocated) the learner keeps {needed / 1e9:.0f} GB on each of "
+            f"{devices} x {kind.name}, and beside the engines' share of {self._share_in_turns:g} "
+            f"(generator.gpu_memory) there are {left / 1e9:.0f} GB: take {fit} devices, or a smaller share"
+        )
+
+    @property
+    def _share_in_turns(self) -> float:
+        return float(getattr(self.spec.generator, "gpu_memory", None) or SHARE_IN_TURNS)
 
     def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
         """Return the times of one generator that fits."""
@@ -68,7 +116,10 @@ class TableTimes:
             longest=max(1.0, self.demand.context * SLOT_ROOM), prompt=max(1.0, self.demand.prompt_tokens),
             precision=self._precision,
         )  # fmt: skip
-        return replace(found, cores=float(tensor_parallel)) if kind.name == "CPU" else found
+        if kind.name != "CPU":
+            return found
+        weights = weight_bytes(self.shape, self._precision.weights, self._precision.experts)
+        return replace(found, cores=float(tensor_parallel), memory_bytes=generator_bytes(self.spec, weights))
 
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
         """Return the times of a trainer; None if the model does not fit."""
@@ -81,7 +132,10 @@ class TableTimes:
             )  # fmt: skip
         except BudgetError:
             return None
-        return replace(found, cores=float(devices)) if kind.name == "CPU" else found
+        if kind.name != "CPU":
+            return found
+        ranks = max(1, devices // self.spec.trainer.threads)
+        return replace(found, cores=float(devices), memory_bytes=trainer_bytes(self.shape.parameters, ranks))
 
     def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
         """Say where the times of a generator come from."""

@@ -27,6 +27,12 @@ class TimesSource(Protocol):
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
         """Return the times of a trainer with so many devices; None if the model does not fit."""
 
+    def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
+        """Return how many samples a generator draws at once that takes turns with the trainer; 0: none."""
+
+    def turn_problem(self, hardware: str, devices: int) -> str:
+        """Return why the trainer can't keep its state beside engines in turns; empty: it can."""
+
     def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
         """Say where the times of a generator come from: measured, from a table, or corrected."""
 

@@ -22,7 +22,27 @@ def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = N
     if not chosen:
         raise PlanError("no machine has a generator: set placement.generators, or --generators")
     turns = inputs.spec.placement.takes_turns
-    return MachineSplit(_trainer(inputs), chosen, inputs.demand.lookahead, takes_turns=turns)
+    trainer = _trainer(inputs)
+    if turns:
+        if problem := inputs.times.turn_problem(trainer.pool.hardware, trainer.devices):
+            raise PlanError(problem)
+        chosen = tuple((_in_turns(inputs, kind), count) for kind, count in chosen)
+    split = MachineSplit(trainer, chosen, inputs.demand.lookahead, takes_turns=turns)
+    if problem := split.memory_problem():
+        raise PlanError(f"{problem}. Take fewer generators, or less generator.kv_cache_mib")
+    return split
+
+
+def _in_turns(inputs: PlanningInputs, kind: GeneratorKind) -> GeneratorKind:
+    """Return a kind with as many slots as fit beside the learner's state."""
+    hardware, many = kind.pool.hardware, kind.tensor_parallel
+    slots = min(kind.slots, inputs.times.slots_in_turns(hardware, many))
+    if not slots:
+        raise PlanError(
+            f"placement.machines.{kind.pool.name}: {many} {hardware} can't hold the model in the share of "
+            "their memory that an engine takes in turns: raise generator.gpu_memory, or take more devices"
+        )
+    return GeneratorKind(kind.pool, inputs.times.engine(hardware, many, slots), many)
 
 
 def _pools(inputs: PlanningInputs) -> tuple[MachinePool, ...]:

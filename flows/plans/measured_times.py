@@ -26,6 +26,7 @@ from flows.planning.corrected_profile import (
     largest_batch,
 )
 from flows.planning.machine_pools import CPU, MachinePool
+from flows.planning.main_memory import generator_bytes, trainer_bytes
 from flows.planning.model_shape import ShapeError
 from flows.planning.stage_times import EngineTimes, LearnerTimes
 from flows.planning.step_estimate import IterationDemand
@@ -85,7 +86,9 @@ class MeasuredTimes:
         if one is None:
             return self.table().engine(hardware, tensor_parallel, slots)
         if _shares_cores(one):
-            return profile_times.measured_engine(one.profile, slots=slots, threads=tensor_parallel)
+            found = profile_times.measured_engine(one.profile, slots=slots, threads=tensor_parallel)
+            weights = float(one.profile.weights.whole_bytes)
+            return replace(found, memory_bytes=generator_bytes(self.spec, weights))
         table = self._table_for(one)
         if table is None or self._has_engine(one, tensor_parallel, slots):
             return _apart(profile_times.measured_engine(one.profile, slots=slots))
@@ -106,9 +109,12 @@ class MeasuredTimes:
             threads = self.spec.trainer.threads
             if devices % threads:
                 return None  # ranks have as many threads as the run file says
-            return profile_times.measured_learner(
-                one.profile, ranks=devices // threads, threads=threads, lengths=self.lengths
+            ranks = devices // threads
+            found = profile_times.measured_learner(
+                one.profile, ranks=ranks, threads=threads, lengths=self.lengths
             )
+            parameters = one.profile.identity.parameters
+            return replace(found, memory_bytes=trainer_bytes(parameters, ranks))
         table = self._table_for(one)
         if table is None or devices == _ranks(one):
             found = profile_times.measured_learner(one.profile, ranks=devices, lengths=self.lengths)
@@ -127,6 +133,18 @@ class MeasuredTimes:
         """Return the seconds until a generator that is started is ready; None if they were not measured."""
         one = self._profile_of(hardware)
         return one.profile.generation.start_s if one else None
+
+    def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
+        """Return how many samples a generator draws at once that takes turns with the trainer."""
+        one, most = self._profile_of(hardware), self.most_slots(hardware, tensor_parallel)
+        table = self._table_for(one) if one else self.table()
+        return min(most, table.slots_in_turns(hardware, tensor_parallel)) if table else most
+
+    def turn_problem(self, hardware: str, devices: int) -> str:
+        """Return why the trainer can't keep its state beside engines in turns; empty: it can."""
+        one = self._profile_of(hardware)
+        table = self._table_for(one) if one else self.table()
+        return table.turn_problem(hardware, devices) if table else ""
 
     def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
         """Say where the times of a generator come from."""

@@ -38,6 +38,14 @@ class SlowerEngines:
         """Return the times of a trainer."""
         return self.of.learner(hardware, devices)
 
+    def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
+        """Return how many samples a generator draws at once that takes turns with the trainer."""
+        return self.of.slots_in_turns(hardware, tensor_parallel)
+
+    def turn_problem(self, hardware: str, devices: int) -> str:
+        """Return why the trainer can't keep its state beside engines in turns; empty: it can."""
+        return self.of.turn_problem(hardware, devices)
+
     def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
         """Say where the times of a generator come from."""
         return self.of.engine_source(hardware, tensor_parallel, slots)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from producers.engines.vllm_in_process import VllmEngine
 
 
-_SHARE_IN_TURNS = 0.45  # of a GPU's memory
+SHARE_IN_TURNS = 0.45  # of a GPU's memory, which an engine takes that takes turns with the learner
 
 
 class VllmSettings(EngineSettings):
@@ -53,7 +53,7 @@ class VllmSettings(EngineSettings):
             model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
             temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
-            drafter=drafter, gpu=GpuMemory(self.gpu_memory or (_SHARE_IN_TURNS if turns else None), turns),
+            drafter=drafter, gpu=GpuMemory(self.gpu_memory or (SHARE_IN_TURNS if turns else None), turns),
         )  # fmt: skip
         engine.profile()
         return engine

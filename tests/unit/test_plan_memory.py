@@ -1,0 +1,150 @@
+"""Memory of plans: engines and learner in turns on the same GPUs, and processes that share main memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flows.planning.allocating import MachineAllocator, PlanGoal
+from flows.planning.machine_pools import CPU, MachinePool, PlanError, pools_of
+from flows.planning.main_memory import GIB_BYTES, generator_bytes, memory_here, trainer_bytes
+from flows.planning.model_shape import shape_of
+from flows.planning.stage_times import LearnerTimes
+from flows.planning.step_estimate import GeneratorKind, MachineSplit, TrainerKind
+from flows.planning.table_times import TableTimes
+from flows.planning.workload import LogNormalLengths, Workload
+from flows.plans.given_split import given_split
+from flows.plans.planning_inputs import KnownLengths, PlanningInputs
+from producers.engines.vllm_engine import SHARE_IN_TURNS
+from schemas.runspec import PlacementSection
+from tests.factories import make_spec
+from tests.planning import TableOfTests, demand_of, engine_of, pool_of
+
+SEVEN_B = shape_of(
+    {
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064,
+        "tie_word_embeddings": False,
+    }
+)  # fmt: skip
+LENGTHS = KnownLengths(Workload(LogNormalLengths(300), LogNormalLengths(50)), "of the test", 0.05)
+
+
+def table_of(**generator: object) -> TableTimes:
+    spec = make_spec(model={"dtype": "bfloat16"}, generator=generator)
+    return TableTimes(spec, SEVEN_B, demand_of())
+
+
+def test_in_turns_the_learners_state_stays_beside_the_engines_share() -> None:
+    """7.6 billion parameters of 18 bytes are 137 GB; 0.55 of an H100's 86 GB are 47 GB."""
+    times = table_of()
+    assert times.learner("H100", 2) is not None  # alone it has room on two
+    problem = times.turn_problem("H100", 2)
+    assert "keeps 69 GB on each of 2 x H100" in problem
+    assert f"share of {SHARE_IN_TURNS:g} (generator.gpu_memory) there are 47 GB: take 3 devices" in problem
+    assert times.turn_problem("H100", 3) == ""
+    assert table_of(gpu_memory=0.15).turn_problem("H100", 2) == ""
+    assert 0 < times.slots_in_turns("H100", 1) < times.most_slots("H100", 1)
+    assert table_of(gpu_memory=0.15).slots_in_turns("H100", 1) == 0
+
+
+def test_a_plan_takes_turns_only_where_both_fit() -> None:
+    pool, demand = pool_of("a", 1, 4, hardware="H100"), demand_of()
+    found = MachineAllocator([pool], table_of(), demand).estimates(PlanGoal())
+    turning = [one.split for one in found if one.split.takes_turns]
+    assert {split.trainer.devices for split in turning} == {3, 4}  # two have no room
+    most = {table_of().slots_in_turns("H100", devices) for devices in (1, 2, 4)}
+    assert {kind.slots for split in turning for kind, _ in split.generators} <= most
+    apart = [one.split for one in found if not one.split.takes_turns]
+    assert any(split.trainer.devices == 2 for split in apart)
+
+
+def test_slots_in_turns_and_problems_are_those_of_the_times() -> None:
+    times, pool = TableOfTests({"fast": 1.0}), pool_of("a", 1, 4)
+    times.turn_slots = 5
+    found = MachineAllocator([pool], times, demand_of()).estimates(PlanGoal())
+    assert {k.slots for one in found if one.split.takes_turns for k, _ in one.split.generators} == {5}
+    times.problem_in_turns = "it has no room"
+    found = MachineAllocator([pool], times, demand_of()).estimates(PlanGoal())
+    assert not [one for one in found if one.split.takes_turns]
+
+
+def test_a_run_file_in_turns_without_room_is_refused() -> None:
+    machines = {"a": {"hardware": "H100", "devices": 2}}
+    spec = make_spec(
+        model={"dtype": "bfloat16"}, trainer={"ranks": 2},
+        placement={"kind": "colocated", "generators": 2, "machines": machines},
+    )  # fmt: skip
+    demand = demand_of()
+    times = TableTimes(spec, SEVEN_B, demand)
+    inputs = PlanningInputs(spec, pools_of(spec.placement), times, LENGTHS, demand)
+    with pytest.raises(PlanError, match=r"placement\.kind: colocated.* take 3 devices"):
+        given_split(inputs)
+
+
+class _SharedMemory(TableOfTests):
+    """Generators of 2 GiB, and a trainer of 3 GiB."""
+
+    def engine(self, hardware: str, tensor_parallel: int, slots: int):  # type: ignore[no-untyped-def]
+        return replace(engine_of(slots, cores=1.0), memory_bytes=2.0 * GIB_BYTES)
+
+    def learner(self, hardware: str, devices: int) -> LearnerTimes:
+        return LearnerTimes(1e-4, cores=float(devices), memory_bytes=3.0 * GIB_BYTES)
+
+
+def cpu_pool(gib: float | None, machines: int = 1) -> MachinePool:
+    memory = None if gib is None else gib * GIB_BYTES
+    return MachinePool("here", CPU, machines=machines, devices=8, memory_bytes=memory)
+
+
+@pytest.mark.parametrize(("gib", "most"), [(16.0, 6), (9.0, 3), (5.0, 1), (None, 8)])
+def test_generators_share_main_memory_with_the_trainer(gib: float | None, most: int) -> None:
+    times = _SharedMemory({CPU: 1.0})
+    found = MachineAllocator([cpu_pool(gib)], times, demand_of()).estimates(PlanGoal())
+    assert max(count for one in found for _, count in one.split.generators) == most
+
+
+def test_a_machine_without_room_for_one_generator_is_refused() -> None:
+    allocator = MachineAllocator([cpu_pool(4.5)], _SharedMemory({CPU: 1.0}), demand_of())
+    with pytest.raises(PlanError, match=r"1 generators of 2\.0 GiB each beside 3\.0 GiB of the trainer"):
+        allocator.estimates(PlanGoal())
+
+
+def test_a_problem_of_memory_says_how_many_would_fit() -> None:
+    times = _SharedMemory({CPU: 1.0})
+
+    def split(pool: MachinePool, count: int) -> MachineSplit:
+        kind = GeneratorKind(pool, times.engine(CPU, 1, 8))
+        return MachineSplit(TrainerKind(pool, times.learner(CPU, 1), 1), ((kind, count),))
+
+    assert split(cpu_pool(9.0), 3).memory_problem() == ""
+    said = split(cpu_pool(9.0), 4).memory_problem()
+    assert "placement.machines.here: a machine has 9.0 GiB of main memory, and 4 generators" in said
+    assert said.endswith("take 11.0 GiB: 3 of them would fit")
+    assert split(cpu_pool(9.0, machines=2), 6).memory_problem() == ""
+    assert split(cpu_pool(None), 400).memory_problem() == ""
+    assert (
+        "the trainer takes 3.0 GiB"
+        in replace(
+            split(cpu_pool(2.0), 1), generators=((GeneratorKind(pool_of(), engine_of(8)), 1),)
+        ).memory_problem()
+    )
+
+
+def test_main_memory_of_processes_and_machines() -> None:
+    small = make_spec(generator={"kv_cache_mib": 64})
+    large = make_spec(generator={"kv_cache_mib": 1088})
+    assert generator_bytes(large, 5e8) - generator_bytes(small, 5e8) == pytest.approx(GIB_BYTES)
+    assert trainer_bytes(1e9, 2) > trainer_bytes(1e9, 1) > 34e9
+    assert memory_here() > GIB_BYTES / 2
+    machines = {"a": {"devices": 8}, "b": {"devices": 8, "memory_gib": 5}, "c": {"hardware": "H100"}}
+    pools = pools_of(PlacementSection.model_validate({"machines": machines}))
+    assert [pool.memory_bytes for pool in pools] == [32 * GIB_BYTES, 5 * GIB_BYTES, None]
+    assert pools_of(PlacementSection())[0].memory_bytes == memory_here()
+
+
+def test_slots_on_a_cpu_are_no_more_than_its_kv_cache_holds() -> None:
+    few, more = (table_of(kv_cache_mib=mib).most_slots(CPU, 16) for mib in (256, 1024))
+    assert 1 <= few < more
+    assert more == pytest.approx(4 * few, abs=4)
