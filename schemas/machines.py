@@ -39,6 +39,26 @@ class MachinesSection(Section):
         description="Price of a machine for an hour, in any currency. It counts from the whole machine, also "
         "if only some of its devices are used.",
     )
+    preempted_per_hour: float = Field(
+        0.0,
+        ge=0,
+        le=60,
+        description="How often an hour, on the average, each machine is taken away, as those of a spot "
+        "market are. Simulations draw such moments, so that plans count them. The trainer's machine stays.",
+    )
+    preemption_notice_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that a machine is told before it is taken away. With fewer than a hand-over "
+        "takes, what its generators have begun is lost.",
+    )
+    preemption_back_s: float = Field(
+        120.0,
+        gt=0,
+        le=604_800,
+        description="Seconds until a machine that was taken away, or another one in its place, is there.",
+    )
     site: Annotated[str, Field(max_length=49)] = Field(
         "",
         description="The site (a key of `sites`) at which the machines stand. Empty: beside the run's object "

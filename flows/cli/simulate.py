@@ -44,6 +44,14 @@ def simulate(
             "--fail", metavar="G@S[+S]", help="Generator G dies at second S, and is back after some more."
         ),
     ] = None,
+    preempted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--preempt",
+            metavar="[NAME=]R[,notice=S][,back=S]",
+            help="Each machine is taken away R times an hour.",
+        ),
+    ] = None,
     lengths: Annotated[
         str,
         typer.Option(
@@ -83,6 +91,8 @@ def simulate(
 
     [bold]streamrl simulate examples/count.yaml --fail 0@30+20 --seed 7 --json[/bold]
 
+    [bold]streamrl simulate examples/count.yaml --preempt 20/h,notice=30,back=120[/bold]
+
     [bold]streamrl simulate examples/count.yaml --set placement.balance.most=3 --lengths 1,3,1[/bold]
     """
     import json
@@ -102,7 +112,8 @@ def simulate(
         )
         say("simulated iterations", 0, 1)
         found = simulate_asked(
-            inputs, generators=generators or [], failures=failures or [], lengths=lengths,
+            inputs, generators=generators or [], failures=failures or [],
+            preempted=preempted or [], lengths=lengths,
             iterations=iterations, seed=seed, start_s=start, picture=output is not None,
         )  # fmt: skip
         if output is not None:
@@ -137,6 +148,8 @@ def _show(console: Console, found: AskedSimulation) -> None:
         for at_s, line in result.said:
             say(f"at {figure(at_s)} s {line}")
         say(generators_words(result))
+    if result.preempted:
+        say(f"machines were taken away {result.preempted} times")
     if result.handed_over:
         say(f"{result.handed_over} samples were handed over by generators that left")
     if result.drawn_again or result.moves:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.planning.main_memory import CORE_BYTES, GIB_BYTES, memory_here
+from flows.planning.preemption import Preemption
 from flows.planning.stage_times import LinkTimes
 from infra.errors import Explained
 from schemas.machines import MachinesSection
@@ -38,6 +39,7 @@ class MachinePool:
     memory_bytes: float | None = None  # of a machine, where processes share it; None: nobody knows
     free_cores: float | None = None  # that other processes leave, where cores are shared; None: all
     cores_of: str = ""  # the pool on whose cores its processes are; empty: on its own
+    preemption: Preemption | None = None  # of its machines; None: they stay
 
     @property
     def shares_cores(self) -> bool:
@@ -89,6 +91,8 @@ def site_links(placement: PlacementSection) -> dict[str, LinkTimes | None]:
 
 def _pool(name: str, section: MachinesSection, placement: PlacementSection) -> MachinePool:
     link = site_links(placement)[section.site] if section.site else None
+    rate = section.preempted_per_hour
+    preemption = Preemption(rate, section.preemption_notice_s, section.preemption_back_s) if rate else None
     memory = None
     if section.hardware.upper() == CPU:
         memory = (
@@ -97,6 +101,7 @@ def _pool(name: str, section: MachinesSection, placement: PlacementSection) -> M
     return MachinePool(
         name, section.hardware, section.count, section.devices, section.price, section.site,
         "generate" in section.uses, "train" in section.uses, link, memory,
+        preemption=preemption,
     )  # fmt: skip
 
 

@@ -119,23 +119,23 @@ class MachineSplit:
             if not pool.shares_cores or pool.memory_bytes is None:
                 continue
             beside = 0.0
-            if pool == self.trainer.pool:
+            if pool.shares_cores_with(self.trainer.pool):
                 beside = self.trainer.learner.memory_bytes / pool.machines_of(self.trainer.devices)
             on_one = -(-count // pool.machines)
             if on_one * each + beside > pool.memory_bytes:
                 fit = max(0, int((pool.memory_bytes - beside) / max(1.0, each)))
                 there = f" beside {beside / GIB_BYTES:.1f} GiB of the trainer" if beside else ""
                 return (
-                    f"placement.machines.{pool.name}: a machine has {pool.memory_bytes / GIB_BYTES:.1f} GiB of "
-                    f"main memory, and {on_one} generators of {each / GIB_BYTES:.1f} GiB each{there} take "
+                    f"placement.machines.{pool.name}: a machine has {pool.memory_bytes / GIB_BYTES:.1f} GiB "
+                    f"of main memory, and {on_one} generators of {each / GIB_BYTES:.1f} GiB each{there} take "
                     f"{(on_one * each + beside) / GIB_BYTES:.1f} GiB: {fit} of them would fit"
                 )
         pool, needed = self.trainer.pool, self.trainer.learner.memory_bytes
         needed /= pool.machines_of(self.trainer.devices)
         if pool.shares_cores and pool.memory_bytes is not None and needed > pool.memory_bytes:
             return (
-                f"placement.machines.{pool.name}: a machine has {pool.memory_bytes / GIB_BYTES:.1f} GiB of main "
-                f"memory, and the trainer takes {needed / GIB_BYTES:.1f} GiB of it"
+                f"placement.machines.{pool.name}: a machine has {pool.memory_bytes / GIB_BYTES:.1f} GiB of "
+                f"main memory, and the trainer takes {needed / GIB_BYTES:.1f} GiB of it"
             )
         return ""
 

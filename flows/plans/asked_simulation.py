@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from flows.planning.machine_pools import MachinePool, PlanError
+from flows.planning.preemption import BACK_S, NOTICE_S, Preemption
 from flows.planning.step_estimate import MachineSplit
 from flows.planning.workload import DrawnLengths
 from flows.plans.given_split import given_split
 from flows.plans.measured_times import MeasuredTimes
 from flows.plans.plan_rows import figure, figures_row, sources_of, split_row, split_words
 from flows.plans.planning_inputs import PlanningInputs
-from flows.plans.rented_machines import on_machines
 from flows.plans.simulated_split import Scaled, SplitFigures, iterations_for, simulated_run, split_figures
 from flows.simulation.simulated_run import Outage, SimulatedRun
 from flows.simulation.simulation_result import Simulation
@@ -32,6 +32,11 @@ _ASSUMED_START_S = 30.0  # until a new generator is ready, if no profile says it
 _MOST_FACTORS = 100
 _MOST_GENERATORS = 20_000
 _FAILURE = re.compile(r"(?P<place>\d{1,6})@(?P<at>\d{1,9}(\.\d{1,6})?)(\+(?P<back>\d{1,9}(\.\d{1,6})?))?")
+_PREEMPTION = re.compile(
+    r"((?P<name>[a-z0-9][a-z0-9-]{0,48})=)?(?P<rate>\d{1,2}(\.\d{1,6})?)(/h)?"
+    r"(,notice=(?P<notice>\d{1,5}(\.\d{1,3})?))?(,back=(?P<back>\d{1,6}(\.\d{1,3})?))?"
+)
+_MOST_PREEMPTED = 60.0  # times an hour
 _COUNT = re.compile(r"((?P<name>[a-z0-9][a-z0-9-]{0,48})=)?(?P<count>\d{1,6})")
 
 
@@ -60,7 +65,7 @@ class AskedSimulation:
     @property
     def cost_per_1000(self) -> float:
         """The cost of 1,000 samples; of all samples if not all iterations are alike."""
-        if self.is_balanced:
+        if self.is_balanced or self.result.preempted:
             return self.result.cost / self.result.samples * 1000
         return self.figures.cost_per_1000
 
@@ -74,6 +79,7 @@ class AskedSimulation:
 
 def simulate_asked(
     inputs: PlanningInputs, *, generators: Sequence[str] = (), failures: Sequence[str] = (),
+    preempted: Sequence[str] = (),
     lengths: str = "1", iterations: int | None = None, seed: int = 0, start_s: float | None = None,
     picture: bool = False,
 ) -> AskedSimulation:  # fmt: skip
@@ -95,7 +101,7 @@ def simulate_asked(
     )  # fmt: skip
     pool = _balanced(split)
     starts_s = _start_s(inputs, pool) if start_s is None else start_s
-    run = replace(on_machines(run, split), balance=balance, balanced=pool.name, start_s=starts_s)
+    run = replace(_preempted(run, preempted), balance=balance, balanced=pool.name, start_s=starts_s)
     if len(factors) > 1:
         run = replace(run, workload=_changing(run, inputs, factors, many))
     result = simulate(run)
@@ -185,6 +191,26 @@ def generators_words(result: Simulation) -> str:
     return f"generators, by iterations: {each}"
 
 
+def _preempted(run: SimulatedRun, asked: Sequence[str]) -> SimulatedRun:
+    """Return a run whose machines are taken away as is asked; without a name, the first that generate."""
+    found, names = {}, [site.name for site in run.sites]
+    for one in asked:
+        read = _PREEMPTION.fullmatch(one)
+        if read is None or float(read["rate"]) > _MOST_PREEMPTED or float(read["back"] or BACK_S) <= 0:
+            raise PlanError(
+                f"--preempt {shown(one)}: write [NAME=]RATE[/h][,notice=SECONDS][,back=SECONDS], with a rate "
+                f"of at most {_MOST_PREEMPTED:g} an hour and back above 0, such as "
+                "cheap=2/h,notice=30,back=120"
+            )
+        if (name := read["name"] or names[0]) not in names:
+            raise PlanError(f"--preempt {one}: generators stand on {', '.join(names)}, and none on {name}")
+        found[name] = Preemption(
+            float(read["rate"]), float(read["notice"] or NOTICE_S), float(read["back"] or BACK_S)
+        )
+    sites = (replace(one, preemption=found.get(one.name, one.preemption)) for one in run.sites)
+    return replace(run, sites=tuple(sites))
+
+
 def asked_row(found: AskedSimulation) -> dict[str, object]:
     """Return all figures, for JSON."""
     result = found.result
@@ -201,6 +227,7 @@ def asked_row(found: AskedSimulation) -> dict[str, object]:
         "balance": [asdict(one) for one in result.changes] if found.is_balanced else None,
         "generators": [step.generators for step in result.steps],
         "start_s": found.start_s,
+        "preempted": result.preempted,
         "moves": result.moves,
         "handed_over": result.handed_over,
         "drawn_again": result.drawn_again,

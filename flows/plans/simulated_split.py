@@ -11,6 +11,7 @@ import numpy as np
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
 from flows.planning.step_estimate import GeneratorKind, MachineSplit
 from flows.planning.workload import Workload
+from flows.plans.rented_machines import on_machines
 from flows.simulation.simulated_run import Outage, SimulatedRun, SimulatedSite
 from flows.simulation.simulation_result import Simulation
 from flows.simulation.world import simulate
@@ -52,7 +53,7 @@ def simulated_run(
     """Return the run that a split makes of a run file."""
     factor = scaled.lengths
     shared = split.trainer.pool.shares_cores and not split.takes_turns
-    return SimulatedRun(
+    run = SimulatedRun(
         spec=spec_of(spec, split),
         learner=slower_learner(split.trainer.learner, scaled.learner),
         sites=tuple(_site(kind, count, split, scaled) for kind, count in split.generators),
@@ -64,6 +65,7 @@ def simulated_run(
         failures=failures,
         picture_of=picture_of,
     )
+    return on_machines(run, split)
 
 
 def spec_of(spec: RunSpec, split: MachineSplit) -> RunSpec:
@@ -91,7 +93,7 @@ def split_figures(split: MachineSplit, found: Simulation, samples: int) -> Split
     return SplitFigures(
         step_s=found.step_s,
         samples_per_s=found.samples_per_s,
-        cost_per_1000=split.price / 3600 * found.step_s / samples * 1000,
+        cost_per_1000=found.cost_per_1000,
         staleness=mean,
         staleness_max=most,
         generators=found.generator_shares(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from flows.planning.preemption import Preemption
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
 from flows.planning.workload import DrawnLengths, Workload
 from infra.errors import Explained
@@ -27,6 +28,8 @@ class SimulatedSite:
     price_per_hour: float = 0.0  # of one generator, while its machine is there
     most: int | None = None  # generators that its machines have room for; None: any number
     cores: float | None = None  # that its engines share with nobody else; None: they are on the run's
+    preemption: Preemption | None = None  # of its machines; None: they stay
+    machine_generators: int = 1  # that stand on one machine, and are taken away together
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,22 @@ class SimulatedRun:
             _check_outage(outage, count)
 
 
+def _check_machines(site: SimulatedSite) -> None:
+    if not 0 <= site.price_per_hour < math.inf:
+        raise SimulationError(f"site {site.name}: its price must be at least 0 per hour")
+    if site.link is not None and site.link.bytes_per_s <= 0:
+        raise SimulationError(f"site {site.name}: its link carries no bytes; give bytes_per_s above 0")
+    if site.machine_generators < 1:
+        raise SimulationError(f"site {site.name}: machine_generators must be at least 1")
+    if (one := site.preemption) is not None and not (
+        0 <= one.per_hour < math.inf and 0 <= one.notice_s < math.inf and 0 < one.back_s < math.inf
+    ):
+        raise SimulationError(
+            f"site {site.name}: per_hour and notice_s of its preemption must be at least 0, and "
+            "back_s above 0"
+        )
+
+
 def _check_outage(outage: Outage, count: int) -> None:
     if not 0 <= outage.generator < count:
         raise SimulationError(f"generator {outage.generator} can't fail: there are {count}, counted from 0")
@@ -146,10 +165,7 @@ def _check_site(site: SimulatedSite) -> None:
         _check_engine(site.name, engine)
     if site.cores is not None and site.cores <= 0:
         raise SimulationError(f"site {site.name}: it has {site.cores:g} cores: that must be above 0")
-    if not 0 <= site.price_per_hour < math.inf:
-        raise SimulationError(f"site {site.name}: its price must be at least 0 per hour")
-    if site.link is not None and site.link.bytes_per_s <= 0:
-        raise SimulationError(f"site {site.name}: its link carries no bytes; give bytes_per_s above 0")
+    _check_machines(site)
 
 
 def _check_engine(site: str, engine: EngineTimes) -> None:

@@ -85,6 +85,7 @@ class Simulation:
     handed_over: int = 0  # samples that generators had begun when they left, and that others went on with
     moves: int = 0
     moved_tokens: int = 0  # that were prefilled anew for that
+    preempted: int = 0  # times that a machine with generators was taken away
     drawn_again: int = 0  # samples whose generator had died
     events: int = 0
     spans: list[SimulatedSpan] = field(default_factory=list)

@@ -20,6 +20,7 @@ import numpy as np
 
 from flows.planning.workload import DrawnLengths
 from flows.simulation.event_queue import EventQueue
+from flows.simulation.preemptions import Preemptions
 from flows.simulation.sharing_processors import SharingProcessors
 from flows.simulation.simulated_balance import SimulatedBalance
 from flows.simulation.simulated_fleet import SimulatedFleet
@@ -94,6 +95,7 @@ class World:
         self._fleet = SimulatedFleet(
             run, self._spec, self._clock, self._events, self._dispatcher, self._length_of, drawn.attended
         )
+        self._preemptions = Preemptions(run, self._fleet, self._events)
         self._sharing = SharingProcessors(run, self._fleet, self._learner, self._events)
         self._links = {site.name: SiteLink(site.link, run.learner.version_bytes) for site in run.sites}
         self._open: dict[int, Prompt] = {}
@@ -115,6 +117,7 @@ class World:
         """Simulate the run to its end."""
         for outage in self._run.failures:
             self._events.at(outage.at_s, lambda outage=outage: self._fleet.fails(outage))  # type: ignore[misc]
+        self._preemptions.look()
         self._admit()
         while len(self.result.steps) < self._algorithm.iterations:
             self._round()
@@ -312,6 +315,7 @@ class World:
             del self._open[group]
             self._parts.pop(group, None)
         self._dispatcher.forget(gone)
+        self._preemptions.look()
 
     def _publish(self, version: int) -> None:
         self._events.after(self._run.learner.publish_s, lambda: self._announced(version))
@@ -370,6 +374,7 @@ class World:
         result, run = self.result, self._run
         result.link_bytes = {site: link.bytes for site, link in self._links.items()}
         result.link_s = {site: link.seconds for site, link in self._links.items()}
+        result.preempted = self._preemptions.count
         result.drawn_again, result.handed_over = self._fleet.drawn_again, self._fleet.handed_over
         there_s = sum(one.there_s for one in self._fleet.places)
         result.generators = there_s / result.ended_at if result.ended_at else 0.0
