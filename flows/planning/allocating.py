@@ -28,6 +28,9 @@ ALIKE = 0.005  # steps that differ by less than this share are equally good
 _MOST_SPLITS = 12_000  # that are all estimated
 _AMOUNTS = 40  # numbers of devices of a pool that are looked at, in the first round
 _ROUNDS = 12
+_MOST_STARTS = 12  # pools from whose trainers a search starts; of more, one of each kind of hardware
+_MOST_COLUMNS = 80_000  # of a search: each split that it estimates has one for each pool that generates
+_MOST_AT_ONCE = 20_000  # columns of splits that are compared in one move of a search
 PoolChoice = tuple[GeneratorKind, int] | None  # of a pool: a kind of generators and how many; None: none
 
 
@@ -106,6 +109,8 @@ class MachineAllocator:
         self._in_turns = self._kinds_in_turns()
         self._estimator = StepEstimator(demand, [*self._kinds, *self._in_turns.values()])
         self._seen: dict[tuple[object, ...], SplitEstimate] = {}
+        self._columns = 0  # of all splits that were estimated
+        self._options: dict[tuple[str, bool], list[PoolChoice]] = {}
         self._short = ""  # of main memory, the first such split that was left out
 
     def estimates(self, goal: PlanGoal) -> list[SplitEstimate]:
@@ -191,12 +196,15 @@ class MachineAllocator:
 
     def _choices(self, pool: MachinePool, *, full: bool) -> list[PoolChoice]:
         """Return all that a pool may do on the generating side."""
+        if (known := self._options.get((pool.name, full))) is not None:
+            return known
         found: list[PoolChoice] = [None]
         for kind in self._kinds:
             if kind.pool is pool:
                 amounts = _amounts(pool.total, pool.grain, 0 if full else _AMOUNTS)
                 counts = {devices // kind.tensor_parallel for devices in amounts} - {0}
                 found += [(kind, count) for count in sorted(counts)]
+        self._options[pool.name, full] = found
         return found
 
     def _space(self, *, full: bool) -> int:
@@ -230,6 +238,7 @@ class MachineAllocator:
         named = {_key(split): split for split in splits}
         new = {key: split for key, split in named.items() if key not in self._seen}
         steps = self._estimator.step_s(list(new.values()))
+        self._columns += sum(len(split.generators) for split in new.values())
         for (key, split), step_s in zip(new.items(), steps.tolist(), strict=True):
             self._seen[key] = SplitEstimate(split, step_s)
         return [self._seen[key] for key in named]
@@ -238,35 +247,55 @@ class MachineAllocator:
         """Go from some splits to better ones, one pool at a time, until no pool has a better choice."""
         none: list[PoolChoice] = [None for _ in self._pools]
         if self._turns:
-            everything = (
+            alone = (
                 [*none[:place], one, *none[place + 1 :]]
                 for place, pool in enumerate(self._pools)
                 for one in self._choices(pool, full=False)
             )
             self._estimate(
                 split
-                for choices in everything
+                for choices in alone
                 for trainer in self._trainers
                 for split in self._splits(trainer, choices)
                 if split.takes_turns
             )
         most = [self._choices(pool, full=False)[-1] for pool in self._pools]
+        starts = self._starts()
+        # The quickest split uses nearly everything, and the cheapest one little: among many pools the way
+        # from the other end would take all that may be looked at.
+        ends = (True, False) if goal.least == "time" else (False, True)
+        for everything, part in itertools.product(ends, (0, 3, 1)):
+            for kinds in starts:
+                trainer = kinds[len(kinds) * part // 4]
+                others = [one if one and one[0].pool is not trainer.pool else None for one in most]
+                self._climb(trainer, others if everything else none, goal)
+
+    def _starts(self) -> list[list[TrainerKind]]:
+        """Return the trainers of each pool; of many pools, of the largest one of each kind of hardware.
+
+        A search also goes from one pool's trainers to those of others, so it need not start from all.
+        """
         by_pool: dict[str, list[TrainerKind]] = {}
         for one in self._trainers:
             by_pool.setdefault(one.pool.name, []).append(one)
-        for kinds in by_pool.values():
-            for part in (0, 1, 3):
-                trainer = kinds[len(kinds) * part // 4]
-                self._climb(trainer, none, goal)
-                self._climb(
-                    trainer, [one if one and one[0].pool is not trainer.pool else None for one in most], goal
-                )
+        if len(by_pool) <= _MOST_STARTS:
+            return list(by_pool.values())
+        largest: dict[str, list[TrainerKind]] = {}
+        for kinds in sorted(by_pool.values(), key=lambda one: -one[0].pool.total):
+            largest.setdefault(kinds[0].pool.hardware.upper(), kinds)
+        return list(largest.values())
+
+    @property
+    def _spent(self) -> bool:
+        return self._columns >= _MOST_COLUMNS
 
     def _climb(self, trainer: TrainerKind, choices: list[PoolChoice], goal: PlanGoal) -> None:
         best: SplitEstimate | None = None
         for number in range(_ROUNDS):
             before = best
             for place, pool in enumerate(self._pools):
+                if self._spent:
+                    return
                 options = self._choices(pool, full=number > 0)
                 best = self._better(best, self._apart(trainer, choices, place, options), goal)
                 if best is not None:
@@ -316,13 +345,22 @@ class MachineAllocator:
         self, best: SplitEstimate | None, splits: Iterator[MachineSplit], goal: PlanGoal
     ) -> SplitEstimate | None:
         """Return the best of some splits and the best so far; if none meets the deadline, the quickest."""
-        found = self._estimate(splits) + ([best] if best else [])
+        found = self._estimate(_as_many(splits, _MOST_AT_ONCE)) + ([best] if best else [])
         ordered = by_goal(found, goal) or by_goal(found, PlanGoal("time"))
         return ordered[0] if ordered else best
 
     def _choices_of(self, split: MachineSplit) -> list[PoolChoice]:
         chosen = {kind.pool.name: (kind, count) for kind, count in split.generators}
         return [chosen.get(pool.name) for pool in self._pools]
+
+
+def _as_many(splits: Iterator[MachineSplit], columns: int) -> Iterator[MachineSplit]:
+    """Yield splits until they have so many columns together."""
+    for split in splits:
+        yield split
+        columns -= len(split.generators)
+        if columns <= 0:
+            return
 
 
 def _key(split: MachineSplit) -> tuple[object, ...]:

@@ -30,6 +30,11 @@ def memory_here() -> float:
     return whole
 
 
+def in_gib(size: float) -> str:
+    """Write a number of bytes in GiB."""
+    return f"{size / GIB_BYTES:.1f} GiB"
+
+
 def generator_bytes(spec: RunSpec, weights: float) -> float:
     """Return the main memory that a generator takes. `weights`: bytes of the model as it is published."""
     return _PROCESS_BYTES + weights + (kv_cache_bytes(spec) or 0.0)

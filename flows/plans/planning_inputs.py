@@ -16,7 +16,7 @@ from flows.planning.model_shape import ModelShape, shape_of
 from flows.planning.step_estimate import IterationDemand
 from flows.planning.table_times import TableTimes
 from flows.planning.times_source import TimesSource
-from flows.planning.workload import LogNormalLengths, ObservedLengths, RecordedLengths, Workload
+from flows.planning.workload import DrawnLengths, LogNormalLengths, ObservedLengths, RecordedLengths, Workload
 from flows.plans.measured_times import MeasuredTimes
 from flows.plans.named_profiles import HardwareProfile, hardware_of_profile, named_profiles
 from schemas.profile import Profile
@@ -174,11 +174,15 @@ def _assumed(spec: RunSpec, mean_length: float | None) -> KnownLengths:
 
 def demand_of_workload(spec: RunSpec, workload: Workload, seed: int = 0) -> IterationDemand:
     """Return the work of a mean iteration of a run that meets these lengths."""
-    drawn = workload.draw(spec, seed, iterations=_ITERATIONS)
+    return demand_of_lengths(spec, workload.draw(spec, seed, iterations=_ITERATIONS), _ITERATIONS)
+
+
+def demand_of_lengths(spec: RunSpec, drawn: DrawnLengths, iterations: int) -> IterationDemand:
+    """Return the work of a mean iteration of some that have these lengths."""
     lengths = np.sort(drawn.answers.ravel())
-    algorithm, many = spec.algorithm, drawn.answers.size // _ITERATIONS
+    algorithm, many = spec.algorithm, drawn.answers.size // iterations
     return IterationDemand(
-        lengths[_ITERATIONS // 2 :: _ITERATIONS][:many], float(drawn.prompts.mean()), algorithm.lookahead,
+        lengths[iterations // 2 :: iterations][:many], float(drawn.prompts.mean()), algorithm.lookahead,
         spec.trainer.microbatch_tokens, algorithm.optimizer_steps,
     )  # fmt: skip
 

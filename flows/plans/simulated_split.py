@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
-from flows.planning.step_estimate import GeneratorKind, MachineSplit
-from flows.planning.workload import Workload
+from flows.planning.step_estimate import GeneratorKind, MachineSplit, StepEstimator
+from flows.planning.workload import DrawnLengths, Workload
+from flows.plans.planning_inputs import demand_of_lengths
 from flows.plans.rented_machines import on_machines
+from flows.plans.smaller_split import even_lengths, smaller_run
 from flows.simulation.simulated_run import Outage, SimulatedRun, SimulatedSite
 from flows.simulation.simulation_result import Simulation
 from flows.simulation.world import simulate
@@ -19,6 +21,8 @@ from schemas.runspec import RunSpec
 
 _WARM = 1  # iterations at each end that are not steady, besides those that generation runs ahead
 _MOST_STEADY = 12  # iterations
+_LEAST_STEADY = {"async": 5, "sync": 2}  # where iterations overlap, two of them may be half as long or twice
+MOST_SIMULATED = 3_000  # samples of one of the many simulations of a plan: of twice as many, a smaller run is
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,18 @@ class Scaled:
 
 
 def simulated_run(
-    spec: RunSpec, split: MachineSplit, workload: Workload, *, iterations: int, seed: int = 0,
+    spec: RunSpec, split: MachineSplit, workload: Workload | DrawnLengths, *, iterations: int, seed: int = 0,
     scaled: Scaled = Scaled(), failures: tuple[Outage, ...] = (), picture_of: int | None = None,
 ) -> SimulatedRun:  # fmt: skip
     """Return the run that a split makes of a run file."""
-    factor = scaled.lengths
+    if scaled.lengths != 1.0 and isinstance(workload, Workload):
+        workload = longer(workload, scaled.lengths)
     shared = split.trainer.pool.shares_cores and not split.takes_turns
     run = SimulatedRun(
         spec=spec_of(spec, split),
         learner=slower_learner(split.trainer.learner, scaled.learner),
         sites=tuple(_site(kind, count, split, scaled) for kind, count in split.generators),
-        workload=workload if factor == 1.0 else longer(workload, factor),
+        workload=workload,
         cores=split.trainer.pool.work_cores if shared else None,
         colocated=split.takes_turns,
         iterations=iterations,
@@ -83,7 +88,9 @@ def iterations_for(spec: RunSpec, lookahead: float, *, samples: int) -> int:
     algorithm = spec.algorithm
     ends = 2 * (_WARM + math.ceil(lookahead)) + 1 if algorithm.mode == "async" else 0
     steady = round(samples / (algorithm.groups * algorithm.group_size))
-    return min(algorithm.iterations, ends + max(2, min(_MOST_STEADY, steady)))
+    return min(
+        algorithm.iterations, ends + max(_LEAST_STEADY.get(algorithm.mode, 2), min(_MOST_STEADY, steady))
+    )
 
 
 def split_figures(split: MachineSplit, found: Simulation, samples: int) -> SplitFigures:
@@ -105,11 +112,34 @@ def split_figures(split: MachineSplit, found: Simulation, samples: int) -> Split
 
 def simulated_split(
     spec: RunSpec, split: MachineSplit, workload: Workload, *, iterations: int, seed: int = 0,
-    scaled: Scaled = Scaled(),
+    scaled: Scaled = Scaled(), most_samples: int = MOST_SIMULATED,
 ) -> SplitFigures:  # fmt: skip
-    """Simulate a split, and return its figures."""
-    run = simulated_run(spec, split, workload, iterations=iterations, seed=seed, scaled=scaled)
-    return split_figures(split, simulate(run), spec.algorithm.groups * spec.algorithm.group_size)
+    """Simulate a split, and return its figures: those of a smaller run, if it has more samples than that."""
+    samples = spec.algorithm.groups * spec.algorithm.group_size
+    small = smaller_run(spec, split, iterations, most_samples)
+    if small.factor == 1:
+        run = simulated_run(spec, split, workload, iterations=iterations, seed=seed, scaled=scaled)
+        return split_figures(split, simulate(run), samples)
+    drawn = (workload if scaled.lengths == 1 else longer(workload, scaled.lengths)).draw(
+        spec, seed, iterations
+    )
+    few = even_lengths(drawn, spec.algorithm.groups, small.spec.algorithm.groups)
+    run = simulated_run(
+        small.spec, small.split, few, iterations=iterations, seed=seed, scaled=replace(scaled, lengths=1.0)
+    )
+    found = split_figures(split, simulate(run), samples)
+    # formulas know the tail of all samples
+    longer_by = _step_s(spec, split, drawn, iterations) / _step_s(small.spec, small.split, few, iterations)
+    step_s = found.step_s * longer_by
+    return replace(
+        found, step_s=step_s, samples_per_s=samples / step_s, cost_per_1000=found.cost_per_1000 * longer_by
+    )
+
+
+def _step_s(spec: RunSpec, split: MachineSplit, drawn: DrawnLengths, iterations: int) -> float:
+    """Return the time of a step by formulas."""
+    demand = demand_of_lengths(spec, drawn, iterations)
+    return float(StepEstimator(demand, [kind for kind, _ in split.generators]).step_s([split])[0])
 
 
 @dataclass(frozen=True)

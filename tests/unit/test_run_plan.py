@@ -141,7 +141,7 @@ def test_formulas_know_other_times_and_lengths(made: RunPlan) -> None:
 
 
 def test_iterations_for_all_modes() -> None:
-    assert iterations_for(spec_of_test(), 2.0, samples=0) == 9
+    assert iterations_for(spec_of_test(), 2.0, samples=0) == 12
     assert iterations_for(spec_of_test("sync"), 0.0, samples=0) == 2
     assert iterations_for(spec_of_test(iterations=3), 2.0, samples=10**6) == 3
 
