@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from schemas.section import Section
 
-PROFILE_FORMAT = 1
+PROFILE_FORMAT = 2
 SIZES = (
     "generator.slots", "generator.threads", "trainer.ranks", "trainer.threads", "trainer.microbatch_tokens",
     "sampling",
@@ -130,7 +130,6 @@ class TrainingProfile(Section):
     start_s: _Seconds = Field(description="Seconds until the learner is loaded, while an engine starts, too.")
     read_s: _SomeSeconds = Field(description="Seconds to read a sample's record.")
     step_s: _Seconds = Field(description="Seconds of an optimizer step.")
-    step_noise: _SomeSeconds = Field(0.0, description="Standard error of `step_s`.")
     hash_s: _SomeSeconds = Field(description="Seconds to hash the weights that a step has made.")
     record_s: _SomeSeconds = Field(description="Seconds to write an iteration's record for the ledger.")
     record_samples: Annotated[int, Field(ge=0, le=10_000_000)] = Field(0, description="Samples in it.")
@@ -158,7 +157,6 @@ class WeightsProfile(Section):
         description="Seconds in which the engine prepares it, beside decode steps."
     )
     install_s: _SomeSeconds = Field(description="Seconds without a decode step while it is installed.")
-    verify_s: _SomeSeconds = Field(description="Seconds to hash the engine's weights, beside decode steps.")
     delta_bytes: Annotated[int, Field(ge=0, le=10**16)] = Field(
         description="Bytes that a generator fetches for a new version."
     )
@@ -174,7 +172,6 @@ class RewardsProfile(Section):
 
     seconds: _SomeSeconds = Field(description="Seconds of a reward, one after the other, on average.")
     cpu_s: _SomeSeconds = Field(0.0, description="Processor seconds of a reward, on average.")
-    slow_s: _SomeSeconds = Field(0.0, description="The 95th percentile of single rewards.")
     scored: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     failed: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
@@ -254,7 +251,7 @@ class OverheadsProfile(Section):
 class Profile(Section):
     """Measured points of a run file's parts."""
 
-    format: Literal[1] = 1  # PROFILE_FORMAT
+    format: Literal[2] = 2  # PROFILE_FORMAT
     made_at: Annotated[float, Field(gt=0, le=1e11)] = Field(description="Seconds since 1970.")
     took_s: _Seconds = Field(description="Seconds that measuring took.")
     identity: ProfileIdentity

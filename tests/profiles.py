@@ -76,7 +76,7 @@ def train_points(noise: float = 0.0, seed: int = 0) -> list[TrainPoint]:
 def profile_data(**parts: Any) -> dict[str, Any]:
     """The profile of that machine as data; `parts` replaces keys of its parts."""
     found: dict[str, Any] = {
-        "format": 1, "made_at": 1e9, "took_s": 60.0,
+        "format": 2, "made_at": 1e9, "took_s": 60.0,
         "identity": {
             "model": "a" * 32, "root": "b" * 64, "parameters": 1000, "machine": "torch 1; a CPU", "cores": 2,
             "libraries": {"vllm": "1"}, "settings": {"model.dtype": '"float32"'},
@@ -95,7 +95,7 @@ def profile_data(**parts: Any) -> dict[str, Any]:
         },
         "weights": {
             "publish_s": 0.05, "fetch_s": 0.02, "patch_s": 0.01, "prepare_s": 0.01, "install_s": 4e-4,
-            "verify_s": 0.003, "delta_bytes": 1_000_000, "whole_bytes": 4_000_000, "latency_s": 1e-4,
+            "delta_bytes": 1_000_000, "whole_bytes": 4_000_000, "latency_s": 1e-4,
         },
         "rewards": {"seconds": 1e-4, "cpu_s": 1e-4, "scored": 100},
         "lengths": {"prompts": [7, 7], "answers": [10, 20, 30, 40], "group": 2, "informative": 0.5},

@@ -35,12 +35,12 @@ def corrected_by_engine(
 
 def corrected_by_learner(
     profile: Profile, asked: LearnerTimes, there: LearnerTimes, *, tokens: float, length: float,
-    doublings: float,
+    doublings: float, checkpoint_steps: float,
 ) -> LearnerTimes:  # fmt: skip
     """Return a trainer's times, as the trainer of a profile corrects them.
 
     `tokens`: of a micro-batch. `length`: tokens of a sample with its prompt, on average. `doublings`: of
-    devices.
+    devices. `checkpoint_steps`: optimizer steps from one checkpoint to the next.
     """
     training, weights = profile.training, profile.weights
     found = corrected_learner(asked, training.points, tokens=tokens, measured=there, doublings=doublings)
@@ -48,7 +48,7 @@ def corrected_by_learner(
     factor = (training.step_s / there.step_s) ** share_carried(doublings)
     return replace(
         found, token_s=found.token_s * profile.lengths.informative + (training.read_s + record_s) / length,
-        step_s=asked.step_s * factor + training.hash_s
+        step_s=asked.step_s * factor + training.hash_s + training.snapshot_s / checkpoint_steps
         + (profile.overheads.iteration_s if profile.overheads else 0.0),
         publish_s=weights.publish_s, version_bytes=weights.delta_bytes,
     )  # fmt: skip

@@ -220,7 +220,7 @@ def time_rewards(
     used = pool.cpu_s() - cpu_s
     return RewardsProfile(
         seconds=float(np.mean(taken)) if taken else 0.0, cpu_s=max(0.0, used) / max(1, len(taken)),
-        slow_s=float(np.quantile(taken, 0.95)) if taken else 0.0, scored=len(taken), failed=failed,
+        scored=len(taken), failed=failed,
     ), totals  # fmt: skip
 
 
@@ -309,7 +309,6 @@ def _training(trained: MeasuredLearner, start_s: float, ranks: int) -> TrainingP
     steps = np.array([one.step_s for one in trained.steps])
     return TrainingProfile(
         points=trained.points, start_s=start_s, read_s=trained.read_s, step_s=float(np.median(steps)),
-        step_noise=float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else 0.0,
         hash_s=float(np.median([one.hash_s for one in trained.steps])),
         record_s=float(np.median([one.record_s for one in trained.steps])),
         record_samples=round(np.median([one.samples for one in trained.steps])),

@@ -83,7 +83,7 @@ class WeightsWay:
         self._version += 1
         self._deltas.append(
             {"publish_s": put.seconds, "fetch_s": fetched.seconds, "patch_s": patched.seconds,
-             "prepare_s": took.prepare_s, "install_s": took.install_s, "verify_s": took.verify_s,
+             "prepare_s": took.prepare_s, "install_s": took.install_s,
              "delta_bytes": put.delta_bytes, "whole_bytes": put.whole_bytes}
         )  # fmt: skip
 

@@ -82,12 +82,13 @@ def measured_engine(profile: Profile, *, slots: int | None = None, threads: int 
 
 def measured_learner(
     profile: Profile, *, ranks: int | None = None, threads: int | None = None, trained: float | None = None,
-    lengths: Sequence[tuple[int, int]] = (),
+    lengths: Sequence[tuple[int, int]] = (), checkpoint_steps: float = math.inf,
 ) -> LearnerTimes:  # fmt: skip
     """Return the times of the run's trainer, by default with the ranks and threads that were measured.
 
     `trained`: share of the samples that have a gradient; by default as with the first weights. `lengths`: of
-    prompts and answers, where they are not those of the profile.
+    prompts and answers, where they are not those of the profile. `checkpoint_steps`: optimizer steps from one
+    checkpoint to the next.
     """
     training, curve = profile.training, TrainCurve.fitted(profile.training.points)
     sizes = profile.identity.sizes
@@ -108,7 +109,7 @@ def measured_learner(
         microbatch_s=curve.micro_batch_s * factor,
         step_s=(training.step_s + training.hash_s) * (factor * faster * more) + (
             profile.overheads.iteration_s if profile.overheads else 0.0
-        ),
+        ) + training.snapshot_s / checkpoint_steps,
         publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
         cores=_cores_in_run(profile) * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
         beside=profile.together.training * _training_in_run(profile, curve),

@@ -39,7 +39,8 @@ def profile_rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
         f"{weights.delta_bytes:,} bytes of {weights.whole_bytes:,}",
     )
     way = weights.fetch_s + weights.patch_s + weights.prepare_s
-    yield "fetch", f"{way * 1e3:.1f} ms", "until an engine can take the weights"
+    speed = f"; the store gives {weights.bytes_per_s / 1e6:,.0f} MB/s" if weights.bytes_per_s else ""
+    yield "fetch", f"{way * 1e3:.1f} ms", f"until an engine can take the weights{speed}"
     yield "install", f"{weights.install_s * 1e3:.2f} ms", "without a decode step"
     yield (
         "reward",
@@ -61,6 +62,7 @@ def profile_rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
             "of all, and of each generator",
         )  # fmt: skip
         yield "recording", f"{others.iteration_s * 1e3:.1f} ms", "of the trainer in each iteration"
+    yield "checkpoint", f"{training.snapshot_s * 1e3:.1f} ms", "in which it holds training up"
     yield "starts", f"{generation.start_s:.1f} s, {training.start_s:.1f} s", "of engine and learner"
     yield "measured in", f"{profile.took_s:.0f} s", ""
 

@@ -111,13 +111,19 @@ class MeasuredTimes:
                 return None  # ranks have as many threads as the run file says
             ranks = devices // threads
             found = profile_times.measured_learner(
-                one.profile, ranks=ranks, threads=threads, lengths=self.lengths
+                one.profile,
+                ranks=ranks,
+                threads=threads,
+                lengths=self.lengths,
+                checkpoint_steps=self._checkpoint_steps,
             )
             parameters = one.profile.identity.parameters
             return replace(found, memory_bytes=trainer_bytes(parameters, ranks))
         table = self._table_for(one)
         if table is None or devices == _ranks(one):
-            found = profile_times.measured_learner(one.profile, ranks=devices, lengths=self.lengths)
+            found = profile_times.measured_learner(
+                one.profile, ranks=devices, lengths=self.lengths, checkpoint_steps=self._checkpoint_steps
+            )
             return replace(found, beside=1.0, cores=0.0)
         asked = table.learner(hardware, devices)
         if asked is None:
@@ -126,7 +132,7 @@ class MeasuredTimes:
         return corrected_by_learner(
             one.profile, asked, there, tokens=min(self.demand.tokens, self.spec.trainer.microbatch_tokens),
             length=self.demand.tokens / self.demand.samples,
-            doublings=doublings_between(_ranks(one), devices),
+            doublings=doublings_between(_ranks(one), devices), checkpoint_steps=self._checkpoint_steps,
         )  # fmt: skip
 
     def start_s(self, hardware: str) -> float | None:
@@ -170,6 +176,10 @@ class MeasuredTimes:
         link = profile_times.measured_link(one.profile)
         cores = profile_times.cores_for_work(one.profile) if _shares_cores(one) else None
         return replace(pool, link=link, free_cores=cores)
+
+    @property
+    def _checkpoint_steps(self) -> float:
+        return self.spec.trainer.checkpoint_every * self.spec.algorithm.optimizer_steps
 
     def _source(self, one: HardwareProfile, *, as_measured: bool) -> str:
         if as_measured or self._table_for(one) is None:

@@ -264,6 +264,12 @@ def test_times_of_a_learner() -> None:
     assert long.spread > times.spread
 
 
+def test_a_checkpoint_is_a_part_of_the_steps_between_two() -> None:
+    slow = known_profile(training={"snapshot_s": 0.5})
+    step_s = measured_learner(slow).step_s
+    assert measured_learner(slow, checkpoint_steps=10).step_s == pytest.approx(step_s + 0.05)
+
+
 def test_times_of_the_link_are_those_of_the_way_to_the_engine() -> None:
     link = measured_link(known_profile())
     assert link.fetch_s(1_000_000) == pytest.approx(0.04)
