@@ -12,15 +12,16 @@ import time
 from collections.abc import Sequence
 
 from flows.planning.step_estimate import MachineSplit
+from flows.plans.drawn_factors import drawn_factors
 from flows.plans.interval import Interval
 from flows.plans.plan_pages import draw_simulation
 from flows.plans.plan_rows import TAIL, figure, interval_row, split_words
 from flows.plans.planning_inputs import PlanningInputs
-from flows.plans.run_plan import drawn_factors, interval_around, waits_of
+from flows.plans.run_plan import interval_around, waits_of
 from flows.plans.simulated_split import simulated_run, simulated_split, split_figures
 from flows.simulation.world import simulate
 
-_DRAWS, _FEWEST = 6, 4
+_DRAWS, _FEWEST = 8, 4
 _BUDGET_S = 4.0  # CPU seconds for them all, about: the run may want the cores
 
 
@@ -33,8 +34,8 @@ def iteration_row(inputs: PlanningInputs, split: MachineSplit, iterations: int) 
     draws = _DRAWS if _DRAWS * each_s <= _BUDGET_S else _FEWEST
     others = [
         simulated_split(spec, split, inputs.workload, iterations=iterations, seed=number + 1,
-                        scaled=drawn_factors(inputs, split, number))
-        for number in range(draws)
+                        scaled=scaled)
+        for number, scaled in enumerate(drawn_factors(inputs, split, draws))
     ]  # fmt: skip
     generators, trainer = split_words(split)
     title = f"{spec.run}: a step takes {figure(figures.step_s)} s\n{generators}; trainer: {trainer}"

@@ -16,11 +16,12 @@ from typing import Any
 
 from flows.planning.machine_pools import MachinePool
 from flows.planning.step_estimate import GeneratorKind, MachineSplit, StepEstimator, TrainerKind
+from flows.plans.drawn_factors import drawn_factors
 from flows.plans.given_split import given_split
 from flows.plans.planning_inputs import PlanningInputs, demand_of_workload, planning_inputs, profile_at_hand
 from flows.plans.predicted_iteration import iteration_row
 from flows.plans.predicted_speed import Prediction, has_profile
-from flows.plans.run_plan import drawn_factors, interval_around, interval_of
+from flows.plans.run_plan import interval_around, interval_of
 from flows.plans.simulated_split import (
     Scaled,
     iterations_for,
@@ -34,8 +35,11 @@ from infra.errors import Explained
 from schemas.loading import RunFileError, load_run_file
 from schemas.runspec import RunSpec
 
-_SAMPLES = 4_000  # of steady iterations that are simulated: with fewer of them chance has a say
-_MOST_SAMPLES = 16_000  # that are simulated while a run begins; beyond, a formula has to do
+# Samples of steady iterations that are simulated, and such iterations: with fewer of them chance has a say.
+# Generators that are the slower side are ahead at first, and lose that lead over a dozen iterations.
+_SAMPLES, _MOST_STEADY = 12_000, 24
+_SAMPLES_FOR_CAUSES = 4_000  # likewise, for shares of the time and the picture
+_MOST_SAMPLES = 24_000  # that are simulated while a run begins; beyond, a formula has to do
 _BUDGET = 24_000  # samples that are simulated for its range
 _DRAWS = 12  # of formulas
 
@@ -65,23 +69,25 @@ def predictions(spec: RunSpec, runfile: str) -> Iterator[dict[str, Any]]:
 def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | None:
     """Return what a split is expected to do; None where that can't be said."""
     spec = inputs.spec
-    iterations = _iterations(spec, split)
+    iterations = iterations_for(spec, split.lookahead, samples=_SAMPLES, most=_MOST_STEADY)
     samples = spec.algorithm.groups * spec.algorithm.group_size
     estimate_s = estimated_s(inputs, split, Scaled())
     if not math.isfinite(estimate_s):
         return None
     simulated = iterations * samples <= _MOST_SAMPLES
     if simulated:
-        step_s = simulated_split(spec, split, inputs.workload, iterations=iterations).step_s
+        step_s = simulated_split(
+            spec, split, inputs.workload, iterations=iterations, most_samples=_MOST_SAMPLES
+        ).step_s
         found = interval_of(inputs, split, step_s, budget=_BUDGET)
     else:
-        others = [estimated_s(inputs, split, drawn_factors(inputs, split, one)) for one in range(_DRAWS)]
+        others = [estimated_s(inputs, split, one) for one in drawn_factors(inputs, split, _DRAWS)]
         found = interval_around(estimate_s, [math.log(one / estimate_s) for one in others])
     return Prediction(found, found.rate(samples / found.value), simulated)
 
 
 def _iterations(spec: RunSpec, split: MachineSplit) -> int:
-    return iterations_for(spec, split.lookahead, samples=_SAMPLES)
+    return iterations_for(spec, split.lookahead, samples=_SAMPLES_FOR_CAUSES)
 
 
 def estimated_s(inputs: PlanningInputs, split: MachineSplit, scaled: Scaled) -> float:

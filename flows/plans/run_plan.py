@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 from flows.planning.allocating import ALIKE, MachineAllocator, PlanGoal, SplitEstimate
 from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import GeneratorKind, MachineSplit
 from flows.planning.times_source import TimesSource
+from flows.plans.drawn_factors import FOUR, drawn_factors
 from flows.plans.interval import Interval
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.simulated_split import (
@@ -32,7 +32,8 @@ _FIRST_SIMULATED, _THEN_SIMULATED = 3, 3  # splits: by the first estimates, and 
 _PACKED_WELL = 0.02  # estimates that are wrong by less than this share are not corrected
 _SAMPLES, _SAMPLES_TO_COMPARE = 4000, 1500  # of the steady iterations that are simulated
 _BUDGET = 40_000  # samples that are simulated for intervals, about
-_STUDENT = {4: 2.353, 6: 2.015, 9: 1.860, 12: 1.796}  # by draws: its 5 %, with one degree of freedom less
+_MOST_DRAWS = 12
+_NINE_IN_TEN = 1.645  # deviations of a normal distribution
 _LEAST_SLOTS, _HALVINGS = 4, 3
 _WAITS = 0.03  # of its time: a trainer that waits more is not the slower side
 _REFINED = 2  # splits, whose slots are looked at
@@ -224,58 +225,39 @@ def interval_of(
     """Return the time of a split's step, `step_s`, and the range that holds it in nine cases of ten.
 
     Each draw has other times of engines, learner and links, other lengths on average, and another seed.
-    `budget`: samples to simulate, about; there are at least four draws.
+    They are compared with a simulation as short as they are, for a short one is a little quicker than a long
+    one. `budget`: samples to simulate, about; there are at least four draws.
     """
     algorithm = inputs.spec.algorithm
     iterations = iterations_for(inputs.spec, split.lookahead, samples=_SAMPLES_TO_COMPARE)
     affordable = budget // (iterations * algorithm.groups * algorithm.group_size)
-    draws = max(few for few in _STUDENT if few <= max(affordable, min(_STUDENT)))
+    draws = FOUR * max(1, min(_MOST_DRAWS, affordable) // FOUR)
+    expected_s = _short_s(inputs, split, iterations, seed, Scaled())
     logs = []
-    for number in range(draws):
+    for number, scaled in enumerate(drawn_factors(inputs, split, draws)):
         say("simulated chances", number, draws)
-        found = simulated_split(
-            inputs.spec, split, inputs.workload, iterations=iterations, seed=seed + 1 + number,
-            scaled=drawn_factors(inputs, split, number),
-        )  # fmt: skip
-        logs.append(math.log(found.step_s / step_s))
+        logs.append(math.log(_short_s(inputs, split, iterations, seed + 1 + number, scaled) / expected_s))
     return interval_around(step_s, logs)
 
 
+def _short_s(
+    inputs: PlanningInputs, split: MachineSplit, iterations: int, seed: int, scaled: Scaled
+) -> float:
+    found = simulated_split(
+        inputs.spec, split, inputs.workload, iterations=iterations, seed=seed, scaled=scaled
+    )
+    return found.step_s
+
+
 def interval_around(value: float, logs: Sequence[float]) -> Interval:
-    """Return a value with the range of nine in ten. `logs`: logarithms of other outcomes over it."""
-    many = len(logs)
-    middle = sum(logs) / many
-    spread = math.sqrt(sum((one - middle) ** 2 for one in logs) / (many - 1))
-    student = _STUDENT[max(few for few in _STUDENT if few <= many)]
-    wide = student * math.sqrt(1 + 1 / many) * spread
+    """Return a value with the range of nine in ten.
+
+    `logs`: logarithms of the outcomes of `drawn_factors` over what is expected.
+    """
+    middle = sum(logs) / len(logs)
+    wide = _NINE_IN_TEN * math.sqrt(sum((one - middle) ** 2 for one in logs) / len(logs))
     low, high = (math.exp(middle + sign * wide) * value for sign in (-1, 1))
     return Interval(value, min(low, value), max(high, value))
-
-
-def drawn_factors(inputs: PlanningInputs, split: MachineSplit, number: int) -> Scaled:
-    """Return the factors of one draw, as far as the parts of a split are unsure."""
-    engine = max(kind.engine.spread for kind, _ in split.generators)
-    link = max((kind.pool.link.spread for kind, _ in split.generators if kind.pool.link), default=0.0)
-    spreads = engine, split.trainer.learner.spread, link, inputs.lengths.spread
-    return Scaled(*(math.exp(one * z) for one, z in zip(spreads, even_normals(number), strict=True)))
-
-
-def even_normals(number: int) -> tuple[float, float, float, float]:
-    """Return the `number`th of points that fill a normal distribution of four dimensions evenly (Halton)."""
-    first, second, third, fourth = (
-        NormalDist().inv_cdf(_mirrored(number + 1, base)) for base in (2, 3, 5, 7)
-    )
-    return first, second, third, fourth
-
-
-def _mirrored(number: int, base: int) -> float:
-    """Return a number's digits behind the point, in reverse order."""
-    found, part = 0.0, 1.0
-    while number:
-        part /= base
-        number, digit = divmod(number, base)
-        found += part * digit
-    return found
 
 
 def _machines(split: MachineSplit) -> tuple[object, ...]:

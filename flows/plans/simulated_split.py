@@ -83,14 +83,15 @@ def spec_of(spec: RunSpec, split: MachineSplit) -> RunSpec:
     return spec.model_copy(update={"algorithm": algorithm, "generator": generator})
 
 
-def iterations_for(spec: RunSpec, lookahead: float, *, samples: int) -> int:
-    """Return how many iterations are simulated: those at both ends, and some with about so many samples."""
+def iterations_for(spec: RunSpec, lookahead: float, *, samples: int, most: int = _MOST_STEADY) -> int:
+    """Return how many iterations are simulated: those at both ends, and some with about so many samples.
+
+    `most`: iterations that are not at an end.
+    """
     algorithm = spec.algorithm
     ends = 2 * (_WARM + math.ceil(lookahead)) + 1 if algorithm.mode == "async" else 0
     steady = round(samples / (algorithm.groups * algorithm.group_size))
-    return min(
-        algorithm.iterations, ends + max(_LEAST_STEADY.get(algorithm.mode, 2), min(_MOST_STEADY, steady))
-    )
+    return min(algorithm.iterations, ends + max(_LEAST_STEADY.get(algorithm.mode, 2), min(most, steady)))
 
 
 def split_figures(split: MachineSplit, found: Simulation, samples: int) -> SplitFigures:

@@ -33,7 +33,9 @@ from tests.bench._link import DELAY_S, Link
 from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, start
 
 GENERATORS = (1, 2, 3)  # of a family
-WARM, COUNTED = 8, 16  # iterations of a run: those that are not counted, and those that are
+# Iterations of a run: those that count, and those before and after that do not. At a run's end nothing is
+# drawn ahead any more, so that the last iterations are quicker than all others.
+WARM, COUNTED, LAST = 8, 16, 3
 PLAIN = 40  # iterations of the run that tells the overheads of a task
 _PROBLEMS = 4096
 _RATE = 1e-7  # of learning: so little that lengths stay as they are, while each weight changes
@@ -87,7 +89,7 @@ class Trial:
             ]  # fmt: skip
         return [
             *_MODES[one.mode], *place, f"generator.slots={one.slots}", f"algorithm.groups={one.groups}",
-            f"algorithm.iterations={WARM + COUNTED}", *task_settings(one.lengths, folder),
+            f"algorithm.iterations={WARM + COUNTED + LAST}", *task_settings(one.lengths, folder),
         ]  # fmt: skip
 
 
@@ -180,5 +182,5 @@ def _joined(link: Link, stack: local.Stack, folder: Path, store: str, run: str) 
 def counted_rate(steps: list[tuple[int, float, int]]) -> float:
     """Return samples a second, of (iteration, when it ended, samples) of each step."""
     begun = max(ended for iteration, ended, _ in steps if iteration < WARM)
-    counted = [(ended, samples) for iteration, ended, samples in steps if iteration >= WARM]
+    counted = [(end, samples) for iteration, end, samples in steps if 0 <= iteration - WARM < COUNTED]
     return sum(samples for _, samples in counted) / (max(ended for ended, _ in counted) - begun)

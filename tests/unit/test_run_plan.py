@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,13 +18,14 @@ from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import IterationDemand
 from flows.planning.workload import LogNormalLengths, Workload
 from flows.plans.asked_simulation import asked_row, generators_words, simulate_asked
+from flows.plans.drawn_factors import drawn_factors
 from flows.plans.given_split import given_split
 from flows.plans.interval import Interval
 from flows.plans.plan_rows import beyond_settings, figure, plan_row, plan_settings
 from flows.plans.planning_inputs import KnownLengths, PlanningInputs, demand_of_workload
 from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import estimated_s
-from flows.plans.run_plan import RunPlan, even_normals, interval_around, plan_run
+from flows.plans.run_plan import RunPlan, interval_around, plan_run
 from flows.plans.simulated_split import Scaled, iterations_for, simulated_run
 from schemas.balancing import BalanceSection
 from schemas.loading import load_run_file
@@ -125,11 +127,18 @@ def test_intervals() -> None:
     assert found.low < 10 < found.high
     assert found.rate(4.0).low < 4 < found.rate(4.0).high
     assert found.scaled(3.0).high / 3.0 == pytest.approx(found.high / 10)
-    points = [even_normals(number) for number in range(64)]
-    for axis in range(4):
-        values = [point[axis] for point in points]
-        assert abs(sum(values) / 64) < 0.15
-        assert 0.85 < math.sqrt(sum(one**2 for one in values) / 64) < 1.1
+
+
+def test_draws_shift_nothing_and_vary_each_part_by_its_spread(made: RunPlan) -> None:
+    inputs, split = made.inputs, made.chosen.split
+    draws = drawn_factors(inputs, split, 8)
+    assert len(draws) == 8
+    logs = np.log([[one.engine, one.learner, one.link, one.lengths] for one in draws])
+    link = max((kind.pool.link.spread for kind, _ in split.generators if kind.pool.link), default=0.0)
+    spreads = [split.generators[0][0].engine.spread, split.trainer.learner.spread, link, 0.05]
+    assert logs.mean(axis=0) == pytest.approx(0.0, abs=1e-12)
+    assert logs.std(axis=0) == pytest.approx(spreads)
+    assert interval_around(2.0, logs[:, 3].tolist()).high == pytest.approx(2 * math.exp(1.645 * 0.05))
 
 
 def test_formulas_know_other_times_and_lengths(made: RunPlan) -> None:
