@@ -23,6 +23,7 @@ from schemas.profile import Profile
 SCALING, SCALING_SPREAD = 0.75, 0.2
 _BEYOND_SPREAD = 0.05  # of each doubling beyond the largest batch or context that was measured
 _MOST_SLOWED = 4.0  # times by which a run is slower than the profile's parts: more is a mistake in its notes
+_LEAST_TRAINED = 0.25  # share of a run: with less training nobody can tell how engines fare beside it
 _LEAST_SPREAD = 0.04  # no machine is more regular from one hour to the next: 154 and 186 samples/s were seen
 
 
@@ -75,7 +76,8 @@ def measured_engine(profile: Profile, *, slots: int | None = None, threads: int 
         fill_s=curve.filled_s * factor, install_s=profile.weights.install_s, reward_s=profile.rewards.seconds,
         cores=profile.generation.busy_cores * (threads / sizes["generator.threads"] if threads else 1.0)
         + _beside_engine(profile, full_rate),
-        beside_step=profile.together.step * in_run, beside_samples=profile.together.samples * in_run,
+        beside_step=_beside_learner(profile, profile.together.step * in_run),
+        beside_samples=_beside_learner(profile, profile.together.samples * in_run),
         spread=spread,
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ def measured_learner(
             profile.overheads.iteration_s if profile.overheads else 0.0
         ) + training.snapshot_s / checkpoint_steps,
         publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
-        cores=_cores_in_run(profile) * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
+        cores=profile.training.busy_cores * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
         beside=profile.together.training * _training_in_run(profile, curve),
         spread=math.hypot(
             _spread_of(curve.spread, errors), unsure, unsure_too, _BEYOND_SPREAD * beyond,
@@ -137,8 +139,17 @@ def _drawing_in_run(profile: Profile, curve: DecodeCurve) -> float:
     return _factor(drawn.cpu_s / max(0.1, profile.generation.busy_cores) / expected_s)
 
 
+def _beside_learner(profile: Profile, in_run: float) -> float:
+    """Return how many times as long an engine takes while the learner computes. `in_run`: on average."""
+    overheads = profile.overheads
+    if overheads is None or overheads.trained is None:
+        return in_run
+    share = min(1.0, max(_LEAST_TRAINED, overheads.trained.seconds / overheads.seconds))
+    return max(1.0, 1 + (in_run - 1) / share)
+
+
 def _training_in_run(profile: Profile, curve: TrainCurve) -> float:
-    """Return how many times as long training took in a run as beside an engine alone."""
+    """Return how many times as many processor seconds training took in a run as beside an engine alone."""
     trained = profile.overheads.trained if profile.overheads else None
     if trained is None:
         return 1.0
@@ -148,13 +159,7 @@ def _training_in_run(profile: Profile, curve: TrainCurve) -> float:
         trained.micro_batches * curve.micro_batch_s + samples * curve.sample_s
         + tokens * (curve.token_s + curve.context_s * tokens / samples / 2)
     )  # fmt: skip
-    return _factor(trained.seconds / expected_s)
-
-
-def _cores_in_run(profile: Profile) -> float:
-    """Return the cores that the learner keeps busy beside engines."""
-    trained = profile.overheads.trained if profile.overheads else None
-    return trained.cpu_s / trained.seconds if trained else profile.training.busy_cores
+    return _factor(trained.cpu_s / max(0.1, profile.training.busy_cores) / expected_s)
 
 
 def _factor(found: float) -> float:

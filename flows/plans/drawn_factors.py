@@ -9,8 +9,8 @@ from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.simulated_split import Scaled
 
 FOUR = 4
-# Each part is one deviation above what is expected in two of four draws and below it in two, and no two parts
-# go together but links and lengths. So four draws shift nothing, and vary a figure by as much as it is unsure.
+# In two of four draws each part is one deviation above what is expected, and in two below. No two parts go
+# together but links and lengths. So four draws shift nothing, and vary a figure by as much as it is unsure.
 _SIGNS = np.array([
     [+1, +1, -1, +1],  # engines, learner, links, lengths
     [-1, +1, +1, -1],

@@ -1,10 +1,9 @@
 """Sets how fast everybody computes: colocated engines and learner take turns, and cores are shared evenly.
 
-With fewer cores than all keep busy, the learner gets more than its even share, for it computes without a
-pause while engines wait for messages: half of what it lacks. Engines get the same share each of what is left.
+With fewer cores than all keep busy, everybody gets the same share. Engines also need more processor seconds
+while the learner computes, which takes the caches from them, and the more the more processes take turns on a
+core. That changes whenever somebody begins or ends to compute, and with the samples that an engine draws.
 Engines of a site with cores of its own share these alone.
-That changes whenever somebody begins or ends to compute, and with the samples that an engine draws at once.
-All speeds are those of a run.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from flows.simulation.simulated_fleet import SimulatedFleet
 from flows.simulation.simulated_generator import SimulatedGenerator
 from flows.simulation.simulated_learner import SimulatedLearner
 from flows.simulation.simulated_run import SimulatedRun
+
+_CROWDED = 0.15  # more processor seconds of an engine, for each time that the cores are wanted beyond once
 
 
 class SharingProcessors:
@@ -31,7 +32,7 @@ class SharingProcessors:
         learner.waits_for_turn = run.colocated
         if run.colocated:
             learner.set_speed(1 / learner.beside)
-            self._to_engines()
+            self._fleet.set_speed(1.0)
 
     def look(self) -> None:
         """See whether anybody has to go on at another speed."""
@@ -48,18 +49,17 @@ class SharingProcessors:
 
     def _share(self, cores: float, at_work: Sequence[SimulatedGenerator]) -> None:
         learner = self._learner
-        engines = sum(one.times.cores for one in at_work)
-        training = learner.cores if learner.is_busy else 0.0
-        if engines + training == 0:
+        wanted = sum(one.times.cores for one in at_work) + (learner.cores if learner.is_busy else 0.0)
+        if not wanted:
             return
-        even = min(1.0, cores / (engines + training)) * training
-        training = max((even + min(training, cores)) / 2, min(training, cores - engines))
-        if training:
-            learner.set_speed(training / learner.cores / learner.beside)
-        share = min(1.0, (cores - training) / engines) if engines else 1.0
+        share = min(1.0, cores / wanted)
+        if learner.is_busy:
+            learner.set_speed(share / learner.beside)
+        crowd = 1 + _CROWDED * max(0.0, wanted / cores - 1)
         for one in at_work:
             samples = min(one.times.slots, max(1, one.decoding.running))
-            self._fleet.set_speed_of(one, share / one.times.beside(samples))
+            slower = one.times.beside(samples) * crowd if learner.is_busy else 1.0
+            self._fleet.set_speed_of(one, share / slower)
 
     def _share_apart(self, cores: float, at_work: Sequence[SimulatedGenerator]) -> None:
         engines = sum(one.times.cores for one in at_work)
@@ -84,8 +84,4 @@ class SharingProcessors:
         if to_learner:
             self._learner.go_on()
         else:
-            self._to_engines()
-
-    def _to_engines(self) -> None:
-        for one in self._fleet.places:
-            self._fleet.set_speed_of(one, 1 / one.times.beside(one.times.slots))
+            self._fleet.set_speed(1.0)

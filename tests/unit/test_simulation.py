@@ -133,13 +133,26 @@ def test_engines_of_a_site_with_its_own_cores_share_these_alone() -> None:
     assert simulate(replace(run, sites=(narrow,))).ended_at == pytest.approx(40 * 0.1 + training)
 
 
-def test_in_turns_both_are_as_slow_as_in_a_run() -> None:
+def test_in_turns_engines_are_as_quick_as_without_a_learner() -> None:
     engine = EngineTimes((0.1, 0.1), cores=1.0, beside_step=1.5)
     run = run_of(
         spec_of(groups=1, iterations=1), engine, workload=given_lengths([[10, 10]], 0), colocated=True,
         learner=replace(LEARNER, cores=1.0, beside=2.0),
     )  # fmt: skip
-    assert simulate(run).ended_at == pytest.approx(1.5 * 20 * 0.1 + 2 * (20 * 1e-4 + 0.05 + 0.5))
+    assert simulate(run).ended_at == pytest.approx(20 * 0.1 + 2 * (20 * 1e-4 + 0.05 + 0.5))
+
+
+def test_engines_are_slower_while_the_learner_computes_and_the_more_the_more_want_the_cores() -> None:
+    """The first group is trained while the second one is drawn: then both have half of a core."""
+    engine = EngineTimes((0.1, 0.1), cores=1.0, beside_step=1.5)
+    learner = replace(LEARNER, token_s=0.01, microbatch_s=0.0, cores=1.0)
+    spec = spec_of(groups=2, iterations=1)
+    spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"bundle_tokens": 1})})
+    run = run_of(spec, engine, workload=given_lengths([[10, 10], [10, 10]]), learner=learner, cores=1.0)
+    trained_s = 40 * 0.01  # of a group
+    drawn_s = trained_s / (1.5 * 1.15)  # of the second group's work, while the first one is trained
+    expected_s = 20 * 0.1 + 2 * trained_s + (20 * 0.1 - drawn_s) + trained_s + 0.5
+    assert simulate(run).ended_at == pytest.approx(expected_s)
 
 
 def test_a_barrier_costs_time_and_never_gains_any() -> None:
