@@ -225,7 +225,7 @@ def interval_of(
     """Return the time of a split's step, `step_s`, and the range that holds it in nine cases of ten.
 
     Each draw has other times of engines, learner and links, other lengths on average, and another seed.
-    They are compared with a simulation as short as they are, for a short one is a little quicker than a long
+    Draws are compared with a simulation as short as they are, for a short one is a little quicker than a long
     one. `budget`: samples to simulate, about; there are at least four draws.
     """
     algorithm = inputs.spec.algorithm
