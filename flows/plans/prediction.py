@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -42,6 +43,7 @@ _SAMPLES_FOR_CAUSES = 4_000  # likewise, for shares of the time and the picture
 _MOST_SAMPLES = 24_000  # that are simulated while a run begins; beyond, a formula has to do
 _BUDGET = 24_000  # samples that are simulated for its range
 _DRAWS = 12  # of formulas
+_NICE = 19  # the run beside it goes first
 
 
 def predictions(spec: RunSpec, runfile: str) -> Iterator[dict[str, Any]]:
@@ -116,6 +118,7 @@ def main() -> int:
     parser.add_argument("runfile")
     parser.add_argument("overrides", nargs="*", help="changed settings, as A.B=VALUE")
     given = parser.parse_args()
+    os.nice(_NICE)
     for found in predictions(load_run_file(given.runfile, given.overrides), given.runfile):
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()  # the speed is told before the rest is known

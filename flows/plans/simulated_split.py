@@ -10,7 +10,7 @@ import numpy as np
 
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
 from flows.planning.step_estimate import GeneratorKind, MachineSplit, StepEstimator
-from flows.planning.workload import DrawnLengths, Workload
+from flows.planning.workload import DrawnLengths, LengthSource, RecordedLengths, Workload
 from flows.plans.planning_inputs import demand_of_lengths
 from flows.plans.rented_machines import on_machines
 from flows.plans.smaller_split import even_lengths, smaller_run
@@ -147,17 +147,15 @@ def _step_s(spec: RunSpec, split: MachineSplit, drawn: DrawnLengths, iterations:
 class _LongerLengths:
     """Lengths by a factor longer than others."""
 
-    of: object
+    of: LengthSource
     factor: float
 
     def quantiles(self, shares: np.ndarray) -> np.ndarray:
-        return np.asarray(self.of.quantiles(shares)) * self.factor  # type: ignore[attr-defined]
+        return np.asarray(self.of.quantiles(shares)) * self.factor
 
 
 def longer(workload: Workload, factor: float) -> Workload:
     """Return a workload whose answers are longer by a factor."""
-    from flows.planning.workload import RecordedLengths
-
     answers = workload.answers
     if isinstance(answers, RecordedLengths):
         grown = tuple(tuple(max(1, round(one * factor)) for one in group) for group in answers.groups)

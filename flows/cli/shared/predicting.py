@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from flows.view.run_view import RunView
     from flows.view.screen import Screen
 
-_NICE = 19  # the run goes first
 _LONGEST = 4 << 20  # characters of a line of a prediction, which may hold a picture
 
 
@@ -57,7 +56,7 @@ class PredictionBeside:
             with suppress(OSError):
                 self._process = subprocess.Popen(
                     words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
-                    text=True, env={**os.environ, "PYTHONPATH": paths}, preexec_fn=lambda: os.nice(_NICE),
+                    text=True, env={**os.environ, "PYTHONPATH": paths},
                 )  # fmt: skip
         return self
 
