@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from flows.planning.machine_pools import MachinePool
 from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
@@ -77,3 +81,17 @@ def pool_of(name: str = "a", machines: int = 4, devices: int = 8, **more: object
 
 
 LINK = LinkTimes(1e9, 0.02)
+
+
+def plan_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, config: Mapping[str, Any], run_file: str
+) -> Path:
+    """Write a run file beside the config of its model and an empty task; return the run file."""
+    monkeypatch.setenv("STREAMRL_HOME", str(folder / "home"))
+    monkeypatch.setenv("COLUMNS", "250")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "task.py").write_text("")
+    file = folder / "run.yaml"
+    file.write_text(run_file)
+    return file

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from flows.planning.corrected_times import corrected_engine, corrected_learner, share_carried
+from flows.planning.profile_times import beside_step_s, handled_s
 from flows.planning.stage_times import EngineTimes, LearnerTimes
 from schemas.profile import Profile
 
@@ -44,12 +45,10 @@ def corrected_by_learner(
     """
     training, weights = profile.training, profile.weights
     found = corrected_learner(asked, training.points, tokens=tokens, measured=there, doublings=doublings)
-    record_s = training.record_s / max(1, training.record_samples)
     factor = (training.step_s / there.step_s) ** share_carried(doublings)
     return replace(
-        found, token_s=found.token_s * profile.lengths.informative + (training.read_s + record_s) / length,
-        step_s=asked.step_s * factor + training.hash_s + training.snapshot_s / checkpoint_steps
-        + (profile.overheads.iteration_s if profile.overheads else 0.0),
+        found, token_s=found.token_s * profile.lengths.informative + handled_s(profile) / length,
+        step_s=asked.step_s * factor + beside_step_s(profile, checkpoint_steps),
         publish_s=weights.publish_s, version_bytes=weights.delta_bytes,
     )  # fmt: skip
 

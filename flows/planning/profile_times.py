@@ -103,15 +103,12 @@ def measured_learner(
     tokens = pairs.sum(axis=1)
     mean, attended = float(tokens.mean()), float((tokens**2).mean()) / 2
     token_s = curve.token_s + (curve.sample_s + curve.context_s * attended) / mean
-    record_s = training.record_s / max(1, training.record_samples)
     errors = held_out_errors(profile).train
     beyond = max(0.0, math.log2(float(tokens.max()) / max(1, sizes["sampling"])))
     return LearnerTimes(
-        token_s=token_s * factor * trained + (training.read_s + record_s) / mean,
+        token_s=token_s * factor * trained + handled_s(profile) / mean,
         microbatch_s=curve.micro_batch_s * factor,
-        step_s=(training.step_s + training.hash_s) * (factor * faster * more) + (
-            profile.overheads.iteration_s if profile.overheads else 0.0
-        ) + training.snapshot_s / checkpoint_steps,
+        step_s=training.step_s + beside_step_s(profile, checkpoint_steps),
         publish_s=profile.weights.publish_s, version_bytes=profile.weights.delta_bytes,
         cores=profile.training.busy_cores * (ranks / sizes["trainer.ranks"] if ranks else 1.0),
         beside=profile.together.training * _training_in_run(profile, curve),
@@ -137,6 +134,19 @@ def _drawing_in_run(profile: Profile, curve: DecodeCurve) -> float:
     filled_s = together.samples * curve.filled_s * share_filled(drawn.samples / steps)
     expected_s = steps * (step_s + filled_s) + drawn.samples * begun_s
     return _factor(drawn.cpu_s / max(0.1, profile.generation.busy_cores) / expected_s)
+
+
+def handled_s(profile: Profile) -> float:
+    """Return the seconds in which the trainer reads a sample, and records it."""
+    training = profile.training
+    return training.read_s + training.record_s / max(1, training.record_samples)
+
+
+def beside_step_s(profile: Profile, checkpoint_steps: float) -> float:
+    """Return the seconds that the trainer takes with each optimizer step, besides the step itself."""
+    training, overheads = profile.training, profile.overheads
+    own_s = overheads.iteration_s if overheads else 0.0
+    return training.hash_s + own_s + training.snapshot_s / checkpoint_steps
 
 
 def _beside_learner(profile: Profile, in_run: float) -> float:

@@ -63,7 +63,8 @@ def predictions(spec: RunSpec, runfile: str) -> Iterator[dict[str, Any]]:
             return
         yield asdict(found)
         if found.simulated:
-            yield iteration_row(inputs, split, _iterations(spec, split))
+            iterations = iterations_for(spec, split.lookahead, samples=_SAMPLES_FOR_CAUSES)
+            yield iteration_row(inputs, split, iterations)
     except (Explained, RunFileError):  # a prediction is beside the point of a run: it never keeps one from it
         return
 
@@ -86,10 +87,6 @@ def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | N
         others = [estimated_s(inputs, split, one) for one in drawn_factors(inputs, split, _DRAWS)]
         found = interval_around(estimate_s, [math.log(one / estimate_s) for one in others])
     return Prediction(found, found.rate(samples / found.value), simulated)
-
-
-def _iterations(spec: RunSpec, split: MachineSplit) -> int:
-    return iterations_for(spec, split.lookahead, samples=_SAMPLES_FOR_CAUSES)
 
 
 def estimated_s(inputs: PlanningInputs, split: MachineSplit, scaled: Scaled) -> float:

@@ -55,7 +55,7 @@ def simulated_run(
     scaled: Scaled = Scaled(), failures: tuple[Outage, ...] = (), picture_of: int | None = None,
 ) -> SimulatedRun:  # fmt: skip
     """Return the run that a split makes of a run file."""
-    if scaled.lengths != 1.0 and isinstance(workload, Workload):
+    if isinstance(workload, Workload):
         workload = longer(workload, scaled.lengths)
     shared = split.trainer.pool.shares_cores and not split.takes_turns
     run = SimulatedRun(
@@ -121,9 +121,7 @@ def simulated_split(
     if small.factor == 1:
         run = simulated_run(spec, split, workload, iterations=iterations, seed=seed, scaled=scaled)
         return split_figures(split, simulate(run), samples)
-    drawn = (workload if scaled.lengths == 1 else longer(workload, scaled.lengths)).draw(
-        spec, seed, iterations
-    )
+    drawn = longer(workload, scaled.lengths).draw(spec, seed, iterations)
     few = even_lengths(drawn, spec.algorithm.groups, small.spec.algorithm.groups)
     run = simulated_run(
         small.spec, small.split, few, iterations=iterations, seed=seed, scaled=replace(scaled, lengths=1.0)
@@ -156,6 +154,8 @@ class _LongerLengths:
 
 def longer(workload: Workload, factor: float) -> Workload:
     """Return a workload whose answers are longer by a factor."""
+    if factor == 1:
+        return workload
     answers = workload.answers
     if isinstance(answers, RecordedLengths):
         grown = tuple(tuple(max(1, round(one * factor)) for one in group) for group in answers.groups)

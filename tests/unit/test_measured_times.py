@@ -24,7 +24,7 @@ from schemas.loading import load_run_file
 from schemas.profile import Profile
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
-from tests.planning import demand_of
+from tests.planning import demand_of, plan_folder
 from tests.profiles import known_profile
 
 CONFIG = {
@@ -145,13 +145,7 @@ placement:
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "250")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "task.py").write_text("")
-    file = tmp_path / "run.yaml"
-    file.write_text(RUN_FILE)
+    file = plan_folder(tmp_path, monkeypatch, config=CONFIG, run_file=RUN_FILE)
     write_profile(profile_of(load_run_file(str(file), [])), tmp_path / "h100.yaml")
     return file
 

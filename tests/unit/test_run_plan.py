@@ -31,7 +31,7 @@ from schemas.balancing import BalanceSection
 from schemas.loading import load_run_file
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
-from tests.planning import LINK, TableOfTests, pool_of
+from tests.planning import LINK, TableOfTests, plan_folder, pool_of
 
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
@@ -252,14 +252,7 @@ placement:
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "250")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "task.py").write_text("")
-    file = tmp_path / "run.yaml"
-    file.write_text(RUN_FILE)
-    return file
+    return plan_folder(tmp_path, monkeypatch, config=CONFIG, run_file=RUN_FILE)
 
 
 def test_a_plan_on_the_command_line(run_file: Path) -> None:
