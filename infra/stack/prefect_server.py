@@ -4,6 +4,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -28,8 +29,8 @@ class PrefectService(Service):
         return Launch(
             command=[
                 sys.executable,
-                "-m",
-                "prefect",
+                "-P",  # our folder must not hide a library
+                str(Path(__file__).with_name("prefect_main.py")),
                 "server",
                 "start",
                 "--host",
