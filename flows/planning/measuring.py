@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -59,38 +59,20 @@ _MOST_PROMPTS, _MOST_ANSWERS = 1024, 8192
 _VERSIONS = 3
 _FEW = 16  # samples of a small batch, most of whose time does not depend on them
 _POLL_S = 0.0002
+_TURNS = 2  # of engine and learner, alone and both at once
 
 
 def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, seconds: float) -> Profile:
     """Measure a run file's parts. `seconds`: about how long, without the starts of engine and learner."""
     began = time.monotonic()
-    folder, text = str(model), spec.model_dump_json()
+    folder = str(model)
     store = places.open_store()
     with ExitStack() as stack:
         progress(0.0, "reading the task's problems")
         prompts = read_prompts(spec, folder)
         progress(0.02, "starting engine and learner")
         prefix = stack.enter_context(scratch(store))
-        engine = stack.enter_context(
-            closing(
-                ProfiledEngine(
-                    EngineOptions(model=folder, spec=text),
-                    _environment(GENERATOR, spec, places),
-                    deadline_s=spec.deadlines.start_s,
-                ).open()
-            )
-        )
-        learner = stack.enter_context(
-            closing(
-                ProfiledLearner(
-                    LearnerOptions(model=folder, spec=text, store=store.url, prefix=f"{prefix}/weights"),
-                    _environment(TRAINER, spec, places),
-                    deadline_s=spec.deadlines.progress_s,
-                ).open()
-            )
-        )
-        engine.wait_until_ready()
-        learner.wait_until_ready()
+        engine, learner = stack.enter_context(engine_and_learner(spec, model, places, prefix))
         drawing = EngineMeasurement(engine, prompts, spec, 0.35 * seconds)
         for share in drawing.turn():
             progress(0.2 + 0.15 * share, "measuring decode steps")
@@ -125,6 +107,37 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
         weights=weights, rewards=rewards, lengths=lengths,
         together=together,
     )  # fmt: skip
+
+
+@contextmanager
+def engine_and_learner(
+    spec: RunSpec, model: Path, places: Places, prefix: str
+) -> Iterator[tuple[ProfiledEngine, ProfiledLearner]]:
+    """Start both as a run does, and end them. `prefix`: of what the learner puts into the store."""
+    text = spec.model_dump_json()
+    learner_options = LearnerOptions(
+        model=str(model), spec=text, store=places.store_url, prefix=f"{prefix}/weights"
+    )
+    with ExitStack() as stack:
+        engine = stack.enter_context(
+            closing(
+                ProfiledEngine(
+                    EngineOptions(model=str(model), spec=text), _environment(GENERATOR, spec, places),
+                    deadline_s=spec.deadlines.start_s,
+                ).open()
+            )
+        )  # fmt: skip
+        learner = stack.enter_context(
+            closing(
+                ProfiledLearner(
+                    learner_options, _environment(TRAINER, spec, places),
+                    deadline_s=spec.deadlines.progress_s,
+                ).open()
+            )
+        )  # fmt: skip
+        engine.wait_until_ready()
+        learner.wait_until_ready()
+        yield engine, learner
 
 
 def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
@@ -254,31 +267,44 @@ def _together(
     engine: ProfiledEngine, learner: ProfiledLearner, prompts: Sequence[FirstPrompt], spec: RunSpec,
     points: Sequence[DecodePoint], trained: MeasuredLearner, samples: TrainingSamples, seconds: float,
 ) -> TogetherProfile:  # fmt: skip
-    """Have both work at once, with few samples at once and with many, and compare with each alone."""
-    curve = DecodeCurve.fitted(points)
+    """Have both work at once, with few samples at once and with many, and compare with each alone.
+
+    Each has short turns alone and with the other: a machine is faster in one minute than in another.
+    """
+    decode, training = DecodeCurve.fitted(points), TrainCurve.fitted(trained.points)
     requests = real_requests(prompts, spec)
-    bundles = [members for one in samples.bundles if one.held_out for members in one.repeats]
-    learner.begin_training(bundles, most_s=seconds)
+    *small, _ = [one for one in samples.bundles if one.held_out]  # a turn lasts until its last call ends
+    bundles = [members for one in small for members in one.repeats]
     slots = spec.generator.slots
-    ratios = []
-    for at_once in (max(1, min(_FEW, slots // 4)), slots):
-        order = TimedDraw(requests=requests, slots=at_once, most_s=0.4 * seconds, most_steps=1_000_000)
-        table, _ = engine.draw(order)
-        ratios.append(_ratio(_slowdown_of_steps(table, curve, at_once)))
-    calls = learner.trained()
-    fixed = curve.batch_s(1) / curve.batch_s(slots)  # the share of a full step that has nothing to do with it
-    step = ratios[0]
+    sizes = (max(1, min(_FEW, slots // 4)), slots)
+    part_s = seconds / (_TURNS * (2 * len(sizes) + 1))
+
+    def draws(at_once: int) -> float:
+        order = TimedDraw(requests=requests, slots=at_once, most_s=part_s, most_steps=1_000_000)
+        return _middle(_slowdown_of_steps(engine.draw(order)[0], decode, at_once))
+
+    def trains(beside: Callable[[], float]) -> tuple[float, float]:
+        learner.begin_training(bundles, most_s=part_s)
+        slower = beside()
+        calls = learner.trained()
+        alone = _alone(training, calls)
+        return slower, _middle([took / said for took, said in zip(calls.seconds, alone, strict=True)])
+
+    steps: list[list[float]] = [[] for _ in sizes]
+    calls = []
+    for _ in range(_TURNS):
+        _, learner_alone = trains(lambda: 1.0)
+        for at_once, ratios in zip(sizes, steps, strict=True):
+            alone = draws(at_once)
+            engine_beside, learner_beside = trains(lambda at_once=at_once: draws(at_once))  # type: ignore[misc]
+            ratios.append(engine_beside / alone)
+            calls.append(learner_beside / learner_alone)
+    few, many = map(_middle, steps)
+    fixed = decode.batch_s(1) / decode.batch_s(slots)  # the share of a full step that all steps have
     return TogetherProfile(
-        step=step,
-        samples=float(np.clip((ratios[1] - fixed * step) / max(0.05, 1 - fixed), 1.0, step)),
-        training=_ratio(
-            [
-                seconds / curve
-                for seconds, curve in zip(
-                    calls.seconds, _alone(TrainCurve.fitted(trained.points), calls), strict=True
-                )
-            ]
-        ),
+        step=few,
+        samples=float(np.clip((many - fixed * few) / max(0.05, 1 - fixed), 1.0, max(1.0, few))),
+        training=_middle(calls),
     )
 
 
@@ -301,7 +327,7 @@ def _alone(curve: TrainCurve, calls: CallTable) -> list[float]:
     ]
 
 
-def _ratio(ratios: Sequence[float]) -> float:
+def _middle(ratios: Sequence[float]) -> float:
     return float(np.clip(np.median(ratios), 0.1, 1000.0)) if len(ratios) else 1.0
 
 

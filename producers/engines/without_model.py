@@ -89,14 +89,16 @@ class ReplayEngine:
         fill_s: float = 0.0,
         context_s: float = 0.0,
         install_s: float = 0.0,
+        late_steps: float = 0.0,
     ) -> None:
         """`install_s`: without a step while new weights replace others. `fill_s`: of a step in which any
-        sample begins, besides `prefill_s` for each token of its prompt.
+        sample begins, besides `prefill_s` for each token of its prompt. `late_steps`: that an engine makes
+        while a request is on its way to it; the request takes a slot meanwhile, and begins with a step.
         """
         self._seconds, self._length_of, self._clock = seconds, length_of, clock
         self._prefill_s = prefill_s  # for each token of a prompt; nothing else is computed meanwhile
         self._fill_s, self._filled_at = fill_s, -1.0  # the step at which a sample began last
-        self._context_s, self._install_s = context_s, install_s
+        self._context_s, self._install_s, self._late_steps = context_s, install_s, late_steps
         self._slots = len(seconds) - 1
         self._waiting: list[tuple[float, int, SampleRequest]] = []
         self._running: list[
@@ -104,6 +106,7 @@ class ReplayEngine:
         ] = []  # by the step at which each ends: length
         self._count = 0
         self._steps, self._at = 0.0, clock.now()
+        self._idle_until = 0.0  # the step before which no sample ran
         self._began = 0.0  # sum over running samples: tokens that each attends to, less `_steps`
         self._speed, self._held_s = 1.0, 0.0  # work in a second; and, at speed 0, that comes before any step
         self._seen = clock.now()
@@ -213,7 +216,8 @@ class ReplayEngine:
     def unfinished(self) -> dict[str, int]:
         self._advance()
         running = {
-            request.id: round(length - (end - self._steps)) for end, _, length, request in self._running
+            request.id: max(0, round(length - (end - self._steps)))
+            for end, _, length, request in self._running
         }
         return running | {request.id: 0 for _, _, request in self._waiting}
 
@@ -279,14 +283,24 @@ class ReplayEngine:
             self._steps += self._steps_in((now - self._at) * self._speed)
         self._at = max(now, self._at)
 
+    def _begins(self) -> float:
+        """Return the step after which a request that comes now is drawn."""
+        if not self._late_steps:
+            return self._steps
+        next_step = float(math.ceil(self._steps - _SAME_STEP))
+        if not self._running:
+            self._steps = self._idle_until = next_step
+        return next_step if next_step == self._idle_until else next_step + self._late_steps
+
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._slots:
             _, number, request = heapq.heappop(self._waiting)
             length = self._length_of(request) - len(request.made)
             self._stand_still(self._prefill_s * (len(request.prompt) + len(request.made)))
-            if self._steps - self._filled_at > _SAME_STEP:
-                self._filled_at = self._steps
+            begins = self._begins()
+            if begins - self._filled_at > _SAME_STEP:
+                self._filled_at = begins
                 self._stand_still(self._fill_s)
-            entry = self._steps + length, number, length, request
+            entry = begins + length, number, length, request
             self._began += self._attends(entry)
             heapq.heappush(self._running, entry)

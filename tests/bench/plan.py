@@ -10,6 +10,9 @@ its range.
 median_error, worst_error  |predicted / measured - 1| of the throughput
 coverage                   share of the trials whose throughput lies in its 90 % interval
 same_trial                 by how much two runs of one trial differ, the median: no prediction can be nearer
+machine_slower             how many times longer the machine took for the same work of engine and learner
+                           (`_fixed_work.py`) after the trials than at the profiles, the median
+median_at_its_speed        median_error if each throughput is multiplied by that, for the trials around it
 regret                     time of the number of generators that was predicted to be best, over the best one's
                            of those measured, less 1: the mean of the families
 """
@@ -24,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +39,16 @@ from flows.plans.given_split import given_split
 from flows.plans.planning_inputs import planning_inputs
 from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import prediction_of
+from flows.run.start_model import prepare_model
 from schemas.loading import load_run_file
 from tests.bench._charts import ChartPoint, draw_pairs
+from tests.bench._fixed_work import FixedWork, fixed_work
 from tests.bench._held_out import GENERATORS, PLAIN, Trial, families, measured, task_settings
 from tests.bench._link import Link, two_sites
 from tests.bench._runs import ROOT, RUNFILE, finish, own_stack, start
+
+_AROUND = 2  # trials before and after one: the machine's speed is the median of theirs
+_FIXED_WORK = "fixed work, seconds"  # an entry of the predictions' file: at the profiles
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,15 @@ class _Tried:
     trial: Trial
     predicted: Prediction
     rate: float
+    slower: float  # the machine was so many times slower than at the profiles
 
     @property
     def error(self) -> float:
         return abs(self.predicted.samples_per_s.value / self.rate - 1)
+
+    @property
+    def error_at_its_speed(self) -> float:
+        return abs(self.predicted.samples_per_s.value / (self.rate * self.slower) - 1)
 
     @property
     def inside(self) -> bool:
@@ -73,23 +86,28 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     console = Console(stderr=True)
     count = -(-given.trials // len(GENERATORS))
     drawn = [Trial(one, many) for one in families(count, given.seed) for many in GENERATORS][: given.trials]
-    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
+    spec = load_run_file(str(RUNFILE), [])
+    model = prepare_model(spec, lambda share, text: None)
+    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name, ExitStack() as stack:
         folder = Path(name)
+        work = stack.enter_context(fixed_work(spec, model, folder))
         if given.predictions and given.predictions.exists():
             rows = json.loads(given.predictions.read_text())
+            at_profiles = rows.pop(_FIXED_WORK)
             predictions = {one: Prediction.read(json.dumps(rows[one.name])) for one in drawn}
         else:
-            predictions = _predictions(drawn, folder, console)
+            predictions, at_profiles = _predictions(drawn, folder, console, work)
         if given.predictions:
             rows = {one.name: asdict(said) for one, said in predictions.items()}
-            given.predictions.write_text(json.dumps(rows, indent=1) + "\n")
+            given.predictions.write_text(json.dumps({_FIXED_WORK: at_profiles} | rows, indent=1) + "\n")
         if given.only_predict:
             return {one.name: p.samples_per_s.value for one, p in predictions.items()}
         results = _Results(given.results)
         again = drawn[:: max(1, len(drawn) // given.again)][: given.again] if given.again else []
         for some in (drawn, again):
-            _run(some, folder, console, results)
-    tried = [_Tried(one, predictions[one], results.rates[one.name][0]) for one in drawn]
+            _run(some, folder, console, results, work)
+    slower = results.slower(statistics.median(at_profiles))
+    tried = [_Tried(one, predictions[one], results.rates[one.name][0], slower[one.name]) for one in drawn]
     console.print(_table(tried))
     if given.draw:
         _draw(tried, given.draw)
@@ -97,21 +115,37 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     return {
         "trials": len(tried), "median_error": statistics.median(errors), "worst_error": max(errors),
         "coverage": statistics.mean(one.inside for one in tried), "regret": _regret(tried),
-        "same_trial": results.same_trial,
+        "same_trial": results.same_trial, "machine_slower": statistics.median(slower.values()),
+        "median_at_its_speed": statistics.median(one.error_at_its_speed for one in tried),
     }  # fmt: skip
 
 
 class _Results:
-    """Samples a second by trial, in a file after each of them: a run of hours may be cut off."""
+    """Samples a second by trial, and the seconds of fixed work after it, in a file after each of them.
+
+    A run of hours may be cut off.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self.rates: dict[str, list[float]] = {}
+        self._work_s: list[tuple[str, float]] = []
 
-    def add(self, name: str, rate: float) -> None:
+    def add(self, name: str, rate: float, work_s: float) -> None:
         self.rates.setdefault(name, []).append(rate)
+        self._work_s.append((name, work_s))
         if self._file is not None:
-            self._file.write_text(json.dumps(self.rates, indent=1) + "\n")
+            told = {"samples a second": self.rates, _FIXED_WORK: self._work_s}
+            self._file.write_text(json.dumps(told, indent=1) + "\n")
+
+    def slower(self, at_profiles: float) -> dict[str, float]:
+        """Return how many times slower the machine was around each trial, when it was run first."""
+        every = [seconds for _, seconds in self._work_s]
+        found: dict[str, float] = {}
+        for number, (name, _) in enumerate(self._work_s):
+            around = every[max(0, number - _AROUND) : number + _AROUND + 1]
+            found.setdefault(name, statistics.median(around) / at_profiles)
+        return found
 
     @property
     def same_trial(self) -> float | None:
@@ -120,15 +154,21 @@ class _Results:
         return statistics.median(found) if found else None
 
 
-def _predictions(drawn: Sequence[Trial], folder: Path, console: Console) -> dict[Trial, Prediction]:
-    """Predict each trial from a profile of its task, made with the run file's own settings."""
+def _predictions(
+    drawn: Sequence[Trial], folder: Path, console: Console, work: FixedWork
+) -> tuple[dict[Trial, Prediction], list[float]]:
+    """Predict each trial from a profile of its task, made with the run file's own settings.
+
+    Also return the seconds of fixed work before and after each profile.
+    """
+    work_s: list[float] = []
     profiles: dict[str, Path] = {}
     found = {}
     for trial in drawn:
         lengths = trial.family.lengths
         if lengths not in profiles:
             console.print(f"run and profile of the task {lengths} …")
-            profiles[lengths] = _profiled(lengths, folder)
+            profiles[lengths] = _profiled(lengths, folder, work, work_s)
         spec = load_run_file(str(RUNFILE), trial.settings(folder))
         inputs = planning_inputs(spec, runfile=str(RUNFILE), profile=profiles[lengths])
         said = prediction_of(inputs, given_split(inputs))
@@ -136,10 +176,10 @@ def _predictions(drawn: Sequence[Trial], folder: Path, console: Console) -> dict
             raise RuntimeError(f"nothing can be predicted of {trial.name}")
         found[trial] = said
         console.print(f"{trial.name}: {said.words}")
-    return found
+    return found, work_s
 
 
-def _profiled(lengths: str, folder: Path) -> Path:
+def _profiled(lengths: str, folder: Path, work: FixedWork, work_s: list[float]) -> Path:
     file = folder / f"{lengths}.yaml"
     reports = folder / f"of-{lengths}"
     plain = [*task_settings(lengths, folder), f"algorithm.iterations={PLAIN}", f"report={reports}"]
@@ -150,18 +190,20 @@ def _profiled(lengths: str, folder: Path) -> Path:
         sys.executable, "-m", "flows.cli", "profile", str(RUNFILE), "-o", str(file), *settings,
         "--set", f"report={reports}",
     ]  # fmt: skip
+    work_s.append(work.seconds())
     subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    work_s.append(work.seconds())
     return file
 
 
-def _run(drawn: Sequence[Trial], folder: Path, console: Console, results: _Results) -> None:
+def _run(drawn: Sequence[Trial], folder: Path, console: Console, results: _Results, work: FixedWork) -> None:
     """Run trials, those with the same link one after the other."""
     for mbit in sorted({one.family.mbit for one in drawn}):
         with _linked(mbit) as link, own_stack(s3=bool(mbit)) as stack:
             os.environ |= stack.s3.env() if stack.s3 else {}
             for trial in (one for one in drawn if one.family.mbit == mbit):
                 rate = measured(trial, stack, folder, link)
-                results.add(trial.name, rate)
+                results.add(trial.name, rate, work.seconds())
                 console.print(f"{trial.name}: {rate:.0f} samples/s")
 
 

@@ -131,3 +131,22 @@ def test_an_engine_stands_still_to_prefill_and_to_install() -> None:
     assert engine.next_end() == pytest.approx(2.5 + 1.0 + 10 * 0.015 / 0.5)
     engine.set_speed(0.0)
     assert math.isinf(engine.next_end())
+
+
+def test_a_request_that_comes_late_begins_a_step_later_and_with_a_step() -> None:
+    clock = VirtualClock()
+    lengths = {"a": 4, "b": 2, "c": 3}
+    engine = ReplayEngine(np.ones(4), lambda request: lengths[request.id], clock, late_steps=1.0)
+    engine.submit(SampleRequest("a", [1], 10, 0, 0.0, []))  # nothing is drawn: it begins at once
+    engine.submit(SampleRequest("b", [1], 10, 0, 0.0, []))
+    clock.time = 2.0
+    assert [one.id for one in engine.step(0.0)] == ["b"]
+    engine.submit(SampleRequest("c", [1], 10, 0, 0.0, []))  # it misses a step
+    clock.time = 4.0
+    assert [one.id for one in engine.step(0.0)] == ["a"]
+    assert engine.next_end() == 6.0
+    clock.time = 6.0
+    assert [one.id for one in engine.step(0.0)] == ["c"]
+    clock.time = 6.5
+    engine.submit(SampleRequest("a", [1], 10, 0, 0.0, []))  # it stood still
+    assert engine.next_end() == 10.5
