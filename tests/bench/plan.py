@@ -32,8 +32,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fsspec import asyn
 from rich.console import Console
 from rich.table import Table
+from s3fs import S3FileSystem
 
 from flows.plans.given_split import given_split
 from flows.plans.planning_inputs import planning_inputs
@@ -104,8 +106,9 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             return {one.name: p.samples_per_s.value for one, p in predictions.items()}
         results = _Results(given.results)
         again = drawn[:: max(1, len(drawn) // given.again)][: given.again] if given.again else []
-        for some in (drawn, again):
-            _run(some, folder, console, results, work)
+        for times, some in enumerate((drawn, again), start=1):
+            left = [one for one in some if len(results.rates.get(one.name, ())) < times]
+            _run(left, folder, console, results, work)
     slower = results.slower(statistics.median(at_profiles))
     tried = [_Tried(one, predictions[one], results.rates[one.name][0], slower[one.name]) for one in drawn]
     console.print(_table(tried))
@@ -123,13 +126,17 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
 class _Results:
     """Samples a second by trial, and the seconds of fixed work after it, in a file after each of them.
 
-    A run of hours may be cut off.
+    An hour's work may be cut off: with the same file it goes on after the trials that are in it.
     """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self.rates: dict[str, list[float]] = {}
         self._work_s: list[tuple[str, float]] = []
+        if file is not None and file.exists():
+            told = json.loads(file.read_text())
+            self.rates = told["samples a second"]
+            self._work_s = [(name, seconds) for name, seconds in told[_FIXED_WORK]]
 
     def add(self, name: str, rate: float, work_s: float) -> None:
         self.rates.setdefault(name, []).append(rate)
@@ -213,6 +220,9 @@ def _linked(mbit: int) -> Iterator[Link | None]:
         yield None
         return
     with two_sites(mbit * 1e6 / 8) as link:
+        # s3fs works in a thread, and a thread stays in the network in which it began.
+        S3FileSystem.clear_instance_cache()
+        asyn.iothread[0] = asyn.loop[0] = None
         os.environ["STREAMRL_LISTEN"] = link.near_address
         try:
             yield link

@@ -200,16 +200,19 @@ def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> 
     assert (cache / "runs" / run / "weights").is_dir()
 
 
-def test_a_run_calls_a_deployment_for_a_second_generator(deployed: Deployed, kafka: str) -> None:
-    """In async mode; the one that was called makes samples, and leaves when the run ends."""
+def test_the_flow_rebalance_calls_a_deployment_for_a_second_generator(deployed: Deployed, kafka: str) -> None:
+    """Of a run in async mode; the one that was called makes samples, and both flows end when the run does."""
     store = open_store(f"file://{deployed.runfile.parent}/store")
     before = set(runs_of(store, "deployed"))
     train = deployed.start(
         "algorithm.iterations=100000", "algorithm.mode=async", "algorithm.staleness=1",
-        "evaluation.problems=0", "placement.balance={least: 2, most: 2, deployment: join-run/local}",
+        "evaluation.problems=0",
     )  # fmt: skip
     wait_until(lambda: set(runs_of(store, "deployed")) - before, what="the run", deadline_s=60)
     (run,) = set(runs_of(store, "deployed")) - before
+    balancing = deployed.call(
+        "rebalance", run=run, store=store.url, least="2", most="2", deployment="join-run/local"
+    )
     with closing(KafkaBus(kafka)) as bus:
         topics = Topics(run, find(store, run).spec.lengths.classes)
 
@@ -223,6 +226,7 @@ def test_a_run_calls_a_deployment_for_a_second_generator(deployed: Deployed, kaf
             decode(one.value, BalanceRecord) for one in read_all(bus, topics.balance, deadline_s=30)
         ]
     assert (decided.before, decided.after) == (1, 2), decided.reason
+    assert decided.decided_by == "the flow rebalance"
     (called,) = deployed.post("flow_runs/filter", {"flow_runs": {"tags": {"all_": [f"balance:{run}"]}}})
     assert called["state"]["type"] == "RUNNING"
     deployed.prefect("flow-run", "cancel", str(train))
@@ -231,6 +235,8 @@ def test_a_run_calls_a_deployment_for_a_second_generator(deployed: Deployed, kaf
         lambda: deployed.state(UUID(called["id"])) not in ("RUNNING", "CANCELLING"),
         what="the end of the flow run that was called", deadline_s=60,
     )  # fmt: skip
+    deployed.ended(balancing)
+    assert deployed.table(f"{run}-balance")["generators"] == "1 → 2"
 
 
 def test_a_bad_parameter_is_refused_before_there_is_a_run(deployed: Deployed) -> None:
