@@ -279,32 +279,32 @@ def _together(
     sizes = (max(1, min(_FEW, slots // 4)), slots)
     part_s = seconds / (_TURNS * (2 * len(sizes) + 1))
 
-    def draws(at_once: int) -> float:
+    def decode_ratio(at_once: int) -> float:
         order = TimedDraw(requests=requests, slots=at_once, most_s=part_s, most_steps=1_000_000)
-        return _middle(_slowdown_of_steps(engine.draw(order)[0], decode, at_once))
+        return _ratio(_slowdown_of_steps(engine.draw(order)[0], decode, at_once))
 
-    def trains(beside: Callable[[], float]) -> tuple[float, float]:
-        learner.begin_training(bundles, most_s=part_s)
-        slower = beside()
-        calls = learner.trained()
-        alone = _alone(training, calls)
-        return slower, _middle([took / said for took, said in zip(calls.seconds, alone, strict=True)])
+    def train_ratio() -> float:
+        table = learner.trained()
+        return _ratio(
+            [took / said for took, said in zip(table.seconds, _alone(training, table), strict=True)]
+        )
 
     steps: list[list[float]] = [[] for _ in sizes]
     calls = []
     for _ in range(_TURNS):
-        _, learner_alone = trains(lambda: 1.0)
+        learner.begin_training(bundles, most_s=part_s)
+        training_alone = train_ratio()
         for at_once, ratios in zip(sizes, steps, strict=True):
-            alone = draws(at_once)
-            engine_beside, learner_beside = trains(lambda at_once=at_once: draws(at_once))  # type: ignore[misc]
-            ratios.append(engine_beside / alone)
-            calls.append(learner_beside / learner_alone)
-    few, many = map(_middle, steps)
+            decoding_alone = decode_ratio(at_once)
+            learner.begin_training(bundles, most_s=part_s)
+            ratios.append(decode_ratio(at_once) / decoding_alone)
+            calls.append(train_ratio() / training_alone)
+    few, many = map(_ratio, steps)
     fixed = decode.batch_s(1) / decode.batch_s(slots)  # the share of a full step that all steps have
     return TogetherProfile(
         step=few,
         samples=float(np.clip((many - fixed * few) / max(0.05, 1 - fixed), 1.0, max(1.0, few))),
-        training=_middle(calls),
+        training=_ratio(calls),
     )
 
 
@@ -327,7 +327,7 @@ def _alone(curve: TrainCurve, calls: CallTable) -> list[float]:
     ]
 
 
-def _middle(ratios: Sequence[float]) -> float:
+def _ratio(ratios: Sequence[float]) -> float:
     return float(np.clip(np.median(ratios), 0.1, 1000.0)) if len(ratios) else 1.0
 
 
