@@ -1,6 +1,7 @@
 """Fetches single records from Kafka by position, with a consumer that is idle until it is asked.
 
-A broker answers with whole batches, so records near the wanted one come with it. The consumer reads on to a
+A broker answers with whole batches, so records near the wanted one come with it. Those before it are kept
+only if the consumer stands before them, so it begins a little before the wanted record. It reads on to a
 wanted record that is close, and seeks one that is farther away. Positions that a topic does not have are no
 error here: the message that named them may be wrong.
 """
@@ -13,13 +14,14 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
-from infra.bus import BusError, Record
+from infra.bus import SMALL_BATCH, BusError, Record
 from infra.waiting import Wait
 from schemas.topics import Topic
 
 _NEAR = 64  # records: a gap up to this size is read over, a larger one is skipped by a seek
 _POLL_MS = 400
 _MOST = 500
+_USUAL_BYTES = 4 << 10  # of a record, before any was seen
 
 
 class KafkaFetcher:
@@ -27,6 +29,7 @@ class KafkaFetcher:
 
     def __init__(self, consumer: KafkaConsumer, broker: str) -> None:
         self._consumer, self._broker = consumer, broker
+        self._record_bytes: dict[str, int] = {}  # by topic: mean of the newest records
 
     def fetch(
         self, topic: Topic, wanted: Mapping[int, Collection[int]], *, deadline_s: float
@@ -54,7 +57,7 @@ class KafkaFetcher:
         if left:
             self._consumer.assign(list(left))
         for part, offsets in left.items():
-            self._consumer.seek(part, offsets[0])
+            self._seek(part, offsets[0])
         while left:
             before = sum(map(len, left.values()))
             for part, records in self._poll().items():
@@ -65,6 +68,11 @@ class KafkaFetcher:
                 self._drop_what_is_not_there(left)
                 wait.check()
         return found
+
+    def _seek(self, part: TopicPartition, offset: int) -> None:
+        """Go to the record at an offset, or to some before it that are likely to come with it anyway."""
+        before = SMALL_BATCH // 2 // self._record_bytes.get(part.topic, _USUAL_BYTES)
+        self._consumer.seek(part, max(0, offset - min(before, _NEAR)))
 
     def _poll(self) -> dict[TopicPartition, list[Any]]:
         try:
@@ -80,6 +88,8 @@ class KafkaFetcher:
             found[one.partition, one.offset] = Record(
                 one.topic, one.partition, one.offset, one.key or b"", one.value or b""
             )
+        sizes = sum(len(one.key or b"") + len(one.value or b"") for one in records)
+        self._record_bytes[part.topic] = max(1, sizes // len(records))
         behind = records[-1].offset + 1
         if part not in left:
             return
@@ -89,7 +99,7 @@ class KafkaFetcher:
             return
         left[part] = offsets
         if offsets[0] > behind + _NEAR:
-            self._consumer.seek(part, offsets[0])
+            self._seek(part, offsets[0])
 
     def _drop_what_is_not_there(self, left: dict[TopicPartition, list[int]]) -> None:
         """Stop waiting for positions that the topic does not have. Called when a poll brought nothing."""
@@ -99,7 +109,7 @@ class KafkaFetcher:
             offsets = [offset for offset in left[part] if begins[part] <= offset < ends[part]]
             if not offsets:
                 del left[part]
-            elif offsets != left[part]:
+            elif offsets != left[part] or self._consumer.position(part) < begins[part]:
                 left[part] = offsets
                 self._consumer.seek(part, offsets[0])
         if left:

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, TopicPartition
 
 from flows.run.replaying import replaying
 from infra.bus import begins_of, ends_of
 from infra.stack import local
 from infra.stack.paths import StackPaths
-from schemas.topics import Topic
 from tests.factories import make_spec
 from tests.fakes.spoiling import EVERY
 from tests.harness import ROOT, Run, running, trained_ids
+from tests.retention import remove_before
 
 SPEC = make_spec(
     algorithm={"iterations": 6, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
@@ -76,7 +75,9 @@ def test_a_run_goes_on_from_its_archive_when_the_log_has_lost_its_beginning(
         ends = {topic: ends_of(run.bus, topic) for topic in topics}
         rows = _archived_by_the_flow(run, prefect_stack)
         assert rows[0]["records"] >= sum(sum(one.values()) for one in ends.values()) > 100
-        _remove(run, kafka, ends)
+        for topic, of in ends.items():
+            remove_before(kafka, topic, of)
+            assert begins_of(run.bus, topic) == of
         for role in ("trainer", "feeder"):
             run.start(role)
         run.wait_for_end()
@@ -98,17 +99,6 @@ def _archived_by_the_flow(run: Run, prefect_stack: local.Stack) -> list[dict[str
     assert done.returncode == 0, done.stderr[-3000:]
     rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return rows
-
-
-def _remove(run: Run, kafka: str, ends: dict[Topic, dict[int, int]]) -> None:
-    """Remove all records before these positions, as retention would."""
-    admin = KafkaAdminClient(bootstrap_servers=kafka)
-    try:
-        for topic, of in ends.items():
-            admin.delete_records({TopicPartition(topic.name, part): end for part, end in of.items()})
-            assert begins_of(run.bus, topic) == of
-    finally:
-        admin.close()
 
 
 @pytest.mark.timeout(400)

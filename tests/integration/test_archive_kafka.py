@@ -7,7 +7,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from kafka import KafkaAdminClient, TopicPartition
 
 from consumers.batches.log_places import fetch
 from flows.run.archive_query import answered
@@ -20,21 +19,13 @@ from infra.kafka_bus import KafkaBus
 from infra.runs import RunRecord
 from infra.stack.s3 import S3Access
 from infra.stores.opening import open_store
-from schemas.topics import Topic, Topics
+from schemas.topics import Topics
 from schemas.wire import encode
 from tests.factories import make_sample, make_spec
+from tests.retention import remove_before
 
 SPEC = make_spec()
 COUNT = 300
-
-
-def remove(kafka: str, topic: Topic, before: int) -> None:
-    """Remove records before a position, as retention does."""
-    admin = KafkaAdminClient(bootstrap_servers=kafka)
-    try:
-        admin.delete_records({TopicPartition(topic.name, part): before for part in range(topic.partitions)})
-    finally:
-        admin.close()
 
 
 @pytest.mark.parametrize("where", ["file", "s3"])
@@ -73,7 +64,7 @@ def test_records_that_kafka_has_removed_come_from_the_archive(
     add(0, COUNT)
     wanted = read_all(bus, topics.samples, deadline_s=30)
     assert archive() == COUNT
-    remove(kafka, topics.samples, 100)
+    remove_before(kafka, topics.samples, dict.fromkeys(range(topics.samples.partitions), 100))
     add(COUNT, COUNT + 20)
     joined = JoinedBus(bus, store, lambda run: "me")
     found = read_all(joined, topics.samples, deadline_s=30)
