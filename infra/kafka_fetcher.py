@@ -1,9 +1,9 @@
 """Fetches single records from Kafka by position, with a consumer that is idle until it is asked.
 
-A broker answers with whole batches, so records near the wanted one come with it. Those before it are kept
+A broker answers with whole batches, so records near the wanted one come with it. The ones before it are kept
 only if the consumer stands before them, so it begins a little before the wanted record. It reads on to a
-wanted record that is close, and seeks one that is farther away. Positions that a topic does not have are no
-error here: the message that named them may be wrong.
+wanted record that is close, and seeks one that is farther away. A position that a topic does not have is no
+error here: the message that named it may be wrong.
 """
 
 from __future__ import annotations

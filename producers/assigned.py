@@ -29,6 +29,7 @@ class Work:
     withdrawn: list[str] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
     tell: bool = False  # the dispatcher asks for a full report
+    sent_at: float = 0.0
 
 
 class Assigned:
@@ -59,7 +60,9 @@ class Assigned:
                 work.append(Work(tell=assignment.tell))
             elif assignment.start == self._start:
                 jobs = self._jobs(record, assignment)
-                work.append(Work(jobs, assignment.withdrawn, assignment.moving, assignment.tell))
+                work.append(
+                    Work(jobs, assignment.withdrawn, assignment.moving, assignment.tell, assignment.sent_at)
+                )
         return work
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ class Feeder:
         ).open()
         finished = self._feed.subscribe(finished_of)
         self._feed.read_back()
-        done = {key: length for key, length, place in finished.take() if place not in unfit}
+        done = {one.key: one.length for one in finished.take() if one.place not in unfit}
         past = Past(done, found.trained, unfit, found.letters.position)
         self._dispatching = Dispatching(context, list(found.prompts.values()), past, finished).open()
         self._steps = self._begin_steps(snapshot)
@@ -294,9 +294,11 @@ class Feeder:
 
 
 def finished_of(taken: AdmittedSample) -> FinishedSample | None:
-    """Return a fit sample's key, length and place for the dispatcher. None if unfit: it is made again."""
-    place = RecordPlace(taken.record.partition, taken.record.offset)
-    return None if taken.fault else (taken.key, taken.sample.true_length, place)
+    """Return a fit sample for the dispatcher. None if unfit: it is made again."""
+    if taken.fault:
+        return None
+    sample, place = taken.sample, RecordPlace(taken.record.partition, taken.record.offset)
+    return FinishedSample(taken.key, sample.true_length, place, sample.generator, sample.finished_at)
 
 
 def that_fit(

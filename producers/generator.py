@@ -206,9 +206,12 @@ class Generator:
             self._moving += work.moving
             if work.withdrawn:
                 self._reporting.gives_back(self._decoding.give_back(work.withdrawn))
-            found += sum(
+            fresh = sum(
                 self._decoding.take(job) for job in work.jobs if sample_id(*job.key) not in self._scoring
             )
+            if fresh:
+                self._reporting.took(time.time() - work.sent_at)
+            found += fresh
         return found
 
     def _hand_over(self) -> None:

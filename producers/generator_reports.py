@@ -22,6 +22,7 @@ from schemas.wire import encode
 
 _CHANGED = 0.05  # a latency curve that differs by a smaller share counts as unchanged
 _SETTLES_S = 10.0  # least time between two reports of a curve
+_NEWEST = 0.1  # weight of the newest assignment's age
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,17 @@ class GeneratorReports:
         self._beat_at = self._whole_at = self._curve_at = 0.0  # when the next report of each kind is due
         self._said = Pace([], [])
         self._returned: list[str] = []
+        self._jobs_late_s = 0.0
 
     def tell(self) -> None:
         """Make the next report a whole one, at once: the dispatcher asked for it."""
         self._beat_at = self._whole_at = 0.0
         self._said = Pace([], [])
         self._curve_at = 0.0
+
+    def took(self, age_s: float) -> None:
+        """Note how old an assignment was when its jobs could begin."""
+        self._jobs_late_s += (_NEWEST if self._jobs_late_s else 1.0) * (age_s - self._jobs_late_s)
 
     def gives_back(self, names: list[str]) -> None:
         """Report these returned samples at once.
@@ -74,7 +80,7 @@ class GeneratorReports:
                 indexes=np.array([key[1] for key, _ in held], np.int16),
                 tokens=np.array([count for _, count in held], np.int32),
                 returned=self._returned, leaving=leaving, handed=handed, sent_at=time.time(), whole=whole,
-                keeps_bits=found.pace.keeps_bits,
+                keeps_bits=found.pace.keeps_bits, jobs_late_s=self._jobs_late_s,
             )
         )  # fmt: skip
         self._returned = []

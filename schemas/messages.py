@@ -289,13 +289,15 @@ class GeneratorReport(Message, frozen=True, kw_only=True):
     whole: bool = True  # whether it names all its samples; else only what is new
     keeps_bits: bool = False  # whether a sample that it continues for another generator has the same bits
     handed: Count = 0  # if `leaving`: how many of its samples it has handed over as parts
+    # mean age of the newest assignments, by its clock, when their samples could begin; 0: it had none
+    jobs_late_s: float = 0.0
 
     def wrong(self) -> str:
         return (
             alike(groups=self.groups.size, indexes=self.indexes.size, tokens=self.tokens.size)
             or alike(batches=len(self.batches), seconds=len(self.seconds))
             or all_ids("returned", self.returned)
-            or finite(sent_at=self.sent_at)
+            or finite(sent_at=self.sent_at, jobs_late_s=self.jobs_late_s)
         )
 
 

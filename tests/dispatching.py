@@ -26,7 +26,7 @@ class Dispatched:
         self.feed.read_back()
         letters = letters_of(context, 0)
         unfit = letters.of(context.topics.samples)
-        self.done = {key: length for key, length, place in finished.take() if place not in unfit}
+        self.done = {one.key: one.length for one in finished.take() if one.place not in unfit}
         past = Past(dict(self.done), 0, unfit, letters.position)
         self.service = Dispatching(context, known, past, finished).open()
         self.feed.follow()

@@ -63,7 +63,7 @@ class SimulatedFleet:
             generator.name, generator.times.slots, generator.seconds_by_batch(self._attended),
             self._clock.time, keeps_bits=True,
         )  # fmt: skip
-        self._dispatcher.delayed(generator.name, generator.delivery_s)
+        self._dispatcher.delayed(generator.name, 2 * generator.delivery_s + generator.times.reward_s)
         self.touch(generator)
 
     def fails(self, outage: Outage) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import heapq
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ from producers.dispatch.jobs import SampleJob, Turn
 from producers.dispatch.length_order import LengthOrder, OrderedJob, Teller
 from schemas.identity import SampleKey
 
-_RATE_S = 1.0  # over which the rate of finished jobs is taken
+_NEWEST = 1 / 64  # weight of the newest sample's length
 NO_DEADLINE = 1e300  # as a plan's deadline: no deadline, so longest first
 
 
@@ -34,9 +33,9 @@ class BoardGenerator:
     steps: float = 0.0  # up to `now`
     ahead: int = 0  # jobs that it may be given beyond its slots
     keeps_bits: bool = False  # whether a sample that it continues has the bits that it would have had
-    way_s: float = 0.0  # of a message from it, in the mean of the newest ones
-    _rate: float = 0.0  # jobs that finish a second, at the last end
-    _ended_at: float = -math.inf
+    round_s: float = 0.0  # from a finished sample until a job for its slot can begin; 0: not known
+    _ended: int = 0
+    _length: float = 0.0  # mean of its newest finished samples
     _began: dict[SampleKey, float] = field(default_factory=dict)  # `steps` at the time of its first token
 
     def advance(self, now: float) -> None:
@@ -67,11 +66,15 @@ class BoardGenerator:
         self.running[key] = job
         self._began[key] = self.steps - tokens
 
-    def rate(self, now: float) -> float:
-        """Note that a job has finished. Return how many finish a second, over about the last second."""
-        self._rate = self._rate * math.exp((self._ended_at - now) / _RATE_S) + 1 / _RATE_S
-        self._ended_at = now
-        return self._rate
+    def ended(self, length: int) -> None:
+        """Note that a sample of this length has finished."""
+        self._ended += 1
+        self._length += max(_NEWEST, 1 / self._ended) * (length - self._length)
+
+    @property
+    def answer_s(self) -> float:
+        """The seconds of a sample of the mean length in a full batch."""
+        return max(1.0, self._length) * float(self.seconds.item(self.slots))
 
     def end(self, key: SampleKey) -> SampleJob | None:
         """Remove a job and return it; None if the generator does not have it."""

@@ -34,8 +34,9 @@ _FIRST_GIVEN, _MOST_GIVEN = 4096, 32_768
 # a plan for so many hardly depends on a single one, and to correct them takes 50 µs.
 _LOOKED_AT_EACH = 8192
 
-_TURNS_S = 0.1  # from a finished sample to the start of the next one, besides the ways of both messages
-_NEWEST = 0.2  # weight of the newest message's way
+# Samples end and jobs come in bunches, so jobs are given ahead for so many times the mean latency; and never
+# more than so many for each slot, whatever a generator says of its speed.
+_BUNCHES, _MOST_AHEAD = 1.5, 16
 
 
 @contextmanager
@@ -180,10 +181,9 @@ class Dispatcher:
             if key in self._board.waiting:
                 self._board.start(generator, self._board.waiting.remove(key))
 
-    def delayed(self, name: str, way_s: float) -> None:
-        """Note how long a message from a generator was on its way."""
-        generator = self._board.generators[name]
-        generator.way_s += (_NEWEST if generator.way_s else 1.0) * (way_s - generator.way_s)
+    def delayed(self, name: str, round_s: float) -> None:
+        """Set how long it takes from a generator's finished sample until a job for its slot can begin."""
+        self._board.generators[name].round_s = round_s
 
     def measured(self, name: str, seconds: np.ndarray, now: float) -> None:
         """Set how long a generator's steps take."""
@@ -280,15 +280,17 @@ class Dispatcher:
         generator, job = found
         self._asked_back.discard(key)
         self._on_the_way.discard(key)
+        generator.ended(length)
         self._policy.finished(self._board, generator, job, length, now)
         self._learn(job, length)
-        self._free(generator, now)
+        self._free(generator)
 
-    def _free(self, generator: BoardGenerator, now: float) -> None:
+    def _free(self, generator: BoardGenerator) -> None:
         """Ask for jobs for the free slot, and for those that it can begin before it hears from us."""
         if self._latency_s:
-            latency_s = max(self._latency_s, 2 * generator.way_s + _TURNS_S)
-            soon = 1 + round(generator.rate(now) * latency_s)
+            latency_s = max(self._latency_s, _BUNCHES * generator.round_s)
+            ends = min(latency_s / generator.answer_s, _MOST_AHEAD)  # of a full slot, in that time
+            soon = 1 + round(generator.slots * ends)
             generator.ahead = max(ALONE, soon) if self._is_alone else soon
         if not self._is_alone or generator.free >= ALONE // 4:
             self._ask.add(generator.name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -23,7 +22,9 @@ from schemas.messages import GeneratorReport
 
 SLOW_LEFT_OUT_S = 20.0
 _LOOK_S = 0.1  # how often silence is checked
-_LONGEST_WAY_S = 1.0  # of a report: what took longer lay somewhere, or another clock is wrong
+_LONGEST_ROUND_S = 5.0  # from a finished sample to the next: what took longer lay somewhere
+_NEWEST = 0.05  # weight of the newest sample's age
+_WRONG_CLOCK_S = 3600.0  # a clock that is wrong by more is not believed
 _FORMER = 4096
 
 
@@ -37,6 +38,9 @@ class _BoardGenerator:
     said: tuple[list[int], list[float]] = field(default_factory=lambda: ([], []))  # of its curve
     silent_s: float = 0.0
     idle_s: float = 0.0  # while others had work
+    # mean ages of samples when they come here, by both clocks, and of jobs when they could begin, by its own
+    samples_late_s: float = 0.0
+    jobs_late_s: float = 0.0
 
     @property
     def is_left_out(self) -> bool:
@@ -94,12 +98,26 @@ class Fleet:
             self._join(report, now)
         else:
             self._goes_on(report, known, now)
-        self._dispatcher.delayed(name, min(_LONGEST_WAY_S, max(0.0, time.time() - report.sent_at)))
+        if report.jobs_late_s:
+            self._generators[name].jobs_late_s = _within(report.jobs_late_s)
         if report.whole:
             self._dispatcher.progress(
                 name, {key: count for key, count in _held(report).items() if count >= 0}, now
             )
         self._dispatcher.returned(name, [sample_key(one) for one in report.returned], now)
+
+    def finished(self, name: str, age_s: float) -> None:
+        """Note how long ago a generator finished a sample that came now, by its clock and ours.
+
+        If its clock is wrong, that and the age of jobs are wrong by the same, one more and one less.
+        """
+        if (known := self._generators.get(name)) is None:
+            return
+        weight = _NEWEST if known.samples_late_s else 1.0
+        known.samples_late_s += weight * (_within(age_s) - known.samples_late_s)
+        if known.jobs_late_s:
+            round_s = known.samples_late_s + known.jobs_late_s
+            self._dispatcher.delayed(name, min(_LONGEST_ROUND_S, max(0.0, round_s)))
 
     def _join(self, report: GeneratorReport, now: float) -> None:
         name = report.generator
@@ -184,6 +202,10 @@ class Fleet:
         self._former[name, start] = None
         if len(self._former) > _FORMER:
             self._former.popitem(last=False)
+
+
+def _within(age_s: float) -> float:
+    return min(_WRONG_CLOCK_S, max(-_WRONG_CLOCK_S, age_s))
 
 
 def _said(report: GeneratorReport) -> tuple[list[int], list[float]]:

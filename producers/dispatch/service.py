@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from infra.background import Background
 from infra.bus import Record, ends_of
@@ -27,7 +27,7 @@ from infra.tail import Tail
 from producers.dispatch.assigning import assignments, question
 from producers.dispatch.dispatcher import Dispatcher
 from producers.dispatch.fleet import Fleet
-from producers.dispatch.jobs import Placed, SampleJob
+from producers.dispatch.jobs import Placed, RecordPlace, SampleJob
 from producers.dispatch.leaving import Leaving
 from producers.dispatch.on_the_way import GeneratorStart, Moves
 from producers.dispatch.policies.policy import policy_of
@@ -37,12 +37,20 @@ from schemas.messages import TRAIN, Assignment, GeneratorReport, Part, Prompt
 from schemas.topics import ASSIGNMENT_PARTITIONS, Topic, assignment_partition
 from schemas.wire import MessageT, encode
 
-FinishedSample = tuple[SampleKey, int, tuple[int, int]]  # key, length, and place on the topic
-
 _TICK_S = 0.1
 _PARTS_S = 2.0  # time for the parts of a generator that leaves to come
 _ANSWER_S = 1.5  # time for generators to report what they have
-LATENCY_S = 0.15  # from a finished sample to the start of the next one: so much work is given ahead
+LATENCY_S = 0.15  # from a finished sample to the start of the next one, at least: so much is given ahead
+
+
+class FinishedSample(NamedTuple):
+    """A sample that is done, and where it stands on the topic."""
+
+    key: SampleKey
+    length: int
+    place: RecordPlace
+    generator: str
+    finished_at: float
 
 
 class FinishedSource(Protocol):
@@ -186,11 +194,13 @@ class Dispatching:
         letters = self._letters.take()  # before the samples: letters may be about those that come now
         self._unfit |= {letter.place for letter in letters}
         seen: dict[int, int] = {}
-        for key, length, place in self._samples.take():  # before the reports: else done jobs are given again
-            seen[place[0]] = place[1]
-            if place not in self._unfit:
-                self._dispatcher.finished(key, length, now)
-                self._moves.finished(key)
+        clock = time.time()
+        for one in self._samples.take():  # before the reports: else done jobs are given again
+            seen[one.place.partition] = one.place.offset
+            if one.place not in self._unfit:
+                self._fleet.finished(one.generator, clock - one.finished_at)
+                self._dispatcher.finished(one.key, one.length, now)
+                self._moves.finished(one.key)
         self._unfit = {place for place in self._unfit if place.offset > seen.get(place.partition, -1)}
         for letter in letters:
             self._make_again(letter.wanted, now)

@@ -233,29 +233,45 @@ def test_instances_come_and_go_and_each_job_is_given_to_one_at_a_time(data: st.D
     assert done == {one.key for one in jobs}
 
 
-@pytest.mark.parametrize(("way_s", "gap_s"), [(0.0, 0.15), (0.2, 0.5)])
-@pytest.mark.parametrize("rate", [20, 400])
+@pytest.mark.parametrize(("round_s", "gap_s"), [(0.0, 0.15), (0.5, 0.5)])
+@pytest.mark.parametrize("length", [5, 40])
 def test_a_generator_gets_ahead_what_it_finishes_until_more_can_come(
-    way_s: float, gap_s: float, rate: int
+    round_s: float, gap_s: float, length: int
 ) -> None:
-    """However fast its samples end, and however far it is."""
+    """However short its samples are, and however far it is; at once when more samples are admitted."""
+    step_s, slots = 0.01, 8
     dispatcher = Dispatcher(LongestFirst(), latency_s=0.15)
-    table, slots = np.full(9, 0.01), 8
     for name in ("a", "b"):
-        dispatcher.join(name, slots, table, 0.0)
-        for _ in range(3):
-            dispatcher.delayed(name, way_s)
-    dispatcher.admit([job(group, 10.0) for group in range(40 * rate)], 0.0)
+        dispatcher.join(name, slots, np.full(slots + 1, step_s), 0.0)
+        dispatcher.delayed(name, round_s)
     has: dict[str, list[Any]] = {"a": [], "b": []}
-    for step in range(6 * rate):  # each of them ends a sample in each step
-        for name, jobs in dispatcher.turn(step / rate).items():
+    for first, now in ((0, 0.0), (1000, 60.0)):
+        dispatcher.admit([job(group, 10.0) for group in range(first, first + 1000)], now)
+        for name, jobs in dispatcher.turn(now).items():
             has[name] += jobs
-        for jobs in has.values():
-            dispatcher.finished(jobs.pop(0).key, 10, step / rate)
-    for name, jobs in dispatcher.turn(6.0).items():
-        has[name] += jobs
+        if first:
+            break
+        while any(has.values()):
+            for jobs in has.values():
+                dispatcher.finished(jobs.pop(0).key, length, now)
+            for name, jobs in dispatcher.turn(now).items():
+                has[name] += jobs
+    needed = slots * gap_s / (length * step_s)
     for jobs in has.values():
-        assert rate * gap_s <= len(jobs) - slots <= 1.2 * rate * gap_s + 2
+        assert needed <= len(jobs) - slots <= 2 * needed + 2
+
+
+def test_no_generator_gets_more_ahead_than_it_could_need() -> None:
+    """Whatever it says of its speed and of the age of its jobs."""
+    dispatcher, slots = Dispatcher(LongestFirst(), latency_s=0.15), 8
+    for name in ("a", "b"):
+        dispatcher.join(name, slots, np.full(slots + 1, 1e-9), 0.0)
+        dispatcher.delayed(name, 1e9)
+    dispatcher.admit([job(group, 10.0) for group in range(2000)], 0.0)
+    has = dispatcher.turn(0.0)
+    for jobs in has.values():
+        dispatcher.finished(jobs[0].key, 1, 0.0)
+    assert all(len(jobs) <= 20 * slots for jobs in dispatcher.turn(0.0).values())
 
 
 def test_running_samples_move_where_it_pays_and_are_made_once() -> None:

@@ -347,3 +347,20 @@ def _report(name: str, **fields: Any) -> GeneratorReport:
         "sent_at": 0.0,
     }  # fmt: skip
     return decode(encode(GeneratorReport(**{**values, **fields})), GeneratorReport)
+
+
+@pytest.mark.parametrize("fast_s", [0.0, 100.0, -100.0])
+def test_the_way_there_and_back_is_known_whatever_the_clocks_say(fast_s: float) -> None:
+    dispatcher = Dispatcher(LongestFirst(), latency_s=0.1)
+    fleet = Fleet(dispatcher, logging.getLogger("t"), slots=256, silence_s=10.0, now=0.0)
+    fleet.heard(_report("g", jobs_late_s=0.2 + fast_s), 1.0)
+    generator = dispatcher._board.generators["g"]
+    for _ in range(200):
+        fleet.finished("g", 0.1 - fast_s)
+    assert generator.round_s == pytest.approx(0.3)
+    fleet.finished("g", 1e300)  # a sample may say anything
+    assert 0.0 <= generator.round_s <= 5.0
+    for _ in range(200):
+        fleet.finished("g", 0.1 - fast_s)
+    assert generator.round_s == pytest.approx(0.3, abs=0.05)
+    fleet.finished("nobody", 1.0)

@@ -82,7 +82,7 @@ def test_only_fit_samples_of_open_groups_count(tmp_path: Path) -> None:
     with feeding(context, range(8), trained=1) as feed:
         finished = feed.subscribe(finished_of)
         feed.read_back()
-        assert [key for key, _, _ in finished.take()] == [(4, 0)]
+        assert [one.key for one in finished.take()] == [(4, 0)]
 
 
 def test_a_sample_that_is_there_before_its_prompt_counts_when_that_is_admitted(tmp_path: Path) -> None:
