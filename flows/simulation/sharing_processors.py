@@ -1,9 +1,9 @@
 """Sets how fast everybody computes: colocated engines and learner take turns, and cores are shared evenly.
 
 With fewer cores than all keep busy, everybody gets the same share. Engines also need more processor seconds
-while the learner computes, which takes the caches from them, and the more the more processes take turns on a
-core. That changes whenever somebody begins or ends to compute, and with the samples that an engine draws.
-Engines of a site with cores of its own share these alone.
+while the learner computes, which takes the caches from them; fewer more while only other engines do; and more
+again where processes take turns on a core. That changes whenever somebody begins or ends to compute, and with
+the samples that an engine draws. Engines of a site with cores of its own share these alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from flows.simulation.simulated_generator import SimulatedGenerator
 from flows.simulation.simulated_learner import SimulatedLearner
 from flows.simulation.simulated_run import SimulatedRun
 
-_CROWDED = 0.15  # more processor seconds of an engine, for each time that the cores are wanted beyond once
+# Measured with one to three engines on two cores: of what a learner makes each take longer, another engine
+# does so much; and once they take turns on all cores, each takes so much longer, however many there are.
+_ENGINES, _TURNS, _ALL_IN_TURNS = 0.4, 0.15, 1.5  # the last: times that the cores are wanted
 
 
 class SharingProcessors:
@@ -42,7 +44,9 @@ class SharingProcessors:
             if self._run.cores is not None:
                 self._share(self._run.cores, self._at_work(self._beside))
             for site, cores in self._apart.items():
-                self._share_apart(cores, self._at_work({site}))
+                engines = self._at_work({site})
+                wanted = sum(one.times.cores for one in engines)
+                self._share_among(engines, cores, wanted, beside_learner=False)
 
     def _at_work(self, sites: Collection[str]) -> list[SimulatedGenerator]:
         return [one for one in self._fleet.places if one.site in sites and one.times.cores and one.is_busy]
@@ -50,21 +54,20 @@ class SharingProcessors:
     def _share(self, cores: float, at_work: Sequence[SimulatedGenerator]) -> None:
         learner = self._learner
         wanted = sum(one.times.cores for one in at_work) + (learner.cores if learner.is_busy else 0.0)
-        if not wanted:
-            return
-        share = min(1.0, cores / wanted)
-        if learner.is_busy:
-            learner.set_speed(share / learner.beside)
-        crowd = 1 + _CROWDED * max(0.0, wanted / cores - 1)
+        if wanted and learner.is_busy:
+            learner.set_speed(min(1.0, cores / wanted) / learner.beside)
+        self._share_among(at_work, cores, wanted, beside_learner=learner.is_busy)
+
+    def _share_among(
+        self, at_work: Sequence[SimulatedGenerator], cores: float, wanted: float, *, beside_learner: bool
+    ) -> None:
+        """Set the speed of engines that share cores. `wanted`: how many cores all would keep busy."""
+        in_turns = min(1.0, max(0.0, (wanted / cores - 1) / (_ALL_IN_TURNS - 1)))
+        taken = 1.0 if beside_learner else _ENGINES if len(at_work) > 1 else 0.0
         for one in at_work:
             samples = min(one.times.slots, max(1, one.decoding.running))
-            slower = one.times.beside(samples) * crowd if learner.is_busy else 1.0
-            self._fleet.set_speed_of(one, share / slower)
-
-    def _share_apart(self, cores: float, at_work: Sequence[SimulatedGenerator]) -> None:
-        engines = sum(one.times.cores for one in at_work)
-        for one in at_work:
-            self._fleet.set_speed_of(one, min(1.0, cores / engines))
+            slower = (1 + taken * (one.times.beside(samples) - 1)) * (1 + _TURNS * in_turns)
+            self._fleet.set_speed_of(one, min(1.0, cores / wanted) / slower)
 
     def _take_turns(self) -> None:
         """The learner's turn begins when all of its step is here, and lasts until it has none."""

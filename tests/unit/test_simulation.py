@@ -111,12 +111,12 @@ def test_one_generator_without_overlap_takes_the_sum_of_its_parts() -> None:
 
 
 def test_engines_share_a_core_evenly() -> None:
-    """Both have half a core until the shorter sample is done; then the other one goes on alone."""
+    """Both have half a core, in turns, until the shorter sample is done; then the other one goes on alone."""
     engine = EngineTimes((0.1, 0.1), cores=1.0)
     run = run_of(
         spec_of(groups=1, iterations=1), engine, engine, workload=given_lengths([[10, 30]], 0), cores=1.0
     )
-    spent = 10 * 0.1 * 2 + 20 * 0.1
+    spent = 10 * 0.1 * 2 * 1.15 + 20 * 0.1
     assert simulate(run).ended_at == pytest.approx(spent + 40 * 1e-4 + 0.05 + 0.5)
     assert simulate(replace(run, cores=2.0)).ended_at == pytest.approx(30 * 0.1 + 40 * 1e-4 + 0.05 + 0.5)
     learning = replace(run, learner=replace(LEARNER, cores=2.0))
@@ -130,7 +130,9 @@ def test_engines_of_a_site_with_its_own_cores_share_these_alone() -> None:
     training = 40 * 1e-4 + 0.05 + 0.5
     assert simulate(replace(run, sites=(apart,))).ended_at == pytest.approx(30 * 0.1 + training)
     narrow = replace(apart, cores=1.0)
-    assert simulate(replace(run, sites=(narrow,))).ended_at == pytest.approx(40 * 0.1 + training)
+    assert simulate(replace(run, sites=(narrow,))).ended_at == pytest.approx(
+        (20 * 1.15 + 20) * 0.1 + training
+    )
 
 
 def test_in_turns_engines_are_as_quick_as_without_a_learner() -> None:
@@ -153,6 +155,16 @@ def test_engines_are_slower_while_the_learner_computes_and_the_more_the_more_wan
     drawn_s = trained_s / (1.5 * 1.15)  # of the second group's work, while the first one is trained
     expected_s = 20 * 0.1 + 2 * trained_s + (20 * 0.1 - drawn_s) + trained_s + 0.5
     assert simulate(run).ended_at == pytest.approx(expected_s)
+
+
+def test_engines_take_less_from_each_other_than_a_learner_takes() -> None:
+    engine = EngineTimes((0.1, 0.1), cores=1.0, beside_step=1.5)
+    learner = replace(LEARNER, token_s=0.0, microbatch_s=0.0, step_s=0.0, cores=1.0)
+    run = run_of(
+        spec_of(groups=1, iterations=1), engine, engine, learner=learner, cores=4.0,
+        workload=given_lengths([[10, 30]], 0),
+    )  # fmt: skip
+    assert simulate(run).ended_at == pytest.approx((10 * 1.2 + 20) * 0.1)  # while both of them draw
 
 
 def test_a_barrier_costs_time_and_never_gains_any() -> None:
