@@ -35,6 +35,7 @@ class SimulatedFleet:
             site.name: run.messages.delivery_s + (site.link.message_s if site.link else 0.0)
             for site in run.sites
         }
+        self._fetch_s = {site.name: 2 * site.link.message_s if site.link else 0.0 for site in run.sites}
         self._ends: list[tuple[float, int]] = []  # a heap; some are out of date
         self._touched: dict[int, None] = {}
         self.drawn_again = self.handed_over = 0
@@ -46,7 +47,8 @@ class SimulatedFleet:
 
     def _place(self, site: str, times: EngineTimes) -> SimulatedGenerator:
         place = SimulatedGenerator(
-            len(self.places), site, self._spec, times, self._delivery_s[site], self._length_of, self._clock
+            len(self.places), site, self._spec, times, self._delivery_s[site], self._fetch_s[site],
+            self._length_of, self._clock,
         )  # fmt: skip
         self.places.append(place)
         self.named[place.name] = place

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from flows.planning.stage_times import EngineTimes
 from flows.simulation.simulation_result import DRAWING, GENERATOR_CAUSES
 from infra.weights.patch import Patch, PatchFile
+from producers.dispatch.jobs import SampleJob
 from producers.engines.engine import SampleRequest
 from producers.engines.without_model import ReplayEngine, VirtualClock
 from producers.generator_core import Decoding, Left
@@ -42,11 +43,12 @@ class SimulatedGenerator:
     """One place for a generator; another process may take it after an outage."""
 
     def __init__(
-        self, place: int, site: str, spec: RunSpec, times: EngineTimes, delivery_s: float,
+        self, place: int, site: str, spec: RunSpec, times: EngineTimes, delivery_s: float, fetch_s: float,
         length_of: Callable[[SampleRequest], int], clock: VirtualClock,
     ) -> None:  # fmt: skip
-        """`delivery_s`: of a message, one way."""
+        """`delivery_s`: of a message, one way. `fetch_s`: of prompts that it does not have yet."""
         self.place, self.site, self.times, self.delivery_s = place, site, times, delivery_s
+        self._fetch_s = fetch_s
         self.name = f"g{place:05d}"
         slots = spec.generator.model_copy(update={"slots": times.slots})
         self._spec = spec.model_copy(update={"generator": slots})
@@ -77,6 +79,15 @@ class SimulatedGenerator:
             context_s=times.context_s, install_s=times.install_s, late_steps=_LATE_STEPS,
         )  # fmt: skip
         self.decoding = Decoding(self._spec, self.engine, self._clock.now)
+        self._has_prompts = -1  # of iterations up to this one
+        self._fetched_at = 0.0
+
+    def can_begin(self, jobs: Sequence[SampleJob], arrive: float) -> float:
+        """Return when jobs that arrive then can begin: prompts of one iteration are fetched together."""
+        newest = max((job.prompt.iteration for job in jobs), default=-1)
+        if newest > self._has_prompts:
+            self._has_prompts, self._fetched_at = newest, arrive + self._fetch_s
+        return max(arrive, self._fetched_at)
 
     def seconds_by_batch(self, attended: float) -> np.ndarray:
         """Return what it reports of its speed. `attended`: mean number of tokens that a sample attends to."""

@@ -175,7 +175,8 @@ class World:
         return self._fleet.named[name].delivery_s
 
     def _send(self, name: str, jobs: Sequence[SampleJob], arrives: float) -> None:
-        process = self._fleet.named[name].process
+        generator = self._fleet.named[name]
+        process, arrives = generator.process, generator.can_begin(jobs, arrives)
         if arrives <= self._clock.time:
             self._take(name, process, jobs)
         else:

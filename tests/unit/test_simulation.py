@@ -85,8 +85,8 @@ def test_one_generator_without_overlap_takes_the_sum_of_its_parts() -> None:
     )
     ends, now = [], 0.0
     for iteration, group in enumerate(lengths.answers.tolist()):
-        # published, fetched and installed; jobs are there before that
-        now += 0.25 + link.fetch_s(1000) + 3.0 if iteration else link.message_s
+        # published, fetched and installed; jobs and their prompts are there before that, but at first
+        now += 0.25 + link.fetch_s(1000) + 3.0 if iteration else 3 * link.message_s
         for length in group:
             now += 10 * 1e-3 + length * 0.01 + 1e-5 * sum(10 + made for made in range(length))
         now += link.message_s  # and then trained in one micro-batch, and stepped
