@@ -29,7 +29,7 @@ class Work:
     withdrawn: list[str] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
     tell: bool = False  # the dispatcher asks for a full report
-    sent_at: float = 0.0
+    sent_at: float = 0.0  # by the dispatcher's clock
 
 
 class Assigned:

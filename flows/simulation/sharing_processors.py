@@ -1,9 +1,9 @@
 """Sets how fast everybody computes: colocated engines and learner take turns, and cores are shared evenly.
 
 With fewer cores than all keep busy, everybody gets the same share. Engines also need more processor seconds
-while the learner computes, which takes the caches from them; fewer more while only other engines do; and more
-again where processes take turns on a core. That changes whenever somebody begins or ends to compute, and with
-the samples that an engine draws. Engines of a site with cores of its own share these alone.
+while the learner computes, which takes the caches from them; other engines take less from them. Where
+processes take turns on a core, engines need more again. That changes whenever somebody begins or ends to
+compute, and with the samples that an engine draws. Engines of a site with cores of its own share these alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from flows.simulation.simulated_generator import SimulatedGenerator
 from flows.simulation.simulated_learner import SimulatedLearner
 from flows.simulation.simulated_run import SimulatedRun
 
-# Measured with one to three engines on two cores: of what a learner makes each take longer, another engine
-# does so much; and once they take turns on all cores, each takes so much longer, however many there are.
-_ENGINES, _TURNS, _ALL_IN_TURNS = 0.4, 0.15, 1.5  # the last: times that the cores are wanted
+# Measured with one to three engines, with and without a learner, on two cores.
+_ENGINES = 0.4  # share that other engines take, of what a learner takes from an engine
+_TURNS = 0.15  # more processor seconds of an engine where all take turns, however many they are
+_ALL_IN_TURNS = 1.5  # times that the cores are wanted; from there on all take turns
 
 
 class SharingProcessors:

@@ -82,8 +82,11 @@ class SimulatedGenerator:
         self._has_prompts = -1  # of iterations up to this one
         self._fetched_at = 0.0
 
-    def can_begin(self, jobs: Sequence[SampleJob], arrive: float) -> float:
-        """Return when jobs that arrive then can begin: prompts of one iteration are fetched together."""
+    def fetch_prompts(self, jobs: Sequence[SampleJob], arrive: float) -> float:
+        """Begin to fetch the prompts of jobs that arrive then, those of an iteration together.
+
+        Return when the jobs can begin.
+        """
         newest = max((job.prompt.iteration for job in jobs), default=-1)
         if newest > self._has_prompts:
             self._has_prompts, self._fetched_at = newest, arrive + self._fetch_s

@@ -176,7 +176,7 @@ class World:
 
     def _send(self, name: str, jobs: Sequence[SampleJob], arrives: float) -> None:
         generator = self._fleet.named[name]
-        process, arrives = generator.process, generator.can_begin(jobs, arrives)
+        process, arrives = generator.process, generator.fetch_prompts(jobs, arrives)
         if arrives <= self._clock.time:
             self._take(name, process, jobs)
         else:

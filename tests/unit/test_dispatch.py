@@ -258,7 +258,7 @@ def test_a_generator_gets_ahead_what_it_finishes_until_more_can_come(
                 has[name] += jobs
     needed = slots * gap_s / (length * step_s)
     for jobs in has.values():
-        assert needed <= len(jobs) - slots <= 2 * needed + 2
+        assert needed <= len(jobs) - slots <= 1.5 * needed + 2
 
 
 def test_no_generator_gets_more_ahead_than_it_could_need() -> None:
