@@ -5,6 +5,8 @@ positions  0 1 2 0 1 2 0 1 2 3 4 0 1 2 3 4 5 0 0
 
 grids      a a a      c c c c c ·      attention computes sequences of similar length together,
            b b b      d d d d d d      causally: no real token sees the padding behind it
+
+On GPUs one call computes the attention of all sequences, where it can (`varlen_attention.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from consumers.batches import varlen_attention
 from infra.cpu_linear import padded_rows, pays
 from infra.errors import Explained
 
@@ -56,7 +59,12 @@ class Packing:
 
     tokens: int  # without filling
     positions: torch.Tensor  # [tokens and filling] position of each token in its sequence
+    starts: torch.Tensor  # [sequences + 1] int32: where each starts, and then `tokens`
     grids: Sequence[Grid]
+
+    @property
+    def longest(self) -> int:
+        return max(grid.longest for grid in self.grids)
 
     @property
     def sequences(self) -> int:
@@ -69,7 +77,10 @@ class Packing:
 
     def to(self, device: torch.device) -> Packing:
         """Return the packing with its tensors on a device."""
-        return Packing(self.tokens, self.positions.to(device), [grid.to(device) for grid in self.grids])
+        return replace(
+            self, positions=self.positions.to(device), starts=self.starts.to(device),
+            grids=[grid.to(device) for grid in self.grids],
+        )  # fmt: skip
 
 
 def pack_sequences(sizes: Sequence[int]) -> Packing:
@@ -78,9 +89,9 @@ def pack_sequences(sizes: Sequence[int]) -> Packing:
     positions = torch.zeros(padded_rows(tokens) if pays() else tokens, dtype=torch.long)
     positions[:tokens] = torch.cat([torch.arange(size) for size in sizes])
     ends = list(itertools.accumulate(grids_of(sizes)))
-    return Packing(
-        tokens, positions, [_grid(sizes[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
-    )
+    grids = [_grid(sizes[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
+    starts = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
+    return Packing(tokens, positions, starts, grids)
 
 
 def grids_of(sizes: Sequence[int]) -> list[int]:
@@ -158,11 +169,15 @@ def _attention(
     heads, rows = query.shape[1:3]
     if key.shape[1] < heads:
         key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
-    sizes = [*(grid.tokens for grid in packing.grids), rows - packing.tokens]
-    parts = zip(packing.grids, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=False)
     window = options.get("sliding_window")
-    found = [_in_grid(grid, *of_grid, scaling=scaling, window=window) for grid, *of_grid in parts]
-    return torch.cat([*found, found[0].new_zeros(sizes[-1], heads, query.shape[3])])[None], None
+    sizes = [*(grid.tokens for grid in packing.grids), rows - packing.tokens]
+    if (window is None or window >= packing.longest) and varlen_attention.fits(query):
+        query, key, value = (x[0, :, : packing.tokens] for x in (query, key, value))
+        found = [varlen_attention.varlen(query, key, value, packing.starts, packing.longest, scaling)]
+    else:
+        parts = zip(packing.grids, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=False)
+        found = [_in_grid(grid, *of_grid, scaling=scaling, window=window) for grid, *of_grid in parts]
+    return torch.cat([*found, found[0].new_zeros(sizes[-1], *found[0].shape[1:])])[None], None
 
 
 def _in_grid(grid: Grid, *qkv: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:

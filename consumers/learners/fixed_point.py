@@ -26,6 +26,10 @@ class FixedPointSum:
             from consumers.learners.fixed_point_cpu import add_and_clear
 
             most = float(add_and_clear(gradient.numpy(), self._sum.numpy(), np.float32(_SCALE), _LARGEST))
+        elif gradient.device.type == "cuda":
+            from consumers.learners import fixed_point_gpu
+
+            most = fixed_point_gpu.add_and_clear_there(gradient, self._sum, _SCALE)
         else:
             most = float(gradient.abs().max())
             self._sum += (gradient * _SCALE).round_().to(torch.int64)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +23,7 @@ from infra.weights.bits import Bits, kind_of, model_of
 from infra.weights.codec import chunks, decoding, encoding, groups, scan_fast, scan_plain, streams, tiles
 from infra.weights.codec.bands import MOST_BANDS, band_edges, band_table
 from infra.weights.codec.decoding import StaleTile
-from infra.weights.codec.scan import SCAN_VARIABLE, Scan, scanner
+from infra.weights.codec.scan import SCAN_VARIABLE, Scan, one_by_one, scanner
 from infra.weights.codec.tiles import tile_hash
 from infra.weights.weights_error import WeightsError
 from tests.damage import cuts_and_flips
@@ -109,7 +110,7 @@ def test_both_scans_are_the_same_and_lead_back(
 def test_changes_that_lead_elsewhere_are_undone(module: Scan) -> None:
     kind, band = kind_of("BF16"), edges("BF16", 5)
     old, new = drawn("BF16", 1000, 0.1, 0)
-    changes = PLAIN.scan(old, new, kind, band, 1000)
+    changes = scan_plain.scan(old, new, kind, band, 1000)
     assert changes is not None
     for place, more in itertools.product(range(changes.gaps.size), (1, 1000)):
         gaps, data = changes.gaps.copy(), old.copy()
@@ -203,12 +204,13 @@ def test_after_a_crash_decoding_goes_on(small_tiles: None) -> None:
     def dies(*args: Any) -> Any:
         nonlocal left
         left -= 1
-        undo = PLAIN.apply(*args) if left or tried % 2 else None  # it dies before that, or behind
+        undo = scan_plain.apply(*args) if left or tried % 2 else None  # it dies before that, or behind
         if not left:
             raise Died
         return undo
 
-    with patch.object(decoding, "scanner", lambda: Scan(PLAIN.census, PLAIN.scan, dies)):
+    dying = SimpleNamespace(census=scan_plain.census, scan=scan_plain.scan, apply=dies)
+    with patch.object(decoding, "scanner", lambda: one_by_one(dying)):
         for tried in range(20):
             left = tried + 1
             try:
@@ -330,11 +332,11 @@ def test_what_scans_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (SCAN_VARIABLE, NUMBA.variable):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(NUMBA.variable, "plain")
-    assert scanner().scan is scan_plain.scan
+    assert scanner().census is scan_plain.census
     monkeypatch.delenv(NUMBA.variable)
-    assert scanner().scan is scanner("compiled").scan is scan_fast.scan
+    assert scanner().census is scanner("compiled").census is scan_fast.census
     monkeypatch.setenv(SCAN_VARIABLE, "plain")
-    assert scanner().scan is scan_plain.scan
+    assert scanner().census is scan_plain.census
     monkeypatch.setenv(SCAN_VARIABLE, "fast")
     with pytest.raises(
         ChoiceError, match="STREAMRL_SCAN=fast is not allowed: set it to one of compiled, plain, cuda"

@@ -1,4 +1,4 @@
-"""Sums of gradients: exact, in any order, by the compiled loop as by torch."""
+"""Sums of gradients: exact, in any order, by the compiled loop as by torch and by the kernel for GPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.learners.fixed_point import FixedPointSum
+from tests.triton_kernels import check_compiles, interpreted, print_launches
 
 CPU = torch.device("cpu")
 numbers = st.floats(-(2.0**20), 2.0**20, width=32)
@@ -53,3 +54,42 @@ def test_a_sum_that_may_not_fit_is_told_and_the_next_begins_anew() -> None:
     assert not one.take(torch.tensor([-large - 2]))
     mean(one, 1.0)
     assert one.take(torch.tensor([large]))
+
+
+def on_a_gpu() -> None:
+    """The kernel for GPUs adds what torch adds."""
+    from consumers.learners.fixed_point_gpu import add_and_clear_there
+
+    draw = torch.Generator().manual_seed(0)
+    scale = torch.exp2(torch.randint(-40, 20, (9000,), generator=draw).float())
+    gradient = torch.randn(9000, generator=draw) * scale
+    halves = (torch.arange(-3.0, 4.0) + 0.5) / 2**32
+    gradient[:7], gradient[7:9] = halves, torch.tensor([2.0**-9 + 2.0**-33, -(2.0**-9) - 2.0**-33])
+    before = torch.arange(9000) * 10**12
+    expected, most = before + (gradient * 2.0**32).round().to(torch.int64), float(gradient.abs().max())
+    assert add_and_clear_there(gradient, before, 2.0**32) == most
+    assert torch.equal(before, expected)
+    assert not gradient.any()
+    for bad in (math.nan, math.inf, -math.inf):
+        assert (
+            add_and_clear_there(torch.tensor([1.0, bad]), torch.zeros(2, dtype=torch.int64), 2.0**32)
+            == math.inf
+        )
+
+
+def launches() -> None:
+    """Print how the kernel for GPUs is launched."""
+    from consumers.learners import fixed_point_gpu
+
+    one = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+    print_launches(fixed_point_gpu, lambda: fixed_point_gpu.add_and_clear_there(*one, 2.0**32))
+
+
+def test_the_kernel_for_gpus_adds_what_torch_adds() -> None:
+    interpreted(on_a_gpu)
+
+
+def test_the_kernel_for_gpus_compiles_for_an_h100() -> None:
+    from consumers.learners import fixed_point_gpu
+
+    check_compiles(fixed_point_gpu, interpreted(launches))

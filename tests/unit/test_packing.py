@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,9 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from consumers.batches import packing
+from consumers.batches import packing, varlen_attention
 from infra.cpu_linear import linear, padded_rows
 
 
@@ -40,11 +44,37 @@ def hidden_and_gradients(
     return hidden.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+def call_of_torch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor, also: torch.Tensor,
+    longest: int, longest_too: int, *, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Compute, sequence by sequence, what torch's call for GPUs computes in one go."""
+    assert starts is also
+    assert longest == longest_too == int(starts.diff().max())
+    parts = (x.transpose(0, 1).split(starts.diff().tolist(), dim=1) for x in (query, key, value))
+    each = zip(*parts, strict=True)
+    found = [scaled_dot_product_attention(*qkv, is_causal=True, scale=scale) for qkv in each]
+    return torch.cat(found, dim=1).transpose(0, 1)
+
+
+@contextmanager
+def in_one_call(yes: bool) -> Iterator[None]:
+    if not yes:
+        yield
+        return
+    with (
+        patch.object(varlen_attention, "fits", lambda query: True),
+        patch.object(varlen_attention, "_call", lambda: call_of_torch),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("one_call", [True, False])
 @pytest.mark.parametrize("fills", [True, False])
 @pytest.mark.parametrize("kind", MODELS)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=10)
-def test_packed_is_as_alone(fills: bool, kind: str, sizes: list[int]) -> None:
+def test_packed_is_as_alone(one_call: bool, fills: bool, kind: str, sizes: list[int]) -> None:
     model = MODELS[kind]
     sequences = [torch.randint(24, (size,), generator=torch.Generator().manual_seed(size)) for size in sizes]
     model.set_attn_implementation("eager")
@@ -57,12 +87,13 @@ def test_packed_is_as_alone(fills: bool, kind: str, sizes: list[int]) -> None:
         packed = packing.pack_sequences(sizes)
     tokens = torch.zeros(packed.positions.shape[0], dtype=torch.long)
     tokens[: packed.tokens] = torch.cat(sequences)
-    together, found = hidden_and_gradients(
-        model,
-        lambda: model.model(
-            input_ids=tokens[None], position_ids=packed.positions[None], packing=packed
-        ).last_hidden_state[0, : packed.tokens],
-    )
+    with in_one_call(one_call):
+        together, found = hidden_and_gradients(
+            model,
+            lambda: model.model(
+                input_ids=tokens[None], position_ids=packed.positions[None], packing=packed
+            ).last_hidden_state[0, : packed.tokens],
+        )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     for name, gradient in expected.items():
         if gradient is not None:
@@ -116,3 +147,14 @@ def test_linear_is_that_of_torch(biased: bool, before: list[int]) -> None:
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_one_call_is_for_gpus_and_16_bits() -> None:
+    assert not varlen_attention.fits(torch.zeros(1, 2, 3, 8))
+    assert varlen_attention._call() is not None  # this torch has it
+    queries = SimpleNamespace(
+        is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 3, 64), device=torch.device("cuda")
+    )
+    assert varlen_attention.fits(queries)  # type: ignore[arg-type]
+    for other in ({"dtype": torch.float32}, {"shape": (1, 2, 3, 60)}, {"shape": (1, 2, 3, 512)}):
+        assert not varlen_attention.fits(SimpleNamespace(**vars(queries) | other))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ changes (gap), and by how many steps of the last place that one moves (step).
     tiles        the pieces of a model that are each scanned, hashed and verified by themselves
     bands        the choice of exponents that form a band
     scan         gaps and steps of one tile, and back: `scan_fast` compiled (`kernels` has its loops),
-                 `scan_plain` in numpy, `scan_gpu` on a GPU
+                 `scan_plain` in numpy; `scan_gpu` all tiles of a run on a GPU (`gpu_kernels`, `gpu_hash`)
     rows         tensors of which few rows change
     streams      integers to bytes and back: pcodec, zstd, raw, or `wide` where there are very many
     whole        tiles coded whole, without old ones

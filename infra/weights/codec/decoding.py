@@ -12,7 +12,7 @@ from infra.weights.arrays import Array
 from infra.weights.bits import Kind, Model, kind_of
 from infra.weights.codec import rows, whole
 from infra.weights.codec.bands import MOST_BANDS
-from infra.weights.codec.groups import BANDED, ROWED, WHOLE, Head
+from infra.weights.codec.groups import ROWED, SAME, WHOLE, Head
 from infra.weights.codec.scan import Changes, Scan, scanner
 from infra.weights.codec.streams import StreamsReader
 from infra.weights.codec.tiles import TILE, Tile, tile_hash
@@ -41,8 +41,8 @@ def decode_group(
     body, moving = body[told:], dict[int, _Moving]()
     if head.mode == ROWED:
         moving, body = _moving(body, tiles, model, what)
-    changes = _read(body, tiles, kind, what) if head.mode in (BANDED, ROWED) else None
-    yield from _changed(tiles, model, hashes, changes, moving, scan or scanner(), what)
+    read = _nothing(len(tiles), kind) if head.mode == SAME else _read(body, tiles, kind, what)
+    yield from _changed(tiles, model, hashes, read, moving, scan or scanner(), what)
 
 
 def _replaced(
@@ -71,24 +71,36 @@ class _Read(NamedTuple):
     gaps: Array
     steps: Array
 
+    def of_tiles(self, hashes: Array) -> dict[int, Changes]:
+        """Return the changes of each tile that has some, by the tile's number."""
+        some = np.flatnonzero((self.ends > self.begins).any(axis=1)).tolist()
+        ends = ((self.begins[number], self.ends[number]) for number in some)
+        return {
+            number: Changes(*mine, self.gaps, self.steps, *map(int, hashes[:, number]))
+            for number, mine in zip(some, ends, strict=True)
+        }
+
 
 def _changed(
-    tiles: Sequence[Tile], model: Model, hashes: Array, read: _Read | None, moving: Mapping[int, _Moving],
+    tiles: Sequence[Tile], model: Model, hashes: Array, read: _Read, moving: Mapping[int, _Moving],
     scan: Scan, what: str,
 ) -> Iterator[Tile]:  # fmt: skip
     """Change tiles first, then verify them: nearly all tiles are as expected, and need one hash only."""
+    changes, kind = read.of_tiles(hashes), model[tiles[0].tensor].kind
+    usual = [number for number in changes if number not in moving]
+    applied = scan.apply(
+        (tiles[number].of(model[tiles[number].tensor]) for number in usual), kind, read.edges,
+        [changes[number] for number in usual],
+    )  # fmt: skip
     for number, (tile, before, after) in enumerate(zip(tiles, *hashes.tolist(), strict=True)):
-        bits = model[tile.tensor]
-        data = tile.of(bits)
-        if read is not None and (read.ends[number] > read.begins[number]).any():
-            mine = Changes(read.begins[number], read.ends[number], read.gaps, read.steps, before, after)
-            if number in moving:
-                done = _apply_to_rows(data, moving[number], bits.kind, read.edges, mine, scan)
-            else:
-                done = scan.apply(data, bits.kind, read.edges, mine)
-            if done:
-                yield tile
-                continue
+        data = tile.of(model[tile.tensor])
+        if number in moving and number in changes:
+            done = _apply_to_rows(data, moving[number], kind, read.edges, changes[number], scan)
+        else:
+            done = number in changes and next(applied)
+        if done:
+            yield tile
+            continue
         found = tile_hash(data)
         if found == after:
             continue
@@ -104,7 +116,7 @@ def _apply_to_rows(
     where = moving.tile, moving.row, moving.mask
     was = rows.picked(data, *where)
     made = was.copy()
-    if not scan.apply(made, kind, edges, replace(changes, after=moving.after)):
+    if not next(scan.apply([made], kind, edges, [replace(changes, after=moving.after)])):
         return False
     rows.put_rows(data, *where, made)
     if tile_hash(data) == changes.after:
@@ -150,6 +162,11 @@ def _moving(
         found[number] = _Moving(tiles[number], row, mask, after)
         at += size
     return found, rest[8 * len(numbers) :]
+
+
+def _nothing(tiles: int, kind: Kind) -> _Read:
+    none = np.zeros((tiles, 1), np.int64)
+    return _Read(np.zeros(1, np.uint8), none, none, np.zeros(0, np.uint32), np.zeros(0, kind.unsigned))
 
 
 def _read(body: memoryview, tiles: Sequence[Tile], kind: Kind, what: str) -> _Read:

@@ -55,8 +55,8 @@ def encode_run(
     edges, small = _edges(looked, kind, scan), TILE // PARTS
     room = TILE * kind.bits // (32 + kind.bits)  # changes that are held: no more bytes than a tile
     held: list[_Scanned] = []
-    for number, one in enumerate(looked):
-        changes = scan.scan(*one.scanned(), kind, edges, small)
+    every = scan.scan((one.scanned() for one in looked), kind, edges, small)
+    for number, (one, changes) in enumerate(zip(looked, every, strict=False)):
         if held and (changes is None or _count(held) + changes.gaps.size > room):
             yield _group(dtype, held, edges, parts)
         if changes is None:

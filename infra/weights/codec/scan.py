@@ -1,4 +1,4 @@
-"""The scan of one tile finds which weights change, and by how much; `apply` makes these changes.
+"""The scan of a tile finds which weights change, and by how much; `apply` makes these changes.
 
 For each band, in the order of the tile's elements:
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -46,14 +47,36 @@ class Changes:
 
 @dataclass(frozen=True)
 class Scan:
-    """The three operations on a tile. `edges` are the lowest exponents of the bands."""
+    """The three operations. `edges` are the lowest exponents of the bands.
+
+    Tiles are worked on one by one as they are asked for, or all together.
+    """
 
     census: Callable[[Array, Array, Kind, int], Array]
     """Count elements, changes and the sum of steps, by old exponent, in one of so many stretches."""
-    scan: Callable[[Array, Array, Kind, Array, int], Changes | None]
-    """Return what changes; None if there are more changes than so many."""
-    apply: Callable[[Array, Kind, Array, Changes], bool]
-    """Turn old bits into new ones, in place. Returns False, and changes nothing, if they come out wrong."""
+    scan: Callable[[Iterable[tuple[Array, Array]], Kind, Array, int], Iterator[Changes | None]]
+    """Yield what changes in each tile; None, and no more, for the first with more changes than so many."""
+    apply: Callable[[Iterable[Array], Kind, Array, Sequence[Changes]], Iterator[bool]]
+    """Turn old bits into new ones, in place. Yields False for a tile that comes out wrong, and stays."""
+
+
+def one_by_one(module: Any) -> Scan:
+    """Return the scan of a module whose functions work on one tile."""
+
+    def scan(
+        pairs: Iterable[tuple[Array, Array]], kind: Kind, edges: Array, most: int
+    ) -> Iterator[Changes | None]:
+        for old, new in pairs:
+            changes = module.scan(old, new, kind, edges, most)
+            yield changes
+            if changes is None:
+                return
+
+    def apply(tiles: Iterable[Array], kind: Kind, edges: Array, changes: Sequence[Changes]) -> Iterator[bool]:
+        for tile, one in zip(tiles, changes, strict=True):
+            yield module.apply(tile, kind, edges, one)
+
+    return Scan(module.census, scan, apply)
 
 
 def scanner(which: str | None = None) -> Scan:
@@ -74,7 +97,9 @@ def _scanner(which: str) -> Scan:
         if which:
             raise WeightsError(f"{SCAN_VARIABLE}={which}: {error.name} is not installed") from error
         return _scanner("plain")
-    return Scan(module.census, module.scan, module.apply)
+    if which == "cuda":
+        return Scan(module.census, module.scan, module.apply)
+    return one_by_one(module)
 
 
 @cache
@@ -87,4 +112,5 @@ def _apply_nothing(kind: Kind) -> None:
     nothing, edges = np.zeros(1, np.int64), np.zeros(1, np.uint8)
     none = np.zeros(0, np.uint32), np.zeros(0, kind.unsigned)
     with contextlib.suppress(Exception):  # a real call raises it again
-        scanner().apply(np.zeros(1, kind.unsigned), kind, edges, Changes(nothing, nothing, *none, 0, 0))
+        changes = Changes(nothing, nothing, *none, 0, 0)
+        list(scanner().apply([np.zeros(1, kind.unsigned)], kind, edges, [changes]))

@@ -1,175 +1,207 @@
-"""The scan of tiles on a GPU, in Triton: the changes of `scan.py`, number for number.
+"""The scan of a run's tiles on a GPU: the changes of `scan.py`, number for number, for all tiles at once.
 
-    1  in each block: how many elements of each band there are, and how many of them change
-    2  sums over the blocks before: which place in its band a block's first element has
-    3  each element's place in its band, by a sum over the block; the changed ones are written out
+    1  in each block: how many elements of each band there are, and how many elements change
+    2  sums over the blocks before: which place in its band a block's first element of that band has
+    3  each element's place in its band; the changed ones are written out, and sorted by tile and band
 
 To apply changes, steps are laid out band by band, with a place for each element, so that each element finds
-its own step. Tiles come from the processor's memory, where they are hashed too; only changed elements go
-back.
+its own. `gpu_kernels` has the kernels, `gpu_hash` the hashes. Only changed elements, and hashes, come back.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 
 from infra import choices
 from infra.weights.arrays import Array
 from infra.weights.bits import Kind
-from infra.weights.codec import scan_plain
+from infra.weights.codec import gpu_kernels, scan_plain
 from infra.weights.codec.bands import band_table
+from infra.weights.codec.gpu_hash import tile_hashes
 from infra.weights.codec.scan import Changes
-from infra.weights.codec.tiles import tile_hash
 from infra.weights.weights_error import WeightsError
 
 census = scan_plain.census  # in numpy: the elements are too few to be worth copying to the GPU
-_BLOCK = 1024
+_ROWS = 32
+_BLOCK = _ROWS * gpu_kernels.ROW.value  # elements
+_TYPES = {8: torch.int8, 16: torch.int16, 32: torch.int32}  # torch knows little of unsigned numbers
 
 
-def scan(old: Array, new: Array, kind: Kind, edges: Array, most: int) -> Changes | None:
-    """Return the changes, band by band; None if there are more than `most`."""
-    was, now, table = _there(old), _there(new), _there(band_table(edges))
-    counts, changed = _counts(was, now, table, kind, edges.size)
-    before = counts.cumsum(0) - counts
-    of_band = changed.sum(0)
-    ends = of_band.cumsum(0)
-    begins, total = ends - of_band, int(of_band.sum())
-    if total > most:
-        return None
-    where = begins + changed.cumsum(0) - changed
-    ranks, steps = (torch.empty(total, dtype=torch.int64, device=was.device) for _ in "rs")
-    _changes_kernel[_grid(was)](
-        was, now, table, before, where, ranks, steps, was.numel(), kind.fraction, kind.exponents - 1,
-        kind.sign, (1 << kind.bits) - 1, n_bands=edges.size, block=_BLOCK,
-    )  # fmt: skip
-    gaps = ranks - torch.cat([ranks.new_full((1,), -1), ranks[:-1]]) - 1
-    first = begins[of_band > 0]
-    gaps[first] = ranks[first]
-    found = (gaps.cpu().numpy().astype(np.uint32), steps.cpu().numpy().astype(kind.unsigned))
-    return Changes(begins.cpu().numpy(), ends.cpu().numpy(), *found, tile_hash(old), tile_hash(new))
+def scan(
+    pairs: Iterable[tuple[Array, Array]], kind: Kind, edges: Array, most: int
+) -> Iterator[Changes | None]:
+    """Yield each tile's changes, band by band; None, and no more, as soon as a tile has more than `most`."""
+    olds, news = zip(*pairs, strict=True)
+    run = _Run(olds, kind, edges)
+    old, new = run.laid(olds), run.laid(news)
+    counts, moved = run.counts(old, new)
+    of_tile = run.by_tile(moved)
+    dense = (of_tile > most).nonzero()
+    tiles = int(dense[0]) if dense.numel() else len(olds)
+    if tiles:
+        yield from run.changes(old, new, counts, moved, of_tile[:tiles])
+    if tiles < len(olds):
+        yield None
 
 
-def apply(data: Array, kind: Kind, edges: Array, changes: Changes) -> bool:
-    """Turn old bits into new ones, in place. Returns False, and changes nothing, if they come out wrong."""
-    was, table = _there(data), _there(band_table(edges))
-    counts, _ = _counts(was, was, table, kind, edges.size)
-    of_band = counts.sum(0)
-    starts = of_band.cumsum(0) - of_band
-    mine = [slice(*ends) for ends in zip(changes.begins.tolist(), changes.ends.tolist(), strict=True)]
-    gaps = [changes.gaps[one].astype(np.int64) for one in mine]
-    ranks = _there(np.concatenate([np.cumsum(one + 1) - 1 for one in gaps]))
-    owner = torch.repeat_interleave(torch.arange(edges.size, device=was.device), _there(changes.counts))
-    if bool((ranks >= of_band[owner]).any()):
-        return False
-    steps = torch.zeros(data.size, dtype=torch.int64, device=was.device)
-    told = np.concatenate([changes.steps[one] for one in mine]).astype(np.int64)
-    steps[starts[owner] + ranks] = _there(told)
-    made = torch.empty_like(was)
-    _apply_kernel[_grid(was)](
-        was, made, table, starts + counts.cumsum(0) - counts, steps, data.size, kind.fraction,
-        kind.exponents - 1, kind.sign, (1 << kind.bits) - 1, n_bands=edges.size, block=_BLOCK,
-    )  # fmt: skip
-    bits = made.view(getattr(torch, f"int{kind.bits}"))  # torch knows little of unsigned numbers
-    where = (bits != was.view(bits.dtype)).nonzero().reshape(-1)
-    places = where.cpu().numpy()
-    before = data[places]
-    data[places] = bits[where].cpu().numpy().view(kind.unsigned)
-    if tile_hash(data) == changes.after:
-        return True
-    data[places] = before
-    return False
+def apply(datas: Iterable[Array], kind: Kind, edges: Array, changes: Sequence[Changes]) -> Iterator[bool]:
+    """Turn old bits into new ones, in place. Yields False for a tile that would come out wrong, and stays."""
+    tiles = list(datas)
+    run = _Run(tiles, kind, edges)
+    flat = run.laid(tiles)
+    made, fits = run.applied(flat, changes)
+    right = [
+        fit and found == one.after
+        for fit, found, one in zip(fits, run.hashes(made), changes, strict=True)
+    ]  # fmt: skip
+    where = (made != flat).nonzero().reshape(-1)
+    places, bits = where.cpu().numpy(), made[where].cpu().numpy().view(kind.unsigned)
+    ends = np.searchsorted(places, run.starts + run.sizes)
+    begins = np.searchsorted(places, run.starts)
+    for data, start, begin, end, is_right in zip(tiles, run.starts, begins, ends, right, strict=True):
+        if is_right:
+            data[places[begin:end] - start] = bits[begin:end]
+        yield is_right
 
 
-def _there(numbers: Array) -> torch.Tensor:
-    """Return numbers on the GPU; or on the processor, if Triton's interpreter is used without a GPU."""
+class _Run:
+    """Tiles on the GPU, one behind the other, each filled up to whole blocks."""
+
+    def __init__(self, tiles: Sequence[Array], kind: Kind, edges: Array) -> None:
+        self._kind, self._bands = kind, edges.size
+        self.sizes = np.array([tile.size for tile in tiles])
+        blocks = -(-self.sizes // _BLOCK)
+        self._first = np.append(0, np.cumsum(blocks))  # block of each tile, and their number
+        self.starts = self._first[:-1] * _BLOCK
+        self._device = _device()
+        self._tile = _to(np.repeat(np.arange(blocks.size), blocks), self._device)  # of each block
+        behind = self.starts + self.sizes
+        held = np.minimum(_BLOCK, np.repeat(behind, blocks) - np.arange(self._first[-1]) * _BLOCK)
+        self._held = _to(held.astype(np.int32), self._device)
+        self._table = _to(band_table(edges), self._device)
+
+    def laid(self, tiles: Sequence[Array]) -> torch.Tensor:
+        """Return tiles' elements on the GPU."""
+        flat = torch.empty(int(self._first[-1]) * _BLOCK, dtype=_TYPES[self._kind.bits], device=self._device)
+        for tile, start in zip(tiles, self.starts.tolist(), strict=True):
+            plain = tile if tile.flags.writeable else tile.copy()  # torch warns of others
+            flat[start : start + tile.size] = torch.from_numpy(plain.view(f"i{tile.itemsize}"))
+        return flat
+
+    def hashes(self, flat: torch.Tensor) -> list[int]:
+        """Return the tiles' hashes."""
+        size = self._kind.bits // 8
+        return tile_hashes(flat.view(torch.uint8), self.starts * size, self.sizes * size)
+
+    def counts(self, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the number of elements by block and band, and the number of changes by block."""
+        blocks, kind = int(self._first[-1]), self._kind
+        counts = torch.empty(blocks, self._bands, dtype=torch.int32, device=self._device)
+        moved = torch.empty(blocks, dtype=torch.int32, device=self._device)
+        gpu_kernels.counts_kernel[(blocks,)](
+            old, new, self._table, self._held, counts, moved, *_layout(kind)[:2], _layout(kind)[3],
+            n_bands=self._bands, rows=_ROWS,
+        )  # fmt: skip
+        return counts, moved
+
+    def by_tile(self, of_blocks: torch.Tensor) -> torch.Tensor:
+        """Return the sums of numbers of blocks, by tile."""
+        return of_blocks.new_zeros(self.sizes.size, *of_blocks.shape[1:]).index_add_(0, self._tile, of_blocks)
+
+    def changes(
+        self, old: torch.Tensor, new: torch.Tensor, counts: torch.Tensor, moved: torch.Tensor,
+        of_tile: torch.Tensor,
+    ) -> Iterator[Changes]:  # fmt: skip
+        """Yield the changes of the first tiles, of which `of_tile` has the number of changes."""
+        total, tiles = int(of_tile.sum()), of_tile.numel()
+        ranks, steps, bands = (
+            torch.empty(total, dtype=dtype, device=self._device)
+            for dtype in (torch.int32, old.dtype, torch.int8)
+        )
+        gpu_kernels.changes_kernel[(int(self._first[tiles]),)](
+            old, new, self._table, self._held, self._before(counts), _before(moved), ranks, steps, bands,
+            *_layout(self._kind), n_bands=self._bands, rows=_ROWS,
+        )  # fmt: skip
+        owner = torch.repeat_interleave(torch.arange(tiles, device=self._device), of_tile)
+        keys, order = (owner * self._bands + bands).sort(stable=True)
+        ranks = ranks[order]
+        gaps = ranks - 1
+        gaps[1:] -= torch.where(keys[1:] == keys[:-1], ranks[:-1], -1)
+        gaps[:1] += 1
+        of_band = torch.bincount(keys, minlength=tiles * self._bands).reshape(tiles, -1).cpu().numpy()
+        told = gaps.cpu().numpy().view(np.uint32), steps[order].cpu().numpy().view(self._kind.unsigned)
+        hashes = zip(self.hashes(old), self.hashes(new), strict=True)
+        ends = of_tile.cumsum(0).tolist()
+        for counted, end, (before, after) in zip(of_band, ends, hashes, strict=False):
+            mine = slice(end - int(counted.sum()), end)
+            behind = np.cumsum(counted)
+            yield Changes(behind - counted, behind, told[0][mine], told[1][mine], before, after)
+
+    def applied(self, flat: torch.Tensor, changes: Sequence[Changes]) -> tuple[torch.Tensor, list[bool]]:
+        """Return changed elements, and of each tile whether its changes all found an element."""
+        counts, _ = self.counts(flat, flat)
+        of_band = self.by_tile(counts).reshape(-1)
+        starts = _before(of_band)
+        number = np.concatenate([one.counts for one in changes])
+        begins, count = _to(np.cumsum(number) - number, self._device), _to(number, self._device)
+        owner = torch.repeat_interleave(torch.arange(number.size, device=self._device), count)
+        gaps, steps = (_to(_joined(changes, name), self._device) for name in ("gaps", "steps"))
+        past = (gaps.to(torch.int64) + 1).cumsum(0)
+        ranks = past - 1 - torch.cat([past.new_zeros(1), past])[begins][owner]
+        wrong = ranks >= of_band[owner]
+        misfits = torch.zeros(len(changes), dtype=torch.bool, device=self._device)
+        misfits[owner[wrong] // self._bands] = True
+        ranks, owner, steps = (numbers[~wrong] for numbers in (ranks, owner, steps))
+        codes = torch.zeros_like(flat)
+        codes[starts[owner] + ranks] = steps.to(flat.dtype)
+        made = flat.clone()
+        before = self._before(counts) + starts.reshape(-1, self._bands)[self._tile]
+        gpu_kernels.apply_kernel[(self._held.numel(),)](
+            flat, made, self._table, self._held, before.to(torch.int32), codes, *_layout(self._kind),
+            n_bands=self._bands, rows=_ROWS,
+        )  # fmt: skip
+        return made, (~misfits).tolist()
+
+    def _before(self, counts: torch.Tensor) -> torch.Tensor:
+        """Return how many elements of each band the blocks before have, in the same tile."""
+        every = _before(counts)
+        return every - every[_to(self._first[:-1], self._device)][self._tile]
+
+
+def _before(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.cumsum(0, dtype=numbers.dtype) - numbers
+
+
+def _joined(changes: Sequence[Changes], name: str) -> Array:
+    """Return all tiles' gaps or steps, tile by tile and band by band, as signed numbers."""
+    parts = [
+        getattr(one, name)[begin:end]
+        for one in changes for begin, end in zip(one.begins.tolist(), one.ends.tolist(), strict=True)
+    ]  # fmt: skip
+    joined = np.concatenate(parts)
+    return joined.astype(np.int64) if name == "gaps" else joined.view(f"i{joined.itemsize}")
+
+
+def _layout(kind: Kind) -> tuple[int, int, int, int, int]:
+    """Return a type's layout as kernels take it: signed numbers of 32 bits."""
+    whole, sign = (_signed(mask) for mask in ((1 << kind.bits) - 1, kind.sign))
+    return kind.fraction, kind.exponents - 1, sign, whole, kind.bits - 1
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 32) if number >> 31 else number
+
+
+def _device() -> torch.device:
+    """Return the GPU; or the processor, if Triton's interpreter is used without a GPU."""
     if not (cuda := choices.cuda()) and os.environ.get("TRITON_INTERPRET") != "1":
         raise WeightsError("weights are to be scanned on a GPU, but torch sees none: unset STREAMRL_SCAN")
-    plain = numbers if numbers.flags.writeable else numbers.copy()
-    return torch.from_numpy(plain).to("cuda" if cuda else "cpu")
+    return torch.device("cuda" if cuda else "cpu")
 
 
-def _grid(data: torch.Tensor) -> tuple[int]:
-    return (triton.cdiv(data.numel(), _BLOCK),)
-
-
-def _counts(
-    old: torch.Tensor, new: torch.Tensor, table: torch.Tensor, kind: Kind, bands: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of elements, and that of changes, by block and band."""
-    found = torch.empty(2, *_grid(old), bands, dtype=torch.int64, device=old.device)
-    _counts_kernel[_grid(old)](
-        old, new, table, found[0], found[1], old.numel(), kind.fraction, kind.exponents - 1, n_bands=bands,
-        block=_BLOCK,
-    )  # fmt: skip
-    return found[0], found[1]
-
-
-@triton.jit
-def _block(data: Any, table: Any, size: Any, fraction: Any, most: Any, block: tl.constexpr) -> Any:
-    """Return a program's elements: their places, whether they are in the tile, their bits, their bands."""
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < size
-    bits = tl.load(data + at, there, 0).to(tl.int64)
-    return at, there, bits, tl.load(table + ((bits >> fraction) & most)).to(tl.int64)
-
-
-@triton.jit
-def _ordered(bits: Any, sign: Any, whole: Any) -> Any:
-    return bits ^ tl.where((bits & sign) != 0, whole, sign)
-
-
-@triton.jit
-def _counts_kernel(
-    old: Any, new: Any, table: Any, counts: Any, changed: Any, size: Any, fraction: Any, most: Any,
-    n_bands: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
-    at, there, was, band = _block(old, table, size, fraction, most, block)
-    now = tl.load(new + at, there, 0).to(tl.int64)
-    for b in range(n_bands):
-        mine = there & (band == b)
-        place = tl.program_id(0) * n_bands + b
-        tl.store(counts + place, tl.sum(mine.to(tl.int64)))
-        tl.store(changed + place, tl.sum((mine & (was != now)).to(tl.int64)))
-
-
-@triton.jit
-def _changes_kernel(
-    old: Any, new: Any, table: Any, before: Any, where: Any, ranks: Any, steps: Any, size: Any,
-    fraction: Any, most: Any, sign: Any, whole: Any, n_bands: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
-    at, there, was, band = _block(old, table, size, fraction, most, block)
-    now = tl.load(new + at, there, 0).to(tl.int64)
-    step = (_ordered(now, sign, whole) - _ordered(was, sign, whole)) & whole
-    code = ((2 * step) & whole) ^ tl.where(2 * step > whole, whole, 0)
-    for b in range(n_bands):
-        mine = there & (band == b)
-        moves = mine & (was != now)
-        own = tl.program_id(0) * n_bands + b
-        rank = tl.load(before + own) + tl.cumsum(mine.to(tl.int64), 0) - 1
-        slot = tl.load(where + own) + tl.cumsum(moves.to(tl.int64), 0) - 1
-        tl.store(ranks + slot, rank, moves)
-        tl.store(steps + slot, code, moves)
-
-
-@triton.jit
-def _apply_kernel(
-    data: Any, to: Any, table: Any, before: Any, steps: Any, size: Any, fraction: Any, most: Any, sign: Any,
-    whole: Any, n_bands: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
-    at, there, bits, band = _block(data, table, size, fraction, most, block)
-    slot = tl.zeros((block,), tl.int64)
-    for b in range(n_bands):
-        mine = there & (band == b)
-        rank = tl.load(before + tl.program_id(0) * n_bands + b) + tl.cumsum(mine.to(tl.int64), 0) - 1
-        slot = tl.where(mine, rank, slot)
-    code = tl.load(steps + slot, there, 0)
-    step = (code >> 1) ^ tl.where((code & 1) != 0, whole, 0)
-    place = (_ordered(bits, sign, whole) + step) & whole
-    made = tl.where(sign != 0, place ^ tl.where((place & sign) != 0, sign, whole), place)
-    tl.store(to + at, made.to(to.dtype.element_ty), there)
+def _to(numbers: Array, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy()).to(device)
