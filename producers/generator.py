@@ -48,10 +48,10 @@ from schemas.wire import encode
 _SCORES_S = 0.004  # how often rewards are polled while few samples run: somebody may wait for the last
 _IDLE_S = 0.2  # how often an idle generator looks whether it shall stop
 # A request to the broker costs generator, trainer and broker a millisecond or two each, so samples that
-# finish within this time share one. Not when few run: then somebody waits for the last ones. In sync mode
-# the trainer has nothing else to do.
+# finish within this time share one. Not when few run, in number or for its slots: then somebody waits for the
+# last ones. In sync mode the trainer has nothing else to do.
 _HOLD_S, _HOLD_IN_SYNC_S = 0.1, 0.02
-_FEW = 16
+_FEW, _FEW_SHARE = 16, 0.5
 _LAST_SCORES_S = 3.0  # how long a generator that leaves waits for rewards
 _TROUBLE_S = 60.0  # how long the heartbeat names a sample without a reward
 _FULL = 0.9  # share of the slots: with so many samples, more would have to wait
@@ -104,6 +104,7 @@ class Generator:
         self._scoring: dict[str, MadeSample] = {}
         self._held: list[Sample] = []  # finished and scored, not sent yet
         self._held_since = 0.0
+        self._few = min(_FEW, _FEW_SHARE * context.spec.generator.slots)
         self._hold_s = _HOLD_IN_SYNC_S if context.spec.algorithm.mode == "sync" else _HOLD_S
         self._progress = _Progress()
         self._troubled_at = 0.0  # when a sample last had no reward
@@ -257,7 +258,7 @@ class Generator:
 
         New assignments and weights end the wait by the bell.
         """
-        if self._rewards.pending() and self._decoding.running < _FEW:
+        if self._rewards.pending() and self._decoding.running < self._few:
             return _SCORES_S
         return min(self._hold_s if self._held or self._rewards.pending() else _IDLE_S, self._look_s)
 
@@ -279,7 +280,7 @@ class Generator:
 
     def _publish(self) -> None:
         """Send the finished samples, if enough time has passed or few are running."""
-        if self._decoding.running >= _FEW and time.monotonic() - self._held_since < self._hold_s:
+        if self._decoding.running >= self._few and time.monotonic() - self._held_since < self._hold_s:
             return
         self._publish_now()
 

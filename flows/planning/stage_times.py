@@ -46,9 +46,13 @@ class EngineTimes:
 
     def beside(self, samples: int) -> float:
         """Return how many times as long a step with so many samples takes in a run that shares its cores."""
-        whole = self.batch_s[samples]
-        fixed = min(self.batch_s[1], whole) / whole
+        fixed = self.fixed_share(samples)
         return fixed * self.beside_step + (1 - fixed) * self.beside_samples
+
+    def fixed_share(self, samples: int) -> float:
+        """Return the share of a step with so many samples that does not depend on them."""
+        whole = self.batch_s[samples]
+        return min(self.batch_s[1], whole) / whole
 
 
 @dataclass(frozen=True)

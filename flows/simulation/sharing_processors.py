@@ -2,7 +2,7 @@
 
 With fewer cores than all keep busy, everybody gets the same share. Engines also need more processor seconds
 while the learner computes, which takes the caches from them; other engines take less from them. Where
-processes take turns on a core, engines need more again. That changes whenever somebody begins or ends to
+processes take turns on a core, each step takes longer again. That changes whenever somebody begins or ends to
 compute, and with the samples that an engine draws. Engines of a site with cores of its own share these alone.
 """
 
@@ -18,7 +18,7 @@ from flows.simulation.simulated_run import SimulatedRun
 
 # Measured with one to three engines, with and without a learner, on two cores.
 _ENGINES = 0.4  # share that other engines take, of what a learner takes from an engine
-_TURNS = 0.15  # more processor seconds of an engine where all take turns, however many they are
+_TURNS = 0.65  # more seconds of a step where all take turns, as a share of a step with one sample
 _ALL_IN_TURNS = 1.5  # times that the cores are wanted; from there on all take turns
 
 
@@ -67,7 +67,8 @@ class SharingProcessors:
         taken = 1.0 if beside_learner else _ENGINES if len(at_work) > 1 else 0.0
         for one in at_work:
             samples = min(one.times.slots, max(1, one.decoding.running))
-            slower = (1 + taken * (one.times.beside(samples) - 1)) * (1 + _TURNS * in_turns)
+            slower = 1 + taken * (one.times.beside(samples) - 1)
+            slower += _TURNS * in_turns * one.times.fixed_share(samples)
             self._fleet.set_speed_of(one, min(1.0, cores / wanted) / slower)
 
     def _take_turns(self) -> None:

@@ -46,7 +46,7 @@ _MODES = {
     "async 2": ("algorithm.mode=async", "algorithm.staleness=2"),
     "arrival 2": ("algorithm.mode=async", "algorithm.staleness=2", "algorithm.order=arrival"),
 }
-_LENGTHS: dict[str, Callable[[random.Random], int]] = {
+LENGTHS: dict[str, Callable[[random.Random], int]] = {
     "tail": draw_count,
     "even": lambda rng: rng.randint(1, LONGEST // 2),
     "two": lambda rng: rng.randint(50, LONGEST) if rng.random() < 0.15 else rng.randint(1, 4),
@@ -96,7 +96,7 @@ class Trial:
 def families(count: int, seed: int) -> list[Family]:
     """Draw settings; each value of each is about as frequent."""
     rng = random.Random(seed)
-    choices: list[list[Any]] = [[*_MODES], [16, 64, 256], [*_LENGTHS], [32, 64], [0, 0, 0, 100, 0, 20]]
+    choices: list[list[Any]] = [[*_MODES], [16, 64, 256], [*LENGTHS], [32, 64], [0, 0, 0, 100, 0, 20]]
     decks: list[list[Any]] = [[] for _ in choices]
     found: list[Family] = []
     while len(found) < count:
@@ -123,7 +123,7 @@ def task_settings(lengths: str, folder: Path) -> list[str]:
 def _problems(lengths: str) -> Iterator[dict[str, str]]:
     rng = random.Random(lengths)
     for number in range(_PROBLEMS):
-        count, word = _LENGTHS[lengths](rng), draw_word(rng)
+        count, word = LENGTHS[lengths](rng), draw_word(rng)
         yield {
             "id": f"{lengths}-{number:05d}", "prompt": make_prompt(count, word),
             "answer": make_answer(count, word), "kind": f"{count:02d}",

@@ -5,13 +5,14 @@ a run and a profile of each task ──► predictions of all trials, written do
 A trial is a run of the counting example with a mode, slots, lengths, groups, a link and a number of
 generators (`_held_out.py`). Of each task there is one run with the run file's own settings, which no trial
 has, and a profile with the overheads of that run. A prediction is the one that `streamrl run` prints, with
-its range.
+its range. Where the machine drifts, predict and run the trials of one task at a time (`--lengths`), with the
+same files: each prediction is then not much older than its trial.
 
 median_error, worst_error  |predicted / measured - 1| of the throughput
 coverage                   share of the trials whose throughput lies in its 90 % interval
 same_trial                 by how much two runs of one trial differ, the median: no prediction can be nearer
 machine_slower             how many times longer the machine took for the same work of engine and learner
-                           (`_fixed_work.py`) after the trials than at the profiles, the median
+                           (`_fixed_work.py`) after a trial than at its task's profile, the median
 median_at_its_speed        median_error if each throughput is multiplied by that, for the trials around it
 regret                     time of the number of generators that was predicted to be best, over the best one's
                            of those measured, less 1: the mean of the families
@@ -45,12 +46,12 @@ from flows.run.start_model import prepare_model
 from schemas.loading import load_run_file
 from tests.bench._charts import ChartPoint, draw_pairs
 from tests.bench._fixed_work import FixedWork, fixed_work
-from tests.bench._held_out import GENERATORS, PLAIN, Trial, families, measured, task_settings
+from tests.bench._held_out import GENERATORS, LENGTHS, PLAIN, Trial, families, measured, task_settings
 from tests.bench._link import Link, two_sites
 from tests.bench._runs import ROOT, RUNFILE, finish, own_stack, start
 
 _AROUND = 2  # trials before and after one: the machine's speed is the median of theirs
-_FIXED_WORK = "fixed work, seconds"  # an entry of the predictions' file: at the profiles
+_FIXED_WORK = "fixed work, seconds"  # an entry of both files
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m tests.bench plan", description=__doc__)
     parser.add_argument("--trials", type=int, default=8 if quick else 42)
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--lengths", choices=LENGTHS, help="only trials of the task with these lengths")
     parser.add_argument("--predictions", type=Path, help="a file to take them from, or to write")
     parser.add_argument("--only-predict", action="store_true", help="run nothing")
     parser.add_argument("--results", type=Path, help="a file that each trial's samples/s are written to")
@@ -88,20 +90,17 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     console = Console(stderr=True)
     count = -(-given.trials // len(GENERATORS))
     drawn = [Trial(one, many) for one in families(count, given.seed) for many in GENERATORS][: given.trials]
+    drawn = [one for one in drawn if given.lengths in (None, one.family.lengths)]
     spec = load_run_file(str(RUNFILE), [])
     model = prepare_model(spec, lambda share, text: None)
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         work = stack.enter_context(fixed_work(spec, model, folder))
-        if given.predictions and given.predictions.exists():
-            rows = json.loads(given.predictions.read_text())
-            at_profiles = rows.pop(_FIXED_WORK)
-            predictions = {one: Prediction.read(json.dumps(rows[one.name])) for one in drawn}
-        else:
-            predictions, at_profiles = _predictions(drawn, folder, console, work)
-        if given.predictions:
-            rows = {one.name: asdict(said) for one, said in predictions.items()}
-            given.predictions.write_text(json.dumps({_FIXED_WORK: at_profiles} | rows, indent=1) + "\n")
+        said = _Predictions(given.predictions)
+        for lengths in LENGTHS:
+            if mine := [one for one in drawn if one.family.lengths == lengths and one.name not in said.rows]:
+                said.add(lengths, *_predictions(mine, folder, console, work))
+        predictions = {one: said.of(one) for one in drawn}
         if given.only_predict:
             return {one.name: p.samples_per_s.value for one, p in predictions.items()}
         results = _Results(given.results)
@@ -109,8 +108,14 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         for times, some in enumerate((drawn, again), start=1):
             left = [one for one in some if len(results.rates.get(one.name, ())) < times]
             _run(left, folder, console, results, work)
-    slower = results.slower(statistics.median(at_profiles))
-    tried = [_Tried(one, predictions[one], results.rates[one.name][0], slower[one.name]) for one in drawn]
+    around = results.around()
+    tried = [
+        _Tried(
+            one, predictions[one], results.rates[one.name][0],
+            around[one.name] / statistics.median(said.work_s[one.family.lengths]),
+        )
+        for one in drawn
+    ]  # fmt: skip
     console.print(_table(tried))
     if given.draw:
         _draw(tried, given.draw)
@@ -118,9 +123,27 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     return {
         "trials": len(tried), "median_error": statistics.median(errors), "worst_error": max(errors),
         "coverage": statistics.mean(one.inside for one in tried), "regret": _regret(tried),
-        "same_trial": results.same_trial, "machine_slower": statistics.median(slower.values()),
+        "same_trial": results.same_trial, "machine_slower": statistics.median(one.slower for one in tried),
         "median_at_its_speed": statistics.median(one.error_at_its_speed for one in tried),
     }  # fmt: skip
+
+
+class _Predictions:
+    """Predictions by trial, and the seconds of fixed work at the profile of each task; also in a file."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.rows: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
+        self.work_s: dict[str, list[float]] = self.rows.pop(_FIXED_WORK, {})
+
+    def add(self, lengths: str, found: dict[Trial, Prediction], work_s: list[float]) -> None:
+        self.rows |= {one.name: asdict(said) for one, said in found.items()}
+        self.work_s[lengths] = work_s
+        if self._file:
+            self._file.write_text(json.dumps({_FIXED_WORK: self.work_s} | self.rows, indent=1) + "\n")
+
+    def of(self, trial: Trial) -> Prediction:
+        return Prediction.read(json.dumps(self.rows[trial.name]))
 
 
 class _Results:
@@ -145,13 +168,13 @@ class _Results:
             told = {"samples a second": self.rates, _FIXED_WORK: self._work_s}
             self._file.write_text(json.dumps(told, indent=1) + "\n")
 
-    def slower(self, at_profiles: float) -> dict[str, float]:
-        """Return how many times slower the machine was around each trial, when it was run first."""
+    def around(self) -> dict[str, float]:
+        """Return the seconds of fixed work around each trial, when it was run first."""
         every = [seconds for _, seconds in self._work_s]
         found: dict[str, float] = {}
         for number, (name, _) in enumerate(self._work_s):
-            around = every[max(0, number - _AROUND) : number + _AROUND + 1]
-            found.setdefault(name, statistics.median(around) / at_profiles)
+            near = every[max(0, number - _AROUND) : number + _AROUND + 1]
+            found.setdefault(name, statistics.median(near))
         return found
 
     @property
@@ -164,20 +187,18 @@ class _Results:
 def _predictions(
     drawn: Sequence[Trial], folder: Path, console: Console, work: FixedWork
 ) -> tuple[dict[Trial, Prediction], list[float]]:
-    """Predict each trial from a profile of its task, made with the run file's own settings.
+    """Predict the trials of one task from a profile of it, made with the run file's own settings.
 
-    Also return the seconds of fixed work before and after each profile.
+    Also return the seconds of fixed work before and after the profile.
     """
     work_s: list[float] = []
-    profiles: dict[str, Path] = {}
+    lengths = drawn[0].family.lengths
+    console.print(f"run and profile of the task {lengths} …")
+    profile = _profiled(lengths, folder, work, work_s)
     found = {}
     for trial in drawn:
-        lengths = trial.family.lengths
-        if lengths not in profiles:
-            console.print(f"run and profile of the task {lengths} …")
-            profiles[lengths] = _profiled(lengths, folder, work, work_s)
         spec = load_run_file(str(RUNFILE), trial.settings(folder))
-        inputs = planning_inputs(spec, runfile=str(RUNFILE), profile=profiles[lengths])
+        inputs = planning_inputs(spec, runfile=str(RUNFILE), profile=profile)
         said = prediction_of(inputs, given_split(inputs))
         if said is None:
             raise RuntimeError(f"nothing can be predicted of {trial.name}")

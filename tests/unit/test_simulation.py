@@ -116,7 +116,7 @@ def test_engines_share_a_core_evenly() -> None:
     run = run_of(
         spec_of(groups=1, iterations=1), engine, engine, workload=given_lengths([[10, 30]], 0), cores=1.0
     )
-    spent = 10 * 0.1 * 2 * 1.15 + 20 * 0.1
+    spent = 10 * 0.1 * 2 * 1.65 + 20 * 0.1
     assert simulate(run).ended_at == pytest.approx(spent + 40 * 1e-4 + 0.05 + 0.5)
     assert simulate(replace(run, cores=2.0)).ended_at == pytest.approx(30 * 0.1 + 40 * 1e-4 + 0.05 + 0.5)
     learning = replace(run, learner=replace(LEARNER, cores=2.0))
@@ -131,8 +131,18 @@ def test_engines_of_a_site_with_its_own_cores_share_these_alone() -> None:
     assert simulate(replace(run, sites=(apart,))).ended_at == pytest.approx(30 * 0.1 + training)
     narrow = replace(apart, cores=1.0)
     assert simulate(replace(run, sites=(narrow,))).ended_at == pytest.approx(
-        (20 * 1.15 + 20) * 0.1 + training
+        (20 * 1.65 + 20) * 0.1 + training
     )
+
+
+def test_turns_cost_a_step_with_many_samples_no_more_than_one_with_few() -> None:
+    lengths = given_lengths([[10, 10], [10, 10]], 0)
+    run = run_of(spec_of(groups=2, iterations=1), workload=lengths, cores=1.0)
+    training = 40 * 1e-4 + 2 * 0.05 + 0.5
+    for second, step_s in ((0.1, 0.1 + 0.065), (0.2, 0.2 + 0.065)):
+        engine = EngineTimes((0.1, 0.1, second), cores=1.0)
+        one = replace(run, sites=(SimulatedSite("here", (engine, engine)),))
+        assert simulate(one).ended_at == pytest.approx(10 * 2 * step_s + training)
 
 
 def test_in_turns_engines_are_as_quick_as_without_a_learner() -> None:
@@ -152,7 +162,7 @@ def test_engines_are_slower_while_the_learner_computes_and_the_more_the_more_wan
     spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"bundle_tokens": 1})})
     run = run_of(spec, engine, workload=given_lengths([[10, 10], [10, 10]]), learner=learner, cores=1.0)
     trained_s = 40 * 0.01  # of a group
-    drawn_s = trained_s / (1.5 * 1.15)  # of the second group's work, while the first one is trained
+    drawn_s = trained_s / (1.5 + 0.65)  # of the second group's work, while the first one is trained
     expected_s = 20 * 0.1 + 2 * trained_s + (20 * 0.1 - drawn_s) + trained_s + 0.5
     assert simulate(run).ended_at == pytest.approx(expected_s)
 
