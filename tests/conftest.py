@@ -17,7 +17,7 @@ from infra.stack.s3 import S3Access
 from tests.wheels import build_wheel, install_wheel
 
 TESTS = Path(__file__).parent
-MARKERS = ("unit", "long", "integration", "e2e", "chaos")
+MARKERS = ("unit", "long", "integration", "e2e", "chaos", "gpu")
 
 
 def pytest_configure() -> None:

@@ -26,6 +26,7 @@ from consumers.learners.critic import Critic
 from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
 from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped
+from consumers.learners.repeatable import named_if_not_repeatable, repeat_sums
 from consumers.learners.snapshot import StateSnapshot
 from consumers.losses.loss import Loss, Needs, loss_of
 from consumers.losses.objective import LossStats, objective
@@ -108,6 +109,8 @@ class LocalLearner(ABC):
         self._spec = spec
         self._dtype = getattr(torch, spec.model.dtype)
         self._device = collective.device()
+        if spec.trainer.sums_exactly:
+            repeat_sums(self._device)
         barred = end_tokens(model) if spec.sampling.min_tokens else []
         self._forward = forward.Forward(spec, self._device, barred)
         self._model = forward.load_policy(model, spec, self._device)
@@ -202,6 +205,7 @@ class LocalLearner(ABC):
                 raise
         return found
 
+    @named_if_not_repeatable()
     def _accumulate(self, batch: MicroBatch) -> LossStats:
         self._forward.entropy()  # drop the entropy of what was scored
         total, stats = objective(self._logprobs(batch), batch, self.loss)

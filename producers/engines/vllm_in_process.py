@@ -41,21 +41,22 @@ def profiled_sizes(slots: int) -> list[int]:
     return list(dict.fromkeys([1, slots, *between]))
 
 
-def prepare_environment(threads: int) -> None:
-    """Set the environment that vLLM reads at import: one process, no compiling, few threads."""
+def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
+    """Set the environment that vLLM reads at import: one process, few threads, no compiling on CPUs."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_USE_V2_MODEL_RUNNER="0",
         VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         VLLM_NO_USAGE_STATS="1",
-        TORCHDYNAMO_DISABLE="1",
         OMP_NUM_THREADS=str(threads),
         HF_HUB_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",
     )
     if choices.cuda():
-        os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-    elif choices.DEVICE.forced():
+        os.environ["VLLM_BATCH_INVARIANT"] = str(int(batch_invariant))
+        return
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if choices.DEVICE.forced():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM detects GPUs by itself
 
 
@@ -122,7 +123,7 @@ class VllmEngine:
         drafter: Drafter | None = None,
         gpu: GpuMemory | None = None,
     ) -> None:
-        prepare_environment(threads)
+        prepare_environment(threads, batch_invariant=batch_invariant)
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

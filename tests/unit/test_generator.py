@@ -14,6 +14,7 @@ from infra.roles.context import Stopped
 from infra.roles.turns import LearnersLocks
 from infra.weights.patch import PatchFile
 from infra.weights.weights_error import WeightsError
+from producers import generator
 from producers.engines.engine import EngineError, Installed, SampleRequest
 from producers.engines.without_model import Clock, RealClock, ReplayEngine
 from schemas.identity import sample_id
@@ -97,6 +98,21 @@ class Slow(ReplayEngine):
 
     def __init__(self, seconds: np.ndarray, length_of: Callable[[SampleRequest], int], clock: Clock) -> None:
         super().__init__(20 * seconds, length_of, clock)
+
+
+def test_samples_share_a_request_while_half_of_the_slots_draw(
+    start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_HOLD_S", "_HOLD_IN_SYNC_S"):
+        monkeypatch.setattr(generator, name, 1e6)
+    running = start()
+    running.announce(0)
+    running.assign(prompt(7))
+    counters = running.context.heart.counters
+    wait_until(lambda: counters.get("made"), what="the sample that ends")
+    assert not running.read("samples", Sample)
+    running.move(ENDLESS)
+    wait_until(lambda: running.read("samples", Sample), what="the sample, as nothing is drawn any more")
 
 
 def test_in_sync_mode_it_draws_what_the_weights_may_draw_before_it_rests(

@@ -1,0 +1,69 @@
+"""The learner on a GPU: bits that do not depend on order or chance, and attention in one call."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from consumers.batches import packing, varlen_attention
+from consumers.learners.fixed_point import FixedPointSum
+from consumers.learners.learner import TorchLearner
+from infra.weights.digest import digests_of
+from tests.factories import make_spec, make_tiny_model
+from tests.training import batches_of, rows_of, total
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_bits_in_any_order(model: str, dtype: str) -> None:
+    spec = make_spec(
+        model={"dtype": dtype}, algorithm={"groups": 32, "group_size": 8}, trainer={"microbatch_tokens": 400}
+    )
+    rows = rows_of(spec)
+    found = set()
+    for seed in range(4):
+        batches = batches_of(spec, rows, 400)
+        random.Random(seed).shuffle(batches)
+        learner = TorchLearner(model, spec)
+        learner.accumulate(batches)
+        learner.step(total(rows, spec))
+        found.add(str(sorted(digests_of(learner.weights()).items())))
+    assert len(found) == 1
+
+
+def test_attention_in_one_call_is_that_of_grids() -> None:
+    torch.manual_seed(0)
+    packed = packing.pack_sequences([3, 7, 7, 200, 1000]).to(CUDA)
+    qkv = [
+        torch.randn(1, heads, packed.tokens, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
+        for heads in (8, 2, 2)
+    ]
+    results = []
+    for fits in (varlen_attention.fits, lambda query: False):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(varlen_attention, "fits", fits)
+            assert varlen_attention.fits(qkv[0]) == (not results)
+            out, _ = packing._attention(torch.nn.Module(), *qkv, None, packing=packed, scaling=0.125)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), qkv)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
+def test_exact_sums_are_those_of_a_cpu() -> None:
+    gradients = [torch.randn(100_000, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    means = []
+    for device in (CUDA, torch.device("cpu")):
+        one = FixedPointSum(100_000, device)
+        assert all(one.take(gradient.to(device, copy=True)) for gradient in gradients)
+        mean = torch.empty(100_000, device=device)
+        one.mean_into(mean, 7.0)
+        means.append(mean.cpu())
+    assert torch.equal(*means)
