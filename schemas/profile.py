@@ -207,6 +207,11 @@ class TogetherProfile(Section):
         1.0, description="Of that part of a decode step that grows with its samples."
     )
     training: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
+    unsteady: _Share = Field(
+        0.0,
+        description="Relative standard deviation of the seconds of the same work, each alone, in turns apart: "
+        "how steady the machine's own speed is.",
+    )
 
 
 class DrawnInRun(Section):

@@ -94,7 +94,9 @@ def measure(spec: RunSpec, model: Path, places: Places, progress: ShareDone, *, 
             progress(0.75 + 0.1 * share, "measuring decode steps again")
         points = drawing.points()
         progress(0.85, "measuring both at once")
-        together = _together(engine, learner, prompts, spec, points, trained, samples, 0.15 * seconds)
+        together = _together(
+            engine, learner, prompts, spec, points, trained, samples, drawing.turns_apart, 0.15 * seconds
+        )
     progress(1.0, "done")
     return Profile(
         made_at=time.time(), took_s=time.monotonic() - began,
@@ -265,11 +267,13 @@ def _bring_versions(
 
 def _together(
     engine: ProfiledEngine, learner: ProfiledLearner, prompts: Sequence[FirstPrompt], spec: RunSpec,
-    points: Sequence[DecodePoint], trained: MeasuredLearner, samples: TrainingSamples, seconds: float,
+    points: Sequence[DecodePoint], trained: MeasuredLearner, samples: TrainingSamples,
+    grid: Sequence[float], seconds: float,
 ) -> TogetherProfile:  # fmt: skip
     """Have both work at once, with few samples at once and with many, and compare with each alone.
 
-    Each has short turns alone and with the other: a machine is faster in one minute than in another.
+    Each has short turns alone and with the other: a machine is faster in one minute than in another. By how
+    much, these turns tell, and those of the engine's grid.
     """
     decode, training = DecodeCurve.fitted(points), TrainCurve.fitted(trained.points)
     requests = real_requests(prompts, spec)
@@ -290,22 +294,32 @@ def _together(
         )
 
     steps: list[list[float]] = [[] for _ in sizes]
-    calls = []
+    calls: list[float] = []
+    training_alone: list[float] = []
+    decoding_alone: list[list[float]] = [[] for _ in sizes]
     for _ in range(_TURNS):
         learner.begin_training(bundles, most_s=part_s)
-        training_alone = train_ratio()
-        for at_once, ratios in zip(sizes, steps, strict=True):
-            decoding_alone = decode_ratio(at_once)
+        training_alone.append(train_ratio())
+        for at_once, ratios, alone in zip(sizes, steps, decoding_alone, strict=True):
+            alone.append(decode_ratio(at_once))
             learner.begin_training(bundles, most_s=part_s)
-            ratios.append(decode_ratio(at_once) / decoding_alone)
-            calls.append(train_ratio() / training_alone)
+            ratios.append(decode_ratio(at_once) / alone[-1])
+            calls.append(train_ratio() / training_alone[-1])
     few, many = map(_ratio, steps)
     fixed = decode.batch_s(1) / decode.batch_s(slots)  # the share of a full step that all steps have
     return TogetherProfile(
         step=few,
         samples=float(np.clip((many - fixed * few) / max(0.05, 1 - fixed), 1.0, max(1.0, few))),
         training=_ratio(calls),
+        unsteady=unsteadiness([grid, training_alone, *decoding_alone]),
     )
+
+
+def unsteadiness(works: Sequence[Sequence[float]]) -> float:
+    """Return the relative standard deviation of the seconds of the same work. `works`: those of each work."""
+    logs = [np.log(np.array(seconds)) for seconds in works if len(seconds) > 1]
+    squares = sum(float(((one - one.mean()) ** 2).sum()) for one in logs)
+    return min(1.0, (squares / max(1, sum(one.size - 1 for one in logs))) ** 0.5)
 
 
 def _slowdown_of_steps(table: StepTable, curve: DecodeCurve, at_once: int) -> list[float]:

@@ -250,6 +250,13 @@ class EngineMeasurement:
         return [*found, *itertools.chain.from_iterable(map(real_points, [*self._few, self._real]))]
 
     @property
+    def turns_apart(self) -> tuple[float, ...]:
+        """How long the first turn's steps of the grid took, and those of the others, over their mean."""
+        whole = [some for some in self._tables.values() if all(one.seconds for one in some)]
+        medians = np.array([[np.median(one.seconds) for one in some] for some in whole])
+        return tuple(np.median(medians / medians.mean(axis=1, keepdims=True), axis=0)) if whole else ()
+
+    @property
     def busy_cores(self) -> float:
         """The cores that the engine keeps busy while it draws."""
         return self._real.busy_cores

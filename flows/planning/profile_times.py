@@ -78,7 +78,7 @@ def measured_engine(profile: Profile, *, slots: int | None = None, threads: int 
         + _beside_engine(profile, full_rate),
         beside_step=_beside_learner(profile, profile.together.step * in_run),
         beside_samples=_beside_learner(profile, profile.together.samples * in_run),
-        spread=spread,
+        spread=spread, unsteady=profile.together.unsteady,
     )  # fmt: skip
 
 

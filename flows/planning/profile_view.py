@@ -55,6 +55,7 @@ def profile_rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
         "both at once", f"× {both.step:.2f}, × {both.samples:.2f}, × {both.training:.2f}",
         "seconds of a decode step, of its samples, and of training",
     )  # fmt: skip
+    yield "steadiness", f"± {both.unsteady:.1%}", "of the seconds of the same work, at different times"
     if profile.overheads:
         others = profile.overheads
         yield (

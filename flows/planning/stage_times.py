@@ -38,6 +38,7 @@ class EngineTimes:
     beside_samples: float = 1.0
     memory_bytes: float = 0.0  # main memory that it takes, where processes share it; 0: nobody knows
     spread: float = 0.0
+    unsteady: float = 0.0  # likewise, of the speed of its whole machine from one time to another
 
     @property
     def slots(self) -> int:

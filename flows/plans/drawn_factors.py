@@ -19,6 +19,11 @@ _SIGNS = np.array([
 ])  # fmt: skip
 
 
+def speed_spread(split: MachineSplit) -> float:
+    """Return the relative standard deviation of the speed of all parts together."""
+    return max(kind.engine.unsteady for kind, _ in split.generators)
+
+
 def drawn_factors(inputs: PlanningInputs, split: MachineSplit, draws: int) -> list[Scaled]:
     """Return the factors of some draws, as far as the parts of a split are unsure.
 

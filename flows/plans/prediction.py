@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.planning.machine_pools import MachinePool
 from flows.planning.step_estimate import GeneratorKind, MachineSplit, StepEstimator, TrainerKind
-from flows.plans.drawn_factors import drawn_factors
+from flows.plans.drawn_factors import drawn_factors, speed_spread
 from flows.plans.given_split import given_split
 from flows.plans.planning_inputs import PlanningInputs, demand_of_workload, planning_inputs, profile_at_hand
 from flows.plans.predicted_iteration import iteration_row
@@ -85,7 +85,8 @@ def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | N
         found = interval_of(inputs, split, step_s, budget=_BUDGET)
     else:
         others = [estimated_s(inputs, split, one) for one in drawn_factors(inputs, split, _DRAWS)]
-        found = interval_around(estimate_s, [math.log(one / estimate_s) for one in others])
+        logs = [math.log(one / estimate_s) for one in others]
+        found = interval_around(estimate_s, logs, speed_spread(split))
     return Prediction(found, found.rate(samples / found.value), simulated)
 
 

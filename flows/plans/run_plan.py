@@ -14,7 +14,7 @@ from flows.planning.allocating import ALIKE, MachineAllocator, PlanGoal, SplitEs
 from flows.planning.machine_pools import PlanError
 from flows.planning.step_estimate import GeneratorKind, MachineSplit
 from flows.planning.times_source import TimesSource
-from flows.plans.drawn_factors import FOUR, drawn_factors
+from flows.plans.drawn_factors import FOUR, drawn_factors, speed_spread
 from flows.plans.interval import Interval
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.simulated_split import (
@@ -237,7 +237,7 @@ def interval_of(
     for number, scaled in enumerate(drawn_factors(inputs, split, draws)):
         say("simulated chances", number, draws)
         logs.append(math.log(_short_s(inputs, split, iterations, seed + 1 + number, scaled) / expected_s))
-    return interval_around(step_s, logs)
+    return interval_around(step_s, logs, speed_spread(split))
 
 
 def _short_s(
@@ -249,13 +249,15 @@ def _short_s(
     return found.step_s
 
 
-def interval_around(value: float, logs: Sequence[float]) -> Interval:
+def interval_around(value: float, logs: Sequence[float], of_speed: float = 0.0) -> Interval:
     """Return a value with the range of nine in ten.
 
-    `logs`: logarithms of the outcomes of `drawn_factors` over what is expected.
+    `logs`: logarithms of the outcomes of `drawn_factors` over what is expected. `of_speed`: the relative
+    standard deviation of the speed of all parts together, which these draws leave out.
     """
     middle = sum(logs) / len(logs)
-    wide = _NINE_IN_TEN * math.sqrt(sum((one - middle) ** 2 for one in logs) / len(logs))
+    variance = sum((one - middle) ** 2 for one in logs) / len(logs)
+    wide = _NINE_IN_TEN * math.hypot(math.sqrt(variance), of_speed)
     low, high = (math.exp(middle + sign * wide) * value for sign in (-1, 1))
     return Interval(value, min(low, value), max(high, value))
 

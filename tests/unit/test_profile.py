@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from flows.planning.fitted_curves import DecodeCurve, TrainCurve
+from flows.planning.measuring import unsteadiness
 from flows.planning.nonnegative import nonnegative_fit
 from flows.planning.profile_file import (
     BadProfile,
@@ -299,3 +301,19 @@ def test_a_profile_is_shown_in_rows() -> None:
     assert rows["decode step"][0] == "4.10, 4.80, 10.40 ms"
     assert "2 held-out points" in rows["decode error"][1]
     assert rows["reward"] == ("0.10 ms", "0 of 100 failed")
+
+
+def test_how_steady_a_machine_is_shows_in_the_same_work_at_different_times() -> None:
+    assert unsteadiness([]) == unsteadiness([[1.0], [2.0]]) == 0.0  # nothing was done twice
+    assert unsteadiness([[3.0, 3.0], [7.0, 7.0, 7.0]]) == 0.0
+    rng = np.random.default_rng(0)
+    works = [rng.uniform(0.1, 10) * np.exp(rng.normal(0, 0.1, 2)) for _ in range(2000)]
+    assert unsteadiness(works) == pytest.approx(0.1, rel=0.05)  # type: ignore[arg-type]
+
+
+def test_an_unsteady_machine_widens_the_range() -> None:
+    profile = known_profile()
+    together = profile.together.model_copy(update={"unsteady": 0.12})
+    engine = measured_engine(profile.model_copy(update={"together": together}))
+    assert engine.unsteady == 0.12
+    assert replace(engine, unsteady=0.0) == measured_engine(profile)

@@ -127,6 +127,9 @@ def test_intervals() -> None:
     assert found.low < 10 < found.high
     assert found.rate(4.0).low < 4 < found.rate(4.0).high
     assert found.scaled(3.0).high / 3.0 == pytest.approx(found.high / 10)
+    unsteady = interval_around(10.0, [0.0], 0.1)  # nothing else is unsure
+    assert unsteady.high == pytest.approx(10 * math.exp(1.645 * 0.1))
+    assert unsteady.low == pytest.approx(10 * math.exp(-1.645 * 0.1))
 
 
 def test_draws_shift_nothing_and_vary_each_part_by_its_spread(made: RunPlan) -> None:
