@@ -209,8 +209,8 @@ class TogetherProfile(Section):
     training: Annotated[float, Field(ge=0.1, le=1000)] = 1.0
     unsteady: _Share = Field(
         0.0,
-        description="Relative standard deviation of the seconds of the same work, each alone, in turns apart: "
-        "how steady the machine's own speed is.",
+        description="Relative standard deviation of the seconds of the same work at different times: how "
+        "unsteady the machine's own speed is.",
     )
 
 

@@ -41,6 +41,6 @@ def named_if_not_repeatable() -> Iterator[None]:
         if "deterministic" not in str(error):
             raise
         raise NotRepeatable(
-            f"trainer.exact_sums needs sums that are repeatable, and the model has one that is not ({error}): "
-            "set trainer.exact_sums to false"
+            f"trainer.exact_sums needs repeatable sums, and the model has one that is not ({error}): set "
+            "trainer.exact_sums to false"
         ) from error

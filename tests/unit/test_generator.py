@@ -107,7 +107,7 @@ def test_samples_share_a_request_while_half_of_the_slots_draw(
         monkeypatch.setattr(generator, name, 1e6)
     running = start()
     running.announce(0)
-    running.assign(prompt(7))
+    running.assign(prompt(7, iteration=0, min_version=0))
     counters = running.context.heart.counters
     wait_until(lambda: counters.get("made"), what="the sample that ends")
     assert not running.read("samples", Sample)

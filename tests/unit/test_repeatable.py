@@ -34,7 +34,7 @@ def test_what_is_not_repeatable_is_named(switched_back: None) -> None:
     def compute(what: str) -> None:
         raise RuntimeError(what)
 
-    with pytest.raises(NotRepeatable, match="kthvalue.*set trainer.exact_sums to false"):
+    with pytest.raises(NotRepeatable, match=r"kthvalue.*set trainer.exact_sums to false"):
         compute("kthvalue CUDA does not have a deterministic implementation")
-    with pytest.raises(RuntimeError, match="^out of memory$"):
+    with pytest.raises(RuntimeError, match="out of memory"):
         compute("out of memory")
