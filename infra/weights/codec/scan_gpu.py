@@ -99,12 +99,13 @@ class _Run:
 
     def counts(self, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the number of elements by block and band, and the number of changes by block."""
-        blocks, kind = int(self._first[-1]), self._kind
+        blocks = int(self._first[-1])
+        fraction, most, _, whole, _ = _layout(self._kind)
         counts = torch.empty(blocks, self._bands, dtype=torch.int32, device=self._device)
         moved = torch.empty(blocks, dtype=torch.int32, device=self._device)
         gpu_kernels.counts_kernel[(blocks,)](
-            old, new, self._table, self._held, counts, moved, *_layout(kind)[:2], _layout(kind)[3],
-            n_bands=self._bands, rows=_ROWS,
+            old, new, self._table, self._held, counts, moved, fraction, most, whole, n_bands=self._bands,
+            rows=_ROWS,
         )  # fmt: skip
         return counts, moved
 
@@ -149,15 +150,16 @@ class _Run:
         number = np.concatenate([one.counts for one in changes])
         begins, count = _to(np.cumsum(number) - number, self._device), _to(number, self._device)
         owner = torch.repeat_interleave(torch.arange(number.size, device=self._device), count)
-        gaps, steps = (_to(_joined(changes, name), self._device) for name in ("gaps", "steps"))
-        past = (gaps.to(torch.int64) + 1).cumsum(0)
+        gaps = _to(_joined(changes, "gaps").astype(np.int64), self._device)
+        steps = _to(_joined(changes, "steps").view(f"i{self._kind.bits // 8}"), self._device)
+        past = (gaps + 1).cumsum(0)
         ranks = past - 1 - torch.cat([past.new_zeros(1), past])[begins][owner]
         wrong = ranks >= of_band[owner]
         misfits = torch.zeros(len(changes), dtype=torch.bool, device=self._device)
         misfits[owner[wrong] // self._bands] = True
         ranks, owner, steps = (numbers[~wrong] for numbers in (ranks, owner, steps))
         codes = torch.zeros_like(flat)
-        codes[starts[owner] + ranks] = steps.to(flat.dtype)
+        codes[starts[owner] + ranks] = steps
         made = flat.clone()
         before = self._before(counts) + starts.reshape(-1, self._bands)[self._tile]
         gpu_kernels.apply_kernel[(self._held.numel(),)](
@@ -177,13 +179,11 @@ def _before(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(changes: Sequence[Changes], name: str) -> Array:
-    """Return all tiles' gaps or steps, tile by tile and band by band, as signed numbers."""
-    parts = [
+    """Return all tiles' gaps or steps, tile by tile and band by band."""
+    return np.concatenate([
         getattr(one, name)[begin:end]
         for one in changes for begin, end in zip(one.begins.tolist(), one.ends.tolist(), strict=True)
-    ]  # fmt: skip
-    joined = np.concatenate(parts)
-    return joined.astype(np.int64) if name == "gaps" else joined.view(f"i{joined.itemsize}")
+    ])  # fmt: skip
 
 
 def _layout(kind: Kind) -> tuple[int, int, int, int, int]:
