@@ -24,7 +24,10 @@ SCALING, SCALING_SPREAD = 0.75, 0.2
 _BEYOND_SPREAD = 0.05  # of each doubling beyond the largest batch or context that was measured
 _MOST_SLOWED = 4.0  # times by which a run is slower than the profile's parts: more is a mistake in its notes
 _LEAST_TRAINED = 0.25  # share of a run: with less training nobody can tell how engines fare beside it
-_LEAST_SPREAD = 0.04  # no machine is more regular from one hour to the next: 154 and 186 samples/s were seen
+_LEAST_SPREAD = 0.04  # of a curve: no machine is more regular
+# A minute of profiling sees less of how unsteady a machine is than the hours after it: the same work took
+# .0154 to .0229 s within three hours of a virtual machine.
+_LEAST_UNSTEADY = 0.1
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def measured_engine(profile: Profile, *, slots: int | None = None, threads: int 
         + _beside_engine(profile, full_rate),
         beside_step=_beside_learner(profile, profile.together.step * in_run),
         beside_samples=_beside_learner(profile, profile.together.samples * in_run),
-        spread=spread, unsteady=profile.together.unsteady,
+        spread=spread, unsteady=max(_LEAST_UNSTEADY, profile.together.unsteady),
     )  # fmt: skip
 
 
