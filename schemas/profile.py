@@ -251,6 +251,11 @@ class OverheadsProfile(Section):
     seconds: _Seconds = Field(description="Seconds of the run that were looked at.")
     drawn: DrawnInRun | None = None
     trained: TrainedInRun | None = None
+    pace: Annotated[float, Field(ge=0.25, le=4)] = Field(
+        1.0,
+        description="Speed of that run over the speed that the rest of this profile predicts of it. Engines "
+        "and learner are taken to be so many times as fast.",
+    )
 
 
 class Profile(Section):

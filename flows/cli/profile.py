@@ -77,7 +77,7 @@ def profile(
     """  # fmt: skip
     from flows.cli.shared.planning_bar import planning_bar
     from flows.planning.profile_file import read_profile
-    from flows.planning.profiling import ProfileAsked, profile_of_run
+    from flows.plans.profiling import ProfileAsked, profile_of_run
 
     asked = ProfileAsked(runfile, tuple(changes or ()), file, again=again, seconds=seconds, run=run)
     if file is not None and file.suffix not in (".yaml", ".yml", ".json"):

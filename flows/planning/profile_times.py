@@ -63,7 +63,7 @@ def measured_engine(profile: Profile, *, slots: int | None = None, threads: int 
     sizes = profile.identity.sizes
     slots = slots or sizes["generator.slots"]
     faster, unsure = _scaled(threads, sizes["generator.threads"])
-    factor = 1.0 / faster
+    factor = 1.0 / faster / _pace(profile)
     prompt = _mean(profile.lengths.prompts, 1.0)
     largest = max(one.samples for one in points)
     errors = held_out_errors(profile).decode
@@ -99,7 +99,7 @@ def measured_learner(
     sizes = profile.identity.sizes
     faster, unsure = _scaled(ranks, sizes["trainer.ranks"])
     more, unsure_too = _scaled(threads, sizes["trainer.threads"])
-    factor = 1.0 / faster / more
+    factor = 1.0 / faster / more / _pace(profile)
     if trained is None:
         trained = profile.lengths.informative
     pairs = np.array(lengths or _pairs(profile), dtype=float)
@@ -119,6 +119,10 @@ def measured_learner(
             _spread_of(curve.spread, errors), unsure, unsure_too, _BEYOND_SPREAD * beyond,
         ),
     )  # fmt: skip
+
+
+def _pace(profile: Profile) -> float:
+    return profile.overheads.pace if profile.overheads else 1.0
 
 
 def _drawing_in_run(profile: Profile, curve: DecodeCurve) -> float:

@@ -62,6 +62,11 @@ def profile_rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
             "other processes", f"{others.steady_cores:.2f}, {others.generator_cores:.2f} cores",
             "of all, and of each generator",
         )  # fmt: skip
+        yield (
+            "pace",
+            f"× {others.pace:.2f}",
+            "of a run, as these parts predict it; predictions follow the run",
+        )
         yield "recording", f"{others.iteration_s * 1e3:.1f} ms", "of the trainer in each iteration"
     yield "checkpoint", f"{training.snapshot_s * 1e3:.1f} ms", "in which it holds training up"
     yield "starts", f"{generation.start_s:.1f} s, {training.start_s:.1f} s", "of engine and learner"

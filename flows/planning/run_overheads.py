@@ -65,8 +65,8 @@ def overheads_of(folder: Path) -> OverheadsProfile:
     )
 
 
-def newest_overheads(spec: RunSpec) -> OverheadsProfile | None:
-    """Return the overheads of a run file's newest run whose notes tell them; None if there is none."""
+def newest_overheads(spec: RunSpec) -> tuple[Path, OverheadsProfile] | None:
+    """Return the newest run of a run file whose notes tell its overheads: its report folder, and these."""
     files = [
         (file.stat().st_mtime, file)
         for file in Path(spec.report).glob(f"{spec.run}-*/{PROCESSES_FILE}")
@@ -74,7 +74,7 @@ def newest_overheads(spec: RunSpec) -> OverheadsProfile | None:
     ]
     for _, file in sorted(files, reverse=True)[:_NEWEST]:
         with suppress(ProfilingFailed):
-            return overheads_of(file.parent)
+            return file.parent, overheads_of(file.parent)
     return None
 
 

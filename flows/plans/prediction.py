@@ -71,23 +71,28 @@ def predictions(spec: RunSpec, runfile: str) -> Iterator[dict[str, Any]]:
 
 def prediction_of(inputs: PlanningInputs, split: MachineSplit) -> Prediction | None:
     """Return what a split is expected to do; None where that can't be said."""
+    step_s, simulated = expected_step(inputs, split)
+    if not math.isfinite(step_s):
+        return None
+    if simulated:
+        found = interval_of(inputs, split, step_s, budget=_BUDGET)
+    else:
+        others = [estimated_s(inputs, split, one) for one in drawn_factors(inputs, split, _DRAWS)]
+        found = interval_around(step_s, [math.log(one / step_s) for one in others], speed_spread(split))
+    samples = inputs.spec.algorithm.groups * inputs.spec.algorithm.group_size
+    return Prediction(found, found.rate(samples / found.value), simulated)
+
+
+def expected_step(inputs: PlanningInputs, split: MachineSplit) -> tuple[float, bool]:
+    """Return the seconds of a split's step, infinite if nobody can say them, and whether it was simulated."""
     spec = inputs.spec
     iterations = iterations_for(spec, split.lookahead, samples=_SAMPLES, most=_MOST_STEADY)
     samples = spec.algorithm.groups * spec.algorithm.group_size
     estimate_s = estimated_s(inputs, split, Scaled())
-    if not math.isfinite(estimate_s):
-        return None
-    simulated = iterations * samples <= _MOST_SAMPLES
-    if simulated:
-        step_s = simulated_split(
-            spec, split, inputs.workload, iterations=iterations, most_samples=_MOST_SAMPLES
-        ).step_s
-        found = interval_of(inputs, split, step_s, budget=_BUDGET)
-    else:
-        others = [estimated_s(inputs, split, one) for one in drawn_factors(inputs, split, _DRAWS)]
-        logs = [math.log(one / estimate_s) for one in others]
-        found = interval_around(estimate_s, logs, speed_spread(split))
-    return Prediction(found, found.rate(samples / found.value), simulated)
+    if not math.isfinite(estimate_s) or iterations * samples > _MOST_SAMPLES:
+        return estimate_s, False
+    found = simulated_split(spec, split, inputs.workload, iterations=iterations, most_samples=_MOST_SAMPLES)
+    return found.step_s, True
 
 
 def estimated_s(inputs: PlanningInputs, split: MachineSplit, scaled: Scaled) -> float:

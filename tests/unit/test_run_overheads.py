@@ -92,7 +92,7 @@ def test_the_newest_run_that_has_notes_is_taken(tmp_path: Path) -> None:
         written(folder, notes(seconds))
     (tmp_path / f"{spec.run}-other-3").mkdir()
     found = newest_overheads(spec)
-    assert found is not None and found.seconds == 79.0
+    assert found is not None and found[0].name == f"{spec.run}-1" and found[1].seconds == 79.0
 
 
 @pytest.mark.parametrize("rows", [[], notes(5)])
