@@ -28,6 +28,7 @@ from consumers.batches.training_rows import TrainingRow, drawn_again
 from consumers.learners.learner import Learner
 from consumers.learners.optimizing import NotFinite, Stepped, rate_share
 from consumers.ranks.choose_learner import learner_of
+from consumers.ranks.doorway import Doorway
 from consumers.steps.checkpoint import AnyCheckpointManifest, Checkpoints, RunPosition
 from consumers.steps.failed_rewards import FailedRewards
 from consumers.steps.failing import FailedSteps, TrainingFailed, named
@@ -446,7 +447,11 @@ class Trainer:
 def body(context: RoleContext) -> None:
     """Run the trainer's role: load the learner, and train."""
     context.record = context.record.with_code("loss", "trainer")
-    learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log)
+    door = None
+    if context.spec.placement.ranks.elsewhere:
+        door = Doorway(context.store, context.record, context.log)
+        context.heart.waiting("ranks of other machines", unblocked_by="streamrl join RUN --ranks N")
+    learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log, door=door)
     try:
         context.loaded()
         Trainer(context, learner).run()

@@ -1,4 +1,5 @@
-"""The Prefect flow `join-run`: generators take part in a run, on the machine of the worker that starts it.
+"""The Prefect flow `join-run`: generators or ranks take part in a run, on the machine of the worker that
+starts it.
 
 A run with `placement.balance.deployment: join-run/NAME` calls it when it needs one more. `streamrl join RUN`
 does the same with no Prefect installed or running.
@@ -15,11 +16,14 @@ from flows.flow_runs.watching import watched
 from flows.run.joining import joining, take_part
 
 
-@flow(name="join-run", description="Generators take part in a run.")
+@flow(name="join-run", description="Generators or ranks take part in a run.")
 def join_run(
     run: Annotated[str, Field(min_length=1, description="The run's id, such as count-1.")],
     store: Annotated[str, Field(description="The run's object store.")] = "local",
-    generators: Annotated[int, Field(ge=1, description="How many.")] = 1,
+    generators: Annotated[
+        int | None, Field(ge=0, description="How many; by default 1, and 0 where there are ranks.")
+    ] = None,
+    ranks: Annotated[int, Field(ge=0, description="How many ranks of the trainer.")] = 0,
     model: Annotated[
         str | None, Field(description="Folder of the starting model here; if there is none, it is fetched.")
     ] = None,
@@ -30,5 +34,7 @@ def join_run(
     """Take part in a run until it has ended, or until this flow run is cancelled: no process is left."""
     with watched():
         log = get_run_logger()
-        record, workers = joining(run, store=store, generators=generators, model=model, reward=reward)
+        record, workers = joining(
+            run, store=store, generators=generators, model=model, reward=reward, ranks=ranks
+        )
         take_part(record, workers, lambda text: log.info("%s", text))

@@ -52,8 +52,9 @@ trainer: checkpoint_every keep_checkpoints keep_weights
 generator: slots
 dispatch: policy import silence_s
 evaluation: every
-placement: kind store generators sites machines restarts
+placement: kind store generators sites machines restarts share_gpus
 placement.archive: every_minutes
+placement.ranks: elsewhere address
 placement.balance: least most dry deployment smoothed lasting settle worth margin
 placement.kafka: bootstrap_servers replication retention_hours
 deadlines: start_s progress_s

@@ -63,6 +63,15 @@ StopString = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(
 FilePath = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_is_path)]
 
 
+def _is_host(text: str) -> str:
+    if not _HOST.fullmatch(text) or text.startswith("["):
+        raise ValueError(f"{shown(text)} is no name or IPv4 address of a machine (and has no port)")
+    return text
+
+
+HostName = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_is_host)]
+
+
 def _are_servers(text: str) -> str:
     if text == LOCAL:
         return text

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
-from schemas.addresses import FilePath, PlainText, Servers, StoreUrl, Word
+from schemas.addresses import FilePath, HostName, PlainText, Servers, StoreUrl, Word
 from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
 from schemas.balancing import BalanceSection
 from schemas.dispatching import POLICIES, DispatchSection
@@ -328,6 +328,23 @@ class SiteSection(Section):
     )
 
 
+class RanksSection(Section):
+    """Ranks of the trainer on other machines, which train as those on the trainer's machine do."""
+
+    elsewhere: int = Field(
+        0,
+        ge=0,
+        le=1023,
+        description="Of `trainer.ranks`, those on other machines. The trainer waits for them: say `streamrl "
+        "join RUN --ranks N` there.",
+    )
+    address: HostName = Field(
+        "127.0.0.1",
+        description="The address of the trainer's machine at which the machines of the other ranks reach it. "
+        "Ranks talk unencrypted, on ports that are drawn: take an address in a network that is yours alone.",
+    )
+
+
 class PlacementSection(Section):
     """The places where things run. To run the same algorithm elsewhere, change only this section."""
 
@@ -357,6 +374,12 @@ class PlacementSection(Section):
     )
     sites: dict[PlainName, SiteSection] = Field(
         {}, max_length=1000, description="Far sites by name, each with generators of its own."
+    )
+    ranks: RanksSection = RanksSection()
+    share_gpus: bool = Field(
+        False,
+        description="Let ranks and generators share GPUs where a machine has fewer of them. By default each "
+        "has one of its own, or the run file is refused.",
     )
     machines: dict[PlainName, MachinesSection] = Field(
         {},
@@ -526,6 +549,12 @@ class RunSpec(Section):
             raise ValueError(
                 f"trainer.microbatch_tokens ({self.trainer.microbatch_tokens}) must hold the longest sample: "
                 f"sampling.max_prompt_tokens + sampling.max_tokens = {self.longest_sample}"
+            )
+        elsewhere = self.placement.ranks.elsewhere
+        if elsewhere >= self.trainer.ranks:
+            raise ValueError(
+                f"placement.ranks.elsewhere ({elsewhere}) must be less than trainer.ranks "
+                f"({self.trainer.ranks}), which counts all of them: the trainer itself is one"
             )
         if self.model.lora and self.trainer.is_read and not self.trainer.trains_adapters:
             raise ValueError("model.lora is for trainer.learner torch: an adapter is too small to divide")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from infra import choices
 from infra.errors import Explained
-
-_HOST = "127.0.0.1"
+from infra.stack.ports import LOOPBACK
 
 # Name, dtype and shape of a tensor, for ranks that do not have it.
 Outline = tuple[str, str, list[int]]
@@ -24,38 +25,67 @@ class RanksError(Explained):
     """Ranks can't work together; the message names them and says what to do."""
 
 
-def meeting_place(ranks: int) -> dist.TCPStore:
-    """Open the store where the other ranks find rank 0, on a free port of this machine only.
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of a rank among all ranks, and on its machine."""
+
+    number: int
+    ranks: int
+    local: int = 0  # number among the ranks of its machine, and of its GPU there
+    address: str = LOOPBACK  # of its machine, at which other ranks reach it
+
+
+def meeting_place(ranks: int, host: str = LOOPBACK) -> dist.TCPStore:
+    """Open the store where the other ranks find rank 0, on a free port of one address of this machine.
 
     The store gets a socket that is open already: by itself it listens on all interfaces, whatever its host.
     """
-    listening = socket.create_server((_HOST, 0))
+    listening = socket.create_server((host, 0))
     port = listening.getsockname()[1]
     return dist.TCPStore(
-        _HOST, port, ranks, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        host, port, ranks, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
 
 
-def join_ranks(number: int, ranks: int, place: dist.TCPStore | int, deadline_s: float) -> None:
-    """Join the process group as rank `number`; return when all ranks have joined.
+def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadline_s: float) -> None:
+    """Join the process group; return when all ranks have joined.
 
-    `place`: the store of rank 0, or its port on other ranks. Raises RanksError if there are too few GPUs.
+    `place`: the store of rank 0, or its address and port on other ranks. Raises RanksError if there are too
+    few GPUs.
     """
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    os.environ["LOCAL_RANK"] = str(number)  # DeepSpeed reads it
+    interface = interface_of(seat.address)
+    os.environ |= {
+        "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface,
+        # DeepSpeed reads them. A launcher may have numbered its processes otherwise.
+        "LOCAL_RANK": str(seat.local), "RANK": str(seat.number), "WORLD_SIZE": str(seat.ranks),
+    }  # fmt: skip
     backend = "gloo"
     if choices.cuda():
-        if ranks > torch.cuda.device_count():
+        if seat.local >= torch.cuda.device_count():
             raise RanksError(
-                f"trainer.ranks is {ranks} and this machine has {torch.cuda.device_count()} GPUs: each rank "
-                "needs one"
+                f"this machine has {torch.cuda.device_count()} GPUs, and at least {seat.local + 1} of the "
+                f"{seat.ranks} ranks: each needs one"
             )
-        torch.cuda.set_device(number)
+        torch.cuda.set_device(seat.local)
         backend = "nccl"
     deadline = timedelta(seconds=deadline_s)
-    if isinstance(place, int):
-        place = dist.TCPStore(_HOST, place, ranks, is_master=False, timeout=deadline)
-    dist.init_process_group(backend, store=place, rank=number, world_size=ranks, timeout=deadline)
+    if isinstance(place, tuple):
+        place = dist.TCPStore(*place, seat.ranks, is_master=False, timeout=deadline)
+    dist.init_process_group(backend, store=place, rank=seat.number, world_size=seat.ranks, timeout=deadline)
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has an address. Raise RanksError if none here has it."""
+    addresses = {
+        one.address: name for name, some in psutil.net_if_addrs().items() for one in some
+        if one.family == socket.AF_INET
+    }  # fmt: skip
+    if address in addresses:
+        return addresses[address]
+    raise RanksError(
+        f"{address} is no address of this machine, which has {', '.join(sorted(addresses))}: set "
+        "placement.ranks.address"
+    )
 
 
 def leave() -> None:

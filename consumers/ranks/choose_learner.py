@@ -6,6 +6,7 @@ import logging
 
 from consumers.learners.learner import Learner, LocalLearner
 from consumers.learners.settings import LearnerSettings
+from consumers.ranks.doorway import Doorway
 from consumers.ranks.ranked_learner import RankedLearner
 from schemas.runspec import RunSpec
 from schemas.training import LEARNERS
@@ -18,8 +19,13 @@ def local_learner(model: str, spec: RunSpec) -> LocalLearner:
     return settings.make(model, spec)
 
 
-def learner_of(model: str, spec: RunSpec, *, run: str, log: logging.Logger) -> Learner:
-    """Return the trainer's learner, over as many ranks as the run file says."""
+def learner_of(
+    model: str, spec: RunSpec, *, run: str, log: logging.Logger, door: Doorway | None = None
+) -> Learner:
+    """Return the trainer's learner, over as many ranks as the run file says.
+
+    `door`: where ranks of other machines come in. Without it, as for a replay, all are on this machine.
+    """
     if spec.trainer.ranks == 1 and not spec.trainer.needs_ranks:
         return local_learner(model, spec)
-    return RankedLearner(model, spec, local_learner, run=run, log=log)
+    return RankedLearner(model, spec, local_learner, run=run, log=log, door=door)

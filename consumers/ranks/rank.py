@@ -1,7 +1,10 @@
-"""A rank of the trainer other than the first: `python -m consumers.ranks.rank`, started by rank 0.
+"""A rank of the trainer other than the first: `python -m consumers.ranks.rank`.
 
-commands on stdin ──► the learner ──► replies on stdout
+commands of rank 0 ──► the learner ──► replies
 gradients, weights and state go over torch.distributed
+
+Rank 0 starts it with a pipe each way. On another machine `consumers.ranks.far_rank` starts it, with the
+connection that rank 0 has let in: `--connection DESCRIPTOR --model FOLDER`.
 
 waits for   unblocked by
 a command   rank 0; this process ends with it
@@ -9,19 +12,22 @@ a command   rank 0; this process ends with it
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import os
+import socket
 import sys
-from typing import BinaryIO
 
 import msgspec
 
 from consumers.batches.micro_batches import with_fillers
 from consumers.learners import collective
+from consumers.learners.collective import Seat
 from consumers.learners.learner import LocalLearner
 from consumers.learners.optimizing import NotFinite
 from consumers.ranks.choose_learner import local_learner
+from consumers.ranks.rank_link import ConnectionLink, PipeLink, RankLink
 from consumers.ranks.rank_wire import (
     Accumulate,
     Adopt,
@@ -37,13 +43,14 @@ from consumers.ranks.rank_wire import (
     StepCommand,
     Weights,
     batch_from_bytes,
-    read_frame,
     scores_to_bytes,
-    write_frame,
 )
 from infra.errors import Explained
 from infra.logs import set_up
+from schemas.importing import said
 from schemas.runspec import RunSpec
+
+_GRACE_S = 3.0  # for the end of a trainer to be noticed
 
 
 def obey(learner: LocalLearner, command: Command) -> CommandDone:
@@ -74,40 +81,54 @@ def obey(learner: LocalLearner, command: Command) -> CommandDone:
     return CommandDone()
 
 
-def serve(commands: BinaryIO, replies: BinaryIO) -> None:
-    """Carry out commands until rank 0 closes the pipe."""
-    first = read_frame(commands)
+def serve(link: RankLink, model: str | None = None) -> None:
+    """Carry out commands until rank 0 closes the link. `model`: its folder, if not where rank 0 has it."""
+    first = link.next()
     if first is None:
         return
-    setup = msgspec.msgpack.decode(first, type=Setup)
+    setup = msgspec.msgpack.decode(first, type=Setup | Failed)
+    if isinstance(setup, Failed):
+        sys.stderr.write(f"the trainer does not take this rank: {setup.reason}\n")
+        raise SystemExit(1)
     log = set_up(setup.run, f"trainer-rank-{setup.number}")
     spec = RunSpec.model_validate_json(setup.spec)
+    seat = Seat(setup.number, setup.ranks, setup.local, link.address or setup.host)
     try:
-        write_frame(replies, CommandDone())  # slow imports are done: now rank 0 can join
-        collective.join_ranks(setup.number, setup.ranks, setup.port, spec.deadlines.start_s)
-        learner = local_learner(setup.model, spec)
+        link.reply(CommandDone())  # slow imports are done: now rank 0 can join
+        collective.join_ranks(seat, (setup.host, setup.port), spec.deadlines.start_s)
+        learner = local_learner(model or setup.model, spec)
         gc.freeze()
         log.info("rank %d of %d is ready", setup.number, setup.ranks)
-        write_frame(replies, CommandDone())
-        while (frame := read_frame(commands)) is not None:
-            write_frame(replies, obey(learner, msgspec.msgpack.decode(frame, type=Command)))
+        link.reply(CommandDone())
+        while (frame := link.next()) is not None:
+            link.reply(obey(learner, msgspec.msgpack.decode(frame, type=Command)))
         learner.close()
         collective.leave()
-    except (Explained, NotFinite) as error:
-        log.error("%s", error)
-        write_frame(replies, Failed(str(error), getattr(error, "batch", -1)))
-        raise SystemExit(1) from error
     except Exception as error:
-        log.exception("failed")
-        write_frame(replies, Failed(repr(error)))
+        if link.is_lost(_GRACE_S):  # others meet errors of all kinds when a rank ends
+            log.info("the trainer ended, and so does this rank (%s)", said(error))
+            return
+        if isinstance(error, Explained | NotFinite):
+            log.error("%s", error)
+            link.reply(Failed(str(error), getattr(error, "batch", -1)))
+        else:
+            log.exception("failed")
+            link.reply(Failed(repr(error)))
         raise SystemExit(1) from error
 
 
 def main() -> None:
-    """Serve on stdin and stdout; anything printed goes to the log."""
+    """Serve on stdin and stdout, or on a connection; anything printed goes to the log."""
+    parser = argparse.ArgumentParser(prog="python -m …rank", description="A rank of a run's trainer.")
+    parser.add_argument("--connection", type=int, help="descriptor of a connection that rank 0 has let in")
+    parser.add_argument("--model", help="folder of the starting model, if it is elsewhere on this machine")
+    given = parser.parse_args()
     with os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)
-        serve(sys.stdin.buffer, replies)
+        if given.connection is None:
+            serve(PipeLink(sys.stdin.buffer, replies))
+        else:
+            serve(ConnectionLink(socket.socket(fileno=given.connection)).open(), given.model)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
-"""Messages between rank 0 and the other ranks, through pipes: msgpack and raw arrays, never pickle.
-
-frame   u64 length, little-endian, then so many bytes: one command or reply
-"""
+"""Messages between rank 0 and the other ranks, each a frame of msgpack and raw arrays, never pickle."""
 
 from __future__ import annotations
 
-import struct
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -20,7 +16,6 @@ from consumers.losses.loss import Needs
 from consumers.losses.objective import LossStats
 from schemas.wire import Float32s, Int8s, Int32s, Message, decode, encode
 
-_LENGTH = struct.Struct("<Q")
 _OPTIONAL = ("reference", "before", "values", "returns")
 
 
@@ -28,11 +23,19 @@ class Setup(msgspec.Struct, tag=True):
     """The first frame: tells a rank its number, run, model and settings."""
 
     run: str
-    model: str
+    model: str  # its folder on rank 0's machine
     spec: str  # JSON
     number: int
     ranks: int
-    port: int  # of the store where ranks find rank 0
+    local: int  # number among the ranks of its machine
+    host: str  # of the store where ranks find rank 0
+    port: int
+
+
+class Working(msgspec.Struct, tag=True):
+    """Now and then from a rank of another machine: the processor seconds that it has used."""
+
+    used_s: float
 
 
 class Accumulate(msgspec.Struct, tag=True):
@@ -112,23 +115,7 @@ class Failed(msgspec.Struct, tag=True):
 
 
 Reply = CommandDone | Failed
-
-
-def write_frame(file: BinaryIO, data: msgspec.Struct) -> None:
-    """Write a frame and flush."""
-    raw = msgspec.msgpack.encode(data)
-    file.write(_LENGTH.pack(len(raw)) + raw)
-    file.flush()
-
-
-def read_frame(file: BinaryIO) -> bytes | None:
-    """Read the next frame; None if the other side is gone."""
-    head = file.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (size,) = _LENGTH.unpack(head)
-    data = file.read(size)
-    return data if len(data) == size else None
+FarReply = Reply | Working
 
 
 class _Batch(Message, frozen=True, kw_only=True):

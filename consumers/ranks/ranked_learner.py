@@ -22,7 +22,9 @@ from consumers.learners.optimizing import NotFinite, Stepped
 from consumers.learners.snapshot import StateSnapshot
 from consumers.losses.loss import Needs
 from consumers.losses.objective import LossStats
-from consumers.ranks.rank_processes import RankFailed, RankProcesses
+from consumers.ranks.doorway import Doorway
+from consumers.ranks.member import RankFailed
+from consumers.ranks.rank_processes import RankProcesses
 from consumers.ranks.rank_wire import (
     Accumulate,
     Adopt,
@@ -49,10 +51,10 @@ class RankedLearner:
 
     def __init__(
         self, model: str, spec: RunSpec, local: Callable[[str, RunSpec], LocalLearner], *, run: str,
-        log: logging.Logger,
+        log: logging.Logger, door: Doorway | None = None,
     ) -> None:  # fmt: skip
         self._ranks = spec.trainer.ranks
-        self._crew = RankProcesses(model, spec, run=run, log=log).open()
+        self._crew = RankProcesses(model, spec, run=run, log=log, door=door).open()
         try:
             with self._crew.watched():
                 self._crew.join()

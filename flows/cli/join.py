@@ -37,9 +37,21 @@ def join(
     relays: Annotated[
         int | None, typer.Option("--relays", min=0, help="How many relays to start at the site.")
     ] = None,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            "--ranks",
+            min=0,
+            help="How many ranks of the trainer to start, if `placement.ranks` has some elsewhere. "
+            "Generators are then started only with --generators.",
+        ),
+    ] = 0,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Folder of the starting model here. If there is none, it is fetched."),
+        typer.Option(
+            "--model",
+            help="Folder of the starting model here. If there is none, generators fetch it; ranks need it.",
+        ),
     ] = None,
     reward: Annotated[
         str | None,
@@ -48,12 +60,16 @@ def join(
 ) -> None:
     """Start more generators for a run that goes on, here or on any site that reaches its broker and store.
 
+    Or ranks of its trainer, on another machine than the trainer's.
+
     The new generators get work within seconds of being ready, and end with the run, or with Ctrl-C: samples
     that they have not finished are then made by others.
 
     Example: [bold]streamrl join count-3 --store s3://streamrl/runs --generators 2[/bold]
 
     At a site with one relay: [bold]streamrl join count-3 --store s3://streamrl/runs --site far[/bold]
+
+    Four ranks of the trainer: [bold]streamrl join count-3 --store s3://streamrl/runs --ranks 4[/bold]
     """
     from flows.run.joining import joining, take_part
 
@@ -61,7 +77,7 @@ def join(
     with bar(f"fetching the model of {run}") as progress:
         record, workers = joining(
             run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
-            reward=reward, progress=progress,
+            reward=reward, ranks=ranks, progress=progress,
         )  # fmt: skip
     with sigterm_interrupts():
         take_part(

@@ -28,9 +28,11 @@ from flows.planning.measuring_weights import WeightsWay, scratch
 from flows.planning.profile_identity import profile_identity
 from flows.planning.profiled_learner import ProfiledLearner, ProfilingFailed
 from flows.run.commands import GENERATOR, TRAINER, allocator, environment
+from flows.run.dealt_gpus import DealtGpus
 from flows.run.locations import Places
 from infra.code import module
 from infra.credentials import without_credentials
+from infra.gpus import visible_gpus
 from infra.supervise.children import kill, start_child
 from infra.supervise.team import worker_environment
 from producers.engines.engine import DrawnAnswer
@@ -143,7 +145,9 @@ def engine_and_learner(
 
 
 def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
-    return {**worker_environment(), **places.env, **environment(role, spec), **allocator()}
+    gpus = DealtGpus.of_run(spec, visible_gpus())
+    own = gpus.for_ranks() if role == TRAINER else gpus.for_generator(0)
+    return {**worker_environment(), **places.env, **environment(role, spec), **allocator(), **own}
 
 
 def _followed(steps: Iterable[float | MeasuredLearner], told: Callable[[float], None]) -> MeasuredLearner:

@@ -7,10 +7,12 @@ import difflib
 import importlib.util
 from pathlib import Path
 
+from flows.run.dealt_gpus import DealtGpus
 from flows.run.inspection.model import BadModel, longest_context, no_tensors, wrong_config, wrong_tensors
 from flows.run.inspection.store_and_broker import wrong_folder
 from flows.run.locations import store_url
 from flows.run.request import RunRequest
+from infra.gpus import visible_gpus
 from infra.hub import is_hub_name, model_folder, why_not
 from infra.weights.adapter_tensors import check_targets
 from infra.weights.folder import ModelFolder
@@ -38,6 +40,7 @@ def problems_of(spec: RunSpec) -> list[str]:
         *_task_problems(spec),
         *_backbone_problems(spec),
         *_place_problems(spec),
+        *_gpu_problems(spec),
     ]
     return list(dict.fromkeys(found))  # problems and reward may lack the same file
 
@@ -50,6 +53,11 @@ def _place_problems(spec: RunSpec) -> list[str]:
         if not site.elsewhere
     }
     return [wrong for field, url in urls.items() if (wrong := wrong_folder(field, url))]
+
+
+def _gpu_problems(spec: RunSpec) -> list[str]:
+    problem = DealtGpus.of_run(spec, visible_gpus()).problem(spec.placement.generators)
+    return [problem] if problem else []
 
 
 def _model_problems(spec: RunSpec) -> list[str]:

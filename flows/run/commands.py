@@ -7,17 +7,19 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flows.run.dealt_gpus import DealtGpus
 from flows.run.locations import Places
 from infra.code import module
+from infra.gpus import visible_gpus
 from infra.runs import RunRecord
 from infra.sites.place import Site
 from infra.stack.doctor import tcmalloc
 from schemas.runspec import RunSpec
 
-FEEDER, TRAINER, GENERATOR, RELAY = "feeder", "trainer", "generator", "relay"
+FEEDER, TRAINER, GENERATOR, RELAY, RANK = "feeder", "trainer", "generator", "relay", "rank"
 MODULES = {
     FEEDER: "producers.feeder", TRAINER: "consumers.trainer", GENERATOR: "producers.generator",
-    RELAY: "infra.relay",
+    RELAY: "infra.relay", RANK: "consumers.ranks.far_rank",
 }  # fmt: skip
 
 
@@ -36,7 +38,8 @@ def workers(record: RunRecord, places: Places, generators: int | None = None) ->
 
     `generators`: how many at no site, if not as many as the run file says.
     """
-    trainer = worker(TRAINER, 0, record, places)
+    gpus = DealtGpus.of_run(record.spec, visible_gpus())
+    trainer = with_env(worker(TRAINER, 0, record, places), gpus.for_ranks())
     if record.spec.algorithm.mode == "offline" and not record.spec.evaluation.problems:
         return [trainer]
     found = [trainer, worker(FEEDER, 0, record, places)]
@@ -44,14 +47,26 @@ def workers(record: RunRecord, places: Places, generators: int | None = None) ->
     first = placement.generators
     own = first if generators is None else generators
     at_sites = sum(planned.generators for planned in placement.sites.values())
-    found += [worker(GENERATOR, number, record, places) for number in own_numbers(own, first, at_sites)]
-    relays, numbered = 0, first
+    found += [
+        with_env(worker(GENERATOR, number, record, places), gpus.for_generator(place))
+        for place, number in enumerate(own_numbers(own, first, at_sites))
+    ]
+    relays, numbered, taken = 0, first, 0
     for name, planned in placement.sites.items():
         if planned.generators and not planned.elsewhere:
-            found += at_site(Site(name, planned.cache), planned.relays, planned.generators, record, places,
-                             first=(relays, numbered))  # fmt: skip
+            some = at_site(Site(name, planned.cache), planned.relays, planned.generators, record, places,
+                           first=(relays, numbered))  # fmt: skip
+            for one in some:
+                drawing = one.role == GENERATOR
+                found.append(with_env(one, gpus.for_site_generator(taken)) if drawing else one)
+                taken += drawing
         relays, numbered = relays + planned.relays, numbered + planned.generators
     return found
+
+
+def with_env(one: Worker, env: dict[str, str]) -> Worker:
+    """Return a worker with more variables."""
+    return replace(one, env=one.env | env)
 
 
 def own_numbers(count: int, first: int, at_sites: int) -> list[int]:
@@ -68,13 +83,23 @@ def at_site(
     return found + [worker(GENERATOR, first[1] + n, record, places, site) for n in range(generators)]
 
 
+def far_ranks(count: int, record: RunRecord, places: Places, *, first: int) -> list[Worker]:
+    """Return ranks of the trainer on this machine, for a run whose trainer is on another.
+
+    A launcher that starts one process for each GPU, such as torchrun, says in LOCAL_RANK which one it is.
+    """
+    found = [worker(RANK, first + number, record, places) for number in range(count)]
+    alone = os.environ.get("LOCAL_RANK", "0") if count == 1 else None
+    return [with_env(one, {"LOCAL_RANK": alone or str(number)}) for number, one in enumerate(found)]
+
+
 def worker(role: str, number: int, record: RunRecord, places: Places, site: Site | None = None) -> Worker:
     """Return the command of one process, which can also be started by hand like this."""
     argv = [
         sys.executable, "-m", module(MODULES[role]), "--store", places.store_url, "--run", record.id,
         "--number", str(number), *(site.argv() if site else ()),
     ]  # fmt: skip
-    name = f"{role}-{number}" if role in (GENERATOR, RELAY) else role
+    name = f"{role}-{number}" if role in (GENERATOR, RELAY, RANK) else role
     return Worker(name, role, argv, places.env | environment(role, record.spec))
 
 
@@ -86,9 +111,13 @@ def environment(role: str, spec: RunSpec) -> dict[str, str]:
         env["HF_HUB_OFFLINE"] = os.environ.get(
             "HF_HUB_OFFLINE", "1"
         )  # models are folders: nothing is fetched
-    threads = {TRAINER: spec.trainer.threads, GENERATOR: spec.generator.threads}.get(role, 1)
+    threads = {
+        TRAINER: spec.trainer.threads,
+        RANK: spec.trainer.threads,
+        GENERATOR: spec.generator.threads,
+    }.get(role, 1)
     env["OMP_NUM_THREADS"] = str(threads)
-    return env | allocator() if role in (TRAINER, GENERATOR) else env
+    return env | allocator() if role in (TRAINER, RANK, GENERATOR) else env
 
 
 def allocator() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Starts generators and relays that join a run, on this machine or at a site far from the run's store."""
+"""Starts generators, relays and ranks that join a run, on this machine or at a site far from its store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flows.run.commands import GENERATOR, Worker, at_site, worker
+from flows.run.commands import GENERATOR, Worker, at_site, far_ranks, with_env, worker
+from flows.run.dealt_gpus import DealtGpus
 from flows.run.far_files import model_here, reward_here
 from flows.run.locations import Places, logs_folder, named_store, store_url
 from flows.run.request import RunFailed
 from flows.run.supervision import RunProcesses
 from infra.bus import near_ends, read_all
 from infra.gate import Gate, passed_over
+from infra.gpus import visible_gpus
 from infra.run_bus import connect
 from infra.runs import RunRecord, find
 from infra.sites.place import Site, site_of
@@ -31,10 +33,11 @@ _NEWEST = 2000  # heartbeats that are read: enough for one of each process that 
 def joining(
     run: str, *, store: str = "local", site: str | None = None, cache: str | None = None,
     relays: int | None = None, generators: int | None = None, model: str | None = None,
-    reward: str | None = None, progress: ByteProgress = lambda done, whole: None,
+    reward: str | None = None, ranks: int = 0, progress: ByteProgress = lambda done, whole: None,
 ) -> tuple[RunRecord, list[Worker]]:  # fmt: skip
     """Return a run's record, and the processes that shall join the run.
 
+    `ranks`: of the trainer, which stands on another machine; then by default there are no generators here.
     `cache`, `relays`, `generators`: by default as the run file says of the site, else local, 1 and 1.
     `model`, `reward`: where they are on this machine, if not where the run has them. `progress`: called while
     the model is fetched, if it is nowhere here.
@@ -43,6 +46,12 @@ def joining(
     record = find(named_store(store), run)
     places = Places(record.bootstrap_servers, url, {"STREAMRL_HOME": str(StackPaths.locate().home)})
     planned = record.spec.placement.sites.get(site or "")
+    if ranks and not record.spec.placement.ranks.elsewhere:
+        raise RunFailed(
+            f"the trainer of run {run} has all its ranks on its own machine: set placement.ranks.elsewhere"
+        )
+    if ranks and generators is None:
+        generators, relays = 0, 0
     if generators is None:
         generators = planned.generators or 1 if planned else 1
     if relays is None:
@@ -54,7 +63,20 @@ def joining(
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
-    return record, [replace(one, argv=[*one.argv, *here]) for one in found]
+    found = [replace(one, argv=[*one.argv, *here]) for one in found]
+    gpus = DealtGpus(tuple(visible_gpus()), ranks, shared=record.spec.placement.share_gpus)
+    if wrong := gpus.problem(generators):
+        raise RunFailed(wrong)
+    drawing = iter(range(generators))
+    found = [
+        with_env(one, gpus.for_generator(next(drawing))) if one.role == GENERATOR else one for one in found
+    ]
+    training = [
+        with_env(one, gpus.for_ranks() if ranks > 1 else {})  # one rank is LOCAL_RANK's, by its launcher
+        for one in far_ranks(ranks, record, places, first=first)
+    ]
+    there = ["--model", str(Path(model).resolve())] if model else []
+    return record, [*found, *(replace(one, argv=[*one.argv, *there]) for one in training)]
 
 
 def _here(

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
 from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
-from flows.run.commands import GENERATOR, own_numbers, worker
+from flows.run.commands import GENERATOR, own_numbers, with_env, worker
+from flows.run.dealt_gpus import DealtGpus
 from flows.run.locations import Places
 from flows.run.supervision import RunProcesses
+from infra.gpus import visible_gpus
 from infra.runs import RunRecord
 from schemas.messages import BalanceRecord
 from schemas.wire import Message
@@ -91,10 +93,13 @@ class LocalGenerators:
             raise CannotChange(f"{dead[0]} can't be kept alive, and another one would hardly be")
         placement, there = self._record.spec.placement, set(self._crew.names)
         at_sites = sum(planned.generators for planned in placement.sites.values())
-        for number in own_numbers(len(there) + 1, placement.generators, at_sites):
+        gpus = DealtGpus.of_run(self._record.spec, visible_gpus())
+        for place, number in enumerate(own_numbers(len(there) + 1, placement.generators, at_sites)):
             fresh = worker(GENERATOR, number, self._record, self._places)
             if fresh.name not in there:
-                self._crew.add(fresh)
+                if wrong := gpus.problem(place + 1):
+                    raise CannotChange(wrong)
+                self._crew.add(with_env(fresh, gpus.for_generator(place)))
                 return
 
     def shrink(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from infra.files.private import open_to_others
+from infra.gpus import VISIBLE, described_gpus, visible_gpus
 from infra.stack.kafka import KafkaService
 from infra.stack.kafka_install import NEEDED_JAVA, jars_present, java_command, java_version
 from infra.stack.local import stack_state
@@ -157,6 +158,7 @@ def _machine(paths: StackPaths) -> Iterator[Check]:
     yield Check(
         "cores", cores >= 2, str(cores), "with one core generator and trainer take turns", optional=True
     )
+    yield _gpus()
     memory = psutil.virtual_memory().available
     yield Check(
         "free memory", memory >= NEEDED_MEMORY, _gib(memory), f"free some: {_gib(NEEDED_MEMORY)} are needed"
@@ -174,6 +176,22 @@ def _machine(paths: StackPaths) -> Iterator[Check]:
         room = shutil.disk_usage(shm).free
         fix = "in a container: docker run --shm-size=1g"
         yield Check("/dev/shm", room >= NEEDED_SHM, _gib(room), fix)
+
+
+def _gpus() -> Check:
+    """Check that the torch that is installed can use the GPUs that are there."""
+    visible, described = visible_gpus(), described_gpus()
+    if not visible:
+        hidden = f"{len(described)}, hidden by {VISIBLE} or STREAMRL_DEVICE" if described else "none"
+        return Check("gpus", True, f"{hidden}: all is computed on the CPU", optional=True)
+    kinds = [f"{one.name} ({one.free_mib:,} of {one.total_mib:,} MiB free)" for one in described]
+    driver = f"; driver {described[0].driver}" if described else ""
+    found = (
+        f"{len(visible)} ({', '.join(visible)}): {', '.join(kinds) or 'nvidia-smi does not say more'}{driver}"
+    )
+    torch = _version("torch") or ""
+    fix = f"torch {torch} is built for CPUs: install torch and vllm for CUDA, or set STREAMRL_DEVICE=cpu"
+    return Check("gpus", "+cpu" not in torch, found, fix, optional=True)
 
 
 def _stack(paths: StackPaths) -> Iterator[Check]:

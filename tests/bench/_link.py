@@ -59,7 +59,7 @@ class Link:
 
 
 @contextmanager
-def two_sites(rate: float = RATE) -> Iterator[Link]:
+def two_sites(rate: float = RATE, delay_s: float = DELAY_S) -> Iterator[Link]:
     """This process, and what it starts from now on, is at the near site. `rate`: bytes a second."""
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
         raise SystemExit("this bench makes network namespaces: run it as root, with /dev/net/tun")
@@ -76,7 +76,7 @@ def two_sites(rate: float = RATE) -> Iterator[Link]:
                 ("addr", "add", f"{address}/24", "dev", "tun0"), ("link", "set", "tun0", "up"),
             ):  # fmt: skip
                 _ip("-n", name, *words)
-        relay = subprocess.Popen([sys.executable, __file__, *map(str, (*tuns, rate))], pass_fds=tuns)
+        relay = subprocess.Popen([sys.executable, __file__, *map(str, (*tuns, rate, delay_s))], pass_fds=tuns)
         _enter(f"/var/run/netns/{near}")
         yield Link(near, far, relay)
     finally:
@@ -126,7 +126,7 @@ def _tun_in(name: str) -> int:
     return made[0]
 
 
-def _relay(one: int, other: int, rate: float) -> None:
+def _relay(one: int, other: int, rate: float, delay_s: float) -> None:
     """Move packets until killed."""
     cut = False
 
@@ -159,8 +159,8 @@ def _relay(one: int, other: int, rate: float) -> None:
                     if cut or start - now > _QUEUE_S:
                         continue
                     free_at[end] = start + len(packet) / rate
-                    queues[end].append((free_at[end] + DELAY_S, packet))
+                    queues[end].append((free_at[end] + delay_s, packet))
 
 
 if __name__ == "__main__":
-    _relay(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    _relay(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))

@@ -118,7 +118,9 @@ class _Policy(torch.nn.Module):
 def _rank(given: dict[str, Any]) -> None:
     """One of the two processes."""
     spec = RunSpec.model_validate_json(given["spec"])
-    collective.join_ranks(given["rank"], RANKS, given["port"], 120.0)
+    number = given["rank"]
+    seat = collective.Seat(number, RANKS, number)
+    collective.join_ranks(seat, ("127.0.0.1", given["port"]), 120.0)
     zero: LocalLearner = local_learner(given["model"], spec)
     ddp = _Ddp(given["model"], spec, zero.loss)
     algorithm = spec.algorithm

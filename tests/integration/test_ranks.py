@@ -15,7 +15,7 @@ import torch
 
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.ranks.choose_learner import learner_of
-from consumers.ranks.rank_processes import RankDied
+from consumers.ranks.member import RankDied
 from consumers.replay import Again
 from infra import runs
 from infra.weights.digest import digests_of

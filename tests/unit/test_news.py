@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
 from msgspec import structs
 
 from infra.bus import Record, read_all
@@ -191,26 +189,6 @@ def test_what_a_relay_passes_over_is_not_waited_for() -> None:
     followed.set_aside(found)
     found = followed.choose(2)
     assert found is not None and found.version == 3
-
-
-@pytest.fixture
-def key_files(tmp_path: Path) -> dict[str, str]:
-    files = {}
-    for name in ("own", "other"):
-        key = ed25519.Ed25519PrivateKey.generate()
-        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        public.write_bytes(
-            key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
-        files |= {name: str(private), f"{name}.pub": str(public)}
-    return files
 
 
 def test_announcements_that_nobody_trusted_has_signed_are_refused(key_files: dict[str, str]) -> None:

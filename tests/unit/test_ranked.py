@@ -18,7 +18,8 @@ from consumers.learners.learner import Learner, TorchLearner
 from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import loss_of
 from consumers.ranks.choose_learner import learner_of
-from consumers.ranks.rank_wire import CommandDone, batch_from_bytes, batch_to_bytes, read_frame, write_frame
+from consumers.ranks.frames import read_frame, write_frame
+from consumers.ranks.rank_wire import CommandDone, batch_from_bytes, batch_to_bytes
 from consumers.ranks.ranked_learner import RankedLearner
 from infra.stores.store import StoreError
 from infra.weights.digest import digests_of

@@ -1,0 +1,83 @@
+"""A rank on the trainer's machine: a process that rank 0 starts, with a pipe each way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+
+import msgspec
+
+from consumers.ranks.frames import read_frame, write_frame
+from consumers.ranks.member import OtherRank
+from consumers.ranks.rank_wire import Reply
+from infra.code import ROOT, module
+from infra.supervise import children
+
+_TAIL = 15  # lines of a rank's log in an error
+
+
+class LocalMember(OtherRank):
+    """The process of one rank. Its log is written to our stderr; the last lines are kept."""
+
+    def __init__(self, number: int, died: threading.Event) -> None:
+        super().__init__(number, died)
+        self._tail = deque[str](maxlen=_TAIL)
+
+    def open(self) -> LocalMember:
+        """Start the process. Return itself."""
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self.process = children.start_child(
+            [sys.executable, "-m", module("consumers.ranks.rank")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        threading.Thread(target=self._follow, daemon=True, name=f"rank-{self.number}").start()
+        return self
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.number} (process {self.process.pid})"
+
+    def _follow(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            text = line.decode(errors="replace")
+            self._tail.append(text)
+            sys.stderr.write(text)
+        self.process.wait()
+        self._has_ended()
+
+    def send(self, data: msgspec.Struct) -> None:
+        assert self.process.stdin is not None
+        write_frame(self.process.stdin, data)  # type: ignore[arg-type]
+
+    def _comes(self, seconds: float) -> bool:
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], seconds)[0])
+
+    def _reply(self) -> Reply | None:
+        assert self.process.stdout is not None
+        frame = read_frame(self.process.stdout)  # type: ignore[arg-type]
+        return None if frame is None else msgspec.msgpack.decode(frame, type=Reply)
+
+    def _used_s(self) -> float:
+        return children.used_s(self.process)
+
+    def _how(self) -> str:
+        code = self.process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        said = "".join(self._tail).rstrip() or "(nothing)"
+        return f"{how}; its last lines:\n{said}"
+
+    def close(self, grace_s: float) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.ended.wait(grace_s)
+        children.kill(self.process)

@@ -1,0 +1,66 @@
+"""Deals out the GPUs of a machine to the processes of a run on it, one to each.
+
+ranks of the trainer ── generators of sites that run here ── the run's own generators, as many as there are
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.gpus import VISIBLE
+from schemas.runspec import RunSpec
+
+
+@dataclass(frozen=True)
+class DealtGpus:
+    """The GPUs of one machine, and how many processes take one before the run's own generators do.
+
+    `shared`: where there are too few, processes share them. `turns`: engines and learner share them anyhow.
+    Without GPUs nothing is set: then all compute on the CPU.
+    """
+
+    gpus: tuple[str, ...]
+    ranks: int = 0
+    at_sites: int = 0
+    shared: bool = False
+    turns: bool = False
+
+    @classmethod
+    def of_run(cls, spec: RunSpec, gpus: list[str]) -> DealtGpus:
+        """Return those of the machine on which a run's trainer is."""
+        placement = spec.placement
+        at_sites = sum(one.generators for one in placement.sites.values() if not one.elsewhere)
+        ranks = spec.trainer.ranks - placement.ranks.elsewhere
+        return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns)
+
+    def for_ranks(self) -> dict[str, str]:
+        """Return the variable that shows the ranks of this machine their GPUs: rank n takes the n-th."""
+        return self._shown(*range(self.ranks)) if self.ranks else {}
+
+    def for_site_generator(self, place: int) -> dict[str, str]:
+        """Return the variable for a generator of a site; `place`: its number among those."""
+        return self._shown(self._first + place)
+
+    def for_generator(self, place: int) -> dict[str, str]:
+        """Return the variable for a generator of the run's own; `place`: its number among those."""
+        return self._shown(self._first + self.at_sites + place)
+
+    def problem(self, generators: int) -> str:
+        """Return why so many generators of the run's own can't have a GPU each; empty if they can."""
+        needed = max(self.ranks, self._first + self.at_sites + generators)
+        if not self.gpus or self.shared or needed <= len(self.gpus):
+            return ""
+        return (
+            f"placement: {self.ranks} ranks and {self.at_sites + generators} generators need {needed} GPUs, "
+            f"and this machine has {len(self.gpus)} ({', '.join(self.gpus)}): take fewer, let them take "
+            "turns (placement.kind: colocated), or let several share one (placement.share_gpus: true)"
+        )
+
+    @property
+    def _first(self) -> int:
+        return 0 if self.turns else self.ranks
+
+    def _shown(self, *numbers: int) -> dict[str, str]:
+        if not self.gpus:
+            return {}
+        return {VISIBLE: ",".join(dict.fromkeys(self.gpus[one % len(self.gpus)] for one in numbers))}

@@ -1,0 +1,146 @@
+"""Two machines train as one: network namespaces, and gloo between their ranks. Whoever dies comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from infra.bus import read_all
+from infra.kafka_bus import KafkaBus
+from infra.runs import newest_run, runs_of
+from infra.stack import local
+from infra.stack.paths import StackPaths
+from infra.stores.opening import open_store
+from infra.supervise.children import kill, start_child
+from schemas.messages import StepRecord
+from schemas.runspec import RunSpec
+from schemas.topics import Topics
+from schemas.wire import decode
+from tests.bench._link import Link, two_sites
+from tests.factories import TASK, make_spec
+from tests.harness import ROOT, running, trained_ids
+from tests.stacks import words_of
+from tests.waiting import wait_until
+
+ITERATIONS = 8
+ALGORITHM = {"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 3e-3}
+TRAINER = {"checkpoint_every": 2, "bundle_tokens": 64, "least_microbatches": 2}
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
+    reason="network namespaces need root and /dev/net/tun",
+)
+
+
+@contextmanager
+def near_broker(link: Link, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A broker that both machines reach."""
+    monkeypatch.setenv("STREAMRL_LISTEN", link.near_address)
+    paths = StackPaths.locate(folder / "broker")
+    try:
+        address = local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers
+        assert address is not None
+        yield address
+    finally:
+        local.stop_stack(paths=paths)
+
+
+@contextmanager
+def command(argv: list[str], folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One of our commands, with a home of its own."""
+    environment = {**os.environ, "STREAMRL_HOME": str(folder / name), "PYTHONPATH": str(ROOT)}
+    with (folder / f"{name}.log").open("ab") as log:
+        process = start_child(argv, cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        finally:
+            kill(process)
+
+
+def cli(*words: str) -> list[str]:
+    return [sys.executable, "-m", "flows.cli", *words]
+
+
+def computing_rank(joined: subprocess.Popen[bytes]) -> psutil.Process | None:
+    """The process that computes on the other machine."""
+    found = [
+        one for one in psutil.Process(joined.pid).children(recursive=True) if "--connection" in words_of(one)
+    ]
+    return found[0] if found else None
+
+
+class Trained:
+    """A run of the command line, as its store and topics tell it."""
+
+    def __init__(self, store: str, kafka: str) -> None:
+        record = newest_run(open_store(store))
+        assert record is not None
+        self.id, self._topics = record.id, Topics(record.id, record.spec.lengths.classes)
+        self._bus = KafkaBus(kafka)
+
+    def steps(self) -> list[StepRecord]:
+        return [
+            decode(one.value, StepRecord) for one in read_all(self._bus, self._topics.ledger, deadline_s=30)
+        ]
+
+
+def run_file(folder: Path, kafka: str, model: Path, address: str) -> RunSpec:
+    (folder / "task.py").write_text(TASK)
+    spec = make_spec(
+        algorithm=ALGORITHM, trainer={**TRAINER, "ranks": 2}, model={"path": str(model)},
+        task={"python": str(folder / "task.py")}, report=str(folder / "runs"),
+        placement={
+            "kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store",
+            "ranks": {"elsewhere": 1, "address": address},
+        },
+    )  # fmt: skip
+    (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    return spec
+
+
+@pytest.mark.timeout(900)
+def test_two_machines_train_as_one_also_if_a_rank_is_killed(
+    tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody starts anything by hand: the bits at the end are those of one process that nothing disturbed."""
+    with running(
+        tmp_path / "alone", kafka, make_spec(algorithm=ALGORITHM, trainer=TRAINER), tiny_model
+    ) as run:
+        run.wait_for_end()
+        undisturbed = [step.root_out for step in run.steps()]
+    store = f"file://{tmp_path}/store"
+    with two_sites(rate=1e9, delay_s=0.0) as link, near_broker(link, tmp_path, monkeypatch) as broker:
+        run_file(tmp_path, broker, tiny_model, link.near_address)
+        with command(cli("run", str(tmp_path / "run.yaml")), tmp_path, "near") as flow:
+            wait_until(lambda: runs_of(open_store(store)), what="the run", deadline_s=120)
+            trained = Trained(store, broker)
+            far = link.at_far(cli("join", trained.id, "--store", store, "--ranks", "1"))
+            with command(far, tmp_path, "far") as joined:
+                wait_until(lambda: len(trained.steps()) >= 3, what="three steps", deadline_s=240)
+                rank = computing_rank(joined)
+                assert rank is not None
+                rank.kill()
+                wait_until(
+                    lambda: flow.poll() is not None and joined.poll() is not None, what="the end of both",
+                    deadline_s=400,
+                )  # fmt: skip
+        told = (tmp_path / "near.log").read_text() + (tmp_path / "far.log").read_text()
+        assert (flow.returncode, joined.returncode) == (0, 0), told[-6000:]
+        steps = trained.steps()
+    assert [step.root_out for step in steps] == undisturbed
+    assert sorted(trained_ids(steps)) == [(g, i) for g in range(8 * ITERATIONS) for i in range(4)]
+    assert "trainer was killed" not in told and "trainer ended with exit code 1" in told
+    log = "".join(file.read_text() for file in (tmp_path / "runs").rglob("trainer*.log"))
+    assert "rank 1 (on 10.77.0.2) closed its connection" in log

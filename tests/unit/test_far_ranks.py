@@ -1,0 +1,325 @@
+"""Ranks of other machines: how they find the trainer, are let in, compute, and end."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from consumers.learners.collective import RanksError, interface_of
+from consumers.learners.learner import TorchLearner
+from consumers.ranks import far_rank, rendezvous
+from consumers.ranks.choose_learner import learner_of
+from consumers.ranks.doorway import Doorway
+from consumers.ranks.far_member import FarMember
+from consumers.ranks.far_rank import NoModelHere, check_model
+from consumers.ranks.frames import read_frame, write_frame
+from consumers.ranks.handshake import Hello, NotLetIn, introduce, let_in, versions
+from consumers.ranks.member import RankDied
+from consumers.ranks.rank_wire import Accumulate, CommandDone, Working
+from infra.contents import MODEL
+from infra.errors import Explained
+from infra.roles.context import RoleContext, Stopped
+from infra.stores.store import StoreError
+from infra.waiting import WaitedTooLong
+from infra.weights.digest import digests_of
+from schemas.runspec import RunSpec
+from tests.factories import make_context, make_spec, make_tiny_model
+from tests.stacks import words_of
+from tests.training import train
+from tests.waiting import wait_until
+
+KEY = b"k" * 32
+HELLO = Hello(local=2, versions=versions())
+SPEC = make_spec(
+    algorithm={"groups": 6, "group_size": 4}, trainer={"ranks": 3, "least_microbatches": 3},
+    placement={"ranks": {"elsewhere": 1}},
+)  # fmt: skip
+
+
+def context_of(folder: Path, spec: RunSpec = SPEC, role: str = "trainer") -> RoleContext:
+    return make_context(spec, folder, role=role)
+
+
+@contextmanager
+def other_side(does: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Do something in a thread; yield the list that gets what it returns or raises."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(does())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield found
+    finally:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        one = socket.create_connection(listening.getsockname())
+        return one, listening.accept()[0]
+
+
+def test_a_rank_that_knows_the_key_is_let_in() -> None:
+    rank, trainer = tcp_pair()
+    with rank, trainer:
+        with other_side(lambda: let_in(trainer, KEY)) as found:
+            introduce(rank, KEY, HELLO)
+        assert found == [HELLO]
+        assert rank.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)  # a machine that vanishes is noticed
+
+
+def test_each_side_refuses_one_that_lacks_the_key() -> None:
+    rank, trainer = tcp_pair()
+    with trainer, other_side(lambda: let_in(trainer, KEY)) as found:
+        with pytest.raises(NotLetIn, match="does not know"):
+            introduce(rank, b"another", HELLO)
+        rank.close()
+    assert isinstance(found[0], NotLetIn)
+    rank, trainer = tcp_pair()
+    with rank, trainer, other_side(lambda: let_in(trainer, KEY)) as found:
+        rank.sendall(b"streamrl rank 1\n" + b"n" * 32)
+        rank.recv(64, socket.MSG_WAITALL)
+        rank.sendall(b"h" * 32)
+    assert isinstance(found[0], NotLetIn)
+
+
+@given(st.binary(max_size=200))
+def test_a_stranger_is_refused(said: bytes) -> None:
+    rank, trainer = socket.socketpair()
+    with trainer, other_side(lambda: let_in(trainer, KEY)) as found:
+        with suppress(OSError):  # it may be refused before all is said
+            rank.sendall(said)
+        rank.close()
+    assert isinstance(found[0], NotLetIn | OSError)
+
+
+def test_no_frame_is_larger_than_its_reader_allows() -> None:
+    with pytest.raises(Explained, match="would have 5000000000 bytes"):
+        read_frame(io.BytesIO(struct.pack("<Q", 5_000_000_000)))
+    with pytest.raises(Explained, match="would have 11 bytes; 10 are allowed"):
+        read_frame(io.BytesIO(struct.pack("<Q", 11) + bytes(11)), 10)
+
+
+def test_the_newest_start_of_the_trainer_is_found(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    store, record = context.store, context.record
+    assert rendezvous.newest(store, record) is None
+    rendezvous.announce(store, record, "10.0.0.1", 1)
+    second = rendezvous.announce(store, record, "10.0.0.2", 2)
+    assert rendezvous.newest(store, record) == second
+    assert len(bytes.fromhex(second.key)) == 32
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        (lambda said: json.dumps(said | {"run": "other-1"}), "is of another run"),
+        (lambda said: json.dumps(said | {"identity": "x"}), "is of another run"),
+        (lambda said: json.dumps(said | {"key": "no hex"}), "does not say where"),
+        (lambda said: json.dumps(said | {"port": "many"}), "does not say where"),
+        (lambda said: "[" * 100_000, "does not say where"),
+        (lambda said: "", "does not say where"),
+    ],
+)
+def test_what_does_not_say_where_the_trainer_is(
+    tmp_path: Path, changed: Callable[[dict[str, Any]], str], error: str
+) -> None:
+    context = context_of(tmp_path)
+    rendezvous.announce(context.store, context.record, "10.0.0.1", 1)
+    said = json.loads(context.store.get("runs/test-1/ranks.json"))
+    context.store.put("runs/test-1/ranks.json", changed(said).encode())
+    with pytest.raises(StoreError, match=error):
+        rendezvous.newest(context.store, context.record)
+
+
+def test_a_trusted_key_has_to_sign_where_the_trainer_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_files: dict[str, str]
+) -> None:
+    context = context_of(tmp_path)
+    monkeypatch.setenv("STREAMRL_TRUSTED_KEYS", key_files["own.pub"])
+    with pytest.raises(StoreError, match="set STREAMRL_SIGNING_KEY too"):
+        rendezvous.announce(context.store, context.record, "10.0.0.1", 1)
+    monkeypatch.setenv("STREAMRL_SIGNING_KEY", key_files["own"])
+    found = rendezvous.announce(context.store, context.record, "10.0.0.1", 1)
+    assert rendezvous.newest(context.store, context.record) == found
+    said = context.store.get("runs/test-1/ranks.json").replace(b"10.0.0.1", b"10.0.0.9")
+    context.store.put("runs/test-1/ranks.json", said)
+    with pytest.raises(Explained, match="is signed by none"):
+        rendezvous.newest(context.store, context.record)
+
+
+def test_a_member_tells_that_it_works_replies_and_is_missed() -> None:
+    rank, trainer = tcp_pair()
+    died = threading.Event()
+    member = FarMember(trainer, "10.0.0.2", HELLO, died).open(5)
+    with rank.makefile("rwb") as file:
+        member.send(Accumulate([], 3))
+        assert b"Accumulate" in (read_frame(file) or b"")  # type: ignore[arg-type]
+        with pytest.raises(WaitedTooLong, match=r"rank 5 \(on 10.0.0.2\)"):
+            member.reply(0.2)
+        write_frame(file, Working(1.0))  # type: ignore[arg-type]
+        write_frame(file, CommandDone())  # type: ignore[arg-type]
+        assert member.reply(30.0) == CommandDone()
+        file.write(struct.pack("<Q", 7) + b"garbage")
+    rank.close()
+    with pytest.raises(EOFError):
+        member.reply(30.0)
+    assert died.wait(30)
+    error = member.obituary()
+    assert isinstance(error, RankDied)
+    assert str(error).startswith("rank 5 (on 10.0.0.2) is lost: ")
+    member.close(0.0)
+
+
+def test_a_rank_that_works_is_waited_for() -> None:
+    """The deadline is shorter than its answer takes."""
+    rank, trainer = tcp_pair()
+    member = FarMember(trainer, "10.0.0.2", HELLO, threading.Event()).open(1)
+    with rank.makefile("wb") as file, other_side(lambda: member.reply(1.2)) as found:
+        for second in range(1, 15):
+            write_frame(file, Working(second * 0.5))
+            if threading.Event().wait(0.2):
+                break
+        write_frame(file, CommandDone())
+    assert found == [CommandDone()]
+    rank.close()
+    member.close(5.0)
+
+
+def test_a_machine_is_missed_by_name(tmp_path: Path) -> None:
+    spec = SPEC.model_copy(update={"placement": make_spec(
+        trainer={"ranks": 3}, placement={"ranks": {"elsewhere": 2}}).placement})  # fmt: skip
+    door = Doorway(tmp_store(tmp_path), context_of(tmp_path, spec).record, logging.getLogger("test"))
+    door.open(threading.Event())
+    with pytest.raises(WaitedTooLong, match=r"2 ranks .* at 127.0.0.1.*`streamrl join test-1 .* --ranks 2`"):
+        door.members(0.1)
+    door.close()
+
+
+def tmp_store(folder: Path) -> Any:
+    return context_of(folder).store
+
+
+def test_only_ranks_of_the_run_come_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Strangers, ranks with other code, and those that are gone again are not counted."""
+    context = context_of(tmp_path)
+    door = Doorway(context.store, context.record, logging.getLogger("test")).open(threading.Event())
+    at = rendezvous.newest(context.store, context.record)
+    assert at is not None
+    where, key = (at.host, at.port), bytes.fromhex(at.key)
+    strange = socket.create_connection(where)
+    strange.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    other = socket.create_connection(where)
+    introduce(other, key, Hello(0, "streamrl 0.1"))
+    with other.makefile("rb") as file:
+        assert b"install the same on both" in (read_frame(file) or b"")
+    gone = socket.create_connection(where)
+    introduce(gone, key, HELLO)
+    gone.close()
+    good = socket.create_connection(where)
+    with other_side(lambda: door.members(30.0)) as found:
+        introduce(good, key, HELLO)
+    (member,) = found[0]
+    assert (member.address, member.local) == ("127.0.0.1", 2)
+    with pytest.raises(OSError):
+        socket.create_connection(where)  # the door is shut
+    for one in (strange, other, good):
+        one.close()
+    member.close(1.0)
+
+
+def test_settings_of_ranks_are_checked() -> None:
+    with pytest.raises(ValidationError, match=r"placement.ranks.elsewhere \(2\) must be less than"):
+        make_spec(trainer={"ranks": 2}, placement={"ranks": {"elsewhere": 2}})
+    for address in ("10.0.0.1:29400", "http://a", "", "a b", "[::1]"):
+        with pytest.raises(ValidationError, match=r"placement.ranks.address"):
+            make_spec(placement={"ranks": {"address": address}})
+    with pytest.raises(RanksError, match=r"203.0.113.7 is no address of this machine, which has 127.0.0.1"):
+        interface_of("203.0.113.7")
+    assert interface_of("127.0.0.1") == "lo"
+
+
+def test_a_machine_without_the_starting_model_says_so(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    with pytest.raises(NoModelHere, match=r"bring the folder .*model here, and say where it is with --model"):
+        check_model(context)
+    (tmp_path / "model").mkdir()
+    check_model(context)
+    context.record = context.record.model_copy(update={"contents": {MODEL: "0" * 32}})
+    with pytest.raises(NoModelHere, match="has other files than the run's starting model"):
+        check_model(context)
+
+
+@contextmanager
+def rank_elsewhere(folder: Path) -> Iterator[None]:
+    """The role of a rank, in a thread."""
+    context = context_of(folder, role="rank")
+    thread = threading.Thread(target=lambda: suppressed(context))
+    thread.start()
+    try:
+        yield
+    finally:
+        context.stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def suppressed(context: RoleContext) -> None:
+    with suppress(Stopped):
+        far_rank.body(context)
+
+
+def processes() -> list[psutil.Process]:
+    return [one for one in psutil.Process(os.getpid()).children() if "--connection" in words_of(one)]
+
+
+@pytest.mark.timeout(240)
+def test_ranks_here_and_elsewhere_compute_the_bits_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is killed ends the learner by name. The next start of it gets a rank anew."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    model = str(make_tiny_model(tmp_path / "model"))
+    alone = TorchLearner(model, SPEC)
+    train(alone, SPEC, 2)
+    context, log = context_of(tmp_path), logging.getLogger("streamrl.test")
+    with rank_elsewhere(tmp_path):
+        for kill in (True, False):
+            door = Doorway(context.store, context.record, log)
+            learner = learner_of(model, SPEC, run="test-1", log=log, door=door)
+            try:
+                train(learner, SPEC, 1)
+                if kill:
+                    (process,) = processes()
+                    process.send_signal(signal.SIGKILL)
+                    with pytest.raises(RankDied, match=r"rank 2 \(on 127.0.0.1\) closed its connection"):
+                        train(learner, SPEC, 1)
+                else:
+                    train(learner, SPEC, 1)
+                    assert digests_of(learner.weights()) == digests_of(alone.weights())
+            finally:
+                learner.close()
+    wait_until(lambda: not processes(), what="the end of the rank")

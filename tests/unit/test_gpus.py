@@ -1,0 +1,117 @@
+"""Each rank and each generator of a machine gets a GPU of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.run import checks, commands, joining, run_balance
+from flows.run.checks import problems_of
+from flows.run.commands import GENERATOR, TRAINER, workers
+from flows.run.dealt_gpus import DealtGpus
+from flows.run.locations import Places
+from infra.gpus import VISIBLE, visible_gpus
+from infra.stack import doctor
+from infra.stack.doctor import Check
+from schemas.runspec import RunSpec
+from tests.factories import make_context, make_spec
+
+PLACES = Places("b", "file:///s")
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with four GPUs."""
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv(VISIBLE, raising=False)
+    monkeypatch.delenv("STREAMRL_DEVICE", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (None, ["0", "1", "2", "3"]), ("2, 0", ["2", "0"]), ("", []), ("1,-1,2", ["1"]), ("0,9,1", ["0"]),
+        ("GPU-8f2,MIG-1a", ["GPU-8f2", "MIG-1a"]),
+    ],
+)  # fmt: skip
+def test_gpus_are_those_that_cuda_shows(
+    devices: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, found: list[str]
+) -> None:
+    if said is not None:
+        monkeypatch.setenv(VISIBLE, said)
+    assert visible_gpus(devices) == found
+    monkeypatch.setenv("STREAMRL_DEVICE", "cpu")
+    assert visible_gpus(devices) == []
+    assert visible_gpus(devices / "none") == []
+
+
+def have(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
+    for module in (commands, checks, joining, run_balance, doctor):
+        monkeypatch.setattr(module, "visible_gpus", lambda: list(gpus))
+
+
+def shown(folder: Path, spec: RunSpec) -> dict[str, str | None]:
+    """By process, the GPUs that it sees."""
+    record = make_context(spec, folder).record
+    return {
+        one.name: one.env.get(VISIBLE) for one in workers(record, PLACES) if one.role in (TRAINER, GENERATOR)
+    }
+
+
+def test_ranks_come_first_and_then_generators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, "4", "5", "6", "7", "8", "9")
+    sites = {"far": {"generators": 1}, "away": {"generators": 3, "elsewhere": True}}
+    spec = make_spec(
+        trainer={"ranks": 3},
+        placement={"generators": 2, "sites": sites, "ranks": {"elsewhere": 1}},
+    )
+    assert shown(tmp_path, spec) == {
+        "trainer": "4,5", "generator-0": "7", "generator-1": "8", "generator-2": "6",
+    }  # fmt: skip
+    have(monkeypatch)
+    assert set(shown(tmp_path, spec).values()) == {None}
+
+
+def test_in_turns_both_sides_have_the_same_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, "0", "1")
+    spec = make_spec(trainer={"ranks": 2}, placement={"generators": 2, "kind": "colocated"})
+    assert shown(tmp_path, spec) == {"trainer": "0,1", "generator-0": "0", "generator-1": "1"}
+    assert not DealtGpus.of_run(spec, ["0", "1"]).problem(2)
+    assert "need 3 GPUs" in DealtGpus.of_run(spec, ["0", "1"]).problem(3)
+
+
+def test_too_few_gpus_are_refused_unless_they_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have(monkeypatch, "0", "1")
+    spec = make_spec(placement={"generators": 2})
+    (found,) = [one for one in problems_of(spec) if "GPU" in one]
+    assert found.startswith("placement: 1 ranks and 2 generators need 3 GPUs, and this machine has 2 (0, 1)")
+    shared = make_spec(placement={"generators": 2, "share_gpus": True})
+    assert not [one for one in problems_of(shared) if "GPU" in one]
+    assert shown(tmp_path, shared) == {"trainer": "0", "generator-0": "1", "generator-1": "0"}
+
+
+def gpu_check(monkeypatch: pytest.MonkeyPatch, torch: str) -> Check:
+    monkeypatch.setattr(doctor, "_version", lambda name: torch)
+    return doctor._gpus()
+
+
+def test_the_doctor_looks_at_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "NVIDIA H100 80GB HBM3, 79000, 81559, 570.1"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    have(monkeypatch, "0")
+    found = gpu_check(monkeypatch, "2.13.0+cu130")
+    assert found.ok
+    assert found.found == "1 (0): NVIDIA H100 80GB HBM3 (79,000 of 81,559 MiB free); driver 570.1"
+    found = gpu_check(monkeypatch, "2.13.0+cpu")
+    assert not found.ok and found.optional and "torch 2.13.0+cpu is built for CPUs" in found.fix
+    have(monkeypatch)
+    assert gpu_check(monkeypatch, "2.13.0+cpu").found.startswith("1, hidden by CUDA_VISIBLE_DEVICES")
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert gpu_check(monkeypatch, "2.13.0+cpu").found == "none: all is computed on the CPU"
