@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from producers.engines.engine import EngineSettings
+from producers.engines.vllm_options import VllmOption, check_options
 from schemas.runspec import RunSpec
 
 if TYPE_CHECKING:
@@ -42,6 +43,19 @@ class VllmSettings(EngineSettings):
         "samples. Guesses don't change what is drawn. Takes 40 MiB.",
     )
 
+    options: dict[str, VllmOption] = Field(
+        {},
+        max_length=64,
+        description="Further arguments of vLLM, by the names of its EngineArgs, such as `{max_num_batched_"
+        "tokens: 8192}`. An argument that StreamRL sets by itself is refused.",
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _may_be_set(cls, options: dict[str, VllmOption]) -> dict[str, VllmOption]:
+        check_options(options)
+        return options
+
     def make(self, model: str, spec: RunSpec) -> VllmEngine:
         from producers.engines.history_drafter import HistoryDrafter
         from producers.engines.vllm_in_process import GpuMemory, VllmEngine
@@ -54,6 +68,7 @@ class VllmSettings(EngineSettings):
             temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
             drafter=drafter, gpu=GpuMemory(self.gpu_memory or (SHARE_IN_TURNS if turns else None), turns),
+            options=self.options,
         )  # fmt: skip
         engine.profile()
         return engine

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,7 @@ from producers.engines.packed_linear import PackedLinear
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
+from producers.engines.vllm_options import VllmOption, merged_arguments
 from producers.stopping import Stopping
 
 _PROFILE_S = 1.5
@@ -122,6 +123,7 @@ class VllmEngine:
         stopping: Stopping | None = None,
         drafter: Drafter | None = None,
         gpu: GpuMemory | None = None,
+        options: Mapping[str, VllmOption] | None = None,
     ) -> None:
         prepare_environment(threads, batch_invariant=batch_invariant)
         from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -130,26 +132,18 @@ class VllmEngine:
         torch.set_num_threads(threads)
         on_cpu = not choices.cuda()
         packed = _packed_linears(batch_invariant) if on_cpu else []
+        arguments = {
+            "model": model, "dtype": dtype, "seed": 0, "enforce_eager": on_cpu,
+            "max_model_len": max_model_len, "max_num_seqs": slots,
+            "max_num_batched_tokens": max(max_model_len, 64 * slots, 2048),
+            "enable_prefix_caching": False, "async_scheduling": False, "scheduling_policy": "priority",
+            "disable_log_stats": True,
+        }  # fmt: skip
+        on_gpu = (gpu or GpuMemory()).arguments()
+        arguments |= {"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else on_gpu
         with _llvmlite_unseen():
             self._engine = LLMEngine.from_engine_args(
-                EngineArgs(
-                    model,
-                    dtype=dtype,
-                    seed=0,
-                    enforce_eager=on_cpu,
-                    max_model_len=max_model_len,
-                    max_num_seqs=slots,
-                    max_num_batched_tokens=max(max_model_len, 64 * slots, 2048),
-                    enable_prefix_caching=False,
-                    async_scheduling=False,
-                    scheduling_policy="priority",
-                    disable_log_stats=True,
-                    **(
-                        {"kv_cache_memory_bytes": kv_cache_mib << 20}
-                        if on_cpu
-                        else (gpu or GpuMemory()).arguments()
-                    ),
-                )
+                EngineArgs(**merged_arguments(arguments, options or {}, EngineArgs))
             )
         self._params = lambda tokens: SamplingParams(
             temperature=temperature,

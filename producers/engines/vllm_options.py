@@ -1,0 +1,63 @@
+"""Further arguments of vLLM that a run file may set, and those that it may not, each with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from producers.engines.engine import EngineError
+from schemas.shortening import shown
+
+VllmOption = bool | int | float | str
+
+_ONE_DEVICE = "an engine is one process on one device; start more generators (placement.generators)"
+_WEIGHTS = "the trainer's weights are written into vLLM's own, in the model's dtype"
+_SETTINGS = {
+    "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype",
+    "max_num_seqs": "generator.slots", "max_model_len": "sampling.max_prompt_tokens and sampling.max_tokens",
+    "gpu_memory_utilization": "generator.gpu_memory", "kv_cache_memory_bytes": "generator.kv_cache_mib",
+    "enable_sleep_mode": "placement.kind", "speculative_config": "generator.speculation",
+    "enable_lora": "model.lora",
+}  # fmt: skip
+_REASONS = {
+    **{name: f"that is said by {setting}" for name, setting in _SETTINGS.items()},
+    **dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+         "distributed_executor_backend"), _ONE_DEVICE),
+    **dict.fromkeys(("quantization", "load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
+    "seed": "each sample has a seed of its own",
+    "scheduling_policy": "the samples with most left to draw go first",
+    "async_scheduling": "orders are obeyed between two steps",
+    "enable_prefix_caching": "what older weights have cached would be used with newer ones",
+    "trust_remote_code": "code in a model's folder is never run",
+    "skip_tokenizer_init": "answers are stopped by their text",
+    "logprobs_mode": "a sample has the logprobs that it was drawn with",
+}  # fmt: skip
+
+
+def check_options(options: Mapping[str, VllmOption]) -> Mapping[str, VllmOption]:
+    """Return the options. Raise ValueError for one that StreamRL sets by itself."""
+    for name in options:
+        if name in _REASONS:
+            raise ValueError(f"{name} can't be set: {_REASONS[name]}")
+    return options
+
+
+def merged_arguments(
+    own: dict[str, Any], options: Mapping[str, VllmOption], known: type[Any]
+) -> dict[str, Any]:
+    """Return our arguments and those of the run file. Raise EngineError for one that vLLM does not know.
+
+    `known`: vLLM's class of arguments.
+    """
+    names = [field.name for field in dataclasses.fields(known)]
+    for name in options:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=3)
+            raise EngineError(
+                f"generator.options.{shown(name)}: the vLLM that is installed knows no such argument"
+                + (f"; there are {', '.join(close)}" if close else "")
+            )
+    return own | dict(options)
