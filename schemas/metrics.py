@@ -97,6 +97,10 @@ METRICS: dict[str, Metric] = {
     "compute_s": Metric("seconds", "Time that the trainer computed for the step."),
     "waited_s": Metric("seconds", "Time that the trainer waited for samples.", "short beside `compute_s`",
                        "Generation is the bottleneck: add generators, or allow more staleness."),
+    "peak_memory_gib": Metric("GiB", "Most memory that the trainer's first rank took so far: of its GPU, or "
+                              "of the machine.", "below what there is",
+                              "Set trainer.gradient_checkpointing, a smaller trainer.microbatch_tokens or "
+                              "logits_chunk, or zero_stage 3."),
     "latency_s": Metric("seconds", "Mean time from a sample's first token to its last."),
     "samples_per_s": Metric("samples a second", "Samples of the step by the time since the step before."),
     "tokens_per_s": Metric("tokens a second", "Tokens of the step by the time since the step before."),

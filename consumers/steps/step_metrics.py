@@ -9,6 +9,7 @@ import numpy as np
 
 from consumers.batches.micro_batches import MicroBatchPlan
 from consumers.learners.optimizing import Stepped
+from consumers.learners.peak_memory import peak_memory_gib
 from consumers.losses.objective import LossStats
 from schemas.identity import round_of
 from schemas.messages import Sample
@@ -77,6 +78,7 @@ def step_metrics(
         **_by_part(samples),
         "compute_s": compute_s,
         "waited_s": waited_s,
+        "peak_memory_gib": peak_memory_gib(),
         "latency_s": float(np.mean([sample.finished_at - sample.started_at for sample in samples])),
     }
 
