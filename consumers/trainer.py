@@ -450,7 +450,9 @@ def body(context: RoleContext) -> None:
     door = None
     if context.spec.placement.ranks.elsewhere:
         door = Doorway(context.store, context.record, context.log)
-        context.heart.waiting("ranks of other machines", unblocked_by="streamrl join RUN --ranks N")
+        context.heart.waiting(
+            "ranks of other machines", unblocked_by=f"streamrl join {context.run} --ranks {door.wanted}"
+        )
     learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log, door=door)
     try:
         context.loaded()

@@ -25,6 +25,12 @@ class RanksError(Explained):
     """Ranks can't work together; the message names them and says what to do."""
 
 
+class WrongAddress(RanksError):
+    """Raised if this machine does not have the address at which other ranks are to reach it."""
+
+    lasting = True
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """The place of a rank among all ranks, and on its machine."""
@@ -75,14 +81,14 @@ def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadline_s: f
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has an address. Raise RanksError if none here has it."""
+    """Return the name of the network interface that has an address. Raise WrongAddress if none has it."""
     addresses = {
         one.address: name for name, some in psutil.net_if_addrs().items() for one in some
         if one.family == socket.AF_INET
     }  # fmt: skip
     if address in addresses:
         return addresses[address]
-    raise RanksError(
+    raise WrongAddress(
         f"{address} is no address of this machine, which has {', '.join(sorted(addresses))}: set "
         "placement.ranks.address"
     )

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 
-from consumers.learners.collective import RanksError, interface_of
+from consumers.learners.collective import WrongAddress, interface_of
 from consumers.ranks import rendezvous
 from consumers.ranks.far_member import FarMember
 from consumers.ranks.frames import write_frame
@@ -134,8 +134,8 @@ class Doorway:
 
 
 def _resolved(host: str) -> str:
-    """Return the IPv4 address of a name. Raise RanksError if it has none."""
+    """Return the IPv4 address of a name. Raise WrongAddress if it has none."""
     try:
         return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise RanksError(f"placement.ranks.address: {host} has no IPv4 address: {error}") from error
+        raise WrongAddress(f"placement.ranks.address: {host} has no IPv4 address: {error}") from error

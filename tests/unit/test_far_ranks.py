@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from consumers.learners.collective import RanksError, interface_of
+from consumers.learners.collective import WrongAddress, interface_of
 from consumers.learners.learner import TorchLearner
 from consumers.ranks import far_rank, rendezvous
 from consumers.ranks.choose_learner import learner_of
@@ -257,7 +257,7 @@ def test_settings_of_ranks_are_checked() -> None:
     for address in ("10.0.0.1:29400", "http://a", "", "a b", "[::1]"):
         with pytest.raises(ValidationError, match=r"placement.ranks.address"):
             make_spec(placement={"ranks": {"address": address}})
-    with pytest.raises(RanksError, match=r"203.0.113.7 is no address of this machine, which has 127.0.0.1"):
+    with pytest.raises(WrongAddress, match=r"203.0.113.7 is no address of this machine, which has 127.0.0.1"):
         interface_of("203.0.113.7")
     assert interface_of("127.0.0.1") == "lo"
 
