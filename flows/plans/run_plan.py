@@ -29,6 +29,7 @@ from schemas.runspec import RunSpec
 
 Say = Callable[[str, int, int], None]  # a text, how much is done, and of how much
 _FIRST_SIMULATED, _THEN_SIMULATED = 3, 3  # splits: by the first estimates, and by corrected ones
+_NEAR = 1.4  # times the best estimate: beyond it no simulation would make a split the best one
 _PACKED_WELL = 0.02  # estimates that are wrong by less than this share are not corrected
 _SAMPLES, _SAMPLES_TO_COMPARE = 4000, 1500  # of the steady iterations that are simulated
 _BUDGET = 40_000  # samples that are simulated for intervals, about
@@ -77,6 +78,7 @@ def plan_run(
     planned = planner.simulated(_different(estimates, _FIRST_SIMULATED))
     if (slower := planner.packing(planned)) > 1 + _PACKED_WELL:
         planned += planner.simulated(_corrected(inputs, goal, planned, slower, may_take_turns))
+    planned += planner.simulated(_of_the_other_kind(estimates, planned, goal))
     planner.best(planned)  # raises PlanError if none meets the deadline
     refined = [planner.refined(one) for one in planner.ordered(planned)[:_REFINED]]
     refined = [planner.looked_at_longer(one) for one in refined]
@@ -107,6 +109,21 @@ def _corrected(
     new = [one for one in found if _machines(one.split) not in taken]
     best = _different(new, _THEN_SIMULATED)
     return [replace(one, split=with_slots(one.split, inputs.times, 1.0)) for one in best]
+
+
+def _of_the_other_kind(
+    estimates: Sequence[SplitEstimate], known: Sequence[PlannedSplit], goal: PlanGoal
+) -> list[SplitEstimate]:
+    """Return the best split that takes turns if none of the known ones does, or that does not if all do.
+
+    Formulas are wrong by other shares where sides overlap, so an estimate that is not far off is looked at.
+    """
+    kinds = {one.split.takes_turns for one in known}
+    others = [one for one in estimates if one.split.takes_turns not in kinds]
+    if len(kinds) != 1 or not others:
+        return []
+    best, other = ((one.step_s if goal.least == "time" else one.cost) for one in (estimates[0], others[0]))
+    return others[:1] if other <= best * _NEAR else []
 
 
 def with_slots(split: MachineSplit, times: TimesSource, factor: float) -> MachineSplit:

@@ -22,7 +22,7 @@ from flows.plans.drawn_factors import drawn_factors
 from flows.plans.given_split import given_split
 from flows.plans.interval import Interval
 from flows.plans.plan_rows import beyond_settings, figure, plan_row, plan_settings
-from flows.plans.planning_inputs import KnownLengths, PlanningInputs, demand_of_workload
+from flows.plans.planning_inputs import KnownLengths, PlanningInputs, demand_of_workload, planning_inputs
 from flows.plans.predicted_speed import Prediction
 from flows.plans.prediction import estimated_s
 from flows.plans.run_plan import RunPlan, interval_around, plan_run
@@ -31,6 +31,7 @@ from schemas.balancing import BalanceSection
 from schemas.loading import load_run_file
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
+from tests.harness import ROOT
 from tests.planning import LINK, TableOfTests, plan_folder, pool_of
 
 CONFIG = {
@@ -372,3 +373,12 @@ def test_order_arrival_admits_as_far_ahead_as_order_window() -> None:
     spec = spec_of_test(order="arrival")
     assert demand_of_workload(spec, WORKLOAD).lookahead == 2
     assert plan_run(inputs_of(spec), PlanGoal(), may_take_turns=False).spec.algorithm.staleness <= 2
+
+
+def test_the_best_split_that_takes_turns_is_simulated_too() -> None:
+    """By formulas six others are cheaper than it, and none of them is."""
+    file = ROOT / "examples" / "large" / "two_sites.yaml"
+    inputs = planning_inputs(load_run_file(file, ["placement.machines.cheap.price=3.2"]), mean_length=1500)
+    plan = plan_run(inputs, PlanGoal(least="cost"))
+    assert plan.chosen.split.takes_turns
+    assert not plan.others[0].split.takes_turns
