@@ -28,7 +28,7 @@ from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
 from producers.engines import sampler
-from producers.engines.engine import DrawnAnswer, SampleRequest
+from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.vllm_in_process import GpuMemory, VllmEngine
 from producers.installing import Newest
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
@@ -44,10 +44,17 @@ def engine(model: Path) -> Iterator[VllmEngine]:
     import numba  # noqa: F401 - vLLM alone would not start in a process that has it
 
     # One engine a process is all that vLLM allows. Its cache has 16 blocks of 128 tokens: see the preemption.
-    made = VllmEngine(str(model), slots=16, max_model_len=256, kv_cache_mib=1)
+    options = {"max_num_batched_tokens": 4096}
+    made = VllmEngine(str(model), slots=16, max_model_len=256, kv_cache_mib=1, options=options)
     give(made, weights(model, 0))
     yield made
     cleanup_dist_env_and_memory()  # this process is a rank of its own; tests behind these make others
+
+
+def test_options_reach_vllm_and_unknown_ones_are_named(model: Path, engine: VllmEngine) -> None:
+    assert engine._engine.vllm_config.scheduler_config.max_num_batched_tokens == 4096
+    with pytest.raises(EngineError, match=r"generator.options.'block_sise': .* there are block_size"):
+        VllmEngine(str(model), options={"block_sise": 32})
 
 
 def weights(model: Path, change: int) -> dict[str, torch.Tensor]:
