@@ -525,6 +525,11 @@ class RunSpec(Section):
         """Maximum tokens of a prompt and its answer."""
         return self.sampling.max_prompt_tokens + self.sampling.max_tokens
 
+    @property
+    def generates(self) -> bool:
+        """Whether the run draws samples: an offline run does only for evaluations."""
+        return self.algorithm.mode != "offline" or self.evaluation.problems > 0
+
     def evaluates(self, version: int) -> bool:
         """Whether a version is evaluated on held-out problems."""
         if not self.evaluation.problems:

@@ -56,7 +56,8 @@ def _place_problems(spec: RunSpec) -> list[str]:
 
 
 def _gpu_problems(spec: RunSpec) -> list[str]:
-    problem = DealtGpus.of_run(spec, visible_gpus()).problem(spec.placement.generators)
+    generators = spec.placement.generators if spec.generates else 0
+    problem = DealtGpus.of_run(spec, visible_gpus()).problem(generators)
     return [problem] if problem else []
 
 

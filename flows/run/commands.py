@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,33 +42,34 @@ def workers(record: RunRecord, places: Places, generators: int | None = None) ->
     """
     gpus = DealtGpus.of_run(record.spec, visible_gpus())
     trainer = with_env(worker(TRAINER, 0, record, places), gpus.for_ranks())
-    if record.spec.algorithm.mode == "offline" and not record.spec.evaluation.problems:
+    if not record.spec.generates:
         return [trainer]
     found = [trainer, worker(FEEDER, 0, record, places)]
     placement = record.spec.placement
     first = placement.generators
     own = first if generators is None else generators
     at_sites = sum(planned.generators for planned in placement.sites.values())
-    found += [
-        with_env(worker(GENERATOR, number, record, places), gpus.for_generator(place))
-        for place, number in enumerate(own_numbers(own, first, at_sites))
-    ]
-    relays, numbered, taken = 0, first, 0
+    numbers = own_numbers(own, first, at_sites)
+    found += on_gpus([worker(GENERATOR, one, record, places) for one in numbers], gpus.for_generator)
+    there: list[Worker] = []
+    relays, numbered = 0, first
     for name, planned in placement.sites.items():
         if planned.generators and not planned.elsewhere:
-            some = at_site(Site(name, planned.cache), planned.relays, planned.generators, record, places,
-                           first=(relays, numbered))  # fmt: skip
-            for one in some:
-                drawing = one.role == GENERATOR
-                found.append(with_env(one, gpus.for_site_generator(taken)) if drawing else one)
-                taken += drawing
+            there += at_site(Site(name, planned.cache), planned.relays, planned.generators, record, places,
+                             first=(relays, numbered))  # fmt: skip
         relays, numbered = relays + planned.relays, numbered + planned.generators
-    return found
+    return found + on_gpus(there, gpus.for_site_generator)
 
 
 def with_env(one: Worker, env: dict[str, str]) -> Worker:
     """Return a worker with more variables."""
     return replace(one, env=one.env | env)
+
+
+def on_gpus(some: Sequence[Worker], shown: Callable[[int], dict[str, str]]) -> list[Worker]:
+    """Return workers of which the generators have what `shown` says of the first, the second and so on."""
+    places = itertools.count()
+    return [with_env(one, shown(next(places))) if one.role == GENERATOR else one for one in some]
 
 
 def own_numbers(count: int, first: int, at_sites: int) -> list[int]:

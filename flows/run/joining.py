@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flows.run.commands import GENERATOR, Worker, at_site, far_ranks, with_env, worker
+from flows.run.commands import GENERATOR, Worker, at_site, far_ranks, on_gpus, with_env, worker
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.far_files import model_here, reward_here
 from flows.run.locations import Places, logs_folder, named_store, store_url
@@ -63,14 +63,10 @@ def joining(
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
-    found = [replace(one, argv=[*one.argv, *here]) for one in found]
     gpus = DealtGpus(tuple(visible_gpus()), ranks, shared=record.spec.placement.share_gpus)
     if wrong := gpus.problem(generators):
         raise RunFailed(wrong)
-    drawing = iter(range(generators))
-    found = [
-        with_env(one, gpus.for_generator(next(drawing))) if one.role == GENERATOR else one for one in found
-    ]
+    found = on_gpus([replace(one, argv=[*one.argv, *here]) for one in found], gpus.for_generator)
     training = [
         with_env(one, gpus.for_ranks() if ranks > 1 else {})  # one rank is LOCAL_RANK's, by its launcher
         for one in far_ranks(ranks, record, places, first=first)

@@ -95,6 +95,16 @@ def test_too_few_gpus_are_refused_unless_they_are_shared(
     assert shown(tmp_path, shared) == {"trainer": "0", "generator-0": "1", "generator-1": "0"}
 
 
+def test_a_run_that_generates_nothing_needs_gpus_for_its_ranks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have(monkeypatch, "0")
+    offline = {"algorithm": {"mode": "offline", "recorded": "count-1"}, "loss": {"kind": "grpo"}}
+    assert not [one for one in problems_of(make_spec(**offline)) if "GPU" in one]
+    evaluated = make_spec(**offline, evaluation={"problems": 8})
+    assert [one for one in problems_of(evaluated) if "need 2 GPUs" in one]
+
+
 def gpu_check(monkeypatch: pytest.MonkeyPatch, torch: str) -> Check:
     monkeypatch.setattr(doctor, "_version", lambda name: torch)
     return doctor._gpus()
