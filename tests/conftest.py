@@ -14,6 +14,7 @@ import pytest
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.stack.s3 import S3Access
+from tests.stacks import own_broker
 from tests.wheels import build_wheel, install_wheel
 
 TESTS = Path(__file__).parent
@@ -57,13 +58,8 @@ def new_home(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], StackP
 @pytest.fixture(scope="session")
 def kafka(new_home: Callable[[str], StackPaths]) -> Iterator[str]:
     """Bootstrap servers of the session's broker. Use topics of your own; to kill a broker, start your own."""
-    paths = new_home("kafka")
-    try:
-        address = local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers
-        assert address is not None
+    with own_broker(new_home("kafka")) as address:
         yield address
-    finally:
-        local.stop_stack(paths=paths)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,24 @@
 """What the tests of the local stack share: looking at its processes without trusting its own books."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from infra.stack import local
+from infra.stack.paths import StackPaths
+
+
+@contextmanager
+def own_broker(paths: StackPaths) -> Iterator[str]:
+    """A broker of its own; its bootstrap servers."""
+    try:
+        address = local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers
+        assert address is not None
+        yield address
+    finally:
+        local.stop_stack(paths=paths)
 
 
 def words_of(process: psutil.Process) -> list[str]:

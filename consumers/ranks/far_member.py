@@ -83,9 +83,11 @@ class FarMember(OtherRank):
     def _how(self) -> str:
         return f"{self._why}; its machine's log says why"
 
-    def close(self, grace_s: float) -> None:
+    def hang_up(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self, grace_s: float) -> None:
         self.ended.wait(grace_s)
         self.drop()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from consumers.ranks import rendezvous
 from consumers.ranks.handshake import Hello, introduce, versions
-from infra.code import ROOT, module
+from infra.code import child_environment, module
 from infra.contents import MODEL, content
 from infra.errors import Explained
 from infra.keys import KeysError
@@ -74,11 +74,10 @@ def _connected(context: RoleContext, hello: Hello) -> socket.socket | str:
 
 def _compute(context: RoleContext, connection: socket.socket) -> int:
     """Run the process that computes until it ends; return its exit code."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = children.start_child(
         [sys.executable, "-m", module("consumers.ranks.rank"), "--connection", str(connection.fileno()),
          "--model", context.record.model],
-        stdin=subprocess.DEVNULL, pass_fds=[connection.fileno()], env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL, pass_fds=[connection.fileno()], env=child_environment(),
     )  # fmt: skip
     connection.close()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import msgspec
 from consumers.ranks.frames import read_frame, write_frame
 from consumers.ranks.member import OtherRank
 from consumers.ranks.rank_wire import Reply
-from infra.code import ROOT, module
+from infra.code import child_environment, module
 from infra.supervise import children
 
 _TAIL = 15  # lines of a rank's log in an error
@@ -31,11 +30,10 @@ class LocalMember(OtherRank):
 
     def open(self) -> LocalMember:
         """Start the process. Return itself."""
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = children.start_child(
             [sys.executable, "-m", module("consumers.ranks.rank")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env=child_environment(),
         )  # fmt: skip
         threading.Thread(target=self._follow, daemon=True, name=f"rank-{self.number}").start()
         return self
@@ -75,9 +73,11 @@ class LocalMember(OtherRank):
         said = "".join(self._tail).rstrip() or "(nothing)"
         return f"{how}; its last lines:\n{said}"
 
-    def close(self, grace_s: float) -> None:
+    def hang_up(self) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
+
+    def close(self, grace_s: float) -> None:
         self.ended.wait(grace_s)
         children.kill(self.process)

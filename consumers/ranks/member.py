@@ -46,8 +46,12 @@ class OtherRank(ABC):
         """Send a command."""
 
     @abstractmethod
+    def hang_up(self) -> None:
+        """Send no more commands: the rank ends by itself."""
+
+    @abstractmethod
     def close(self, grace_s: float) -> None:
-        """End the rank. It has `grace_s` seconds to do so by itself."""
+        """End a rank that was told so, after `grace_s` seconds."""
 
     @abstractmethod
     def _comes(self, seconds: float) -> bool:

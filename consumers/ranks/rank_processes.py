@@ -121,5 +121,7 @@ class RankProcesses:
         self._died.set()  # ends the watching thread
         if self._door is not None:
             self._door.close()
+        for member in self._members:  # all at once: they leave the process group together
+            member.hang_up()
         for member in self._members:
             member.close(_GRACE_S)

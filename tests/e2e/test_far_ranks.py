@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,18 +17,16 @@ import yaml
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
 from infra.runs import newest_run, runs_of
-from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.stores.opening import open_store
 from infra.supervise.children import kill, start_child
 from schemas.messages import StepRecord
-from schemas.runspec import RunSpec
 from schemas.topics import Topics
 from schemas.wire import decode
-from tests.bench._link import Link, two_sites
+from tests.bench._link import two_sites
 from tests.factories import TASK, make_spec
 from tests.harness import ROOT, running, trained_ids
-from tests.stacks import words_of
+from tests.stacks import own_broker, words_of
 from tests.waiting import wait_until
 
 ITERATIONS = 8
@@ -38,19 +36,6 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
     reason="network namespaces need root and /dev/net/tun",
 )
-
-
-@contextmanager
-def near_broker(link: Link, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A broker that both machines reach."""
-    monkeypatch.setenv("STREAMRL_LISTEN", link.near_address)
-    paths = StackPaths.locate(folder / "broker")
-    try:
-        address = local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers
-        assert address is not None
-        yield address
-    finally:
-        local.stop_stack(paths=paths)
 
 
 @contextmanager
@@ -96,7 +81,7 @@ class Trained:
         ]
 
 
-def run_file(folder: Path, kafka: str, model: Path, address: str) -> RunSpec:
+def write_run_file(folder: Path, kafka: str, model: Path, address: str) -> None:
     (folder / "task.py").write_text(TASK)
     spec = make_spec(
         algorithm=ALGORITHM, trainer={**TRAINER, "ranks": 2}, model={"path": str(model)},
@@ -107,7 +92,6 @@ def run_file(folder: Path, kafka: str, model: Path, address: str) -> RunSpec:
         },
     )  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
-    return spec
 
 
 @pytest.mark.timeout(900)
@@ -121,8 +105,11 @@ def test_two_machines_train_as_one_also_if_a_rank_is_killed(
         run.wait_for_end()
         undisturbed = [step.root_out for step in run.steps()]
     store = f"file://{tmp_path}/store"
-    with two_sites(rate=1e9, delay_s=0.0) as link, near_broker(link, tmp_path, monkeypatch) as broker:
-        run_file(tmp_path, broker, tiny_model, link.near_address)
+    with ExitStack() as stack:
+        link = stack.enter_context(two_sites(rate=1e9, delay_s=0.0))
+        monkeypatch.setenv("STREAMRL_LISTEN", link.near_address)
+        broker = stack.enter_context(own_broker(StackPaths.locate(tmp_path / "broker")))
+        write_run_file(tmp_path, broker, tiny_model, link.near_address)
         with command(cli("run", str(tmp_path / "run.yaml")), tmp_path, "near") as flow:
             wait_until(lambda: runs_of(open_store(store)), what="the run", deadline_s=120)
             trained = Trained(store, broker)

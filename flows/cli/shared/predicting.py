@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from flows.page.run_files import PREDICTION_FILE, PREDICTION_PICTURE
 from flows.plans.predicted_speed import Prediction, has_profile
 from flows.run.request import RunRequest
 from flows.view.screen import Screens
-from infra.code import ROOT, module
+from infra.code import child_environment, module
 from infra.files.writing import write_whole
 from schemas.loading import load_run_file
 
@@ -52,11 +51,10 @@ class PredictionBeside:
                 request.runfile,
                 *request.overrides,
             ]
-            paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
             with suppress(OSError):
                 self._process = subprocess.Popen(
                     words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
-                    text=True, env={**os.environ, "PYTHONPATH": paths},
+                    text=True, env=child_environment(),
                 )  # fmt: skip
         return self
 
