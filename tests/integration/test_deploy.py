@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import httpx
 import psutil
 import pytest
 import yaml
@@ -22,13 +21,13 @@ from infra.stack.local import Stack
 from infra.stores.opening import open_store
 from infra.weights.places import weights_at
 from tests.factories import TASK, make_spec, make_tiny_model
+from tests.prefect_calls import ask
 from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL, STEPS = "deploying", 60
 PROCESSES = ("consumers.trainer", "producers.feeder", "producers.generator", "infra.supervise.guard")
-_PATIENT: dict[str, Any] = {"trust_env": False, "timeout": 60}  # two cores are shared with other tests
 pytestmark = pytest.mark.timeout(500)
 
 
@@ -67,10 +66,10 @@ class Site:
         return done.stdout
 
     def get(self, path: str) -> Any:
-        return httpx.get(f"{self.api}{path}", **_PATIENT).raise_for_status().json()
+        return ask("GET", self.api + path)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return httpx.post(f"{self.api}{path}", json=body, **_PATIENT).raise_for_status().json()
+        return ask("POST", self.api + path, body)
 
     def start(self, deployment: str) -> UUID:
         told = self.prefect("deployment", "run", deployment)
@@ -194,13 +193,14 @@ def test_each_scheduled_start_is_a_run_of_its_own_after_the_one_before(site: Sit
                   "--store", site.store, "--set", "run=often", "--set", "algorithm.iterations=1",
                   "--interval", "5")  # fmt: skip
     found = site.get("/deployments/name/train/often")
+    deployment = f"{site.api}/deployments/{found['id']}"
     # The same run with processes that pretend: vLLM's start would take most of the minute.
     fakes = {"entrypoint": "tests.fakes.flow_with_fakes.train"}
-    httpx.patch(f"{site.api}/deployments/{found['id']}", json=fakes, **_PATIENT).raise_for_status()
+    ask("PATCH", deployment, fakes)
     try:
         wait_until(lambda: len(site.steps("often-2")) == 1, what="the second run", deadline_s=180)
     finally:
-        httpx.delete(f"{site.api}/deployments/{found['id']}", **_PATIENT)
+        ask("DELETE", deployment)
     asked = {"flow_runs": {"name": {"any_": ["often-1", "often-2"]}}, "sort": "START_TIME_ASC"}
     first, second = site.post("/flow_runs/filter", asked)
     assert (first["name"], second["name"]) == ("often-1", "often-2")

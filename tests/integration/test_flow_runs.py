@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -18,12 +17,12 @@ from flows.flow_runs.automations import ensure_automations
 from flows.run import commands
 from infra.stack.local import Stack
 from tests.factories import TASK, make_model_files, make_spec
+from tests.prefect_calls import ask
 from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import tests.fakes.flow_with_fakes; from flows.cli import main; main()"
-_PATIENT: dict[str, Any] = {"trust_env": False, "timeout": 60}  # two cores are shared with other tests
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -71,7 +70,7 @@ class Place:
         return (self.folder / "out").read_text()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return httpx.post(f"{self.api}{path}", json=body, **_PATIENT).raise_for_status().json()
+        return ask("POST", self.api + path, body)
 
     def flow_runs(self) -> list[dict[str, Any]]:
         """The flow runs of this place's runs."""
@@ -134,7 +133,7 @@ def impatient(place: Place) -> Iterator[None]:
 
 def forget_automations(place: Place) -> None:
     for one in place.post("/automations/filter", {}):
-        httpx.delete(f"{place.api}/automations/{one['id']}", **_PATIENT).raise_for_status()
+        ask("DELETE", f"{place.api}/automations/{one['id']}")
 
 
 def test_paused_in_a_terminal_and_cancelled(place: Place) -> None:

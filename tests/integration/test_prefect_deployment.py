@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import httpx
 import pytest
 import yaml
 
@@ -27,12 +26,12 @@ from schemas.messages import BalanceRecord, Sample
 from schemas.topics import Topics
 from schemas.wire import decode
 from tests.factories import TASK, make_spec, make_tiny_model
+from tests.prefect_calls import ask
 from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(400)
-_PATIENT: dict[str, Any] = {"trust_env": False, "timeout": 60}  # two cores are shared with other tests
 
 
 @dataclass
@@ -67,10 +66,10 @@ class Deployed:
         return found.stdout
 
     def get(self, path: str) -> Any:
-        return httpx.get(f"{self.api}/{path}", **_PATIENT).raise_for_status().json()
+        return ask("GET", f"{self.api}/{path}")
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return httpx.post(f"{self.api}/{path}", json=body, **_PATIENT).raise_for_status().json()
+        return ask("POST", f"{self.api}/{path}", body)
 
     def state(self, run: UUID) -> str:
         return str(self.get(f"flow_runs/{run}")["state"]["type"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pytest
 
 from infra.stack.local import Stack
@@ -23,6 +22,7 @@ from infra.weights.folder import ModelFolder
 from infra.weights.places import weights_at
 from infra.weights.versions import WeightStore
 from tests.factories import make_tiny_model
+from tests.prefect_calls import ask
 from tests.unit.test_weights import changed, same, series
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,8 +114,8 @@ def prefect(prefect_stack: Stack, url: str) -> Iterator[Any]:
             [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True
         )
         assert found.returncode == 0 or flow == "verify", found.stderr
-        answer = httpx.post(f"{prefect_stack.prefect_api_url}/artifacts/filter", json={}, trust_env=False)
-        newest = max((a for a in answer.json() if a["key"] == flow), key=lambda a: str(a["created"]))
+        shown = ask("POST", f"{prefect_stack.prefect_api_url}/artifacts/filter", {})
+        newest = max((a for a in shown if a["key"] == flow), key=lambda a: str(a["created"]))
         said = found.stdout.rpartition("result ")[2]
         return json.loads(said) if found.returncode == 0 else found.stderr, newest
 
