@@ -65,6 +65,10 @@ SCAN = Choice(
     "STREAMRL_SCAN", "what scans the tiles of weights", "as STREAMRL_NUMBA says",
     ("compiled", "plain", "cuda"),
 )  # fmt: skip
+FUSED = Choice(
+    "STREAMRL_FUSED", "whether a trainer's norms, gates, rotations and logprobs have kernels of their own",
+    "on where a GPU trains", ("off",),
+)  # fmt: skip
 CORES = Choice(
     "STREAMRL_CORES", "how many cores there are, for threads that copy, hash and code weights",
     "the cores that the process may run on",
@@ -86,7 +90,7 @@ LLVM = Choice(
     library="numba",
 )  # fmt: skip
 
-ALL = (LINEAR, DEVICE, NUMBA, SCAN, CORES, ROOM, ISA, ATEN, LLVM)
+ALL = (LINEAR, DEVICE, NUMBA, SCAN, FUSED, CORES, ROOM, ISA, ATEN, LLVM)
 
 
 def cores() -> int:

@@ -167,17 +167,20 @@ def _attention(
                 f"the model's attention has {option}, which the trainer does not compute"
             )
     heads, rows = query.shape[1:3]
-    if key.shape[1] < heads:
-        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     window = options.get("sliding_window")
+    at_once = (window is None or window >= packing.longest) and varlen_attention.fits(query)
+    if key.shape[1] < heads and not (at_once and varlen_attention.takes_groups(query.device)):
+        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     sizes = [*(grid.tokens for grid in packing.grids), rows - packing.tokens]
-    if (window is None or window >= packing.longest) and varlen_attention.fits(query):
+    if at_once:
         query, key, value = (x[0, :, : packing.tokens] for x in (query, key, value))
         found = [varlen_attention.varlen(query, key, value, packing.starts, packing.longest, scaling)]
     else:
         parts = zip(packing.grids, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=False)
         found = [_in_grid(grid, *of_grid, scaling=scaling, window=window) for grid, *of_grid in parts]
-    return torch.cat([*found, found[0].new_zeros(sizes[-1], *found[0].shape[1:])])[None], None
+    if sizes[-1]:
+        found.append(found[0].new_zeros(sizes[-1], *found[0].shape[1:]))
+    return (torch.cat(found) if len(found) > 1 else found[0])[None], None
 
 
 def _in_grid(grid: Grid, *qkv: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:

@@ -42,6 +42,31 @@ def varlen(
     return found
 
 
+@cache
+def takes_groups(device: torch.device) -> bool:
+    """Return whether the kernel takes fewer keys and values than queries, forward and backward, as tried."""
+    starts = torch.tensor([0, 3, 8], dtype=torch.int32, device=device)
+    found = []
+    for grouped in (False, True):
+        draw = torch.Generator().manual_seed(0)
+        qkv = [
+            torch.randn(heads, 8, 64, generator=draw).to(device, torch.bfloat16).requires_grad_()
+            for heads in (4, 2, 2)
+        ]
+        query, key, value = qkv
+        if not grouped:
+            key, value = (x.repeat_interleave(2, dim=0) for x in (key, value))
+        try:
+            out = varlen(query, key, value, starts, 5, None)
+            found.append([out, *torch.autograd.grad(out.float().square().sum(), qkv)])
+        except (RuntimeError, ValueError):
+            return False
+    return all(
+        torch.allclose(one.float(), other.float(), rtol=0.05, atol=0.05)
+        for one, other in zip(*found, strict=True)
+    )
+
+
 def _dtype(query: torch.Tensor) -> torch.dtype:
     """Return the type in which it is computed: within autocast not that of the queries."""
     device = query.device.type
@@ -56,6 +81,8 @@ def _call() -> Callable[..., Any] | None:
     except ImportError:
         return None
     parameters = inspect.signature(varlen_attn).parameters
+    if "enable_gqa" in parameters:
+        varlen_attn = partial(varlen_attn, enable_gqa=True)
     if "is_causal" in parameters:  # up to torch 2.11
         return partial(varlen_attn, is_causal=True)
     return partial(varlen_attn, window_size=(-1, 0))

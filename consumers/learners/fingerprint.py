@@ -1,6 +1,7 @@
 """Fingerprints of large vectors: whether two are equal to the bit, and about how far apart they are.
 
-A vector is the elements of some tensors, end to end. The digest covers all bits. Size and sketch are taken
+A vector is the elements of some tensors, end to end. The digest covers all bits; on a GPU it is another
+number, as it is computed there, and the bits would differ between devices anyway. Size and sketch are taken
 of every eighth block of a large tensor, to save time: they only say by how much two vectors differ.
 
     vector ──► sums of its elements 0, 16, 32, …; of 1, 17, 33, …; and so on ──► sketch (16 numbers)
@@ -12,7 +13,7 @@ itself, as errors have no common sign.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,6 @@ _WIDTH = 16
 _BLOCK = 1 << 12  # elements
 _EVERY = 8
 _WHOLE = 1 << 16  # a tensor with no more elements is taken whole
-_PIECE = 1 << 24  # elements that come from a GPU at a time
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,34 @@ NOTHING = Fingerprint(0, 0.0, (0.0,) * _WIDTH)  # of a vector that was not looke
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> Fingerprint:
     """Return the fingerprint of these tensors' elements."""
-    hashed, squares, sketch, count = xxh3_64(), 0.0, np.zeros(_WIDTH), 0
-    for tensor in tensors:
-        plain = tensor.detach().reshape(-1)
-        for piece in plain.split(_PIECE):
-            hashed.update(piece.cpu().view(torch.uint8).numpy())
-        sampled = _sampled(plain)
-        share = plain.numel() / max(1, sampled.numel())
-        squares += share * float(torch.linalg.vector_norm(sampled)) ** 2
-        sketch += math.sqrt(share) * _folded(sampled)
-        count += plain.numel()
-    return Fingerprint(hashed.intdigest(), math.sqrt(squares), tuple(sketch.tolist()), count)
+    every = [tensor.detach().reshape(-1) for tensor in tensors]
+    looked = [_sampled(plain) for plain in every]
+    shares = [plain.numel() / max(1, some.numel()) for plain, some in zip(every, looked, strict=True)]
+    # All that comes from a GPU comes at once: to wait for each number would take longer than to compute it.
+    norms = _brought([torch.linalg.vector_norm(some) for some in looked])
+    folded = _brought([_folded(some) for some in looked])
+    squares, sketch = 0.0, np.zeros(_WIDTH)
+    for share, norm, sums in zip(shares, norms, folded, strict=True):
+        squares += share * float(norm) ** 2
+        sketch += math.sqrt(share) * sums
+    count = sum(plain.numel() for plain in every)
+    return Fingerprint(_digest(every), math.sqrt(squares), tuple(sketch.tolist()), count)
+
+
+def _brought(numbers: Sequence[torch.Tensor]) -> np.ndarray:
+    found: np.ndarray = (torch.stack(list(numbers)) if numbers else torch.empty(0)).cpu().numpy()
+    return found
+
+
+def _digest(every: Sequence[torch.Tensor]) -> int:
+    if any(plain.is_cuda for plain in every):
+        from consumers.learners.fingerprint_gpu import digest_there
+
+        return digest_there(every)
+    hashed = xxh3_64()
+    for plain in every:
+        hashed.update(plain.view(torch.uint8).numpy())
+    return hashed.intdigest()
 
 
 def _sampled(plain: torch.Tensor) -> torch.Tensor:
@@ -68,11 +85,10 @@ def _sampled(plain: torch.Tensor) -> torch.Tensor:
     return blocks[::_EVERY].float().reshape(-1)
 
 
-def _folded(values: torch.Tensor) -> np.ndarray:
+def _folded(values: torch.Tensor) -> torch.Tensor:
     full = values.numel() // _WIDTH * _WIDTH
-    sums: np.ndarray = values[:full].view(-1, _WIDTH).sum(0).double().cpu().numpy()
-    rest = values[full:].double().cpu().numpy()
-    sums[: rest.size] += rest
+    sums = values[:full].view(-1, _WIDTH).sum(0).double()
+    sums[: values.numel() - full] += values[full:].double()
     return sums
 
 

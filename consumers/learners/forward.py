@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from consumers.batches import packing
 from consumers.batches.micro_batches import MicroBatch
+from consumers.fused import fused_logprobs
+from consumers.fused.fused_layers import use_fused_layers
+from consumers.fused.picked_rows import picked_rows
 from infra import cpu_linear
 from infra.errors import Explained
 from infra.quiet import no_model_bars
@@ -33,9 +36,11 @@ def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
 
     no_model_bars()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    expected = _as_it_is(model)
-    packing.use_packed_attention(model)
-    _check(model, expected, folder)
+    with _without_tf32():
+        expected = _as_it_is(model)
+        packing.use_packed_attention(model)
+        use_fused_layers(model)
+        _check(model, expected, folder)
     if device.type == "cpu" and spec.model.dtype == "float32" and cpu_linear.pays():
         cpu_linear.use_cpu_linear(model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
     if spec.trainer.gradient_checkpointing:
@@ -47,6 +52,17 @@ def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
     else:
         model.eval()  # no dropout
     return model
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Compute products of fp32 in fp32, so that two ways to compute the same come close to each other."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _probes(model: Any) -> list[torch.Tensor]:
@@ -110,13 +126,15 @@ class Forward:
     def states(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Return for each drawn token the hidden state that predicts it."""
         with self.autocast():
-            return _states(model, batch.tokens, batch.packing).index_select(0, batch.answer - 1)
+            return picked_rows(_states(model, batch.tokens, batch.packing), batch.answer - 1)
 
     def logprobs(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Return the logprob of each drawn token. The backward pass computes full chunks of logits again."""
         targets, early = batch.tokens[batch.answer], self._early(batch)
         with self.autocast():
             states = self.states(model, batch)
+            if fused_logprobs.takes_head(model.lm_head, states):
+                return self._fused(model.lm_head.weight, states, targets, early)
             chunks = (one.split(self._rows) for one in (states, targets, early))
             parts = [
                 self._gather(model, *chunk)
@@ -125,6 +143,18 @@ class Forward:
                 for chunk in zip(*chunks, strict=True)
             ]
         return torch.cat(parts)
+
+    def _fused(
+        self, weight: torch.Tensor, states: torch.Tensor, targets: torch.Tensor, early: torch.Tensor
+    ) -> torch.Tensor:
+        found, entropies = fused_logprobs.fused_logprobs(
+            states, weight, targets, temperature=self._temperature, rows=self._rows,
+            barred=self._barred if self._min_tokens else self._barred[:0], early=early,
+        )  # fmt: skip
+        some = entropies[::_EVERY]
+        self._entropy.append(some.sum())
+        self._entropy_tokens += len(some)
+        return found
 
     def _early(self, batch: MicroBatch) -> torch.Tensor:
         """Return for each drawn token whether it is among the first `min_tokens` of its answer."""

@@ -68,16 +68,21 @@ def _long(flat: torch.Tensor, starts: Array, sizes: Array) -> list[int]:
 
 def _chained(flat: torch.Tensor, first: Array, blocks: Array) -> Array:
     """Return the lanes of each tile behind its blocks, of which it has so many from the first on."""
-    words, secret = flat.view(torch.int64), _there(np.frombuffer(_SECRET, np.int64), flat)
-    count = flat.numel() // _BLOCK
-    sums = words.new_empty(count, 8)
-    gpu_kernels.sums_kernel[(triton.cdiv(count, _AT_ONCE),)](words, secret, sums, count, blocks=_AT_ONCE)
+    secret, sums = _there(np.frombuffer(_SECRET, np.int64), flat), block_sums(flat.view(torch.int64))
     lanes = _there(np.tile(np.array(_BEGIN, np.uint64).view(np.int64), (blocks.size, 1)), flat)
     gpu_kernels.chain_kernel[(blocks.size,)](
         sums, _there(first, flat), _there(blocks, flat), secret, lanes, prime=_PRIME_32[0]
     )
     found: Array = lanes.cpu().numpy().view(np.uint64)
     return found
+
+
+def block_sums(words: torch.Tensor) -> torch.Tensor:
+    """Return eight sums of each block, end to end; `words` has whole blocks, as 64-bit numbers."""
+    secret, count = _there(np.frombuffer(_SECRET, np.int64), words), words.numel() * 8 // _BLOCK
+    sums = words.new_empty(count * 8)
+    gpu_kernels.sums_kernel[(triton.cdiv(count, _AT_ONCE),)](words, secret, sums, count, blocks=_AT_ONCE)
+    return sums
 
 
 def _there(numbers: Array, flat: torch.Tensor) -> torch.Tensor:
