@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import torch
+
 from consumers.batches.micro_batches import MicroBatch, plan
 from consumers.batches.training_rows import TrainingRow
+from consumers.learners.fixed_point import FixedPointSum
 from consumers.learners.learner import Learner
 from consumers.losses.loss import loss_of
 from schemas.runspec import RunSpec
@@ -19,6 +22,11 @@ def rows_of(spec: RunSpec) -> list[TrainingRow]:
 
 def batches_of(spec: RunSpec, rows: list[TrainingRow], budget: int = 64) -> list[MicroBatch]:
     return plan(rows, loss_of(spec), budget, 0, parts=spec.trainer.parts).batches
+
+
+def taken(one: FixedPointSum, gradient: torch.Tensor) -> bool:
+    """Add a gradient to a sum; whether it fits."""
+    return one.fits(float(one.add(gradient)))
 
 
 def total(rows: list[TrainingRow], spec: RunSpec) -> float:

@@ -15,6 +15,7 @@ import torch
 
 from consumers.batches.cutting import cut
 from consumers.batches.packing import Packing, pack_sequences
+from consumers.batches.sending import sent
 from consumers.batches.training_rows import TrainingRow
 from schemas.losses import SAMPLES, LossSection
 from schemas.messages import Sample
@@ -85,7 +86,7 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         """Return the micro-batch with its tensors on a device."""
         moved = {
-            field.name: value.to(device)
+            field.name: sent(value, device)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), torch.Tensor)
         }

@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from consumers.batches import varlen_attention
+from consumers.batches.sending import sent
 from infra.cpu_linear import padded_rows, pays
 from infra.errors import Explained
 
@@ -50,7 +51,7 @@ class Grid:
         """Return the grid with its tensors on a device."""
         if self.from_grid is None or self.to_grid is None:
             return self
-        return replace(self, from_grid=self.from_grid.to(device), to_grid=self.to_grid.to(device))
+        return replace(self, from_grid=sent(self.from_grid, device), to_grid=sent(self.to_grid, device))
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Packing:
     def to(self, device: torch.device) -> Packing:
         """Return the packing with its tensors on a device."""
         return replace(
-            self, positions=self.positions.to(device), starts=self.starts.to(device),
+            self, positions=sent(self.positions, device), starts=sent(self.starts, device),
             grids=[grid.to(device) for grid in self.grids],
         )  # fmt: skip
 
@@ -202,8 +203,6 @@ def _in_grid(grid: Grid, *qkv: torch.Tensor, scaling: float | None, window: int 
 def use_packed_attention(model: Any) -> None:
     """Make a transformers model compute attention this way; it then takes `packing` with its tokens."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    AttentionInterface.register(NAME, _attention)  # and no mask: so none is made
     model.set_attn_implementation(NAME)

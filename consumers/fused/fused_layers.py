@@ -45,8 +45,8 @@ def _fitting(module: torch.nn.Module) -> Callable[..., Any] | None:
     """Return the fused forward of a module's class, if it computes what the module does."""
     for forward, width in _candidates(module):
         weight = next(module.parameters())
-        draw = torch.Generator().manual_seed(0)
-        probe = torch.randn(3, width, generator=draw).to(weight.device, weight.dtype)
+        draw = torch.Generator("cpu").manual_seed(0)
+        probe = torch.randn(3, width, generator=draw, device="cpu").to(weight.device, weight.dtype)
         with torch.no_grad():
             own, fused = module(probe), forward(module, probe)
         if own.shape == fused.shape and float((own - fused).abs().max()) <= _NEAR * max(
@@ -97,9 +97,9 @@ def _fuse_rotation(source: Any, device: torch.device) -> None:
             return found
         return rotated(q, cos, sin), rotated(k, cos, sin)
 
-    draw = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(1, heads, 5, 16, generator=draw).to(device) for heads in (3, 2))
-    angles = torch.randn(1, 5, 8, generator=draw).to(device).repeat(1, 1, 2)
+    draw = torch.Generator("cpu").manual_seed(0)
+    q, k = (torch.randn(1, heads, 5, 16, generator=draw, device="cpu").to(device) for heads in (3, 2))
+    angles = torch.randn(1, 5, 8, generator=draw, device="cpu").to(device).repeat(1, 1, 2)
     probe = q, k, angles.cos(), angles.sin()
     pairs = zip(own(*probe), turned(*probe), strict=True)
     if all(one.shape == other.shape and torch.allclose(one, other, atol=_NEAR) for one, other in pairs):

@@ -48,7 +48,7 @@ class Critic:
         if not bool(torch.isfinite(loss)):
             raise NotFinite(f"the critic's loss is {float(loss)}")
         loss.backward()
-        self.trained.accumulate()
+        self.trained.check(self.trained.accumulate())
         error = float(((values.detach() - batch.returns) ** 2).sum())
         return error, float((batch.returns**2).sum())
 

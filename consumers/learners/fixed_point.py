@@ -20,8 +20,12 @@ class FixedPointSum:
         self._sum = torch.zeros(size, dtype=torch.int64, device=device)
         self._most = 0.0  # bound on the magnitude of all elements of the sum
 
-    def take(self, gradient: torch.Tensor) -> bool:
-        """Add a gradient and set it to zero. Return False if it is not finite, or the sum could overflow."""
+    def add(self, gradient: torch.Tensor) -> torch.Tensor | float:
+        """Add a gradient and set it to zero. Return its largest magnitude, for `fits`.
+
+        On a GPU that is a tensor, and a caller that does not look at it does not wait.
+        """
+        most: torch.Tensor | float
         if gradient.device.type == "cpu" and choices.compiles():
             from consumers.learners.fixed_point_cpu import add_and_clear
 
@@ -34,6 +38,10 @@ class FixedPointSum:
             most = float(gradient.abs().max())
             self._sum += (gradient * _SCALE).round_().to(torch.int64)
             gradient.zero_()
+        return most
+
+    def fits(self, most: float) -> bool:
+        """Return False if a gradient of this largest magnitude is not finite, or the sum could overflow."""
         self._most += most
         return self._most * collective.ranks() < _LARGEST
 

@@ -11,7 +11,7 @@ _BLOCK = 4096
 _WHOLE = tl.constexpr(float(1 << 23))
 
 
-def add_and_clear_there(gradient: torch.Tensor, total: torch.Tensor, scale: float) -> float:
+def add_and_clear_there(gradient: torch.Tensor, total: torch.Tensor, scale: float) -> torch.Tensor:
     """Add round(gradient * scale) to `total`, and set `gradient` to zero.
 
     Returns the gradient's largest magnitude; infinity if an element is NaN.
@@ -19,7 +19,7 @@ def add_and_clear_there(gradient: torch.Tensor, total: torch.Tensor, scale: floa
     programs = triton.cdiv(gradient.numel(), _BLOCK)
     most = torch.empty(programs, device=gradient.device)
     add_kernel[(programs,)](gradient, total, most, gradient.numel(), scale=scale, block=_BLOCK)
-    return float(most.max())
+    return most.max()
 
 
 @triton.jit

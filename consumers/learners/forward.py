@@ -190,9 +190,9 @@ class Forward:
         masked = early[:, None] & (targets[:, None] != barred)
         return logits.index_copy(1, barred, logits[:, barred].masked_fill(masked, -torch.inf))
 
-    def entropy(self) -> tuple[float, int]:
+    def entropy(self) -> tuple[torch.Tensor | float, int]:
         """Return the summed entropy of about every eighth token since the last call, and their number."""
-        found = float(sum(self._entropy)), self._entropy_tokens
+        found = sum(self._entropy), self._entropy_tokens
         self._entropy, self._entropy_tokens = [], 0
         return found
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped
 from consumers.learners.repeatable import named_if_not_repeatable, repeat_sums
 from consumers.learners.snapshot import StateSnapshot
 from consumers.losses.loss import Loss, Needs, loss_of
-from consumers.losses.objective import LossStats, objective
+from consumers.losses.objective import LossStats, Measured, objective
 from infra.end_tokens import end_tokens
 from schemas.runspec import RunSpec
 
@@ -95,6 +95,31 @@ def with_scores(rows: Sequence[TrainingRow], said: Scores) -> list[TrainingRow]:
     ]
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A micro-batch whose gradient is added, or will be when the GPU comes to it."""
+
+    measured: Measured
+    entropy: tuple[torch.Tensor | float, int]  # and of how many tokens
+    most: torch.Tensor | float  # the gradient's largest magnitude
+    critic: tuple[float, float]
+
+
+@contextmanager
+def _naming(number: int, batch: MicroBatch) -> Iterator[None]:
+    """Add to an error which micro-batch it is of."""
+    try:
+        yield
+    except NotFinite as error:
+        error.rows, error.batch = batch.rows, number
+        raise
+
+
+def _check_loss(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise NotFinite(f"the loss is {loss}")
+
+
 class LocalLearner(ABC):
     """One rank's learner: forward and backward passes over its micro-batches, and its part of each step.
 
@@ -144,8 +169,12 @@ class LocalLearner(ABC):
         """Return the policy's logprob of each drawn token."""
 
     @abstractmethod
-    def _backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a micro-batch's loss."""
+    def _backward(self, loss: torch.Tensor) -> torch.Tensor | float:
+        """Add the gradient of a micro-batch's loss; return what `_check` takes."""
+
+    @abstractmethod
+    def _check(self, most: torch.Tensor | float) -> None:
+        """Raise NotFinite if a gradient that was added is of no use."""
 
     @abstractmethod
     def step(self, total: float) -> Stepped:
@@ -196,28 +225,36 @@ class LocalLearner(ABC):
         )
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
-        found = []
+        begun, found = list[_Begun](), list[LossStats]()
         for number, batch in enumerate(batches):
-            try:
-                found.append(self._accumulate(batch.to(self._device)))
-            except NotFinite as error:
-                error.rows, error.batch = batch.rows, number
-                raise
+            with _naming(number, batch):
+                begun.append(self._begin(batch.to(self._device)))
+        # Only now is a GPU waited for: else it would have nothing to do while its next work is prepared.
+        for number, (one, batch) in enumerate(zip(begun, batches, strict=True)):
+            with _naming(number, batch):
+                found.append(self._ended(one, batch))
         return found
 
     @named_if_not_repeatable()
-    def _accumulate(self, batch: MicroBatch) -> LossStats:
+    def _begin(self, batch: MicroBatch) -> _Begun:
+        """Add the gradient of a micro-batch. On a GPU nothing is known of it yet."""
         self._forward.entropy()  # drop the entropy of what was scored
-        total, stats = objective(self._logprobs(batch), batch, self.loss)
-        entropy, tokens = self._forward.entropy()
-        stats = replace(stats, entropy=entropy, entropy_tokens=tokens)
-        if not math.isfinite(stats.loss):
-            raise NotFinite(f"the loss is {stats.loss}")
-        self._backward(total)
+        total, measured = objective(self._logprobs(batch), batch, self.loss)
+        entropy = self._forward.entropy()
+        if self._device.type != "cuda":
+            _check_loss(float(total.detach()))
+        most, critic = self._backward(total), (0.0, 0.0)
         if self._critic is not None and batch.returns is not None:
-            wrong, returns = self._critic.accumulate(batch)
-            stats = replace(stats, value_error=wrong, returns=returns)
-        return stats
+            critic = self._critic.accumulate(batch)
+        return _Begun(measured, entropy, most, critic)
+
+    def _ended(self, begun: _Begun, batch: MicroBatch) -> LossStats:
+        stats, (entropy, tokens), (wrong, returns) = begun.measured.stats(batch), begun.entropy, begun.critic
+        _check_loss(stats.loss)
+        self._check(begun.most)
+        return replace(
+            stats, entropy=float(entropy), entropy_tokens=tokens, value_error=wrong, returns=returns
+        )
 
     def _here(self) -> bool:
         """Return whether all parameters are whole in this machine's main memory."""
@@ -295,9 +332,12 @@ class TorchLearner(LocalLearner):
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
         return self._forward.logprobs(self._model, batch)
 
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: torch.Tensor) -> torch.Tensor | float:
         loss.backward()
-        self._policy.accumulate()
+        return self._policy.accumulate()
+
+    def _check(self, most: torch.Tensor | float) -> None:
+        self._policy.check(most)
 
     def step(self, total: float) -> Stepped:
         self._lent.settle()

@@ -91,9 +91,16 @@ class Optimized:
         )  # fmt: skip
         self._steps = 0
 
-    def accumulate(self) -> None:
-        """Add a micro-batch's gradient to the sum; with exact sums the order does not matter."""
-        if self._sum is not None and not self._sum.take(self._gradient):
+    def accumulate(self) -> torch.Tensor | float:
+        """Add a micro-batch's gradient to the sum; with exact sums the order does not matter.
+
+        Returns what `check` takes: on a GPU it is still being computed.
+        """
+        return self._sum.add(self._gradient) if self._sum is not None else 0.0
+
+    def check(self, most: torch.Tensor | float) -> None:
+        """Raise NotFinite if the sum can't hold a gradient that was added to it."""
+        if self._sum is not None and not self._sum.fits(float(most)):
             raise NotFinite("a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)")
 
     def step(self, total: float) -> Stepped:

@@ -87,9 +87,13 @@ class DeepSpeedLearner(LocalLearner):
         found: torch.Tensor = self._engine(batch)
         return found
 
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: torch.Tensor) -> float:
         self._engine.backward(loss)
         self._computed = True
+        return 0.0
+
+    def _check(self, most: torch.Tensor | float) -> None:
+        """See LocalLearner; here `step` looks at the norm."""
 
     def _here(self) -> bool:
         return super()._here() and self._stage < 3
@@ -102,7 +106,7 @@ class DeepSpeedLearner(LocalLearner):
     def step(self, total: float) -> Stepped:
         self._lent.settle()
         if not self._computed:  # DeepSpeed wants a gradient from each rank
-            self._accumulate(filler().to(self._device))
+            self.accumulate([filler()])
         self._steps += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._spec.algorithm.learning_rate * rate_share(self._steps, self._spec)

@@ -34,8 +34,28 @@ class LossStats:
     gaps: list[float] = field(default_factory=list)  # of each sample: largest difference to the behaviour
 
 
-def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[torch.Tensor, LossStats]:
-    """Return the sum over tokens of weight * loss, with stats. The step divides it by the loss's total."""
+@dataclass(frozen=True)
+class Measured:
+    """What was found with a loss, as tensors: to read a number from a GPU is to wait for it."""
+
+    numbers: torch.Tensor  # fp64, in the order of `objective`
+    logprobs: torch.Tensor
+    drift: torch.Tensor
+
+    def stats(self, batch: MicroBatch) -> LossStats:
+        """Return the numbers; `batch` may lie elsewhere."""
+        numbers, logprobs, drift = (one.cpu().numpy() for one in (self.numbers, self.logprobs, self.drift))
+        loss, clipped, negative, gap, gap_tokens, drifted, capped, divergence = numbers.tolist()
+        return LossStats(
+            loss=loss, tokens=logprobs.size, clipped=int(clipped), negative_logprob=negative, gap=gap,
+            gap_tokens=int(gap_tokens), drift=drifted, capped=int(capped), divergence=divergence,
+            digest=xxh3_64_intdigest(logprobs), means=means_of(logprobs, batch).tolist(),
+            gaps=_largest(drift, batch),
+        )  # fmt: skip
+
+
+def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[torch.Tensor, Measured]:
+    """Return the sum over tokens of weight * loss. The step divides it by the loss's total."""
     settings, now = loss.settings, logprobs.detach()
     anchor, correction = batch.behaviour, None
     if settings.correction != "none":
@@ -44,7 +64,9 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
         if not settings.correct_fresh:
             # Only whole samples of this version are exempt: in others an old KV cache may have been used.
             correction = torch.where(batch.fresh, 1.0, correction)
-    lengths = torch.bincount(batch.owner, minlength=batch.packing.sequences)
+    # Owners are in order. To count them, torch would wait for the GPU.
+    ends = torch.arange(batch.packing.sequences, device=batch.owner.device)
+    lengths = torch.searchsorted(batch.owner, ends, right=True) - torch.searchsorted(batch.owner, ends)
     tokens = Tokens(logprobs, anchor, batch.advantage, batch.owner, lengths)
     each = loss.of_tokens(tokens)
     if correction is not None:
@@ -58,24 +80,16 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
             each = each + settings.kl * paid
     total = (batch.weight * each).sum()
     with torch.no_grad():
-        exact = ((now if batch.before is None else batch.before) - batch.behaviour).abs()[batch.fresh]
+        exact = ((now if batch.before is None else batch.before) - batch.behaviour).abs()
         drift = (now - batch.behaviour).abs()
-        drawn = now.cpu().numpy()
-        stats = LossStats(
-            loss=float(total),
-            tokens=int(now.numel()),
-            clipped=int(loss.clips(tokens).sum()),
-            negative_logprob=float(-now.sum()),
-            gap=float(exact.max()) if exact.numel() else 0.0,
-            gap_tokens=int(exact.numel()),
-            drift=float(drift.sum()),
-            capped=0 if correction is None else int((correction > settings.correction_cap).sum()),
-            divergence=float(farther.sum()),
-            digest=xxh3_64_intdigest(drawn),
-            means=means_of(drawn, batch).tolist(),
-            gaps=_largest(drift.cpu().numpy(), batch),
-        )
-    return total, stats
+        numbers = [
+            total, loss.clips(tokens).sum(), -now.sum(), torch.where(batch.fresh, exact, 0.0).max(),
+            batch.fresh.sum(),
+            drift.sum(), now.new_zeros(()) if correction is None else
+            (correction > settings.correction_cap).sum(), farther.sum(),
+        ]  # fmt: skip
+        measured = Measured(torch.stack([one.double() for one in numbers]), now, drift)
+    return total, measured
 
 
 def means_of(values: np.ndarray, batch: MicroBatch) -> np.ndarray:

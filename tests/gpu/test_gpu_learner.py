@@ -12,7 +12,7 @@ from consumers.learners.fixed_point import FixedPointSum
 from consumers.learners.learner import TorchLearner
 from infra.weights.digest import digests_of
 from tests.factories import make_spec, make_tiny_model
-from tests.training import batches_of, rows_of, total
+from tests.training import batches_of, rows_of, taken, total
 
 CUDA = torch.device("cuda")
 
@@ -62,7 +62,7 @@ def test_exact_sums_are_those_of_a_cpu() -> None:
     means = []
     for device in (CUDA, torch.device("cpu")):
         one = FixedPointSum(100_000, device)
-        assert all(one.take(gradient.to(device, copy=True)) for gradient in gradients)
+        assert all(taken(one, gradient.to(device, copy=True)) for gradient in gradients)
         mean = torch.empty(100_000, device=device)
         one.mean_into(mean, 7.0)
         means.append(mean.cpu())

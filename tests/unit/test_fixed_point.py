@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.learners.fixed_point import FixedPointSum
+from tests.training import taken
 from tests.triton_kernels import check_compiles, interpreted, print_launches
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def test_the_same_bits_in_any_order(gradients: list[list[float]], draw: object) 
         draw.shuffle(gradients)  # type: ignore[attr-defined]
         for gradient in gradients:
             given_ = torch.tensor(gradient)
-            assert one.take(given_)
+            assert taken(one, given_)
             assert not given_.any()
         sums.append(mean(one, 7.0))
     assert torch.equal(*sums)
@@ -44,16 +45,16 @@ def test_the_same_bits_in_any_order(gradients: list[list[float]], draw: object) 
 def test_what_does_not_fit_is_told(bad: float, place: int) -> None:
     gradient = torch.ones(3)
     gradient[place] = bad
-    assert not FixedPointSum(3, CPU).take(gradient)
+    assert not taken(FixedPointSum(3, CPU), gradient)
 
 
 def test_a_sum_that_may_not_fit_is_told_and_the_next_begins_anew() -> None:
     one = FixedPointSum(1, CPU)
     large = 2.0**29 - 1
-    assert one.take(torch.tensor([large]))
-    assert not one.take(torch.tensor([-large - 2]))
+    assert taken(one, torch.tensor([large]))
+    assert not taken(one, torch.tensor([-large - 2]))
     mean(one, 1.0)
-    assert one.take(torch.tensor([large]))
+    assert taken(one, torch.tensor([large]))
 
 
 def on_a_gpu() -> None:

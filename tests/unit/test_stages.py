@@ -90,13 +90,13 @@ def of_loss(learner: Any) -> None:
 
 
 def of_gradient(learner: Any) -> None:
-    take = learner._policy._sum.take
+    add = learner._policy._sum.add
 
-    def changed(gradient: torch.Tensor) -> bool:
+    def changed(gradient: torch.Tensor) -> float:
         gradient[:4] *= 2
-        return bool(take(gradient))
+        return float(add(gradient))
 
-    learner._policy._sum.take = changed
+    learner._policy._sum.add = changed
 
 
 def of_optimizer(learner: Any) -> None:
