@@ -162,7 +162,7 @@ class LocalLearner(ABC):
             self._first.requires_grad_(False)
         self._lent = Lent()
         published = torch.float32 if self._adapter else self._dtype  # an adapter is small: not rounded here
-        self._copies = Copies(published, self._lent)
+        self._copies = Copies(published, self._lent, self._device)
 
     @abstractmethod
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
@@ -273,7 +273,9 @@ class LocalLearner(ABC):
         for name, parameter in self._named.items():
             with self._whole(parameter):
                 if collective.rank_number() == 0:
-                    copies[name].copy_(parameter.detach())
+                    copies[name].copy_(parameter.detach().to(self._copies.dtype), non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
 
     def weights(self) -> dict[str, torch.Tensor]:
         found = {}

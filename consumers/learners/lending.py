@@ -77,8 +77,10 @@ class _Copying:
 class Copies:
     """Makes copies of weights in one dtype, in memory that is used again."""
 
-    def __init__(self, dtype: torch.dtype, lent: Lent) -> None:
-        self.dtype, self._lent, self._rooms = dtype, lent, Rooms(_KEPT)
+    def __init__(self, dtype: torch.dtype, lent: Lent, device: torch.device) -> None:
+        """`device`: where the weights lie."""
+        self.dtype, self._lent = dtype, lent
+        self._rooms = Rooms(_KEPT, locked=device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
     def live(self, tensors: Mapping[str, torch.Tensor]) -> MadeWeights:

@@ -10,7 +10,7 @@ import torch
 from consumers.batches import packing, varlen_attention
 from consumers.learners.fixed_point import FixedPointSum
 from consumers.learners.learner import TorchLearner
-from infra.weights.digest import digests_of
+from infra.weights.digest import digests_of, root_digest
 from tests.factories import make_spec, make_tiny_model
 from tests.training import batches_of, rows_of, taken, total
 
@@ -37,6 +37,17 @@ def test_the_same_bits_in_any_order(model: str, dtype: str) -> None:
         learner.step(total(rows, spec))
         found.add(str(sorted(digests_of(learner.weights()).items())))
     assert len(found) == 1
+
+
+def test_weights_are_brought_and_hashed(model: str) -> None:
+    spec = make_spec(model={"dtype": "bfloat16"})
+    learner = TorchLearner(model, spec)
+    made = [learner.made() for _ in range(5)]  # more than there are rooms
+    weights = learner.weights()
+    assert {one.root for one in made} == {root_digest(digests_of(weights))}
+    copy = made[0].copy().result()
+    assert all(torch.equal(copy[name], weight) for name, weight in weights.items())
+    assert next(iter(copy.values())).is_pinned()
 
 
 def test_attention_in_one_call_is_that_of_grids() -> None:
