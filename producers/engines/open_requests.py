@@ -1,7 +1,7 @@
 """The open requests of a sampler, as arrays by slot: so a step does no work in Python for each of its rows.
 
-Logprobs that a GPU computes are not waited for: they are taken in when they have come, at a later step or when
-their request ends. By then its tokens have come, and those are computed and copied after the logprobs.
+Logprobs that a GPU computes are not waited for: they are taken in when they have come, at a later step or
+when their request ends. By then its tokens have come, and those are copied after the logprobs.
 """
 
 from __future__ import annotations

@@ -322,7 +322,9 @@ class VllmEngine:
             before = self._made.pop(name, ())
             if self._speculation:
                 self._speculation.close(name, [*before, *tokens[name].tolist()])
-        return [DrawnAnswer(name, made, self._sampler.close(name, len(made))) for name, made in tokens.items()]
+        return [
+            DrawnAnswer(name, made, self._sampler.close(name, len(made))) for name, made in tokens.items()
+        ]
 
     def prepare(self, patch: Patch) -> None:
         self.weights.prepare(patch)
