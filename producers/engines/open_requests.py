@@ -27,7 +27,7 @@ class Arrival(Protocol):
         """Wait until it has come."""
 
 
-Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, Arrival | None]]
+_Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, Arrival | None]]
 
 
 def fetched(values: torch.Tensor) -> tuple[torch.Tensor, Arrival | None]:
@@ -55,7 +55,7 @@ class LateLogprobs:
 class OpenRequests:
     """Seeds, earlier tokens and logprobs of the requests that are open."""
 
-    def __init__(self, fetch: Fetch = fetched) -> None:
+    def __init__(self, fetch: _Fetch = fetched) -> None:
         self._fetch = fetch
         self._slots: dict[str, int] = {}
         self._free: list[int] = []

@@ -35,8 +35,9 @@ class LateCopy:
         self.come()
 
     def come(self) -> None:
-        self.copy.copy_(self._values)
-        self.came = True
+        if not self.came:
+            self.copy.copy_(self._values)
+            self.came = True
 
 
 @dataclass
