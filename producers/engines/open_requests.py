@@ -46,7 +46,6 @@ class LateLogprobs:
 
     number: int  # of the draw
     slots: np.ndarray
-    serials: np.ndarray  # of the requests that were drawn for: a slot may have another one by now
     at: np.ndarray
     values: torch.Tensor
     arrival: Arrival | None
@@ -60,11 +59,10 @@ class OpenRequests:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._late: deque[LateLogprobs] = deque()
-        self._draws = self._opened = 0
+        self._draws = 0
         # by slot:
         self.seeds = np.zeros(1, np.uint64)
         self.before = np.zeros(1, np.int64)  # tokens that other engines drew
-        self._serials = np.zeros(1, np.int64)  # 0: not open
         self._drawn = np.zeros(1, np.int64)  # tokens, with those on their way
         self._latest = np.zeros(1, np.int64)  # the number of the draw that drew last for it
         self._logprobs = np.zeros((1, 64), np.float32)
@@ -73,9 +71,8 @@ class OpenRequests:
         """Give a request a slot."""
         if not self._free:
             self._grow()
-        self._opened += 1
         self._slots[name] = slot = self._free.pop()
-        self.seeds[slot], self.before[slot], self._serials[slot] = seed, before, self._opened
+        self.seeds[slot], self.before[slot] = seed, before
         self._drawn[slot] = self._latest[slot] = 0
 
     def slot(self, name: str) -> int:
@@ -95,7 +92,7 @@ class OpenRequests:
         self._draws += 1
         self._drawn[slots], self._latest[slots] = at + 1, self._draws
         values, arrival = self._fetch(logprobs)
-        self._late.append(LateLogprobs(self._draws, slots, self._serials[slots], at, values, arrival))
+        self._late.append(LateLogprobs(self._draws, slots, at, values, arrival))
         while self._late and ((there := self._late[0].arrival) is None or there.query()):
             self._take()
 
@@ -108,36 +105,31 @@ class OpenRequests:
         last = int(self._latest[slot]) - (drawn > tokens)
         while self._late and self._late[0].number <= last:
             self._take()
-        self._serials[slot] = 0
         self._free.append(slot)
         return self._logprobs[slot, :tokens].copy()
 
     def drop(self, name: str) -> None:
         """End a request whose logprobs nobody wants."""
-        slot = self._slots.pop(name)
-        self._serials[slot] = 0
-        self._free.append(slot)
+        self._free.append(self._slots.pop(name))
 
     def _take(self) -> None:
-        """Take in the oldest logprobs, and wait for them if need be."""
+        """Take in the oldest logprobs, and wait for them if need be.
+
+        A slot may have another request by now. Its own logprobs come later, and take their place.
+        """
         late = self._late.popleft()
         if late.arrival is not None:
             late.arrival.synchronize()
-        live = (late.serials == self._serials[late.slots]) & (late.serials > 0)
-        slots, at, values = late.slots, late.at, late.values.numpy()
-        if not live.all():
-            slots, at, values = slots[live], at[live], values[live]
-        if slots.size:
-            self._widen(int(at.max()) + 1)
-            self._logprobs[slots, at] = values
+        self._widen(int(late.at.max(initial=0)) + 1)
+        self._logprobs[late.slots, late.at] = late.values.numpy()
 
     def _grow(self) -> None:
         """Make room for twice as many requests."""
         slots = len(self.seeds)
         self._free += range(2 * slots - 1, slots - 1, -1)
-        self.seeds, self.before, self._serials, self._drawn, self._latest = (
+        self.seeds, self.before, self._drawn, self._latest = (
             np.concatenate([array, np.zeros_like(array)])
-            for array in (self.seeds, self.before, self._serials, self._drawn, self._latest)
+            for array in (self.seeds, self.before, self._drawn, self._latest)
         )
         self._logprobs = np.concatenate([self._logprobs, np.zeros_like(self._logprobs)])
 
