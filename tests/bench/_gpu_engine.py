@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def _pauses(engine: Any, folder: str, slots: int, tokens: int) -> dict[str, dict
         for one in requests(list(range(slots)), tokens):
             engine.submit(one)
         alone = [_step_s(engine) for _ in range(5)]
-        prepared_s, beside = _beside_steps(engine, lambda patch=patch: engine.prepare(patch.read()))
+        prepared_s, beside = _beside_steps(engine, partial(_prepare, engine, patch))
         began = time.perf_counter()
         engine.install(recompute=False)
         pause_s = time.perf_counter() - began
@@ -108,6 +109,10 @@ def _pauses(engine: Any, folder: str, slots: int, tokens: int) -> dict[str, dict
         engine.step()  # answers that ended at the install
         held, since = new, str(number + 1)
     return found
+
+
+def _prepare(engine: Any, patch: PatchFile) -> None:
+    engine.prepare(patch.read())
 
 
 def _beside_steps(engine: Any, work: Callable[[], object]) -> tuple[float, list[float]]:
