@@ -343,8 +343,8 @@ class VllmEngine:
 
         On a CPU nothing is freed: to make no steps is enough.
         """
+        self._drain()
         if self._sleeps:
-            self._drain()
             self._engine.sleep(level=1, mode="keep")
 
     def wake(self) -> None:

@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.weights.patch import Patch, PatchFile
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.in_flight import InFlight
 from producers.engines.open_requests import OpenRequests
 from producers.engines.pace import StepTimes
+from producers.engines.redrawing import RedrawBatch, RedrawnWeights, redraw
 from producers.engines.sampler import StreamSampler
 from producers.engines.vllm_in_process import VllmEngine
 from producers.stopping import Stopping
@@ -31,6 +33,11 @@ class Weights:
 
     def __init__(self, vllm: QueuedVllm) -> None:
         self._vllm = vllm
+
+    def prepare(self, patch: Patch) -> None: ...
+
+    def digests(self) -> dict[str, str]:
+        return {}
 
     def take(self) -> None:
         assert not self._vllm.core.batch_queue
@@ -156,6 +163,27 @@ def test_each_token_is_that_of_the_version_that_the_record_says(
     assert ledger.open() == [] and ledger.engine.unfinished() == {} and ledger.engine._ended == []
     if not {"move", "install"} & set(orders):
         assert not any(copy.waited_for for copy in ledger.vllm.copies), "it waited for a batch under way"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("queued", [False, True])
+def test_weights_change_at_the_same_tokens_when_samples_are_drawn_again(count: int, queued: bool) -> None:
+    vllm = QueuedVllm(queued=queued, prompt=len(PROMPT))
+    patch = PatchFile({}, {}, since=None, root="r")
+    requests = [SampleRequest(f"{n:07d}-00", PROMPT, 20, 2007 + n, 1.0) for n in range(count)]
+    begins, changes = [0, 2, 3][:count], [4, 7]
+    weights = [RedrawnWeights(str(patch.path), {})] * 2
+    batch = RedrawBatch(
+        first=None, begins=begins, requests=requests, changes=changes, weights=weights, recompute=[False] * 2
+    )
+    drawn = redraw(engine_of(vllm, []), batch)
+    assert max(begin + len(one.tokens) for begin, one in zip(begins, drawn, strict=True)) > 9, "too short"
+    for one, begin, found in zip(requests, begins, drawn, strict=True):
+        versions = [sum(begin + n >= change for change in changes) for n in range(len(found.tokens))]
+        right = [expected(one.seed, n, version) for n, version in enumerate(versions)]
+        assert found.tokens.tolist() == [token for token, _ in right]
+        assert found.logprobs.tolist() == [float(logprob) for _, logprob in right]
+        assert len(found.tokens) == 20 or found.tokens[-1] == END
 
 
 def test_an_answer_that_ends_while_a_batch_is_drained_comes_with_the_next_step() -> None:
