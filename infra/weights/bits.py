@@ -93,14 +93,20 @@ class Bits:
 Model = Mapping[str, Bits]
 
 
+def type_of(dtype: torch.dtype) -> str:
+    """Return safetensors' name of a type of torch. Raises WeightsError if safetensors lacks it."""
+    found = _OF_TORCH.get(str(dtype))
+    if found is None:
+        raise WeightsError(f"tensors of {dtype} can't be sent: safetensors has no such type")
+    return found
+
+
 def bits_of(tensor: torch.Tensor) -> Bits:
     """Return a tensor's bits, without a copy on a CPU. Raises WeightsError if safetensors lacks the type."""
     import torch
 
     plain = tensor.detach().to("cpu").contiguous()
-    dtype = _OF_TORCH.get(str(plain.dtype))
-    if dtype is None:
-        raise WeightsError(f"tensors of {plain.dtype} can't be sent: safetensors has no such type")
+    dtype = type_of(plain.dtype)
     raw = plain.view(-1).view(torch.uint8).numpy()
     return Bits(dtype, tuple(plain.shape), raw.view(kind_of(dtype).unsigned))
 
