@@ -161,7 +161,7 @@ class VllmEngine:
         runner = core.model_executor.driver_worker.worker.model_runner
         self._scheduler, self._runner = core.scheduler, runner
         self._in_flight = InFlight(self._engine)
-        self._ended: list[DrawnAnswer] = []  # while batches were drained: the next step returns them
+        self._drained: list[DrawnAnswer] = []  # while batches were drained: the next step returns them
         self._stopping = stopping or Stopping(lambda tokens: "")
         self._made: dict[str, Sequence[int]] = {}  # tokens that other engines drew
         self._sampler = StreamSampler(self._stopping.min_tokens, self._stopping.end_tokens)
@@ -231,7 +231,7 @@ class VllmEngine:
             seconds = time.perf_counter() - began
             each = self._speculation.end_step(samples, seconds) if self._speculation else 1.0
             self._times.add(samples, seconds / each)
-        ended, self._ended = self._ended, []
+        ended, self._drained = self._drained, []
         return [*ended, *self._finished(outputs)]
 
     def _finished(self, outputs: Sequence[Any]) -> list[DrawnAnswer]:
@@ -246,7 +246,7 @@ class VllmEngine:
     def _drain(self) -> None:
         """Take in what is under way. So all tokens that the present weights drew are known."""
         for outputs in self._in_flight.drain():
-            self._ended += self._finished(outputs)
+            self._drained += self._finished(outputs)
 
     def _answer(self, name: str, drawn: Sequence[int], finish: str) -> DrawnAnswer:
         """Return a finished answer. A stop string may be complete before its last token, and with it."""
@@ -297,8 +297,8 @@ class VllmEngine:
         }
 
     def abort(self, ids: Sequence[str]) -> None:
-        ended = {one.id for one in self._ended}
-        self._ended = [one for one in self._ended if one.id not in ids]
+        ended = {one.id for one in self._drained}
+        self._drained = [one for one in self._drained if one.id not in ids]
         self._engine.abort_request(list(ids))
         for request in ids:
             if request in ended:

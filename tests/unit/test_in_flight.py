@@ -48,7 +48,7 @@ def engine_of(vllm: QueuedVllm, stop: list[str]) -> VllmEngine:
     """An engine without vLLM."""
     engine = VllmEngine.__new__(VllmEngine)
     engine._engine, engine._scheduler, engine._runner = vllm, vllm.scheduler, vllm
-    engine._in_flight, engine._ended, engine._made = InFlight(vllm), [], {}
+    engine._in_flight, engine._drained, engine._made = InFlight(vllm), [], {}
     engine._sampler, engine._speculation, engine._slots, engine._times = vllm.sampler, None, 8, StepTimes()
     engine._stopping, engine.weights = Stopping(text, stop=stop), Weights(vllm)  # type: ignore[assignment]
     engine._params = lambda tokens: tokens  # type: ignore[assignment,return-value]
@@ -160,7 +160,7 @@ def test_each_token_is_that_of_the_version_that_the_record_says(
         getattr(ledger, order)()
     for _ in range(40):
         ledger.step()
-    assert ledger.open() == [] and ledger.engine.unfinished() == {} and ledger.engine._ended == []
+    assert ledger.open() == [] and ledger.engine.unfinished() == {} and ledger.engine._drained == []
     if not {"move", "install"} & set(orders):
         assert not any(copy.waited_for for copy in ledger.vllm.copies), "it waited for a batch under way"
 
