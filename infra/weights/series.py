@@ -39,7 +39,7 @@ class Held:
 
     @property
     def size(self) -> int:
-        return sum(bits.data.nbytes for bits in self.model.values())
+        return sum(bits.nbytes for bits in self.model.values())
 
 
 @dataclass(frozen=True)
