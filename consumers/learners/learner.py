@@ -137,7 +137,8 @@ class LocalLearner(ABC):
             self._first.requires_grad_(False)
         self._lent = Lent()
         published = torch.float32 if self._adapter else self._dtype  # an adapter is small: not rounded here
-        self._copies = Copies(published, self._lent)
+        alone = self._device.type == "cuda" and not collective.joined()  # a rank has no room that all have
+        self._copies = Copies(published, self._lent, self._device if alone else None)
 
     @abstractmethod
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:

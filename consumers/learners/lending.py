@@ -1,5 +1,7 @@
 """Lend a learner's tensors to other threads while training goes on: they are read before they change.
 
+On a GPU, copies are made at once, and stay there if there is room: they are hashed and coded there.
+
 step ──► hash ──► copy ─────────────┐ (a thread) ──► published
             └───► snapshot ─────────┤ (a thread) ──► checkpoint
          next micro-batches …       │
@@ -15,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from consumers.learners.gpu_room import GpuRoom
 from consumers.learners.memory_rooms import Rooms, TensorShapes, blanks, size_in
 from infra.weights import spent
 from infra.weights.inspection import Inspected, convert, inspected
@@ -60,7 +63,7 @@ class MadeWeights:
 
 
 def made_of(tensors: dict[str, torch.Tensor]) -> MadeWeights:
-    """Hash tensors on a CPU that nobody changes any more, and that serve as their own copy."""
+    """Hash tensors that nobody changes any more, and that serve as their own copy."""
     future: Future[dict[str, torch.Tensor]] = Future()
     future.set_result(tensors)
     return MadeWeights(inspected(tensors), lambda: future)
@@ -75,10 +78,12 @@ class _Copying:
 
 
 class Copies:
-    """Makes copies of weights in one dtype, in memory that is used again."""
+    """Makes copies of weights in one dtype, in memory that is used again; on a `gpu` if there is one, which
+    has room."""
 
-    def __init__(self, dtype: torch.dtype, lent: Lent) -> None:
+    def __init__(self, dtype: torch.dtype, lent: Lent, gpu: torch.device | None = None) -> None:
         self.dtype, self._lent, self._rooms = dtype, lent, Rooms(_KEPT)
+        self._gpu = GpuRoom(gpu, _KEPT) if gpu is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
     def live(self, tensors: Mapping[str, torch.Tensor]) -> MadeWeights:
@@ -96,7 +101,13 @@ class Copies:
         self, write: Callable[[Mapping[str, torch.Tensor]], None], shapes: TensorShapes
     ) -> MadeWeights:
         """Have `write` fill a copy of each tensor now, by name, and hash the copies."""
-        copy = self._blanks(shapes)
+        if self._gpu is not None and self._gpu.fits(size_in(shapes, self.dtype)):
+            copy = {
+                name: torch.empty(tuple(shape), dtype=self.dtype, device=self._gpu.device)
+                for name, shape in shapes.items()
+            }
+        else:
+            copy = self._blanks(shapes)
         write(copy)
         return made_of(copy)
 

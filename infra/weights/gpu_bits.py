@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeGuard
 
 from infra.weights.arrays import Array
-from infra.weights.bits import Bits, Model, kind_of, safetensors_type
+from infra.weights.bits import Bits, Model, bits_of, kind_of, safetensors_type
 from infra.weights.finite import NOT_FINITE_BYTES, NOT_FINITE_EXPONENTS
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class GpuBits(Bits):
         return not any(bool((some == one).any()) for one in bad for some in raw.split(_STRETCH))
 
 
-_STRETCH = 1 << 26  # elements that are checked at once: temporary tensors stay small
+_STRETCH = 1 << 24  # elements that are checked at once: temporary tensors stay small
 
 
 def gpu_bits_of(tensor: torch.Tensor) -> GpuBits:
@@ -71,6 +71,13 @@ def gpu_bits_of(tensor: torch.Tensor) -> GpuBits:
     flat = tensor.detach().contiguous().view(-1)
     signed = {8: torch.int8, 16: torch.int16, 32: torch.int32}[kind_of(dtype).bits]
     return GpuBits(dtype, tuple(tensor.shape), flat.view(signed))
+
+
+def model_where_it_lies(tensors: Mapping[str, torch.Tensor]) -> dict[str, Bits]:
+    """Return the bits of some tensors, by name; those on a GPU stay there."""
+    return {
+        name: gpu_bits_of(tensor) if tensor.is_cuda else bits_of(tensor) for name, tensor in tensors.items()
+    }
 
 
 def lies_on_gpu(model: Model) -> TypeGuard[Mapping[str, GpuBits]]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from infra.stores.opening import open_store
 from infra.weights.bits import Bits
 from infra.weights.codec import chunks
 from infra.weights.codec.decoding import StaleTile
 from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE
 from infra.weights.codec.tiles import TILE
 from infra.weights.gpu_bits import GpuBits, gpu_bits_of
+from infra.weights.inspection import inspected
+from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 
 CUDA = torch.device("cuda")
@@ -114,6 +118,44 @@ def test_weights_are_read_after_what_was_queued_before() -> None:
     for name, one in made.items():
         one.tensor.copy_(later[name].tensor)
     assert list(chunks.encode_model(base, made, threads=4)) == expected
+
+
+def test_under_deterministic_algorithms_as_in_training() -> None:
+    old, new = drawn(0.03)
+    expected = list(chunks.encode_model(old, new))
+    torch.use_deterministic_algorithms(True)
+    try:
+        held = there(old)
+        assert list(chunks.encode_model(held, there(new), threads=4)) == expected
+        for chunk in expected:
+            chunks.decode_chunk(chunk, held, "it", threads=4)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(np.array_equal(held[name].data, new[name].data) for name in new)
+
+
+def test_hashes_of_tensors_are_those_in_main_memory() -> None:
+    tensors = {name: torch.randn(size) for name, size in (("a", 5_000_001), ("b", 30), ("c", 0))}
+    tensors["a"] = tensors["a"].bfloat16()
+    on_gpu = {name: tensor.to(CUDA) for name, tensor in tensors.items()}
+    assert inspected(on_gpu) == inspected(tensors)
+    on_gpu["b"][3] = torch.nan
+    assert inspected(on_gpu).wrong == "b"
+
+
+def test_a_version_published_from_a_gpu_is_that_from_main_memory(tmp_path: Path) -> None:
+    old, new = ({name: torch.randn(300, 500).bfloat16() for name in "ab"} for _ in "on")
+    for name, tensor in new.items():
+        tensor[:, 50:] = old[name][:, 50:]
+    stored = []
+    for number, device in enumerate(("cpu", "cuda")):
+        store = WeightStore(open_store(f"file://{tmp_path / str(number)}"), "run")
+        for version, tensors in enumerate((old, new)):
+            there = {name: tensor.to(device) for name, tensor in tensors.items()}
+            store.publish(version, there, trainer_epoch=1, known=inspected(there))
+        stored.append([store.manifest(version).paths for version in (0, 1)])
+        assert all(torch.equal(new[name], tensor) for name, tensor in store.fetch(1)[1].items())
+    assert stored[0] == stored[1]
 
 
 def test_what_is_not_finite_is_found() -> None:

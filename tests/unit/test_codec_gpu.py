@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from infra.weights import gpu_inspection
 from infra.weights.arrays import Array
 from infra.weights.bits import NAMES, Bits, bits_of, kind_of
 from infra.weights.codec import chunks
 from infra.weights.codec.decoding import StaleTile
 from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE
 from infra.weights.codec.tiles import tile_hash
+from infra.weights.digest import digests_of
 from infra.weights.gpu_bits import GpuBits, gpu_bits_of
 from infra.weights.weights_error import WeightsError
 from tests.triton_kernels import check_compiles, interpreted, print_launches
@@ -151,6 +153,22 @@ def finite() -> None:
             assert gpu_bits_of(values).finite() == bits_of(values).finite(), (dtype, value)
 
 
+def digests() -> None:
+    """Hashes, and the look for NaN, are those of main memory, whatever the pieces."""
+    gpu_inspection._PIECE = 1000
+    tensors = {
+        "a": torch.randn(999, 3).bfloat16(),
+        "b": torch.randn(7),
+        "c": torch.ones(()),
+        "d": torch.ones(0),
+    }
+    for wrong in ("", "b"):
+        found = gpu_inspection.inspected_there(tensors, 2)
+        assert {name: digest for name, (digest, _) in found.items()} == digests_of(tensors)
+        assert [name for name, (_, fine) in found.items() if not fine] == [wrong] * bool(wrong)
+        tensors["b"][3] = torch.nan
+
+
 def launches() -> None:
     """Print how the codec launches its kernels."""
     from infra.weights.codec import gpu_kernels
@@ -165,7 +183,7 @@ def launches() -> None:
     print_launches(gpu_kernels, work)
 
 
-@pytest.mark.parametrize("compares", [hashes, same_chunks, damage, finite])
+@pytest.mark.parametrize("compares", [hashes, same_chunks, damage, finite, digests])
 def test_kernels_make_what_the_processor_makes(compares: Callable[[], None]) -> None:
     interpreted(compares)
 
