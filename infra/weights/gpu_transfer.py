@@ -15,7 +15,7 @@ import torch
 
 from infra.weights.arrays import Array
 
-_ALIGNED = 16  # bytes: kernels are compiled apart for what begins elsewhere
+ALIGNED = 16  # bytes: kernels are compiled apart for what begins elsewhere
 # Streams that no thread works on. The memory that a stream has used is kept for it: so there are but few.
 _free: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
 
@@ -54,7 +54,7 @@ def uploaded(device: torch.device, *arrays: Array) -> list[torch.Tensor]:
     begins, end = [], 0
     for array in arrays:
         begins.append(end)
-        end += -(-array.nbytes // _ALIGNED) * _ALIGNED
+        end += -(-array.nbytes // ALIGNED) * ALIGNED
     held = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
     raw = held.numpy()
     for array, begin in zip(arrays, begins, strict=True):
