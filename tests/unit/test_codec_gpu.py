@@ -16,8 +16,8 @@ import torch
 from infra.weights import gpu_inspection
 from infra.weights.arrays import Array
 from infra.weights.bits import NAMES, Bits, bits_of, kind_of
-from infra.weights.codec import chunks
-from infra.weights.codec.decoding import StaleTile
+from infra.weights.codec import chunks, decoding
+from infra.weights.codec.decoding import StaleTile, read_group
 from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE
 from infra.weights.codec.tiles import tile_hash
 from infra.weights.digest import digests_of
@@ -113,8 +113,18 @@ def same_chunks() -> None:
                 assert all(np.array_equal(held[name].data, new[name].data) for name in new), size
 
 
+def _without_rows(*given: Any) -> Any:
+    """A damaged group: rows change, and it names none of them."""
+    read = read_group(*given)
+    for one in getattr(read, "moving", {}).values():
+        one.mask[:] = False
+    return read
+
+
 def damage() -> None:
     """What is damaged is refused as it is on the processor, and tiles stay as they were."""
+    from infra.weights.codec import gpu_decoding
+
     old, new = ({name: one[name] for name in ("t0", "rows", "w")} for one in models())
     small_tiles(1024)
     (chunk,) = chunks.encode_model(old, new)
@@ -136,6 +146,12 @@ def damage() -> None:
         assert found[0] == found[1], found[0][0]
         said[found[0][0]] += 1
     assert any("makes other bits" in one for one in said), said
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (decoding, gpu_decoding):
+            patched.setattr(module, "read_group", _without_rows)
+        for held in ({**old}, there(old)):
+            with pytest.raises(WeightsError, match="makes other bits of rows"):
+                chunks.decode_chunk(chunk, held, "it")
     stale = there(old)
     stale["t0"].tensor[2000] += 1
     before = stale["t0"].tensor[1920:2048].clone()

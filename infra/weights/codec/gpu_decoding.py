@@ -81,7 +81,8 @@ class GpuChange:
     def _changed(self, read: ChangedTiles) -> list[Tile]:
         sources, kind = self._sources(read.tiles), self._model[read.tiles[0].tensor].kind
         some = np.any(read.ends > read.begins, axis=1).tolist()
-        rowed = {number: rows for number, rows in read.moving.items() if some[number]}
+        rowed = {n: rows for n, rows in read.moving.items() if some[n] and rows.mask.any()}
+        lost = [n for n in read.moving if some[n] and n not in rowed]  # changes in none of a tile's rows
         scanned = list(sources)
         for number, rows in rowed.items():
             scanned[number] = picked_rows(sources[number], rows.tile, rows.row, rows.mask)
@@ -91,7 +92,10 @@ class GpuChange:
         misfits, *parts = downloaded(wrong, *queued.parts)
         found, expected = queued.told(*parts), [int(one) for one in read.hashes[1]]
         wanted = [rowed[number].after if number in rowed else one for number, one in enumerate(expected)]
-        right = [not misfit and one == want for misfit, one, want in zip(misfits, found, wanted, strict=True)]
+        right = [
+            not misfit and one == want and number not in lost
+            for number, (misfit, one, want) in enumerate(zip(misfits, found, wanted, strict=True))
+        ]
         for number in rowed:
             if right[number]:
                 scanned[number] = self._with_rows(read, sources[number], laid.of(made, number), number)

@@ -49,6 +49,7 @@ def picked_rows(source: Source, tile: Tile, row: int, moving: Array) -> Source:
     parts = [
         part.index_select(0, uploaded(part.device, np.flatnonzero(mine))[0]).reshape(-1)
         for part, mine in rows.parts_of_rows(source.part, tile, row, moving)
+        if mine.any()
     ]
     found = torch.cat(parts)
     return Source(found, 0, found.numel())
@@ -58,6 +59,8 @@ def put_picked_rows(to: torch.Tensor, tile: Tile, row: int, moving: Array, made:
     """Write rows back to where `picked_rows` took them from."""
     at = 0
     for part, mine in rows.parts_of_rows(to, tile, row, moving):
+        if not mine.any():
+            continue
         where = np.flatnonzero(mine)
         some = made[at : at + where.size * part.shape[1]].view(where.size, part.shape[1])
         part.index_copy_(0, uploaded(part.device, where)[0], some)
@@ -110,7 +113,10 @@ class BandsThere(NamedTuple):
 
 
 class LaidTiles:
-    """The places of tiles that lie one behind the other. Indexes fit into 32 bits: a run has few tiles."""
+    """The places of tiles that lie one behind the other. Indexes fit into 32 bits: a run is not that large.
+
+    A tile takes at most a page more than its elements, so memory is bounded by a run's bytes and tensors.
+    """
 
     def __init__(self, sizes: Sequence[int], kind: Kind, device: torch.device) -> None:
         self._kind, self._device = kind, device
