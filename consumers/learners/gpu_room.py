@@ -16,15 +16,16 @@ class GpuRoom:
 
     def __init__(self, device: torch.device, copies: int) -> None:
         self.device, self._copies = device, copies
-        self._asked, self._fits = False, False
+        self._stepped, self._fits = False, False
+
+    def stepped(self) -> None:
+        """Note that a step was taken: what steps need is known now."""
+        self._stepped = True
 
     def fits(self, size: int) -> bool:
-        """Return whether copies of `size` bytes fit. The first answer is no: what a step needs is known
-        after one. The second stays."""
-        if not self._asked:
-            self._asked = True
-            return False
-        if self._copies:
+        """Return whether copies of `size` bytes fit: before the first step they do not, and the first answer
+        after it stays."""
+        if self._stepped and self._copies:
             free, whole = torch.cuda.mem_get_info(self.device)
             others = whole - free - torch.cuda.memory_reserved(self.device)
             left = whole - others - torch.cuda.max_memory_reserved(self.device) - whole // _SPARE

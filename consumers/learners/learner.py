@@ -303,6 +303,7 @@ class TorchLearner(LocalLearner):
     def step(self, total: float) -> Stepped:
         self._lent.settle()
         taken = self._policy.step(total)
+        self._copies.stepped()
         return taken if self._critic is None else taken.beside(self._critic.trained.step(total))
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:

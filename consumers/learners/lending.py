@@ -83,8 +83,14 @@ class Copies:
 
     def __init__(self, dtype: torch.dtype, lent: Lent, gpu: torch.device | None = None) -> None:
         self.dtype, self._lent, self._rooms = dtype, lent, Rooms(_KEPT)
-        self._gpu = GpuRoom(gpu, _KEPT) if gpu is not None else None
+        # One more may be made while others wait.
+        self._gpu = GpuRoom(gpu, _KEPT + 1) if gpu is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
+
+    def stepped(self) -> None:
+        """Note that the learner has taken a step."""
+        if self._gpu is not None:
+            self._gpu.stepped()
 
     def live(self, tensors: Mapping[str, torch.Tensor]) -> MadeWeights:
         """Hash tensors on a CPU where they are; they are copied in another thread while training goes on."""
