@@ -2,7 +2,7 @@
 
 step: schedule batch n + 1 ──► the GPU has it in its queue ──► wait for batch n ──► its tokens
 
-So the GPU never waits for Python. What may only be done between two tokens drains the queue first.
+So the GPU never waits for Python. Work that may only be done between two tokens drains the queue first.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleReque
 from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
+from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
@@ -133,6 +134,8 @@ class VllmEngine:
         torch.set_num_threads(threads)
         on_cpu = not choices.cuda()
         packed = _packed_linears(batch_invariant) if on_cpu else []
+        if batch_invariant and not on_cpu:
+            use_one_kernel()
         arguments = {
             "model": model, "dtype": dtype, "seed": 0, "enforce_eager": on_cpu,
             "max_model_len": max_model_len, "max_num_seqs": slots,
@@ -169,7 +172,7 @@ class VllmEngine:
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
         self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
-        self._keeps_bits = on_cpu and batch_invariant  # on GPUs a prefill has other bits than decode steps
+        self._keeps_bits = batch_invariant and (on_cpu or prefills_keep_bits(runner))
         self._speculation: Speculation | None = None
         if drafter:
             self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter)
