@@ -32,7 +32,8 @@ class DeadlineSettings(PolicySettings):
         "exact",
         description="Where a running sample may move to a generator on which it ends sooner, which computes "
         "its tokens again. exact: where that changes no bit of the sample, as the engines say (vLLM on "
-        "CPUs with `generator.batch_invariant`; not on GPUs). always: everywhere. never: nowhere.",
+        "CPUs, and on GPUs with FlashAttention 3 or Triton's attention, with "
+        "`generator.batch_invariant`). always: everywhere. never: nowhere.",
     )
 
     def make(self, spec: RunSpec) -> DeadlinePolicy | LongestFirst:
