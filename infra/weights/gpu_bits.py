@@ -1,4 +1,4 @@
-"""Tensors as bits that lie on a GPU: the codec works on them there. All other code gets copies of them.
+"""Tensors as bits that lie on a GPU: deltas are made there. All other code gets copies of them.
 
 torch is imported only where there are such tensors.
 """

@@ -8,7 +8,7 @@ engine    tokens a second, and over plain vLLM's with logprobs and without; shar
           another batch, and after a prefill of half of their tokens; milliseconds of the pause for 2 % of
           the weights changed, and for a whole version, and of the longest steps beside preparing and
           hashing them
-codec     GB of weights a second, by way and threads, and over the compiled way on one thread
+codec     deltas made: GB of weights a second, by way and threads, and over the compiled way on one thread
 """
 
 from __future__ import annotations

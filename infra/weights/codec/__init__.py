@@ -22,11 +22,10 @@ changes (gap), and by how many steps of the last place that one moves (step).
     decoding     groups to tiles, each verified
     chunks       groups that are one object of the store
 
-Weights that lie on a GPU stay there, and the chunks are the same:
+Deltas of weights that lie on a GPU are made there, and the chunks are the same:
 
     laid_tiles     all tiles of a run, one behind the other
     gpu_encoding   what changes in them; the processor codes it
-    gpu_decoding   changes made in them, and verified
     gpu_hash       their hashes
     gpu_kernels    the kernels of all that, in Triton
 """

@@ -130,28 +130,20 @@ def heads_of(chunk: bytes | memoryview, what: str) -> list[tuple[Head, memoryvie
 def decode_chunk(
     chunk: bytes | memoryview, model: Model, what: str, *, threads: int = 1, covered: Covered | None = None
 ) -> list[Tile]:
-    """Apply a chunk to a model, in place. Returns the tiles that changed.
+    """Apply a chunk to a model in main memory, in place. Returns the tiles that changed.
 
     `covered`: the elements that earlier chunks of the path have named; `what` names the chunk in errors.
     Raises StaleTile if the chunk is for other weights. Tiles that were changed before stay changed: with the
     right model, or after a crash, decoding the chunk again goes on from there.
     """
 
+    def apply(group: tuple[Head, memoryview]) -> list[Tile]:
+        return list(decode_group(*group, model, what))
+
     with damaged(what):
         heads = heads_of(chunk, what)
         check_heads(heads, model, what, Covered() if covered is None else covered)
-        apply = _apply(model, what)
         return [tile for tiles in in_threads(apply, heads, threads) for tile in tiles]
-
-
-def _apply(model: Model, what: str) -> Callable[[tuple[Head, memoryview]], list[Tile]]:
-    """Return how to apply a group to a model, where the model lies."""
-    if not lies_on_gpu(model):
-        return lambda group: list(decode_group(*group, model, what))
-    from infra.weights.codec.gpu_decoding import GpuChange
-
-    change = GpuChange(model, what)
-    return lambda group: change(*group)
 
 
 def in_threads(do: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> Iterator[_Result]:

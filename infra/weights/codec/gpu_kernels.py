@@ -138,47 +138,6 @@ def gaps_kernel(keys, order, ranks, codes, gaps, steps, total, at_once: tl.const
     tl.store(steps + k, tl.load(codes + own), mine)
 
 
-@triton.jit(do_not_specialize=["blocks", "tiles", "total", "halvings"])
-def apply_kernel(
-    data, made, wrong, segments, begins, behind, codes, first, edges, before, blocks, tiles, total, halvings,
-    fraction: tl.constexpr, most: tl.constexpr, sign: tl.constexpr, whole: tl.constexpr, top: tl.constexpr,
-    at_once: tl.constexpr,
-):  # fmt: skip
-    """Move the elements that change, from `data` to `made`; note the tiles that have no such element.
-
-    A change's segment is its band and tile; `begins` has each segment's first change, `behind` sums of all
-    gaps and changes up to each change.
-    """
-    k = tl.program_id(0) * at_once + tl.arange(0, at_once)
-    mine = k < total
-    segment = tl.load(segments + k, mine, 0).to(tl.int32)
-    band, tile = segment // tiles, segment % tiles
-    begin = tl.load(begins + segment)
-    rank = tl.load(behind + k, mine, 1) - 1 - tl.load(behind + begin - 1, mine & (begin > 0), 0)
-    own = before + band * blocks
-    block, past = tl.load(first + tile) * _BLOCKS, tl.load(first + tile + 1) * _BLOCKS
-    start = tl.load(own + block)
-    fits = mine & (rank < (tl.load(own + past) - start).to(tl.int64))
-    tl.store(wrong + tile, 1, mine & (fits == 0))
-    target = start + tl.where(fits, rank, 0).to(tl.int32)
-    for _ in range(halvings):  # the last block of the tile before which there are no more than `target`
-        middle = (block + past) // 2
-        right = tl.load(own + middle) <= target
-        block, past = tl.where(right, middle, block), tl.where(right, past, middle)
-    low, high = tl.load(edges + band), tl.load(edges + band + 1)
-    alike = _members(data, block, fits, low, high, fraction, most)
-    seen = tl.cumsum(alike.to(tl.int32), 1)
-    inner = tl.sum((seen <= (target - tl.load(own + block))[:, None]).to(tl.int32), 1)
-    at = block * BLOCK_ELEMENTS + inner
-    bits = _bits(data, at, fits, whole)
-    code = tl.load(codes + k, mine, 0).to(tl.int32) & whole
-    half: tl.constexpr = (1 << top) - 1
-    step = ((code >> 1) & half) ^ tl.where((code & 1) != 0, whole, 0)
-    place = (_ordered(bits, sign, whole) + step) & whole
-    moved = tl.where(sign != 0, place ^ tl.where((place & sign) != 0, sign, whole), place)
-    tl.store(made + at, moved.to(made.dtype.element_ty), fits)
-
-
 @triton.jit(do_not_specialize=["count"])
 def sums_kernel(data, table, sums, count, blocks: tl.constexpr):
     """Add up each 1,024 bytes as XXH3 does: eight lanes, over sixteen stripes."""

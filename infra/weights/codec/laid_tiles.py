@@ -55,18 +55,6 @@ def picked_rows(source: Source, tile: Tile, row: int, moving: Array) -> Source:
     return Source(found, 0, found.numel())
 
 
-def put_picked_rows(to: torch.Tensor, tile: Tile, row: int, moving: Array, made: torch.Tensor) -> None:
-    """Write rows back to where `picked_rows` took them from."""
-    at = 0
-    for part, mine in rows.parts_of_rows(to, tile, row, moving):
-        if not mine.any():
-            continue
-        where = np.flatnonzero(mine)
-        some = made[at : at + where.size * part.shape[1]].view(where.size, part.shape[1])
-        part.index_copy_(0, uploaded(part.device, where)[0], some)
-        at += some.numel()
-
-
 @dataclass(frozen=True)
 class Layout:
     """A type's layout as kernels take it: signed numbers of 32 bits."""
@@ -124,7 +112,6 @@ class LaidTiles:
         pages = -(-self.sizes // PAGE)
         self.first = np.append(0, np.cumsum(pages))  # page of each tile, and their number
         self.starts = self.first[:-1] * PAGE
-        self.most_blocks = int(pages.max()) * BLOCKS
         owner = np.repeat(np.arange(pages.size, dtype=np.int32), pages)
         self.first_there, self.ends, self.owner = uploaded(
             device, self.first.astype(np.int32), (self.starts + self.sizes).astype(np.int32), owner
@@ -141,17 +128,6 @@ class LaidTiles:
         for start, source in joined:
             flat[start : start + source.count].copy_(source.part)
         return flat
-
-    def put(self, flat: torch.Tensor, sources: Sequence[Source], numbers: Sequence[int]) -> None:
-        """Write some tiles' elements back to where they were."""
-        starts = self.starts[list(numbers)].tolist()
-        for start, source in _joined(starts, [sources[number] for number in numbers]):
-            source.part.copy_(flat[start : start + source.count])
-
-    def of(self, flat: torch.Tensor, number: int) -> torch.Tensor:
-        """Return one tile's elements, as a view."""
-        start = int(self.starts[number])
-        return flat[start : start + int(self.sizes[number])]
 
     def hashes(self, flat: torch.Tensor, tiles: int | None = None) -> QueuedHashes:
         """Begin to hash the tiles, or so many first ones."""
