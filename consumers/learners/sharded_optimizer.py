@@ -1,7 +1,13 @@
 """AdamW over rows of parameters of which each rank has some; the bits do not depend on how many ranks.
 
-The kernels of a CPU compute the last few elements of a tensor otherwise than the rest, and so other elements
-on each number of ranks. So they get rows in memory whose size is a multiple of all vectors' sizes.
+The kernels of a CPU take several elements at a time, and compute the last few of a tensor otherwise. So rows
+lie in memory as they would in the whole: as far from a place that such a group begins at, with zeros before
+them, and with zeros behind them unless they are the last ones. Then each element has the bits that it would
+have in the whole tensor.
+
+    whole    |········|········|········|···
+    rank 0   |········|····0000|
+    rank 1            |0000····|········|···
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from consumers.learners.sharded_model import Shard, ShardedModel
 from consumers.learners.sharded_norm import norm_of_pieces
 from schemas.runspec import RunSpec
 
-_EVEN = 64  # elements
+_GROUP = 64  # elements, a multiple of what any CPU takes at a time
 _LARGEST = "a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -29,20 +35,27 @@ class _Row:
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.size = shard.local.numel()
-        self.moments: dict[str, torch.Tensor] = {}  # flat and even; none before the first step
+        self.moments: dict[str, torch.Tensor] = {}  # laid out by `room`; none before the first step
+        size, width = shard.local.numel(), math.prod(shard.shape[1:])
+        self._begin = shard.first * width % _GROUP
+        self._end = self._begin + size
+        self._is_last = shard.first + shard.local.shape[0] == shard.shape[0]
 
-    def even(self, fill: torch.Tensor | None = None) -> torch.Tensor:
-        """Return flat memory of an even size, with zeros or some rows."""
-        size = -(-self.size // _EVEN) * _EVEN
+    def room(self, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Return flat memory for rows, with zeros or some rows in it."""
+        size = self._end if self._is_last else -(-self._end // _GROUP) * _GROUP
         found = torch.zeros(size, device=self.shard.local.device)
-        if fill is not None:
-            found[: self.size].copy_(fill.reshape(-1))
+        if rows is not None:
+            self.flat(found).copy_(rows.reshape(-1))
         return found
+
+    def flat(self, room: torch.Tensor) -> torch.Tensor:
+        """Return the rows that lie in a room, end to end."""
+        return room[self._begin : self._end]
 
     def moment(self, key: str) -> torch.Tensor:
         """Return the rows of a moment."""
-        return self.moments[key][: self.size].view(self.shard.local.shape)
+        return self.flat(self.moments[key]).view(self.shard.local.shape)
 
 
 class ShardedOptimized:
@@ -82,13 +95,13 @@ class ShardedOptimized:
             raise NotFinite(_LARGEST)
 
     def _gradients(self, total: float) -> Iterator[tuple[_Row, torch.Tensor]]:
-        """Yield rows with the mean of their gradient, flat and even."""
+        """Yield rows with the mean of their gradient, in a room."""
         for name, row in self._rows.items():
-            gradient = row.even()
+            gradient = row.room()
             if self._exact:
-                self._model.sums[name].sum.part_into(gradient[: row.size], row.shard.begin, total)
+                self._model.sums[name].sum.part_into(row.flat(gradient), row.shard.begin, total)
             elif row.shard.parameter.grad is not None:
-                gradient[: row.size].copy_(row.shard.parameter.grad._local_tensor.reshape(-1)).div_(total)
+                row.flat(gradient).copy_(row.shard.parameter.grad._local_tensor.reshape(-1)).div_(total)
             yield row, gradient
 
     @torch.no_grad()
@@ -105,7 +118,7 @@ class ShardedOptimized:
         self._steps += 1
         found = [ShardedFingerprint(self._model.largest.device) for _ in range(3)]
         for row, gradient in self._gradients(total):
-            found[0].add(gradient[: row.size], row.shard)
+            found[0].add(row.flat(gradient), row.shard)
             self._update(row, gradient.mul_(scale))
             for key in MOMENTS:
                 found[1].add(row.moment(key), row.shard)
@@ -119,10 +132,10 @@ class ShardedOptimized:
     def _update(self, row: _Row, gradient: torch.Tensor) -> None:
         algorithm = self._spec.algorithm
         for key in MOMENTS:
-            row.moments.setdefault(key, row.even())
-        if not row.size:
+            row.moments.setdefault(key, row.room())
+        if not row.shard.local.numel():
             return
-        weights = row.even(row.shard.local)
+        weights = row.room(row.shard.local)
         adamw(
             [weights], [gradient], *([row.moments[key]] for key in MOMENTS), [],
             [torch.tensor(float(self._steps - 1), device=weights.device)], fused=True, amsgrad=False,
@@ -130,7 +143,7 @@ class ShardedOptimized:
             lr=self._learning_rate * rate_share(self._steps, self._spec),
             weight_decay=algorithm.weight_decay, eps=1e-8, maximize=False,
         )  # fmt: skip
-        row.shard.local.copy_(weights[: row.size].view(row.shard.local.shape))
+        row.shard.local.copy_(row.flat(weights).view(row.shard.local.shape))
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:
@@ -166,7 +179,7 @@ class ShardedOptimized:
         self.adopt(state, f"{prefix}weights.")
         for name, row in self._rows.items():
             row.moments = {
-                key: row.even(row.shard.mine(value))
+                key: row.room(row.shard.mine(value))
                 for key in MOMENTS
                 if (value := state.get(f"{prefix}optimizer.{key}.{name}")) is not None
             }

@@ -199,8 +199,9 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
         ({}, True, set()),
         ({"exact_sums": False}, False, set()),
         ({"learner": "deepspeed", "zero_stage": 2}, False, {Stage.GRADIENT, Stage.OPTIMIZER}),
+        ({"learner": "fsdp"}, True, set()),
     ],
-    ids=["torch", "float sums", "deepspeed"],
+    ids=["torch", "float sums", "deepspeed", "fsdp"],
 )
 def test_their_steps_are_taken_again(
     tmp_path: Path, model: str, trainer: dict[str, Any], exact: bool, silent: set[Stage]

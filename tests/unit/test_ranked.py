@@ -27,11 +27,11 @@ from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
 from tests.training import batches_of, rows_of, train
 
-SPEC = make_spec(
-    loss={"kind": "ppo", "kl": 0.05},
-    algorithm={"groups": 6, "group_size": 4},
-    trainer={"ranks": 2, "least_microbatches": 3},
-)
+LOSS = {"kind": "ppo", "kl": 0.05}
+ALGORITHM = {"groups": 6, "group_size": 4, "max_grad_norm": 1e9}
+TRAINER = {"ranks": 2, "least_microbatches": 3}
+SPEC = make_spec(loss=LOSS, algorithm=ALGORITHM, trainer=TRAINER)
+LEARNERS = ("torch", "fsdp")  # of the same bits, where no norm is cut off
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,11 @@ def all_but_rng(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in learner.state().items() if name != "rng"}
 
 
-@pytest.fixture
-def pair(alone: object, model: str) -> Iterator[RankedLearner]:
+@pytest.fixture(params=LEARNERS)
+def pair(alone: object, model: str, request: pytest.FixtureRequest) -> Iterator[RankedLearner]:
     """Two ranks, of which this process is the first: whatever learns in it now is one of them."""
-    learner = ranked(model, SPEC)
+    trainer = {**TRAINER, "learner": request.param}
+    learner = ranked(model, make_spec(loss=LOSS, algorithm=ALGORITHM, trainer=trainer))
     assert isinstance(learner, RankedLearner)
     yield learner
     learner.close()
