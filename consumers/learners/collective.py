@@ -128,7 +128,7 @@ def add_up(tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
 
 
-def largest(tensor: torch.Tensor) -> None:
+def maximum(tensor: torch.Tensor) -> None:
     """Replace each rank's tensor by the largest elements among all ranks."""
     if ranks() > 1:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)

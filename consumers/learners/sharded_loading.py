@@ -50,7 +50,7 @@ def without_weights(folder: str, spec: RunSpec, device: torch.device) -> Any:
     return model
 
 
-def names_of(model: torch.nn.Module) -> dict[str, list[str]]:
+def parameter_names(model: torch.nn.Module) -> dict[str, list[str]]:
     """Return all names of each parameter, by its first: tied parameters have several."""
     firsts, found = dict[int, str](), dict[str, list[str]]()
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -137,7 +137,7 @@ def _tried(folder: str, config: Any, layers: int, device: torch.device) -> Fitte
     if getattr(inner, "layer_types", None):
         inner.layer_types = inner.layer_types[:layers]
     model = _on_meta(small)
-    names = names_of(model)
+    names = parameter_names(model)
     model._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device))
     model.tie_weights()
     rows, parameters = WeightRows(folder), dict(model.named_parameters())
@@ -149,7 +149,7 @@ def _tried(folder: str, config: Any, layers: int, device: torch.device) -> Fitte
 
 
 def fill(parameters: Mapping[str, Any], names: Mapping[str, list[str]], folder: str) -> None:
-    """Read this rank's rows of each divided parameter. `names`: all names of each, see `names_of`."""
+    """Read this rank's rows of each divided parameter. `names`: all names of each, see `parameter_names`."""
     rows = WeightRows(folder)
     with torch.no_grad():
         for name, shard in parameters.items():

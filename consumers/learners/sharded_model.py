@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import collective
 from consumers.learners.fixed_point import FixedPointSum
-from consumers.learners.sharded_loading import fill, names_of
+from consumers.learners.sharded_loading import fill, parameter_names
 from schemas.runspec import RunSpec
 
 _WHOLE = "model."  # stands before the names of the model's own parameters
@@ -130,7 +130,9 @@ class ShardedModel(torch.nn.Module):
 
     def share_out(self, folder: str, spec: RunSpec, device: torch.device) -> ShardedModel:
         """Divide the model, whose weights are not there yet, and read this rank's rows. Return itself."""
-        all_names = {_short(name): [_short(one) for one in some] for name, some in names_of(self).items()}
+        all_names = {
+            _short(name): [_short(one) for one in some] for name, some in parameter_names(self).items()
+        }
         mesh = init_device_mesh(device.type, (collective.ranks(),))
         # Autocast would keep all layers' weights in the run's dtype until the backward pass. So it is FSDP
         # that converts them; gradients come in that dtype then, as autocast's do, and are added up in fp32.

@@ -2,7 +2,7 @@
 
 Sums of floats depend on their order, unless no addition rounds. So each square is split into two numbers,
 each of few enough bits that the sum of all of them is exact: one that is a multiple of a large unit, and of
-the rest one that is a multiple of a small unit. What is then left is below 2^-80 of the sum or so.
+the rest one that is a multiple of a small unit. The rest of that is below 2^-80 of the sum or so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def norm_of_pieces(pieces: Callable[[], Iterable[torch.Tensor]], count: int, dev
     for piece in pieces():
         if piece.numel():
             most = torch.maximum(most, piece.abs().max().double())
-    collective.largest(most.nan_to_num_(nan=math.inf, posinf=math.inf))
+    collective.maximum(most.nan_to_num_(nan=math.inf, posinf=math.inf))
     largest = float(most)
     if largest == 0.0 or not math.isfinite(largest):
         return largest

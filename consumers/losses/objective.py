@@ -36,7 +36,7 @@ class LossStats:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found with a loss, as tensors: to read a number from a GPU is to wait for it."""
+    """Results of a loss, as tensors: to read a number from a GPU is to wait for it."""
 
     numbers: torch.Tensor  # fp64, in the order of `objective`
     logprobs: torch.Tensor

@@ -11,7 +11,7 @@ import transformers
 
 from consumers.batches.packing import UnsupportedAttention
 from consumers.learners.forward import Forward, UnsupportedModel, load_policy
-from consumers.learners.sharded_loading import WeightRows, names_of, without_weights
+from consumers.learners.sharded_loading import WeightRows, parameter_names, without_weights
 from tests.factories import make_spec
 from tests.training import batches_of, rows_of
 
@@ -77,7 +77,7 @@ def test_a_model_that_is_built_without_weights_is_the_same(
     model = without_weights(folder, spec, CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.is_meta for parameter in model.parameters())
-    names, rows = names_of(model), WeightRows(folder)
+    names, rows = parameter_names(model), WeightRows(folder)
     model._apply(lambda one: torch.empty_like(one, device=CPU) if one.is_meta else one)
     model.tie_weights()
     parameters = dict(model.named_parameters())
