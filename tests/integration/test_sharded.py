@@ -1,4 +1,4 @@
-"""The learner fsdp: its bits on any number of ranks, what a rank holds of a model, and others' checkpoints."""
+"""The learner fsdp: its bits on any number of ranks, a rank's share of a model, and others' checkpoints."""
 
 from __future__ import annotations
 
