@@ -54,7 +54,7 @@ LINEAR = Choice(
     ("onednn", "mkl"),
 )  # fmt: skip
 DEVICE = Choice(
-    "STREAMRL_DEVICE", "what models are trained on, what generates, and what scans weights if a GPU shall",
+    "STREAMRL_DEVICE", "what models are trained on, and what generates",
     "cuda if torch sees a GPU, else cpu", ("cpu", "cuda"),
 )  # fmt: skip
 NUMBA = Choice(
@@ -62,8 +62,8 @@ NUMBA = Choice(
     "compiled if numba can be imported, else plain", ("compiled", "plain"),
 )  # fmt: skip
 SCAN = Choice(
-    "STREAMRL_SCAN", "what scans the tiles of weights", "as STREAMRL_NUMBA says",
-    ("compiled", "plain", "cuda"),
+    "STREAMRL_SCAN", "what scans the tiles of weights in main memory", "as STREAMRL_NUMBA says",
+    ("compiled", "plain"),
 )  # fmt: skip
 FUSED = Choice(
     "STREAMRL_FUSED", "whether a trainer's norms, gates, rotations and logprobs have kernels of their own",

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from consumers.batches import packing
 from consumers.batches.micro_batches import MicroBatch
 from consumers.fused import fused_logprobs
+from consumers.fused.chosen_rows import chosen_rows
 from consumers.fused.fused_layers import Fitted, use_fused_layers
-from consumers.fused.picked_rows import picked_rows
 from infra import cpu_linear
 from infra.errors import Explained
 from infra.quiet import no_model_bars
@@ -140,7 +140,7 @@ class Forward:
     def states(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Return for each drawn token the hidden state that predicts it."""
         with self.autocast():
-            return picked_rows(_states(model, batch.tokens, batch.packing), batch.answer - 1)
+            return chosen_rows(_states(model, batch.tokens, batch.packing), batch.answer - 1)
 
     def logprobs(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Return the logprob of each drawn token. The backward pass computes full chunks of logits again."""

@@ -162,7 +162,8 @@ class LocalLearner(ABC):
             self._first = self._loaded(model, trained=False)
         self._lent = Lent()
         published = torch.float32 if self._adapter else self._dtype  # an adapter is small: not rounded here
-        self._copies = Copies(published, self._lent, self._device)
+        alone = not collective.joined()  # a rank has no room that all have
+        self._copies = Copies(published, self._lent, self._device, may_stay=alone)
 
     def _loaded(self, folder: str, *, trained: bool) -> Any:
         """Return the model in a folder, or this rank's part of it."""
@@ -360,6 +361,7 @@ class TorchLearner(LocalLearner):
     def step(self, total: float) -> Stepped:
         self._lent.settle()
         taken = self._policy.step(total)
+        self._copies.stepped()
         return taken if self._critic is None else taken.beside(self._critic.trained.step(total))
 
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:

@@ -1,5 +1,7 @@
 """Lend a learner's tensors to other threads while training goes on: they are read before they change.
 
+On a GPU, copies are made at once, and stay there if there is room: they are hashed and coded there.
+
 step ──► hash ──► copy ─────────────┐ (a thread) ──► published
             └───► snapshot ─────────┤ (a thread) ──► checkpoint
          next micro-batches …       │
@@ -15,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from consumers.learners.gpu_room import GpuRoom
 from consumers.learners.memory_rooms import Rooms, TensorShapes, blanks, size_in
 from infra.weights import spent
 from infra.weights.inspection import Inspected, convert, inspected
@@ -60,7 +63,7 @@ class MadeWeights:
 
 
 def made_of(tensors: dict[str, torch.Tensor]) -> MadeWeights:
-    """Hash tensors on a CPU that nobody changes any more, and that serve as their own copy."""
+    """Hash tensors that nobody changes any more, and that serve as their own copy."""
     future: Future[dict[str, torch.Tensor]] = Future()
     future.set_result(tensors)
     return MadeWeights(inspected(tensors), lambda: future)
@@ -75,13 +78,23 @@ class _Copying:
 
 
 class Copies:
-    """Makes copies of weights in one dtype, in memory that is used again."""
+    """Makes copies of weights in one dtype, in memory that is used again; on a `gpu` if there is one, which
+    has room."""
 
-    def __init__(self, dtype: torch.dtype, lent: Lent, device: torch.device) -> None:
-        """`device`: where the weights lie."""
-        self.dtype, self._lent = dtype, lent
-        self._rooms = Rooms(_KEPT, locked=device.type == "cuda")
+    def __init__(
+        self, dtype: torch.dtype, lent: Lent, device: torch.device, *, may_stay: bool = False
+    ) -> None:
+        """`device`: where the weights lie; `may_stay`: whether copies may lie there as well."""
+        self.dtype, self._lent, on_gpu = dtype, lent, device.type == "cuda"
+        self._rooms = Rooms(_KEPT, locked=on_gpu)
+        # One more may be made while others wait.
+        self._gpu = GpuRoom(device, _KEPT + 1) if on_gpu and may_stay else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
+
+    def stepped(self) -> None:
+        """Note that the learner has taken a step."""
+        if self._gpu is not None:
+            self._gpu.stepped()
 
     def live(self, tensors: Mapping[str, torch.Tensor]) -> MadeWeights:
         """Hash tensors on a CPU where they are; they are copied in another thread while training goes on."""
@@ -98,7 +111,13 @@ class Copies:
         self, write: Callable[[Mapping[str, torch.Tensor]], None], shapes: TensorShapes
     ) -> MadeWeights:
         """Have `write` fill a copy of each tensor now, by name, and hash the copies."""
-        copy = self._blanks(shapes)
+        if self._gpu is not None and self._gpu.fits(size_in(shapes, self.dtype)):
+            copy = {
+                name: torch.empty(tuple(shape), dtype=self.dtype, device=self._gpu.device)
+                for name, shape in shapes.items()
+            }
+        else:
+            copy = self._blanks(shapes)
         write(copy)
         return made_of(copy)
 

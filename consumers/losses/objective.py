@@ -36,7 +36,7 @@ class LossStats:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of a loss, as tensors: to read a number from a GPU is to wait for it."""
+    """The figures of a loss, as tensors: to read a number from a GPU is to wait for it."""
 
     numbers: torch.Tensor  # fp64, in the order of `objective`
     logprobs: torch.Tensor

@@ -81,6 +81,21 @@ class Bits:
         return kind_of(self.dtype)
 
     @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.data.size
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        return self.size * self.kind.bits // 8
+
+    def part(self, start: int, count: int) -> Array:
+        """Return so many elements from one on, as a view."""
+        part: Array = self.data[start : start + count]
+        return part
+
+    @property
     def raw(self) -> memoryview:
         """The tensor's bytes, not copied."""
         return self.data.view(np.uint8).data
@@ -97,12 +112,17 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     """Return a tensor's bits, without a copy on a CPU. Raises WeightsError if safetensors lacks the type."""
     import torch
 
-    plain = tensor.detach().to("cpu").contiguous()
-    dtype = _OF_TORCH.get(str(plain.dtype))
-    if dtype is None:
-        raise WeightsError(f"tensors of {plain.dtype} can't be sent: safetensors has no such type")
+    plain, dtype = tensor.detach().to("cpu").contiguous(), safetensors_type(tensor)
     raw = plain.view(-1).view(torch.uint8).numpy()
     return Bits(dtype, tuple(plain.shape), raw.view(kind_of(dtype).unsigned))
+
+
+def safetensors_type(tensor: torch.Tensor) -> str:
+    """Return safetensors' name of a tensor's type. Raises WeightsError if it has none."""
+    dtype = _OF_TORCH.get(str(tensor.dtype))
+    if dtype is None:
+        raise WeightsError(f"tensors of {tensor.dtype} can't be sent: safetensors has no such type")
+    return dtype
 
 
 def model_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Bits]:

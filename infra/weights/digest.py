@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from infra import choices
 from infra.weights.bits import Bits, Model, bits_of, type_name
 
 if TYPE_CHECKING:
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
 
 
 class TensorHash:
-    """The hash of a tensor's type, shape and bits; the bits are added piece by piece."""
+    """The hash of a tensor's type, shape and bits; the bits are added piece by piece.
 
-    def __init__(self, dtype: str, shape: Sequence[int]) -> None:
-        self._hash = blake3(f"{type_name(dtype)}{list(shape)}".encode() + b"\0")
+    `all_cores`: whether a piece is hashed by as many threads as there are cores.
+    """
+
+    def __init__(self, dtype: str, shape: Sequence[int], *, all_cores: bool = False) -> None:
+        head = f"{type_name(dtype)}{list(shape)}".encode() + b"\0"
+        most = choices.cores() if choices.CORES.forced() else blake3.AUTO  # a number costs a pool each time
+        self._hash = blake3(head, max_threads=most if all_cores else 1)
 
     def update(self, data: bytes | memoryview) -> None:
         """Add the next bits."""

@@ -41,15 +41,23 @@ def threads() -> int:
 
 
 def inspected(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> Inspected:
-    """Hash and check tensors on a CPU, as they are or as they would be in type `dtype`."""
+    """Hash and check tensors as they are; or on a CPU as they would be in type `dtype`."""
+    if dtype is None and tensors and all(tensor.is_cuda for tensor in tensors.values()):
+        from infra.weights.gpu_inspection import inspected_there
+
+        return _inspected(inspected_there(tensors, threads()))
     order = sorted(tensors, key=lambda name: -tensors[name].numel())  # largest first: threads end together
     if sum(tensor.numel() for tensor in tensors.values()) < _SMALL:
         found = {name: inspect(tensors[name], dtype) for name in order}
     else:
         with ThreadPoolExecutor(threads(), thread_name_prefix="hash") as pool:
             found = dict(zip(order, pool.map(lambda name: inspect(tensors[name], dtype), order), strict=True))
-    wrong = next((name for name in tensors if not found[name][1]), "")
-    return Inspected({name: found[name][0] for name in tensors}, wrong)
+    return _inspected({name: found[name] for name in tensors})
+
+
+def _inspected(found: Mapping[str, tuple[str, bool]]) -> Inspected:
+    wrong = next((name for name, (_, finite) in found.items() if not finite), "")
+    return Inspected({name: digest for name, (digest, _) in found.items()}, wrong)
 
 
 @spent.counted()

@@ -39,7 +39,7 @@ class Held:
 
     @property
     def size(self) -> int:
-        return sum(bits.data.nbytes for bits in self.model.values())
+        return sum(bits.nbytes for bits in self.model.values())
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _spooled(model: Model) -> dict[str, Bits]:
         whole = np.memmap(file, np.uint8, "r")
     found, at = {}, 0
     for name, bits in model.items():
-        raw = whole[at : at + bits.data.nbytes]
-        found[name] = Bits(bits.dtype, bits.shape, np.asarray(raw).view(bits.data.dtype))
-        at += bits.data.nbytes
+        raw = whole[at : at + bits.nbytes]
+        found[name] = Bits(bits.dtype, bits.shape, np.asarray(raw).view(bits.kind.unsigned))
+        at += bits.nbytes
     return found

@@ -18,7 +18,7 @@ from infra import choices
 from infra.stores.orphans import sweep
 from infra.stores.store import Exists, Missing, Store
 from infra.weights import limits
-from infra.weights.bits import Model, model_of
+from infra.weights.bits import Model
 from infra.weights.codec.chunks import decode_chunk, encode_model, in_threads
 from infra.weights.codec.covered import Covered
 from infra.weights.codec.decoding import StaleTile
@@ -26,6 +26,7 @@ from infra.weights.codec.scan import load_scanner
 from infra.weights.copy import Copy
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.garbage import COLLECT_GRACE_S, ByteProgress, Collected, collect_garbage, manifest_key
+from infra.weights.gpu_bits import model_where_it_lies
 from infra.weights.keyframes import Keyframes
 from infra.weights.leases import Lease
 from infra.weights.manifest import Chunk, Path, Tensor, VersionManifest, parsed
@@ -85,8 +86,8 @@ class WeightStore:
         `known`: what inspecting the tensors has just found. Raises WeightsError if one has NaN or infinity.
         """
         return self.publish_model(
-            version, model_of(tensors), trainer_epoch=trainer_epoch, base=base, files=files, known=known,
-            progress=progress,
+            version, model_where_it_lies(tensors), trainer_epoch=trainer_epoch, base=base, files=files,
+            known=known, progress=progress,
         )  # fmt: skip
 
     def publish_model(

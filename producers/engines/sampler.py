@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from producers.engines.open_requests import OpenRequests
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -32,39 +34,57 @@ def own_id(internal: str) -> str:
     return internal[:-9]
 
 
+def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return values on a device. A GPU gets them in its stream's order, and nobody waits for it."""
+    tensor = torch.from_numpy(values)
+    # torch uses a pinned tensor's memory for another one only when the copy is done
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 class StreamSampler(torch.nn.Module):
     """Replaces vLLM's top-k/top-p sampler, and keeps the log-probability of each drawn token.
 
-    The first `min_tokens` tokens of an answer are none of `barred`: those have no probability there.
+    The first `min_tokens` tokens of an answer are none of `barred`: those have no probability there. On a GPU
+    `forward` only begins its work: vLLM may schedule a step before the tokens of the one before are known.
     """
 
-    def __init__(self, min_tokens: int = 0, barred: Sequence[int] = ()) -> None:
+    def __init__(
+        self, min_tokens: int = 0, barred: Sequence[int] = (), requests: OpenRequests | None = None
+    ) -> None:
         super().__init__()
-        self._min_tokens, self._barred = (min_tokens if barred else 0), list(barred)
+        self._min_tokens = min_tokens if barred else 0
+        self._barred = torch.tensor(barred, dtype=torch.int64)
+        self._requests = requests or OpenRequests()
         self.batch: Any = None  # the model runner's input batch
-        self._seeds: dict[str, int] = {}
-        self._before: dict[str, int] = {}  # tokens that other engines drew
-        self._logprobs: dict[str, list[float]] = {}
+        self._ids: list[str] = []  # of the batch's rows, as they were last
+        self._slots = np.zeros(0, np.int64)  # of these rows
 
     def open(self, request: str, seed: int, before: int = 0) -> None:
         """Begin a request; `before`: how many tokens it has from other engines."""
-        self._seeds[request], self._before[request] = seed, before
-        self._logprobs[request] = []
+        self._requests.open(request, seed, before)
+        self._ids = []
 
-    def close(self, request: str) -> list[float]:
-        """End a request. Return its log-probabilities."""
-        self._seeds.pop(request)
-        self._before.pop(request)
-        return self._logprobs.pop(request)
+    def drawn(self, request: str) -> int:
+        """Return how many tokens were drawn for a request, with one that vLLM has not taken in yet."""
+        return self._requests.drawn(request)
+
+    def close(self, request: str, tokens: int | None = None) -> np.ndarray:
+        """End a request. Return the log-probabilities of its first tokens, by default of all."""
+        self._ids = []
+        return self._requests.close(request, tokens)
+
+    def drop(self, request: str) -> None:
+        """End a request whose log-probabilities nobody wants."""
+        self._ids = []
+        self._requests.drop(request)
 
     def forward(
         self, logits: torch.Tensor, generators: dict[int, torch.Generator], k: Any, p: Any
     ) -> tuple[torch.Tensor, None]:
         """Draw a token for each row of logits, which the temperature is already applied to."""
-        rows = logits.shape[0]
-        tokens, logprobs = self._draw(logits, np.arange(rows), np.zeros(rows, dtype=np.int64))
-        for row, logprob in enumerate(logprobs.tolist()):
-            self._keep(row, [logprob])
+        slots, made = self._rows(logits.shape[0])
+        tokens, logprobs = self._draw(logits, slots, made)
+        self._requests.put(slots, made, logprobs)
         return tokens, None
 
     def verify(
@@ -76,42 +96,45 @@ class StreamSampler(torch.nn.Module):
         the draft's next token, or -1. Each token is drawn with the number of its own position, so a draft
         says only which rows are of use: those up to the first whose drawn token is not the draft's.
         """
-        tokens, logprobs = self._draw(logits, rows, aheads)
-        drawn, kept = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        slots, made = self._rows(int(rows[-1]) + 1)
+        slots, at = slots[rows], made[rows] + aheads
+        tokens, logprobs = self._draw(logits, slots, at)
+        drawn = tokens.cpu().numpy()
         starts = np.flatnonzero(aheads == 0).tolist()
-        found = []
-        for request, (start, end) in enumerate(itertools.pairwise([*starts, rows.size])):
+        found, kept = [], np.zeros(rows.size, dtype=bool)
+        for start, end in itertools.pairwise([*starts, rows.size]):
             wrong = np.flatnonzero(
                 drawn[start:end] != drafts[start:end]
             )  # the last row has no draft: never empty
             end = start + int(wrong[0]) + 1
-            self._keep(request, kept[start:end].tolist())
+            kept[start:end] = True
             found.append(drawn[start:end].tolist())
+        self._requests.put(slots[kept], at[kept], logprobs.cpu()[torch.from_numpy(kept)])
         return found
 
+    def _rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the slots of the batch's requests, and how many tokens each has from here.
+
+        A token that is drawn and not known yet counts: vLLM puts a -1 in its place.
+        """
+        ids = self.batch.req_ids[:count]
+        if ids != self._ids:
+            self._slots = np.array([self._requests.slot(own_id(one)) for one in ids], dtype=np.int64)
+            self._ids = ids
+        made = map(len, self.batch.req_output_token_ids[:count])
+        return self._slots, np.fromiter(made, np.int64, count)
+
     def _draw(
-        self, logits: torch.Tensor, rows: np.ndarray, aheads: np.ndarray
+        self, logits: torch.Tensor, slots: np.ndarray, at: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw a token for each row, so many tokens after a request's last. Return also their logprobs."""
-        count = int(rows[-1]) + 1
-        requests = [own_id(internal) for internal in self.batch.req_ids[:count]]
-        made = np.array([len(tokens) for tokens in self.batch.req_output_token_ids[:count]])
-        seeds = np.array([self._seeds.get(request, 0) for request in requests], dtype=np.uint64)
-        before = np.array([self._before.get(request, 0) for request in requests])
-        positions = (before + made)[rows] + aheads
-        if self._min_tokens:
-            early = np.flatnonzero(positions < self._min_tokens)
-            logits[torch.from_numpy(early).to(logits.device)[:, None], self._barred] = -torch.inf
-        draws = torch.from_numpy(uniforms(seeds[rows], positions)).to(logits.device)
+        """Draw token `at` of the request in each slot. Return also the logprobs."""
+        positions = self._requests.before[slots] + at
+        if self._min_tokens and (early := np.flatnonzero(positions < self._min_tokens)).size:
+            self._barred = self._barred.to(logits.device)
+            logits[on_device(early, logits.device)[:, None], self._barred] = -torch.inf
+        draws = on_device(uniforms(self._requests.seeds[slots], positions), logits.device)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         mass = logprobs.double().exp_().cumsum(dim=-1)
         tokens = torch.searchsorted(mass, (draws * mass[:, -1]).unsqueeze(1), right=True)
         tokens.clamp_(max=logits.shape[-1] - 1)
         return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)
-
-    def _keep(self, row: int, logprobs: list[float]) -> None:
-        """Keep the log-probabilities of the next tokens of the request in a row of the batch."""
-        kept = self._logprobs.get(own_id(self.batch.req_ids[row]))
-        if kept is not None:
-            del kept[len(self.batch.req_output_token_ids[row]) :]  # drawn while the prompt was not whole
-            kept += logprobs

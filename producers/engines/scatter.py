@@ -8,7 +8,7 @@ and its packed form, which change places with the old ones between two steps.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ from infra.weights.digest import tensor_digest
 from infra.weights.patch import Patch, TensorPatch
 from producers.engines.engine import EngineError
 from producers.engines.packed_linear import PackedLinear, Product, packed
+from producers.engines.pinned_uploads import PinnedUploads
+from producers.engines.staged_hashes import StagedHashes
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -32,23 +34,29 @@ class Write:
     values: torch.Tensor
 
     @classmethod
-    def of(cls, part: TensorPatch, tensor: torch.Tensor) -> Write:
+    def of(cls, part: TensorPatch, tensor: torch.Tensor, uploads: PinnedUploads) -> Iterator[Write]:
         """Make `tensor` what `part` says.
 
-        Values for some positions go to its device now; whole tensors stay outside, since a GPU has no room
-        for all weights twice.
+        Values for some positions go to its device now; whole tensors stay outside, in pinned memory, since a
+        GPU has no room for all weights twice.
         """
         width = part.values.dtype.itemsize
         target = tensor.view(-1).view(_INTEGERS[width])
         values = torch.from_numpy(part.values.view(f"<i{width}" if width > 1 else np.uint8))
-        if part.positions is None:
-            return cls(target, None, values)
-        return cls(target, torch.from_numpy(part.positions).to(target.device), values.to(target.device))
+        positions = None if part.positions is None else torch.from_numpy(part.positions)
+        if not target.is_cuda:
+            yield cls(target, positions, values)
+        elif positions is None:
+            for place, piece in uploads.pieces(values):
+                yield cls(target[place], None, piece)
+        else:
+            places = uploads.upload(positions, target.device)
+            yield cls(target, places, uploads.upload(values, target.device))
 
     def do(self) -> None:
         """Write the values."""
         if self.positions is None:
-            self.target.copy_(self.values)
+            self.target.copy_(self.values, non_blocking=True)
         else:
             self.target.index_copy_(0, self.positions.long(), self.values)
 
@@ -101,6 +109,7 @@ class HeldWeights:
         self._taken: PreparedScatter | None = None
         self._names: defaultdict[str, set[str]] = defaultdict(set)  # tensors that patches had, by parameter
         self._digests: dict[str, str] = {}
+        self._uploads, self._hashes = PinnedUploads(), StagedHashes()
 
     @torch.no_grad()
     def prepare(self, patch: Patch) -> None:
@@ -111,6 +120,7 @@ class HeldWeights:
         if patch.since not in (None, self._root):
             raise EngineError(f"the patch is for the weights {patch.since}; the engine holds {self._root}")
         self._prepared = None
+        self._uploads.begin()
         parts: defaultdict[str, list[tuple[slice, TensorPatch]]] = defaultdict(list)
         for name, part in patch.parts.items():
             self._shapes.setdefault(name, part.shape)
@@ -122,13 +132,16 @@ class HeldWeights:
         for name in parts:
             parameter, layers = self._parameters[name], self._layers.get(name, [])
             target = parameter.data.clone() if layers else parameter.data
-            mine = [Write.of(part, target[rows]) for rows, part in parts[name]]
+            mine = [
+                write for rows, part in parts[name] for write in Write.of(part, target[rows], self._uploads)
+            ]
             if layers:
                 for write in mine:
                     write.do()
                 swaps.append(Swap(parameter, target, layers, [packed(target)] * len(layers)))
             else:
                 writes += mine
+        self._uploads.finish()
         self._prepared = PreparedScatter(patch.root, set(parts), writes, swaps)
 
     @torch.no_grad()
@@ -141,7 +154,8 @@ class HeldWeights:
         for swap in self._taken.swaps:
             swap.do()
         if any(write.target.is_cuda for write in self._taken.writes):
-            torch.cuda.synchronize()  # the thread that hashes them uses a stream of its own
+            # The thread that hashes them uses a stream of its own, and the pinned memory is free again.
+            torch.cuda.synchronize()
         self._root = self._taken.root
 
     def digests(self) -> dict[str, str]:
@@ -153,7 +167,9 @@ class HeldWeights:
         self._taken = None
         fresh = {name: self.tensor(name) for parameter in written for name in self._names[parameter]}
         self._check_tied_head(fresh)
-        self._digests |= {name: tensor_digest(tensor) for name, tensor in fresh.items()}
+        on_gpu = {name: tensor for name, tensor in fresh.items() if tensor.is_cuda}
+        self._digests |= self._hashes.digests(on_gpu)
+        self._digests |= {n: tensor_digest(tensor) for n, tensor in fresh.items() if n not in on_gpu}
         return dict(self._digests)
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -24,8 +24,10 @@ from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
 from producers.engines.drafter import Drafter
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
+from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
+from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
@@ -132,12 +134,15 @@ class VllmEngine:
         torch.set_num_threads(threads)
         on_cpu = not choices.cuda()
         packed = _packed_linears(batch_invariant) if on_cpu else []
+        if batch_invariant and not on_cpu:
+            use_one_kernel()
         arguments = {
             "model": model, "dtype": dtype, "seed": 0, "enforce_eager": on_cpu,
             "max_model_len": max_model_len, "max_num_seqs": slots,
             "max_num_batched_tokens": max(max_model_len, 64 * slots, 2048),
-            "enable_prefix_caching": False, "async_scheduling": False, "scheduling_policy": "priority",
-            "disable_log_stats": True,
+            "enable_prefix_caching": False, "scheduling_policy": "priority", "disable_log_stats": True,
+            # drafts are made from the last step's tokens, and on CPUs vLLM has no asynchronous scheduling
+            "async_scheduling": not on_cpu and drafter is None,
         }  # fmt: skip
         on_gpu = (gpu or GpuMemory()).arguments()
         arguments |= {"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else on_gpu
@@ -158,6 +163,8 @@ class VllmEngine:
         core = self._engine.engine_core.engine_core
         runner = core.model_executor.driver_worker.worker.model_runner
         self._scheduler, self._runner = core.scheduler, runner
+        self._in_flight = InFlight(self._engine)
+        self._drained: list[DrawnAnswer] = []  # while batches were drained: the next step returns them
         self._stopping = stopping or Stopping(lambda tokens: "")
         self._made: dict[str, Sequence[int]] = {}  # tokens that other engines drew
         self._sampler = StreamSampler(self._stopping.min_tokens, self._stopping.end_tokens)
@@ -165,7 +172,7 @@ class VllmEngine:
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
         self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
-        self._keeps_bits = on_cpu and batch_invariant  # on GPUs a prefill has other bits than decode steps
+        self._keeps_bits = batch_invariant and (on_cpu or prefills_keep_bits(runner))
         self._speculation: Speculation | None = None
         if drafter:
             self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter)
@@ -209,6 +216,7 @@ class VllmEngine:
             if len(self._scheduler.running) == size:  # else the KV cache holds fewer samples
                 found.expect(size, float(np.median(np.diff(moments))))
             self.abort(names)
+            self._drain()
             if moments[-1] > end:
                 break
         self._times = found
@@ -217,22 +225,31 @@ class VllmEngine:
 
     def step(self, wait_s: float = 0.0) -> list[DrawnAnswer]:
         self._sampler.batch = self._runner.input_batch
-        finished = []
         samples, began = min(len(self._scheduler.requests), self._slots), time.perf_counter()
+        fills = self._in_flight.fills
         if self._speculation:
             self._speculation.begin_step()
         outputs = self._engine.step()
-        if samples:
+        if samples and not fills:
             seconds = time.perf_counter() - began
             each = self._speculation.end_step(samples, seconds) if self._speculation else 1.0
             self._times.add(samples, seconds / each)
-        for output in outputs:
-            if output.finished:
-                completion = output.outputs[0]
-                finished.append(
-                    self._answer(output.request_id, completion.token_ids, completion.finish_reason)
-                )
+        ended, self._drained = self._drained, []
+        return [*ended, *self._finished(outputs)]
+
+    def _finished(self, outputs: Sequence[Any]) -> list[DrawnAnswer]:
+        """Return the answers that ended with a batch, from vLLM's outputs of it."""
+        finished = [
+            self._answer(one.request_id, one.outputs[0].token_ids, one.outputs[0].finish_reason)
+            for one in outputs
+            if one.finished
+        ]
         return [*finished, *self._stopped()]
+
+    def _drain(self) -> None:
+        """Take in what is under way. So all tokens that the present weights drew are known."""
+        for outputs in self._in_flight.drain():
+            self._drained += self._finished(outputs)
 
     def _answer(self, name: str, drawn: Sequence[int], finish: str) -> DrawnAnswer:
         """Return a finished answer. A stop string may be complete before its last token, and with it."""
@@ -250,13 +267,12 @@ class VllmEngine:
 
     def _logprobs(self, name: str, tokens: int) -> np.ndarray:
         """Return the log-probabilities of a request that ended with so many tokens."""
-        logprobs = self._sampler.close(name)
-        ahead = len(logprobs) - tokens  # drawn in the last step behind the answer's end
-        if not 0 <= ahead <= (self._speculation.ahead if self._speculation else 0):
-            raise EngineError(
-                f"the engine made {tokens} tokens of sample {name}, but {len(logprobs)} logprobs"
-            )
-        return np.array(logprobs[:tokens], dtype=np.float32)
+        drawn = self._sampler.drawn(name)
+        # behind the answer's end: by the last step's draft, or by the batch that is under way
+        most = self._speculation.ahead if self._speculation else self._in_flight.count
+        if not 0 <= drawn - tokens <= most:
+            raise EngineError(f"the engine made {tokens} tokens of sample {name}, but {drawn} logprobs")
+        return self._sampler.close(name, tokens)
 
     def _stopped(self) -> list[DrawnAnswer]:
         """End the answers whose last token completes a stop string.
@@ -266,7 +282,7 @@ class VllmEngine:
         if not self._stopping.looks:
             return []
         found = {}
-        for request in self._scheduler.running:
+        for request in self._scheduler.requests.values():  # one that waits got a token just before
             name, drawn = own_id(request.request_id), request.output_token_ids
             if name not in self._made:
                 continue
@@ -277,18 +293,26 @@ class VllmEngine:
         return [self._answer(name, drawn, "stop") for name, drawn in found.items()]
 
     def unfinished(self) -> dict[str, int]:
-        requests = self._scheduler.requests
-        return {own_id(name): request.num_output_tokens for name, request in requests.items()}
+        # With tokens under way: they are drawn by the present weights, whatever comes next.
+        return {
+            own_id(name): request.num_output_tokens + request.num_output_placeholders
+            for name, request in self._scheduler.requests.items()
+        }
 
     def abort(self, ids: Sequence[str]) -> None:
+        ended = {one.id for one in self._drained}
+        self._drained = [one for one in self._drained if one.id not in ids]
         self._engine.abort_request(list(ids))
         for request in ids:
+            if request in ended:
+                continue
             if self._speculation:
                 self._speculation.close(request)
-            self._sampler.close(request)
+            self._sampler.drop(request)
             self._made.pop(request, None)
 
     def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
+        self._drain()
         wanted = set(ids)
         found = [
             (own_id(name), request)
@@ -302,14 +326,14 @@ class VllmEngine:
             if self._speculation:
                 self._speculation.close(name, [*before, *tokens[name].tolist()])
         return [
-            DrawnAnswer(name, made, np.array(self._sampler.close(name)[: len(made)], dtype=np.float32))
-            for name, made in tokens.items()
+            DrawnAnswer(name, made, self._sampler.close(name, len(made))) for name, made in tokens.items()
         ]
 
     def prepare(self, patch: Patch) -> None:
         self.weights.prepare(patch)
 
     def install(self, *, recompute: bool) -> dict[str, int]:
+        self._drain()
         self.weights.take()
         if recompute:
             # All running samples are preempted: they wait without a KV cache, and the next step prefills
@@ -322,6 +346,7 @@ class VllmEngine:
 
         On a CPU nothing is freed: to make no steps is enough.
         """
+        self._drain()
         if self._sleeps:
             self._engine.sleep(level=1, mode="keep")
 

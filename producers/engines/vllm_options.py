@@ -29,7 +29,7 @@ _REASONS = {
     **dict.fromkeys(("quantization", "load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",
-    "async_scheduling": "orders are obeyed between two steps",
+    "async_scheduling": "it is on wherever samples are drawn by a GPU and without speculation",
     "enable_prefix_caching": "what older weights have cached would be used with newer ones",
     "trust_remote_code": "code in a model's folder is never run",
     "skip_tokenizer_init": "answers are stopped by their text",

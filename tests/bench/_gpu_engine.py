@@ -10,6 +10,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +48,11 @@ def ours(folder: str, slots: int, tokens: int) -> dict[str, Any]:
         gpu=GpuMemory(_MEMORY),
     )  # fmt: skip
 
-    def drawn(ids: list[int]) -> tuple[dict[str, np.ndarray], float]:
+    def drawn(
+        ids: list[int], made: dict[str, np.ndarray] | None = None
+    ) -> tuple[dict[str, np.ndarray], float]:
         for one in requests(ids, tokens):
-            engine.submit(one)
+            engine.submit(replace(one, made=made[one.id].tolist()) if made else one)
         found: dict[str, np.ndarray] = {}
         began = time.perf_counter()
         while len(found) < len(ids):
@@ -58,9 +63,13 @@ def ours(folder: str, slots: int, tokens: int) -> dict[str, Any]:
     first, _ = drawn(every)
     again, seconds = drawn(every)
     alone, _ = drawn(every[:: max(1, slots // 4)])
+    halves = {name: one[: tokens // 2] for name, one in first.items()}
+    rest = {name: one[tokens // 2 :] for name, one in first.items()}
+    resumed, _ = drawn(every, halves)
     return {
         "tokens_per_s": sum(one.size for one in again.values()) / seconds,
         "same_again": _alike(first, again), "same_in_other_batch": _alike(alone, again),
+        "same_after_a_prefill": _alike(resumed, rest),
         "pauses": _pauses(engine, folder, slots, tokens),
     }  # fmt: skip
 
@@ -90,26 +99,37 @@ def _pauses(engine: Any, folder: str, slots: int, tokens: int) -> dict[str, dict
         for one in requests(list(range(slots)), tokens):
             engine.submit(one)
         alone = [_step_s(engine) for _ in range(5)]
-        thread = threading.Thread(target=lambda patch=patch: engine.prepare(patch.read()))
-        beside: list[float] = []
-        began = time.perf_counter()
-        thread.start()
-        while thread.is_alive():
-            beside.append(_step_s(engine))
-        prepared_s = time.perf_counter() - began
+        prepared_s, beside = _beside_steps(engine, partial(_prepare, engine, patch))
         began = time.perf_counter()
         engine.install(recompute=False)
         pause_s = time.perf_counter() - began
+        hashed_s, beside_hashes = _beside_steps(engine, engine.digests)
         if engine.digests() != model_digests(new):
             raise AssertionError("the engine holds other weights")
         found[f"{share:.0%}"] = {
-            "pause_ms": pause_s * 1e3, "prepare_ms": prepared_s * 1e3,
+            "pause_ms": pause_s * 1e3, "prepare_ms": prepared_s * 1e3, "digests_ms": hashed_s * 1e3,
             "step_ms": float(np.median(alone)) * 1e3,
             "longest_step_beside_ms": max(beside, default=0.0) * 1e3,
+            "longest_step_beside_digests_ms": max(beside_hashes, default=0.0) * 1e3,
         }  # fmt: skip
-        engine.abort([f"s{n}" for n in range(slots)])
+        engine.abort(list(engine.unfinished()))
+        engine.step()  # answers that ended at the install
         held, since = new, str(number + 1)
     return found
+
+
+def _prepare(engine: Any, patch: PatchFile) -> None:
+    engine.prepare(patch.read())
+
+
+def _beside_steps(engine: Any, work: Callable[[], object]) -> tuple[float, list[float]]:
+    """Do something in a thread beside steps. Return how long it took, and how long each step."""
+    thread, steps = threading.Thread(target=work), list[float]()
+    began = time.perf_counter()
+    thread.start()
+    while thread.is_alive():
+        steps.append(_step_s(engine))
+    return time.perf_counter() - began, steps
 
 
 def _step_s(engine: Any) -> float:
@@ -132,13 +152,18 @@ def plain(folder: str, slots: int, tokens: int) -> dict[str, Any]:
         folder, dtype="bfloat16", max_model_len=tokens + 128, max_num_seqs=slots, seed=0,
         enable_prefix_caching=False, disable_log_stats=True, enforce_eager=not choices.cuda(), **memory,
     )  # fmt: skip
-    params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
     texts = [{"prompt_token_ids": one} for one in prompts(slots)]
-    model.generate(texts, params, use_tqdm=False)
-    began = time.perf_counter()
-    made = model.generate(texts, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
-    return {"tokens_per_s": sum(len(one.outputs[0].token_ids) for one in made) / seconds}
+    found = {}
+    for name, logprobs in (("tokens_per_s", 0), ("tokens_per_s_without_logprobs", None)):
+        params = SamplingParams(
+            temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
+        )
+        model.generate(texts, params, use_tqdm=False)
+        began = time.perf_counter()
+        made = model.generate(texts, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        found[name] = sum(len(one.outputs[0].token_ids) for one in made) / seconds
+    return found
 
 
 if __name__ == "__main__":

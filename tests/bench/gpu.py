@@ -4,9 +4,11 @@ Each part is a process of its own. Without a GPU nothing is measured, and a line
 tiny` only tries the parts.
 
 learner   tokens a second, MFU, memory, and over a plain loop of padded batches; what exact sums cost
-engine    tokens a second, and over plain vLLM's; shares of equal samples again and in another batch;
-          milliseconds of the pause for 2 % of the weights changed, and for a whole version
-codec     GB of weights a second, by way and threads
+engine    tokens a second, and over plain vLLM's with logprobs and without; shares of equal samples again, in
+          another batch, and after a prefill of half of their tokens; milliseconds of the pause for 2 % of
+          the weights changed, and for a whole version, and of the longest steps beside preparing and
+          hashing them
+codec     GB of weights a second, by way and threads, and over the compiled way on one thread
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             found["engine"] = own | {
                 "plain_tokens_per_s": plain["tokens_per_s"],
                 "tokens_over_plain": own["tokens_per_s"] / plain["tokens_per_s"],
+                "tokens_over_plain_without_logprobs": own["tokens_per_s"]
+                / plain["tokens_per_s_without_logprobs"],
             }
         if "codec" in given.parts:
             found["codec"] = _part("_gpu_codec", 4 if tiny else 256 if quick else 1024)

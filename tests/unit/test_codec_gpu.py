@@ -1,22 +1,27 @@
-"""The codec's GPU kernels, in Triton's interpreter: what they make is what numpy makes, number for number.
+"""The codec's GPU kernels, in Triton's interpreter: what they make is what the processor makes, bit for bit.
 
 Triton also compiles them for an H100, which needs no GPU.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from infra.weights import gpu_inspection
 from infra.weights.arrays import Array
-from infra.weights.bits import Bits, kind_of
-from infra.weights.codec.scan import SCAN_VARIABLE, scanner
+from infra.weights.bits import NAMES, Bits, bits_of, kind_of
+from infra.weights.codec import chunks, decoding
+from infra.weights.codec.decoding import StaleTile, read_group
+from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE
 from infra.weights.codec.tiles import tile_hash
+from infra.weights.digest import digests_of
+from infra.weights.gpu_bits import GpuBits, gpu_bits_of
 from infra.weights.weights_error import WeightsError
 from tests.triton_kernels import check_compiles, interpreted, print_launches
 
@@ -27,94 +32,175 @@ def drawn(dtype: str, changed: float, count: int) -> tuple[Array, Array]:
     return old, np.where(rng.random(count) < changed, other, old)
 
 
-def scans() -> None:
-    """All types, in a process in which Triton interprets; with as many bands as fill one word, or two."""
-    from infra.weights.codec import scan_gpu, scan_plain
+def laid(dtype: str, *arrays: Array) -> tuple[Any, torch.Tensor]:
+    """Tiles that lie one behind the other."""
+    from infra.weights.codec.laid_tiles import LaidTiles, Source
 
-    for dtype, changed, bands in itertools.product(["BF16", "F16", "F32", "U8"], [0.0, 0.05, 1.0], [5, 16]):
-        kind = kind_of(dtype)
-        pairs = [drawn(dtype, changed, count) for count in (1, 1024, 700, 2500)]
-        edges = np.unique(np.arange(bands) * kind.exponents // bands).astype(np.uint8)
-        expected = [scan_plain.scan(*pair, kind, edges, pair[0].size) for pair in pairs]
-        for found, one in zip(scan_gpu.scan(pairs, kind, edges, 2500), expected, strict=True):
-            assert found is not None
-            assert one is not None
-            for name in ("begins", "ends", "gaps", "steps"):
-                assert np.array_equal(getattr(found, name), getattr(one, name)), name
-                assert getattr(found, name).dtype == getattr(one, name).dtype, name
-            assert (found.before, found.after) == (one.before, one.after)
-        tiles = [old.copy() for old, _ in pairs]
-        assert list(scan_gpu.apply(tiles, kind, edges, expected)) == [True] * 4
-        assert all(np.array_equal(tile, new) for tile, (_, new) in zip(tiles, pairs, strict=True))
-        third = expected[2]
-        if not third.gaps.size:
-            continue
-        most = [one.gaps.size for one in expected]
-        some = list(scan_gpu.scan(pairs[:3], kind, edges, most[2] - 1))
-        assert [one is None for one in some] == [count >= most[2] for count in most[: len(some)]]
-        assert some[-1] is None
-        for more in (1, 700):  # to a neighbour, or to where there is none
-            tiles = [old.copy() for old, _ in pairs]
-            third.gaps[-1] += more
-            assert list(scan_gpu.apply(tiles, kind, edges, expected)) == [True, True, False, True]
-            assert np.array_equal(tiles[2], pairs[2][0])
-            assert np.array_equal(tiles[3], pairs[3][1])
+    sources = [Source(torch.from_numpy(one.view(f"i{one.itemsize}").copy()), 0, one.size) for one in arrays]
+    tiles = LaidTiles([one.size for one in arrays], kind_of(dtype), torch.device("cpu"))
+    return tiles, tiles.lay(sources)
 
 
 def hashes() -> None:
     """Tiles of lengths at which XXH3 goes another way."""
-    from infra.weights.codec.gpu_hash import tile_hashes
-
+    rng = np.random.default_rng(0)
     sizes = [1, 240, 241, 1023, 1024, 1025, 1088, 1089, 2048, 2049, 5000, 20480]
-    starts = 4096 * np.arange(len(sizes))
-    flat = np.random.default_rng(0).integers(0, 256, 4096 * 17, np.uint8)
-    expected = [tile_hash(flat[at : at + size]) for at, size in zip(starts, sizes, strict=True)]
-    assert tile_hashes(torch.from_numpy(flat), starts, np.array(sizes)) == expected
+    parts = [rng.integers(0, 256, size, np.uint8) for size in sizes]
+    tiles, flat = laid("U8", *parts)
+    queued = tiles.hashes(flat)
+    assert queued.told(*(part.numpy() for part in queued.parts)) == [tile_hash(part) for part in parts]
 
 
-def whole_way() -> None:
-    """From models to chunks and back, where STREAMRL_SCAN says what scans."""
+def models() -> tuple[dict[str, Bits], dict[str, Bits]]:
+    """All types; tensors that fill no page, in which nothing changes, or all, or only some rows."""
+    old: dict[str, Bits] = {}
+    new: dict[str, Bits] = {}
+    for number, (dtype, changed, count) in enumerate([
+        ("BF16", 0.02, 2100), ("BF16", 0.5, 300), ("BF16", 0.0, 3000), ("BF16", 1.0, 1), ("BF16", 0.1, 1024),
+        ("F16", 0.0, 1), ("F16", 0.0, 2500), ("I8", 1.0, 1100), ("F32", 0.05, 1100), ("F32", 1.0, 200),
+        ("U8", 0.05, 4096), ("F64", 0.1, 300),
+    ]):  # fmt: skip
+        for model, data in zip(
+            (old, new), drawn(dtype, changed, count * (8 if dtype == "F64" else 1)), strict=True
+        ):
+            model[f"t{number}"] = Bits(dtype, (count,), data)
+    weights = np.random.default_rng(2).normal(0, 0.02, 1500).astype(np.float32).view(np.uint32) >> 16
+    old["w"] = Bits("BF16", (1500,), weights.astype(np.uint16))
+    moved = weights + (np.random.default_rng(3).random(1500) < 0.05)
+    new["w"] = Bits("BF16", (1500,), moved.astype(np.uint16))
+    rows = np.random.default_rng(1).integers(0, 1 << 16, (100, 67), np.uint16)
+    old["rows"] = Bits("BF16", rows.shape, rows.copy().reshape(-1))
+    rows[[3, 50, 51, 99]] ^= 1
+    new["rows"] = Bits("BF16", rows.shape, rows.reshape(-1))
+    return old, new
+
+
+def there(model: Mapping[str, Bits]) -> dict[str, GpuBits]:
+    """A model as on a GPU; the interpreter takes the processor for one."""
+    return {
+        name: GpuBits(one.dtype, one.shape, torch.from_numpy(one.data.view(f"i{one.data.itemsize}").copy()))
+        for name, one in model.items()
+    }
+
+
+def small_tiles(size: int) -> None:
     from infra.weights.codec import chunks, encoding, groups, tiles
 
     for module in (tiles, groups, chunks, encoding):
-        module.TILE = 256  # type: ignore[attr-defined]
-    old, new = {}, {}
-    for number, (dtype, changed, count) in enumerate(
-        [("BF16", 0.02, 900), ("BF16", 0.5, 300), ("F32", 0.05, 300), ("U8", 0.05, 70)]
-    ):
-        for model, data in zip((old, new), drawn(dtype, changed, count), strict=True):
-            model[f"t{number}"] = Bits(dtype, (count,), data)
-    rows = np.random.default_rng(1).integers(0, 1 << 16, (100, 64), np.uint16)
-    old["rows"] = Bits("BF16", rows.shape, rows.copy().reshape(-1))
-    rows[[3, 50]] ^= 1
-    new["rows"] = Bits("BF16", rows.shape, rows.reshape(-1))
-    found = {}
-    for which in ("plain", "cuda"):
-        os.environ[SCAN_VARIABLE] = which
-        held = {name: Bits(one.dtype, one.shape, one.data.copy()) for name, one in old.items()}
-        found[which] = list(chunks.encode_model(old, new))
-        for chunk in found[which]:
-            chunks.decode_chunk(chunk, held, "it")
-        assert all(np.array_equal(held[name].data, new[name].data) for name in new), which
-    assert found["plain"] == found["cuda"]
+        module.TILE = size  # type: ignore[attr-defined]
+    encoding._SAMPLE = 4096  # elements: fewer than there are, so stretches are skipped
+
+
+def same_chunks() -> None:
+    """Chunks, and what is made of them, are those of the processor; twice, and where all is new already."""
+    old, new = models()
+    for size in (1 << 20, 1024):
+        small_tiles(size)
+        expected = list(chunks.encode_model(old, new))
+        modes = {head.mode for chunk in expected for head, _ in chunks.heads_of(chunk, "it")}
+        assert modes == {SAME, BANDED, WHOLE, ROWED}, size
+        for base in (there(old), old)[: 1 + (size > 1024)]:  # the old model may lie in main memory
+            assert list(chunks.encode_model(base, there(new), threads=2)) == expected, size
+        for start, threads in ((None, 2), (old, 1)):
+            sent = list(chunks.encode_model(start, new))
+            assert list(chunks.encode_model(start, there(new))) == sent
+            held = there(old)
+            for again in (False, True)[: 1 + (size > 1024)]:
+                tiles = [
+                    one for chunk in sent for one in chunks.decode_chunk(chunk, held, "it", threads=threads)
+                ]
+                assert bool(tiles) != again
+                assert all(np.array_equal(held[name].data, new[name].data) for name in new), size
+
+
+def _without_rows(*given: Any) -> Any:
+    """A damaged group: rows change, and it names none of them."""
+    read = read_group(*given)
+    for one in getattr(read, "moving", {}).values():
+        one.mask[:] = False
+    return read
+
+
+def damage() -> None:
+    """What is damaged is refused as it is on the processor, and tiles stay as they were."""
+    from infra.weights.codec import gpu_decoding
+
+    old, new = ({name: one[name] for name in ("t0", "rows", "w")} for one in models())
+    small_tiles(1024)
+    (chunk,) = chunks.encode_model(old, new)
+    rng, said = np.random.default_rng(5), Counter[str]()
+    for _ in range(20):
+        some = bytearray(chunk)
+        some[rng.integers(len(chunk))] ^= 1 << rng.integers(8)
+        found = []
+        for held in (
+            {name: Bits(one.dtype, one.shape, one.data.copy()) for name, one in old.items()},
+            there(old),
+        ):
+            try:
+                chunks.decode_chunk(bytes(some), held, "it")
+                error = ""
+            except WeightsError as raised:
+                error = str(raised)
+            found.append((error, {name: one.data.tobytes() for name, one in held.items()}))
+        assert found[0] == found[1], found[0][0]
+        said[found[0][0]] += 1
+    assert any("makes other bits" in one for one in said), said
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (decoding, gpu_decoding):
+            patched.setattr(module, "read_group", _without_rows)
+        for held in ({**old}, there(old)):
+            with pytest.raises(WeightsError, match="makes other bits of rows"):
+                chunks.decode_chunk(chunk, held, "it")
+    stale = there(old)
+    stale["t0"].tensor[2000] += 1
+    before = stale["t0"].tensor[1920:2048].clone()
+    with pytest.raises(StaleTile, match="t0"):
+        chunks.decode_chunk(chunk, stale, "it")
+    assert torch.equal(before, stale["t0"].tensor[1920:2048])
+
+
+def finite() -> None:
+    for dtype in ("BF16", "F16", "F32", "F64", "F8_E5M2", "F8_E4M3", "I32"):
+        for value in (1.0, float("inf"), -float("inf"), float("nan")):
+            values = torch.ones(3000, dtype=getattr(torch, NAMES[dtype][0]))
+            if values.is_floating_point():
+                values[2000] = value
+            assert gpu_bits_of(values).finite() == bits_of(values).finite(), (dtype, value)
+
+
+def digests() -> None:
+    """Hashes, and the look for NaN, are those of main memory, whatever the pieces."""
+    gpu_inspection._PIECE = 1000
+    tensors = {
+        "a": torch.randn(999, 3).bfloat16(),
+        "b": torch.randn(7),
+        "c": torch.ones(()),
+        "d": torch.ones(0),
+    }
+    for wrong in ("", "b"):
+        found = gpu_inspection.inspected_there(tensors, 2)
+        assert {name: digest for name, (digest, _) in found.items()} == digests_of(tensors)
+        assert [name for name, (_, fine) in found.items() if not fine] == [wrong] * bool(wrong)
+        tensors["b"][3] = torch.nan
 
 
 def launches() -> None:
     """Print how the codec launches its kernels."""
-    from infra.weights.codec import gpu_kernels, scan_gpu
+    from infra.weights.codec import gpu_kernels
 
     def work() -> None:
         for dtype in ("BF16", "F32", "U8"):
-            kind, (old, new) = kind_of(dtype), drawn(dtype, 0.1, 1500)
-            edges = np.arange(min(16, kind.exponents)).astype(np.uint8)
-            changes = list(scan_gpu.scan([(old, new)], kind, edges, 1500))
-            assert list(scan_gpu.apply([old], kind, edges, changes)) == [True]
+            old, new = ({"t": Bits(dtype, (1500,), data)} for data in drawn(dtype, 0.1, 1500))
+            held = there(old)
+            for chunk in chunks.encode_model(held, there(new)):
+                chunks.decode_chunk(chunk, held, "it")
 
     print_launches(gpu_kernels, work)
 
 
-@pytest.mark.parametrize("compares", [scans, hashes, whole_way])
-def test_kernels_make_what_numpy_makes(compares: Callable[[], None]) -> None:
+@pytest.mark.parametrize("compares", [hashes, same_chunks, damage, finite, digests])
+def test_kernels_make_what_the_processor_makes(compares: Callable[[], None]) -> None:
     interpreted(compares)
 
 
@@ -122,11 +208,3 @@ def test_kernels_compile_for_an_h100() -> None:
     from infra.weights.codec import gpu_kernels
 
     check_compiles(gpu_kernels, interpreted(launches))
-
-
-def test_without_a_gpu_there_is_an_error_that_says_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    pair = drawn("BF16", 0.5, 10)
-    with pytest.raises(WeightsError, match="on a GPU, but torch sees none: unset STREAMRL_SCAN"):
-        list(scanner("cuda").scan([pair], kind_of("BF16"), np.zeros(1, np.uint8), 10))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from producers.engines.engine import SleepingEngine
+from producers.engines.in_flight import InFlight
 from producers.engines.vllm_engine import VllmSettings
 from producers.engines.vllm_in_process import GpuMemory, VllmEngine
 from tests.factories import make_spec
@@ -17,7 +18,8 @@ class Called(SimpleNamespace):
     """Notes what is called on it."""
 
     def __init__(self) -> None:
-        super().__init__(calls=[])
+        core = SimpleNamespace(engine_core=SimpleNamespace(batch_queue=None, scheduler=None))
+        super().__init__(calls=[], engine_core=core)
 
     def sleep(self, **options: Any) -> None:
         self.calls.append(("sleep", options))
@@ -29,7 +31,7 @@ class Called(SimpleNamespace):
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_it_sleeps_only_where_that_frees_a_gpu(sleeps: bool) -> None:
     engine, vllm = VllmEngine.__new__(VllmEngine), Called()
-    engine._engine, engine._sleeps = vllm, sleeps
+    engine._engine, engine._sleeps, engine._in_flight = vllm, sleeps, InFlight(vllm)
     assert isinstance(engine, SleepingEngine)
     engine.sleep()
     engine.wake()

@@ -14,7 +14,7 @@ EACH_HAS_ONE = {
     "main": "a module that is started as a process",
     "body": "a role",
 }
-SCANNERS = ("kernels.py", "scan_plain.py", "scan_fast.py", "scan_gpu.py")  # one of them is chosen
+SCANNERS = ("kernels.py", "scan_plain.py", "scan_fast.py")  # one of them is chosen
 WORD = re.compile(r"\*\*(?P<word>[a-z][a-z -]*)\*\*: [^ ].*\.")
 
 

@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,7 +21,11 @@ from infra.weights.codec.decoding import decode_group
 from infra.weights.codec.encoding import encode_run, run_size
 from infra.weights.codec.groups import CodedGroup, Head
 from infra.weights.codec.tiles import TILE, Tile, tile_runs
+from infra.weights.gpu_bits import device_of, lies_on_gpu, own_stream_for
 from infra.weights.weights_error import WeightsError, damaged
+
+if TYPE_CHECKING:
+    from infra.weights.codec.gpu_encoding import GpuLook
 
 CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it so large
 _MAGIC = b"SRWC"
@@ -46,10 +50,12 @@ def encode_model(old: Model | None, new: Model, *, threads: int = 1, size: int =
         check_alike(old, new)
     held: list[CodedGroup] = []
 
-    runs = tile_runs(new, run_size(old, new))
+    look = _look_there(old, new)
+    runs = tile_runs(new, run_size(old, new) if look is None else look.run_size)
 
     def code(run: tuple[str, list[Tile]]) -> list[CodedGroup]:
-        return list(encode_run(*run, old, new))
+        with own_stream_for(new):
+            return list(encode_run(*run, old, new, look))
 
     for group in itertools.chain.from_iterable(in_threads(code, runs, threads)):
         held.append(group)
@@ -57,6 +63,20 @@ def encode_model(old: Model | None, new: Model, *, threads: int = 1, size: int =
             yield _chunk(held)
     if held:
         yield _chunk(held)
+
+
+def _look_there(old: Model | None, new: Model) -> GpuLook | None:
+    """Return how to look for changes where the new model lies, if that is a GPU."""
+    if not lies_on_gpu(new):
+        return None
+    from infra.weights.gpu_transfer import settled
+
+    settled(device_of(new))
+    if old is None:
+        return None
+    from infra.weights.codec.gpu_encoding import GpuLook
+
+    return GpuLook(old, new)
 
 
 def check_alike(old: Model, new: Model) -> None:
@@ -117,13 +137,21 @@ def decode_chunk(
     right model, or after a crash, decoding the chunk again goes on from there.
     """
 
-    def apply(group: tuple[Head, memoryview]) -> list[Tile]:
-        return list(decode_group(*group, model, what))
-
     with damaged(what):
         heads = heads_of(chunk, what)
         check_heads(heads, model, what, Covered() if covered is None else covered)
+        apply = _apply(model, what)
         return [tile for tiles in in_threads(apply, heads, threads) for tile in tiles]
+
+
+def _apply(model: Model, what: str) -> Callable[[tuple[Head, memoryview]], list[Tile]]:
+    """Return how to apply a group to a model, where the model lies."""
+    if not lies_on_gpu(model):
+        return lambda group: list(decode_group(*group, model, what))
+    from infra.weights.codec.gpu_decoding import GpuChange
+
+    change = GpuChange(model, what)
+    return lambda group: change(*group)
 
 
 def in_threads(do: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> Iterator[_Result]:

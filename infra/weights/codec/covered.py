@@ -45,11 +45,11 @@ def _check(head: Head, size: int, model: Model, what: str) -> None:
     elements = tiles = 0
     for span in head.spans:
         bits, end = model.get(span.tensor), span.start + span.count
-        if bits is None or bits.dtype != head.dtype or not 0 <= span.start < end <= bits.data.size:
+        if bits is None or bits.dtype != head.dtype or not 0 <= span.start < end <= bits.size:
             raise WeightsError(
                 f"{what} is for another model: this one has no {head.dtype} {span.tensor}[{span.start}:{end}]"
             )
-        elements += span.count * bits.data.itemsize
+        elements += span.count * bits.kind.bits // 8
         tiles += -(-span.count // (TILE // head.parts))
     if elements > _LARGEST:
         raise WeightsError(

@@ -32,28 +32,20 @@ def decode_group(
     A tile that does not become what it should is left as it was. A tile that is new already stays: after a
     crash the same groups are simply decoded again.
     """
-    tiles, kind = head.tiles(), kind_of(head.dtype)
-    told = 8 * len(tiles) * (1 if head.mode == WHOLE else 2)
-    hashes = np.frombuffer(body[:told], np.uint64).reshape(-1, len(tiles))
-    if head.mode == WHOLE:
-        yield from _replaced(tiles, model, hashes[0], whole.Tiles(body[told:], len(tiles), kind, what), what)
-        return
-    body, moving = body[told:], dict[int, _Moving]()
-    if head.mode == ROWED:
-        moving, body = _moving(body, tiles, model, what)
-    read = _nothing(len(tiles), kind) if head.mode == SAME else _read(body, tiles, kind, what)
-    yield from _changed(tiles, model, hashes, read, moving, scan or scanner(), what)
+    read = read_group(head, body, model, what)
+    if isinstance(read, WholeTiles):
+        yield from _replaced(read, model, what)
+    else:
+        yield from _changed(read, model, scan or scanner(), what)
 
 
-def _replaced(
-    tiles: Sequence[Tile], model: Model, after: Array, full: whole.Tiles, what: str
-) -> Iterator[Tile]:
-    for number, tile in enumerate(tiles):
+def _replaced(read: WholeTiles, model: Model, what: str) -> Iterator[Tile]:
+    for number, tile in enumerate(read.tiles):
         data = tile.of(model[tile.tensor])
-        if tile_hash(data) == after[number]:
+        if tile_hash(data) == read.after[number]:
             continue
-        if not _taken(data, full.tile(number, data.size), after[number]):
-            raise _damaged(tile, what)
+        if not _taken(data, read.full.tile(number, data.size), read.after[number]):
+            raise wrong_tile(tile, what)
         yield tile
 
 
@@ -64,29 +56,40 @@ def _taken(data: Array, made: Array, expected: int) -> bool:
     return True
 
 
-class _Read(NamedTuple):
+class WholeTiles(NamedTuple):
+    """A group's tiles, coded whole."""
+
+    tiles: Sequence[Tile]
+    after: Array  # hash of each
+    full: whole.Tiles
+
+
+class ChangedTiles(NamedTuple):
+    """A group's tiles, and their changes: band by band, and tile by tile in each band."""
+
+    tiles: Sequence[Tile]
+    hashes: Array  # [old and new, tile]
+    moving: Mapping[int, MovingRows]  # by tile number, of those coded by rows
     edges: Array  # lowest exponent of each band
     begins: Array  # [tile, band]: where the changes begin in gaps and steps
     ends: Array  # [tile, band]: where they end
     gaps: Array
     steps: Array
 
-    def of_tiles(self, hashes: Array) -> dict[int, Changes]:
+    def of_tiles(self) -> dict[int, Changes]:
         """Return the changes of each tile that has some, by the tile's number."""
         some = np.flatnonzero((self.ends > self.begins).any(axis=1)).tolist()
         ends = ((self.begins[number], self.ends[number]) for number in some)
         return {
-            number: Changes(*mine, self.gaps, self.steps, *map(int, hashes[:, number]))
+            number: Changes(*mine, self.gaps, self.steps, *map(int, self.hashes[:, number]))
             for number, mine in zip(some, ends, strict=True)
         }
 
 
-def _changed(
-    tiles: Sequence[Tile], model: Model, hashes: Array, read: _Read, moving: Mapping[int, _Moving],
-    scan: Scan, what: str,
-) -> Iterator[Tile]:  # fmt: skip
+def _changed(read: ChangedTiles, model: Model, scan: Scan, what: str) -> Iterator[Tile]:
     """Change tiles first, then verify them: nearly all tiles are as expected, and need one hash only."""
-    changes, kind = read.of_tiles(hashes), model[tiles[0].tensor].kind
+    tiles, hashes, moving = read.tiles, read.hashes, read.moving
+    changes, kind = read.of_tiles(), model[tiles[0].tensor].kind
     usual = [number for number in changes if number not in moving]
     applied = scan.apply(
         (tiles[number].of(model[tiles[number].tensor]) for number in usual), kind, read.edges,
@@ -102,15 +105,12 @@ def _changed(
             yield tile
             continue
         found = tile_hash(data)
-        if found == after:
-            continue
-        if found == before:
-            raise _damaged(tile, what)
-        raise StaleTile(f"{_place(tile)} holds other bits than those that {what} is for")
+        if found != after:
+            raise wrong_tile(tile, what) if found == before else stale_tile(tile, what)
 
 
 def _apply_to_rows(
-    data: Array, moving: _Moving, kind: Kind, edges: Array, changes: Changes, scan: Scan
+    data: Array, moving: MovingRows, kind: Kind, edges: Array, changes: Changes, scan: Scan
 ) -> bool:
     """Like `Scan.apply`, for those rows of a tile that change."""
     where = moving.tile, moving.row, moving.mask
@@ -125,15 +125,23 @@ def _apply_to_rows(
     return False
 
 
-def _damaged(tile: Tile, what: str) -> WeightsError:
+def wrong_tile(tile: Tile, what: str) -> WeightsError:
+    """Return the error for a tile that does not become what its hash says."""
     return WeightsError(f"{what} is damaged: it makes other bits of {_place(tile)} than it says")
+
+
+def stale_tile(tile: Tile, what: str) -> StaleTile:
+    """Return the error for a tile that is neither the old nor the new one."""
+    return StaleTile(f"{_place(tile)} holds other bits than those that {what} is for")
 
 
 def _place(tile: Tile) -> str:
     return f"{tile.tensor}[{tile.start}:{tile.start + tile.count}]"
 
 
-class _Moving(NamedTuple):
+class MovingRows(NamedTuple):
+    """A tile that is coded by rows."""
+
     tile: Tile
     row: int  # elements of a row
     mask: Array  # which rows change
@@ -142,7 +150,7 @@ class _Moving(NamedTuple):
 
 def _moving(
     body: memoryview, tiles: Sequence[Tile], model: Model, what: str
-) -> tuple[dict[int, _Moving], memoryview]:
+) -> tuple[dict[int, MovingRows], memoryview]:
     """Return, by tile number, the rows that change in tiles coded by rows; and the rest of the body."""
     reader = StreamsReader(body, what)
     flags = reader.numbers(len(tiles))
@@ -159,17 +167,34 @@ def _moving(
     found, at = {}, 0
     for number, row, count, size, after in zip(numbers, lengths, counts, sizes, hashes, strict=True):
         mask = np.unpackbits(masks[at : at + size], count=count).astype(np.bool_)
-        found[number] = _Moving(tiles[number], row, mask, after)
+        found[number] = MovingRows(tiles[number], row, mask, after)
         at += size
     return found, rest[8 * len(numbers) :]
 
 
-def _nothing(tiles: int, kind: Kind) -> _Read:
+def read_group(head: Head, body: memoryview, model: Model, what: str) -> WholeTiles | ChangedTiles:
+    """Read a group's bytes. Raises WeightsError if they are damaged."""
+    tiles, kind = head.tiles(), kind_of(head.dtype)
+    told = 8 * len(tiles) * (1 if head.mode == WHOLE else 2)
+    hashes, body = np.frombuffer(body[:told], np.uint64).reshape(-1, len(tiles)), body[told:]
+    if head.mode == WHOLE:
+        return WholeTiles(tiles, hashes[0], whole.Tiles(body, len(tiles), kind, what))
+    moving = dict[int, MovingRows]()
+    if head.mode == ROWED:
+        moving, body = _moving(body, tiles, model, what)
+    told_changes = _nothing(len(tiles), kind) if head.mode == SAME else _read(body, tiles, kind, what)
+    return ChangedTiles(tiles, hashes, moving, *told_changes)
+
+
+_Told = tuple[Array, Array, Array, Array, Array]  # as the last fields of `ChangedTiles`
+
+
+def _nothing(tiles: int, kind: Kind) -> _Told:
     none = np.zeros((tiles, 1), np.int64)
-    return _Read(np.zeros(1, np.uint8), none, none, np.zeros(0, np.uint32), np.zeros(0, kind.unsigned))
+    return np.zeros(1, np.uint8), none, none, np.zeros(0, np.uint32), np.zeros(0, kind.unsigned)
 
 
-def _read(body: memoryview, tiles: Sequence[Tile], kind: Kind, what: str) -> _Read:
+def _read(body: memoryview, tiles: Sequence[Tile], kind: Kind, what: str) -> _Told:
     reader = StreamsReader(body, what)
     edges = reader.numbers(MOST_BANDS).astype(np.int64)
     if not edges.size or edges[0] or (np.diff(edges) <= 0).any() or edges[-1] >= kind.exponents:
@@ -189,4 +214,4 @@ def _read(body: memoryview, tiles: Sequence[Tile], kind: Kind, what: str) -> _Re
                 raise WeightsError(f"{what} is damaged: its streams are not as long as it says")
             numbers[at : at + count] = found
         at += count
-    return _Read(edges.astype(np.uint8), ends - counts, ends, gaps, steps)
+    return edges.astype(np.uint8), ends - counts, ends, gaps, steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,41 +30,78 @@ def run_size(old: Model | None, new: Model) -> int:
     """Return the bytes of a run: more where little changes, going by a sample of each tensor."""
     if old is None:
         return RUN
-    every = sum(bits.data.size for bits in new.values()) // _LOOKED_AT | 1
+    every = sampled_every(new)
     pairs = [(old[name].data[::every], new[name].data[::every]) for name in new]
     changed = sum(int((before != after).sum()) for before, after in pairs)
-    most = _SPARSE * sum(before.size for before, _ in pairs)
+    return run_bytes(changed, sum(before.size for before, _ in pairs))
+
+
+def sampled_every(model: Model) -> int:
+    """Return how far apart the elements of a model are that are sampled."""
+    return sum(bits.size for bits in model.values()) // _LOOKED_AT | 1
+
+
+def run_bytes(changed: int, sampled: int) -> int:
+    """Return the bytes of a run, if so many elements of a sample change."""
+    most = _SPARSE * sampled
     return RUN * next((times for times in (LONGER, LONGER // 2) if changed * times <= most), 1)
 
 
+class Scanned(NamedTuple):
+    """The changes of a tile."""
+
+    tile: Tile
+    changes: Changes
+    moving: Array | None  # which rows change; None: the tile is not coded by rows
+    inner: int  # hash of these rows' new bits
+
+
+Look = Callable[[Kind, Sequence[Tile], int], tuple[Array, Iterator[Scanned | None]]]
+"""Looks at a run: returns its bands, and yields what changes in each tile; None, and no more, for the first
+with more changes than so many."""
+
+
 def encode_run(
-    dtype: str, tiles: Sequence[Tile], old: Model | None, new: Model, scan: Scan | None = None,
+    dtype: str, tiles: Sequence[Tile], old: Model | None, new: Model, look: Look | None = None,
     *, parts: int = 1,
 ) -> Iterator[CodedGroup]:  # fmt: skip
     """Yield the groups that make a run's tiles of old ones, or of nothing (None).
 
     Tiles in which much changes are cut; `parts` is into how many.
     """
-    kind, scan = kind_of(dtype), scan or scanner()
+    kind = kind_of(dtype)
     if old is None:
         after = [tile.of(new[tile.tensor]) for tile in tiles]
         hashes = _told([tile_hash(data) for data in after])
         yield group_of(dtype, WHOLE, tiles, [hashes, *whole.pack_whole(after, kind)])
         return
-    looked = list(_looked(tiles, old, new))
-    edges, small = _edges(looked, kind, scan), TILE // PARTS
+    look, small = look or _look_at(old, new), TILE // PARTS
+    edges, every = look(kind, tiles, small)
     room = TILE * kind.bits // (32 + kind.bits)  # changes that are held: no more bytes than a tile
-    held: list[_Scanned] = []
-    every = scan.scan((one.scanned() for one in looked), kind, edges, small)
-    for number, (one, changes) in enumerate(zip(looked, every, strict=False)):
-        if held and (changes is None or _count(held) + changes.gaps.size > room):
-            yield _group(dtype, held, edges, parts)
-        if changes is None:
+    held: list[Scanned] = []
+    for number, one in enumerate(every):
+        if held and (one is None or _count(held) + one.changes.gaps.size > room):
+            yield _group(dtype, held, edges, parts, new)
+        if one is None:
             rest = [part for tile in tiles[number:] for part in tile.cut(small)]
-            yield from encode_run(dtype, rest, old, new, scan, parts=PARTS)
+            yield from encode_run(dtype, rest, old, new, look, parts=PARTS)
             return
-        held.append(_scanned(one, changes))
-    yield _group(dtype, held, edges, parts)
+        held.append(one)
+    yield _group(dtype, held, edges, parts, new)
+
+
+def _look_at(old: Model, new: Model) -> Look:
+    """Return how to look at runs of two models in main memory."""
+    scan = scanner()
+
+    def look(kind: Kind, tiles: Sequence[Tile], most: int) -> tuple[Array, Iterator[Scanned | None]]:
+        looked = list(_looked(tiles, old, new))
+        edges = _edges(looked, kind, scan)
+        every = scan.scan((one.scanned() for one in looked), kind, edges, most)
+        pairs = zip(looked, every, strict=False)
+        return edges, (None if changes is None else _scanned(one, changes) for one, changes in pairs)
+
+    return look
 
 
 class _Looked(NamedTuple):
@@ -90,47 +127,49 @@ def _looked(tiles: Sequence[Tile], old: Model, new: Model) -> Iterator[_Looked]:
             yield _Looked(tile, before, after, rows.moving(tile, row, before, after) if row else None, row)
 
 
-class _Scanned(NamedTuple):
-    looked: _Looked
-    changes: Changes
-    inner: int  # hash of the new bits that were scanned, if not the whole tile
-
-
-def _scanned(looked: _Looked, changes: Changes) -> _Scanned:
+def _scanned(looked: _Looked, changes: Changes) -> Scanned:
     if looked.moving is None:
-        return _Scanned(looked, changes, 0)
+        return Scanned(looked.tile, changes, None, 0)
     whole_tile = replace(changes, before=tile_hash(looked.before), after=tile_hash(looked.after))
-    return _Scanned(looked, whole_tile, changes.after)
+    return Scanned(looked.tile, whole_tile, looked.moving, changes.after)
 
 
-def _count(held: Sequence[_Scanned]) -> int:
+def _count(held: Sequence[Scanned]) -> int:
     return sum(one.changes.gaps.size for one in held)
 
 
 def _edges(looked: Sequence[_Looked], kind: Kind, scan: Scan) -> Array:
-    every = sum(one.before.size for one in looked) // _SAMPLE | 1  # odd, for rows' lengths are even
+    every = stretches_skipped([one.tile for one in looked])
     census = sum(scan.census(*one.scanned(), kind, every) for one in looked)
     return band_edges(np.asarray(census) * every)
 
 
-def _group(dtype: str, held: list[_Scanned], edges: Array, parts: int) -> CodedGroup:
+def stretches_skipped(tiles: Sequence[Tile]) -> int:
+    """Return one of how many stretches of a run is sampled: odd, for rows' lengths are even."""
+    return sum(tile.count for tile in tiles) // _SAMPLE | 1
+
+
+def _group(dtype: str, held: list[Scanned], edges: Array, parts: int, new: Model) -> CodedGroup:
     """Code all held tiles as one group, and clear the list."""
-    tiles, data = [one.looked.tile for one in held], [one.looked.after for one in held]
+    tiles, kind = [one.tile for one in held], kind_of(dtype)
+    elements = sum(tile.count for tile in tiles)
     before, after = _told([one.changes.before for one in held]), _told([one.changes.after for one in held])
     body, mode = [before, after], SAME
     if _count(held):
         mode = BANDED
-        if any(one.looked.moving is not None for one in held):
+        if any(one.moving is not None for one in held):
             mode = ROWED
             body += _rowed(held)
-        wide = kind_of(dtype).bits >= _WIDE and _count(held) > _DENSE * sum(tile.count for tile in tiles)
+        wide = kind.bits >= _WIDE and _count(held) > _DENSE * elements
         body += _banded(edges, [one.changes for one in held], fast=wide)
     held.clear()
     size = coded_size(body)
-    if size > _LARGE * sum(some.nbytes for some in data) and size > _whole_size(data, kind_of(dtype)):
-        full = [after, *whole.pack_whole(data, kind_of(dtype))]
-        if coded_size(full) < size:
-            return group_of(dtype, WHOLE, tiles, full, parts=parts)
+    if size > _LARGE * (elements * kind.bits // 8):
+        data = [tile.of(new[tile.tensor]) for tile in tiles]
+        if size > _whole_size(data, kind):
+            full = [after, *whole.pack_whole(data, kind)]
+            if coded_size(full) < size:
+                return group_of(dtype, WHOLE, tiles, full, parts=parts)
     return group_of(dtype, mode, tiles, body, parts=parts)
 
 
@@ -145,10 +184,10 @@ def _whole_size(data: Sequence[Array], kind: Kind) -> float:
     )
 
 
-def _rowed(held: Sequence[_Scanned]) -> list[bytes]:
-    told = [one for one in held if one.looked.moving is not None]
-    masks = [np.packbits(one.looked.moving) for one in told if one.looked.moving is not None]
-    flags = np.array([one.looked.moving is not None for one in held], np.uint8)
+def _rowed(held: Sequence[Scanned]) -> list[bytes]:
+    told = [one for one in held if one.moving is not None]
+    masks = [np.packbits(one.moving) for one in told if one.moving is not None]
+    flags = np.array([one.moving is not None for one in held], np.uint8)
     return [streams.pack_streams(flags), streams.pack_streams(*masks), _told([one.inner for one in told])]
 
 

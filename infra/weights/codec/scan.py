@@ -49,7 +49,7 @@ class Changes:
 class Scan:
     """The three operations. `edges` are the lowest exponents of the bands.
 
-    Tiles are worked on one by one as they are asked for, or all together.
+    Tiles are worked on one by one as they are asked for.
     """
 
     census: Callable[[Array, Array, Kind, int], Array]
@@ -80,13 +80,12 @@ def one_by_one(module: Any) -> Scan:
 
 
 def scanner(which: str | None = None) -> Scan:
-    """Return a scan: `compiled`, `plain` or `cuda`. By default the settings say, else compiled if
-    possible."""
+    """Return a scan: `compiled` or `plain`. By default the settings say, else compiled if possible."""
     which = which or choices.SCAN.forced() or choices.NUMBA.forced() or ""
     return _scanner(which)
 
 
-_MODULES = {"": "scan_fast", "compiled": "scan_fast", "plain": "scan_plain", "cuda": "scan_gpu"}
+_MODULES = {"": "scan_fast", "compiled": "scan_fast", "plain": "scan_plain"}
 
 
 @cache
@@ -97,8 +96,6 @@ def _scanner(which: str) -> Scan:
         if which:
             raise WeightsError(f"{SCAN_VARIABLE}={which}: {error.name} is not installed") from error
         return _scanner("plain")
-    if which == "cuda":
-        return Scan(module.census, module.scan, module.apply)
     return one_by_one(module)
 
 

@@ -1,4 +1,4 @@
-"""The scan of one tile in numpy. `scan_fast.py` and `scan_gpu.py` compute the same, bit for bit."""
+"""The scan of one tile in numpy. `scan_fast.py` computes the same, bit for bit; so does a GPU."""
 
 from __future__ import annotations
 

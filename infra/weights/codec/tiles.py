@@ -25,9 +25,8 @@ class Tile:
     count: int
 
     def of(self, bits: Bits) -> Array:
-        """Return the tile's part of the tensor, as a view."""
-        part: Array = bits.data[self.start : self.start + self.count]
-        return part
+        """Return the tile's part of the tensor: a view, or a copy if it lies on a GPU."""
+        return bits.part(self.start, self.count)
 
     def cut(self, size: int) -> list[Tile]:
         """Return the tiles of `size` elements, of which the last may have fewer, that make up this one."""
@@ -50,12 +49,12 @@ def tile_runs(model: Model, size: int) -> Iterator[tuple[str, list[Tile]]]:
     dtype, there = "", 0
     for name in sorted(model, key=lambda name: (model[name].dtype, name)):
         bits = model[name]
-        for tile in Tile(name, 0, bits.data.size).cut(TILE):
+        for tile in Tile(name, 0, bits.size).cut(TILE):
             if held and (bits.dtype != dtype or there >= size):
                 yield dtype, held
                 held, there = [], 0
             dtype = bits.dtype
             held.append(tile)
-            there += tile.count * bits.data.itemsize
+            there += tile.count * bits.kind.bits // 8
     if held:
         yield dtype, held

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def picked_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def chosen_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Return the rows at these places, of which no two are the same."""
     if not x.is_cuda:
         return x.index_select(0, places)

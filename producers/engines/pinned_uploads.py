@@ -1,0 +1,67 @@
+"""New weights on their way to a GPU lie in pinned memory: a GPU takes 7 times as many bytes a second.
+
+The memory is pinned once, in blocks, and used again for the next version. Pinning is slow, so it happens in
+the thread beside the engine's steps, as do the copies into the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+
+BLOCK_BYTES = 64 << 20  # a power of two, since torch pins powers of two
+_ALIGNED = 64
+
+
+class PinnedUploads:
+    """Blocks of pinned memory for one version. `pin`: False for tests without a GPU."""
+
+    def __init__(self, *, pin: bool = True, block: int = BLOCK_BYTES) -> None:
+        self._pin, self._size = pin, block
+        self._blocks: list[torch.Tensor] = []
+        self._block = self._at = 0  # where the next piece begins
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self) -> None:
+        """Begin a version: the one before is not used any more."""
+        self.finish()
+        self._block = self._at = 0
+
+    def pieces(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Put flat values into the blocks. Return each piece: its place in the values, and the copy."""
+        width, begin = values.element_size(), 0
+        while begin < values.numel():
+            if self._at >= self._size:
+                self._block, self._at = self._block + 1, 0
+            if self._block == len(self._blocks):
+                self._blocks.append(torch.empty(self._size, dtype=torch.uint8, pin_memory=self._pin))
+            end = min(values.numel(), begin + (self._size - self._at) // width)
+            room = self._blocks[self._block][self._at : self._at + (end - begin) * width]
+            piece = room.view(values.dtype)
+            piece.copy_(values[begin:end])
+            yield slice(begin, end), piece
+            self._at += -(-(end - begin) * width // _ALIGNED) * _ALIGNED
+            begin = end
+
+    def upload(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return flat values on a GPU, where they are after `finish`. No decode step waits for them."""
+        with self._beside(device):
+            found = torch.empty(values.numel(), dtype=values.dtype, device=device)
+            for place, piece in self.pieces(values):
+                found[place].copy_(piece, non_blocking=True)
+        return found
+
+    def finish(self) -> None:
+        """Wait until all uploads are there."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _beside(self, device: torch.device) -> torch.cuda.StreamContext | nullcontext[None]:
+        """Return the stream of uploads. It is always the same one: its GPU memory is used again."""
+        if not self._pin:
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        return torch.cuda.stream(self._stream)

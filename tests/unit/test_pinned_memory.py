@@ -1,0 +1,63 @@
+"""Weights on their way to and from a GPU, with memory that is not pinned: the pieces, and the hashes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.weights.digest import digests_of
+from infra.weights.weights_error import WeightsError
+from producers.engines.pinned_uploads import PinnedUploads
+from producers.engines.staged_hashes import StagedHashes
+
+DTYPES = [torch.uint8, torch.int16, torch.int32, torch.int64]
+Version = list[tuple[int, torch.dtype]]
+sizes = st.lists(st.tuples(st.integers(0, 300), st.sampled_from(DTYPES)), max_size=8)
+
+
+def drawn(size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    kind = np.dtype(str(dtype).removeprefix("torch."))
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 100, size).astype(kind))
+
+
+@given(st.lists(sizes, min_size=1, max_size=3))
+def test_pieces_are_whole_and_lie_apart_and_memory_is_used_again(versions: list[Version]) -> None:
+    uploads, most = PinnedUploads(pin=False, block=256), 0
+    for version in versions:
+        uploads.begin()
+        put = [drawn(size, dtype, n) for n, (size, dtype) in enumerate(version)]
+        places = [list(uploads.pieces(values)) for values in put]
+        for values, pieces in zip(put, places, strict=True):  # the last one has overwritten none before
+            whole = torch.empty_like(values)
+            for place, piece in pieces:
+                whole[place] = piece
+            assert torch.equal(whole, values)
+            assert all(piece.data_ptr() % 64 == 0 for _, piece in pieces)
+        most = max(most, sum(-(-values.nbytes // 64) * 64 for values in put))
+        assert len(uploads._blocks) <= -(-most // 256)
+
+
+def test_values_are_uploaded_as_they_are() -> None:
+    uploads, values = PinnedUploads(pin=False, block=128), drawn(1000, torch.int16, 0)
+    assert torch.equal(uploads.upload(values, torch.device("cpu")), values)
+    uploads.finish()
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=6), st.sampled_from([4, 16, 64, 4096]))
+def test_hashes_are_those_of_whole_tensors(shapes: list[list[int]], piece: int) -> None:
+    kinds = [torch.float32, torch.bfloat16, torch.float16]
+    tensors = {str(n): torch.randn(shape).to(kinds[n % 3]) for n, shape in enumerate(shapes)}
+    assert StagedHashes(pin=False, piece=piece).digests(tensors) == digests_of(tensors)
+
+
+def test_many_threads_find_the_same_hash() -> None:
+    tensors = {"a": drawn(5 << 20, torch.int32, 1), "b": torch.zeros(())}
+    assert StagedHashes(pin=False).digests(tensors) == digests_of(tensors)
+
+
+def test_a_type_that_safetensors_lacks_has_no_hash() -> None:
+    with pytest.raises(WeightsError, match=r"tensors of torch\.complex128 can't be sent"):
+        StagedHashes(pin=False).digests({"a": torch.zeros(2, dtype=torch.complex128)})
