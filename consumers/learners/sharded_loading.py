@@ -79,6 +79,12 @@ class WeightRows:
             )
         return _rows(bits, first, count)
 
+    def read_buffers(self, model: torch.nn.Module) -> None:
+        """Read the few buffers that the files have. Others were computed when the model was built."""
+        for name, buffer in model.named_buffers():
+            if name in self._bits and buffer.dim():
+                buffer.copy_(_rows(self._bits[name], 0, buffer.shape[0]))
+
 
 def _rows(bits: Bits, first: int, count: int) -> torch.Tensor:
     name, size = NAMES[bits.dtype]
@@ -145,12 +151,16 @@ def _tried(folder: str, config: Any, layers: int, device: torch.device) -> Fitte
         for first, all_names in names.items():
             shape = tuple(parameters[first].shape)
             parameters[first].copy_(rows.read(all_names, shape, 0, shape[0]))
+        rows.read_buffers(model)
     return forward.adapt(model.eval(), folder)
 
 
-def fill(parameters: Mapping[str, Any], names: Mapping[str, list[str]], folder: str) -> None:
+def fill(
+    model: torch.nn.Module, parameters: Mapping[str, Any], names: Mapping[str, list[str]], folder: str
+) -> None:
     """Read this rank's rows of each divided parameter. `names`: all names of each, see `parameter_names`."""
     rows = WeightRows(folder)
     with torch.no_grad():
         for name, shard in parameters.items():
             shard.local.copy_(rows.read(names[name], shard.shape, shard.first, shard.local.shape[0]))
+        rows.read_buffers(model)

@@ -150,7 +150,8 @@ class ShardedModel(torch.nn.Module):
         for unit in self._units():
             self._take_in(unit, names, exact=spec.trainer.sums_exactly)
         self.shards = {name: self.shards[name] for name in all_names}
-        fill({name: shard for name, shard in self.shards.items() if name not in self._own}, all_names, folder)
+        in_files = {name: shard for name, shard in self.shards.items() if name not in self._own}
+        fill(self.model, in_files, all_names, folder)
         return self
 
     @property
