@@ -16,7 +16,8 @@ class TrainerSection(SeamSection):
     learner: Word = Field(
         "torch",
         description="torch: each rank holds the model and the optimizer's state. deepspeed: the ranks share "
-        "them out, see zero_stage. Or one of an installed package.",
+        "them out, see zero_stage. fsdp: they share out all of it, in layers, and no rank ever holds the "
+        "whole model. Or one of an installed package.",
     )
     ranks: int = Field(
         1,
@@ -57,9 +58,9 @@ class TrainerSection(SeamSection):
     exact_sums: bool | None = Field(
         None,
         description="Add gradients in fixed point, so that a step has the same bits whatever finished first "
-        "and whichever rank computed it. By default true with learner torch, for 3 % of a step "
-        "on a CPU. On a GPU it also switches on torch's deterministic algorithms: on an H100 forward and "
-        "backward passes then took 1.4 times as long. Learner deepspeed can't.",
+        "and whichever rank computed it. By default true with learners torch and fsdp, for 3 % of a "
+        "step on a CPU. On a GPU it also switches on torch's deterministic algorithms: on an H100 forward "
+        "and backward passes then took 1.4 times as long. Learner deepspeed can't.",
     )
     gradient_checkpointing: bool = Field(
         False,
@@ -112,6 +113,11 @@ class TrainerSection(SeamSection):
     def rank_sums(self) -> list[object]:
         """The settings that a step's bits depend on, if gradients are not added in fixed point."""
         return [self.learner, self.ranks]
+
+    @property
+    def exact_recipe(self) -> object:
+        """The settings that a step's bits depend on, if gradients are added in fixed point."""
+        return "exact"
 
     @property
     def parts(self) -> int:

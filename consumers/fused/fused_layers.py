@@ -24,21 +24,30 @@ _ROTATION = "apply_rotary_pos_emb"  # models' modules have it under this name
 _OF_ROTATION = ["q", "k", "cos", "sin", "unsqueeze_dim"]
 
 
-def use_fused_layers(model: torch.nn.Module) -> None:
-    """Replace the code of modules that compute the same; on a CPU nothing is replaced."""
+Fitted = dict[type, Callable[..., Any] | None]  # by class: the fused forward that computes what it does
+
+
+def use_fused_layers(model: torch.nn.Module) -> Fitted:
+    """Replace the code of modules that compute the same; on a CPU nothing is. Return what was found out."""
     device = next(model.parameters()).device
     if not runs_on(device):
-        return
-    tried: dict[type, Callable[..., Any] | None] = {}
+        return {}
+    tried: Fitted = {}
     for module in model.modules():
-        kind = type(module)
-        if kind not in tried:
-            tried[kind] = _fitting(module)
-        forward = tried[kind]
-        if forward is not None:
-            module.forward = MethodType(forward, module)
+        if type(module) not in tried:
+            tried[type(module)] = _fitting(module)
+    replace_fitted(model, tried)
     for source in {type(module).__module__ for module in model.modules()}:
         _fuse_rotation(sys.modules[source], device)
+    return tried
+
+
+def replace_fitted(model: torch.nn.Module, tried: Fitted) -> None:
+    """Replace the code of modules whose classes were tried before; they need no weights yet."""
+    for module in model.modules():
+        forward = tried.get(type(module))
+        if forward is not None:
+            module.forward = MethodType(forward, module)
 
 
 def _fitting(module: torch.nn.Module) -> Callable[..., Any] | None:

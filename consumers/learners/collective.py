@@ -128,6 +128,30 @@ def add_up(tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
 
 
+def maximum(tensor: torch.Tensor) -> None:
+    """Replace each rank's tensor by the largest elements among all ranks."""
+    if ranks() > 1:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+
+def brought(rows: torch.Tensor, most: int, count: int) -> torch.Tensor | None:
+    """Return the rows of all ranks on rank 0, and None on the others.
+
+    `most`: rows of a rank that has most. `count`: rows of all ranks; the last ranks may have fewer than
+    others.
+    """
+    if ranks() == 1:
+        return rows
+    padded = rows.new_zeros(most, *rows.shape[1:])
+    padded[: rows.shape[0]] = rows
+    if rank_number() != 0:
+        dist.gather(padded, dst=0)
+        return None
+    parts = [torch.empty_like(padded) for _ in range(ranks())]
+    dist.gather(padded, parts, dst=0)
+    return torch.cat(parts)[:count]
+
+
 @runtime_checkable
 class Told(Protocol):
     """Tensors whose names, dtypes and shapes are known before they are read."""

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
 import torch
 
 from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import forward
 from consumers.learners.lora_adapter import Adapter
-from consumers.learners.optimizing import NotFinite, Optimized
-from consumers.losses.loss import CriticSettings, LossSettings
+from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped
+from consumers.losses.loss import CriticSettings, loss_of
 from schemas.runspec import RunSpec
 
 
-class Critic:
-    """A value model. Its layers begin as the policy's, its head with zeros, so that all values are 0.
+class Trained(Protocol):
+    """Parameters that are trained: see Optimized."""
 
-    With LoRA an adapter like the policy's is trained, and the head.
-    """
+    def accumulate(self) -> torch.Tensor | float:
+        """Add a micro-batch's gradient; return what `check` takes."""
+
+    def check(self, most: torch.Tensor | float) -> None:
+        """Raise NotFinite if a gradient that was added is of no use."""
+
+    def step(self, total: float) -> Stepped:
+        """Divide the sum by `total`, clip it and step."""
+
+    def parts(self) -> Parts:
+        """Return weights and optimizer state: what the next step changes, and what it does not."""
+
+    def restore(self, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+        """Restore a state."""
+
+
+class Critic:
+    """A value model. `values`: returns for each drawn token the return that the critic expects before it."""
 
     def __init__(
-        self, folder: str, spec: RunSpec, settings: LossSettings, device: torch.device, run: forward.Forward
+        self, values: Callable[[MicroBatch], torch.Tensor], trained: Trained, settings: CriticSettings
     ) -> None:
-        assert isinstance(settings, CriticSettings), "a loss with a critic has CriticSettings"
-        self._forward, self._clip = run, settings.value_clip
-        self._model = forward.load_policy(folder, spec, device)
-        self._model.lm_head = torch.nn.Identity()
-        self._head = torch.nn.Linear(self._model.config.hidden_size, 1).to(device)
-        torch.nn.init.zeros_(self._head.weight)
-        torch.nn.init.zeros_(self._head.bias)
-        named = dict(self._model.named_parameters())
-        if spec.model.lora:
-            named = dict(Adapter(self._model, folder, spec).named)
-        named |= {f"value_head.{name}": parameter for name, parameter in self._head.named_parameters()}
-        self.trained = Optimized(named, spec, settings.value_learning_rate)
-
-    def values(self, batch: MicroBatch) -> torch.Tensor:
-        """Return for each drawn token the return that the critic expects before it."""
-        states = self._forward.states(self._model, batch)
-        found: torch.Tensor = self._head(states.float()).squeeze(-1)
-        return found
+        self.values, self.trained, self._clip = values, trained, settings.value_clip
 
     def accumulate(self, batch: MicroBatch) -> tuple[float, float]:
         """Add a micro-batch's gradient; return its sums of squared errors and of squared returns."""
@@ -51,6 +53,39 @@ class Critic:
         self.trained.check(self.trained.accumulate())
         error = float(((values.detach() - batch.returns) ** 2).sum())
         return error, float((batch.returns**2).sum())
+
+
+def settings_of_critic(spec: RunSpec) -> CriticSettings:
+    """Return the settings of a loss that has a critic."""
+    settings = loss_of(spec).settings
+    assert isinstance(settings, CriticSettings), "a loss with a critic has CriticSettings"
+    return settings
+
+
+def value_head(model: Any, device: torch.device) -> torch.nn.Linear:
+    """Return a head for a model's states, of zeros: all values begin with 0. The model's own is dropped."""
+    model.lm_head = torch.nn.Identity()
+    head = torch.nn.Linear(model.config.hidden_size, 1).to(device)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    return head
+
+
+def whole_critic(folder: str, spec: RunSpec, device: torch.device, run: forward.Forward) -> Critic:
+    """Return a critic whose layers begin as the policy's. With LoRA an adapter is trained, and the head."""
+    settings = settings_of_critic(spec)
+    model = forward.load_policy(folder, spec, device)
+    head = value_head(model, device)
+    named = dict(model.named_parameters())
+    if spec.model.lora:
+        named = dict(Adapter(model, folder, spec).named)
+    named |= {f"value_head.{name}": parameter for name, parameter in head.named_parameters()}
+
+    def values(batch: MicroBatch) -> torch.Tensor:
+        found: torch.Tensor = head(run.states(model, batch).float()).squeeze(-1)
+        return found
+
+    return Critic(values, Optimized(named, spec, settings.value_learning_rate), settings)
 
 
 def value_loss(

@@ -26,8 +26,8 @@ class DeepSpeedSettings(LearnerSettings):
     def _sums_fit(self) -> DeepSpeedSettings:
         if self.exact_sums:
             raise ValueError(
-                "exact_sums needs learner torch: DeepSpeed adds gradients as floats, among ranks too. "
-                "Leave exact_sums out, or set trainer.learner to torch"
+                "exact_sums needs learner torch or fsdp: DeepSpeed adds gradients as floats, among ranks "
+                "too. Leave exact_sums out, or set trainer.learner to torch or fsdp"
             )
         return self
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from xxhash import xxh3_64
 
-_WIDTH = 16
+WIDTH = 16
 _BLOCK = 1 << 12  # elements
 _EVERY = 8
 _WHOLE = 1 << 16  # a tensor with no more elements is taken whole
@@ -42,7 +42,7 @@ class Fingerprint:
         return Fingerprint(both, math.hypot(self.size, other.size), sketch, self.count + other.count)
 
 
-NOTHING = Fingerprint(0, 0.0, (0.0,) * _WIDTH)  # of a vector that was not looked at
+NOTHING = Fingerprint(0, 0.0, (0.0,) * WIDTH)  # of a vector that was not looked at
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> Fingerprint:
@@ -52,9 +52,9 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> Fingerprint:
     shares = [plain.numel() / max(1, some.numel()) for plain, some in zip(every, looked, strict=True)]
     # All that comes from a GPU comes at once: to wait for each number would take longer than to compute it.
     norms = _brought([torch.linalg.vector_norm(some) for some in looked])
-    folded = _brought([_folded(some) for some in looked])
-    squares, sketch = 0.0, np.zeros(_WIDTH)
-    for share, norm, sums in zip(shares, norms, folded, strict=True):
+    sketches = _brought([folded(some) for some in looked])
+    squares, sketch = 0.0, np.zeros(WIDTH)
+    for share, norm, sums in zip(shares, norms, sketches, strict=True):
         squares += share * float(norm) ** 2
         sketch += math.sqrt(share) * sums
     count = sum(plain.numel() for plain in every)
@@ -85,9 +85,10 @@ def _sampled(plain: torch.Tensor) -> torch.Tensor:
     return blocks[::_EVERY].float().reshape(-1)
 
 
-def _folded(values: torch.Tensor) -> torch.Tensor:
-    full = values.numel() // _WIDTH * _WIDTH
-    sums = values[:full].view(-1, _WIDTH).sum(0).double()
+def folded(values: torch.Tensor) -> torch.Tensor:
+    """Return the sketch of a flat tensor, in fp64."""
+    full = values.numel() // WIDTH * WIDTH
+    sums = values[:full].view(-1, WIDTH).sum(0).double()
     sums[: values.numel() - full] += values[full:].double()
     return sums
 

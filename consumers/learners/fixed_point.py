@@ -48,7 +48,16 @@ class FixedPointSum:
     def mean_into(self, gradient: torch.Tensor, total: float) -> None:
         """Write the sum over all ranks, divided by `total`, into `gradient`; reset the sum to zero."""
         collective.add_up(self._sum)
-        for some, part in zip(gradient.split(_STRETCH), self._sum.split(_STRETCH), strict=True):
+        self.part_into(gradient, 0, total)
+        self.clear()
+
+    def part_into(self, gradient: torch.Tensor, begin: int, total: float) -> None:
+        """Write this rank's sum, divided by `total`, into `gradient`: elements from `begin` on, as many."""
+        mine = self._sum[begin : begin + gradient.numel()]
+        for some, part in zip(gradient.split(_STRETCH), mine.split(_STRETCH), strict=True):
             some.copy_(part.double().div_(_SCALE * total))  # fp64 of all would be two gradients large
+
+    def clear(self) -> None:
+        """Reset the sum to zero."""
         self._sum.zero_()
         self._most = 0.0

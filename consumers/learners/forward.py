@@ -13,7 +13,7 @@ from consumers.batches import packing
 from consumers.batches.micro_batches import MicroBatch
 from consumers.fused import fused_logprobs
 from consumers.fused.chosen_rows import chosen_rows
-from consumers.fused.fused_layers import use_fused_layers
+from consumers.fused.fused_layers import Fitted, use_fused_layers
 from infra import cpu_linear
 from infra.errors import Explained
 from infra.quiet import no_model_bars
@@ -36,11 +36,26 @@ def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
 
     no_model_bars()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    adapt(model, folder)
+    make_ready(model, spec, device)
+    return model
+
+
+def adapt(model: Any, folder: str) -> Fitted:
+    """Have a model take packed sequences, on fused layers where they fit; return which do.
+
+    Raises UnsupportedModel if it then computes something else.
+    """
     with _without_tf32():
         expected = _as_it_is(model)
         packing.use_packed_attention(model)
-        use_fused_layers(model)
+        fitted = use_fused_layers(model)
         _check(model, expected, folder)
+    return fitted
+
+
+def make_ready(model: Any, spec: RunSpec, device: torch.device) -> None:
+    """Have an adapted model compute as the run file says. It needs no weights yet."""
     if device.type == "cpu" and spec.model.dtype == "float32" and cpu_linear.pays():
         cpu_linear.use_cpu_linear(model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
     if spec.trainer.gradient_checkpointing:
@@ -51,7 +66,6 @@ def load_policy(folder: str, spec: RunSpec, device: torch.device) -> Any:
         model.train()  # in eval mode nothing would be checkpointed
     else:
         model.eval()  # no dropout
-    return model
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Learner           the interface that the trainer works with
 ├── LocalLearner  the work of one rank
 │   ├── TorchLearner       each rank holds all weights and all optimizer state
-│   └── DeepSpeedLearner   see zero.py
+│   ├── DeepSpeedLearner   see zero.py
+│   └── ShardedLearner     see sharded.py
 └── RankedLearner          deals work out to several LocalLearners, see ranks/ranked_learner.py
 """
 
@@ -22,7 +23,7 @@ import torch
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import Scores, TrainingRow
 from consumers.learners import collective, forward
-from consumers.learners.critic import Critic
+from consumers.learners.critic import Critic, whole_critic
 from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
 from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped
@@ -127,6 +128,7 @@ class LocalLearner(ABC):
     """
 
     lockstep = False  # whether all ranks must compute equally many micro-batches
+    scores_in_lockstep = False  # whether all of them must score equally many, whichever model scores
 
     def __init__(self, model: str, spec: RunSpec) -> None:
         torch.set_num_threads(spec.trainer.threads)
@@ -138,32 +140,46 @@ class LocalLearner(ABC):
             repeat_sums(self._device)
         barred = end_tokens(model) if spec.sampling.min_tokens else []
         self._forward = forward.Forward(spec, self._device, barred)
-        self._model = forward.load_policy(model, spec, self._device)
+        self._model = self._loaded(model, trained=True)
         self.vocabulary = int(self._model.config.vocab_size)
         self._adapter = Adapter(self._model, model, spec) if spec.model.lora else None
         self.base = self._adapter.base if self._adapter else None
         self._named: dict[str, torch.nn.Parameter] = (
-            self._adapter.named if self._adapter else dict(self._model.named_parameters())
+            self._adapter.named if self._adapter else self._parameters(self._model)
         )
         self._critic: Critic | None = None
         if loss.critic:
-            self._critic = Critic(model, spec, loss.settings, self._device, self._forward)
+            self._critic = self._made_critic(model)
         self._reference: Any = None
         if loss.needs.reference and self._adapter and spec.loss.reference in (None, model):
             self._reference = self._adapter.off()
         elif loss.needs.reference:
-            self._reference = forward.load_policy(spec.loss.reference or model, spec, self._device)
-            self._reference.requires_grad_(False)
+            self._reference = self._loaded(spec.loss.reference or model, trained=False)
         self._first: Any = None  # the policy as the iteration began
         if loss.needs.before == "iteration" and self._adapter:
             self._first = self._adapter.kept()
         elif loss.needs.before == "iteration":
-            self._first = forward.load_policy(model, spec, self._device)
-            self._first.requires_grad_(False)
+            self._first = self._loaded(model, trained=False)
         self._lent = Lent()
         published = torch.float32 if self._adapter else self._dtype  # an adapter is small: not rounded here
         alone = not collective.joined()  # a rank has no room that all have
         self._copies = Copies(published, self._lent, self._device, may_stay=alone)
+
+    def _loaded(self, folder: str, *, trained: bool) -> Any:
+        """Return the model in a folder, or this rank's part of it."""
+        model = forward.load_policy(folder, self._spec, self._device)
+        return model.requires_grad_(trained)
+
+    def _parameters(self, model: Any) -> dict[str, torch.nn.Parameter]:
+        """Return a loaded model's parameters by Hugging Face names."""
+        return dict(model.named_parameters())
+
+    def _made_critic(self, folder: str) -> Critic:
+        return whole_critic(folder, self._spec, self._device, self._forward)
+
+    def _logprobs_by(self, model: Any, batch: MicroBatch) -> torch.Tensor:
+        """Return the logprob that a loaded model gives each drawn token."""
+        return self._forward.logprobs(model, batch)
 
     @abstractmethod
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
@@ -213,11 +229,11 @@ class LocalLearner(ABC):
         batch = batch.to(self._device)
         reference = before = values = None
         if needs.reference:
-            reference = self._forward.logprobs(self._reference, batch)
+            reference = self._logprobs_by(self._reference, batch)
         if needs.before == "step":
             before = self._logprobs(batch)
         elif needs.before == "iteration":
-            before = self._forward.logprobs(self._first, batch)
+            before = self._logprobs_by(self._first, batch)
         if needs.values:
             assert self._critic is not None
             values = self._critic.values(batch)

@@ -70,7 +70,7 @@ class RankedLearner:
         batches = [unscored(rows, self.loss) for rows in parts]
         said = self._dealt(
             batches,
-            lockstep=needs.before == "step",
+            lockstep=needs.before == "step" or self._local.scores_in_lockstep,
             command=lambda raw, rounds: ScoreCommand(raw, needs, rounds),
             own=lambda mine: [self._local.ask(batch, needs) for batch in mine],
             of_reply=lambda reply: [scores_from_bytes(raw) for raw in reply.scores],

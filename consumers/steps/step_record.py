@@ -64,7 +64,7 @@ class StepParts:
 def recipe_of(spec: RunSpec) -> str:
     """Hash the settings that a step's bits depend on, but the micro-batch sizes, which its record has."""
     trainer = spec.trainer
-    sums = "exact" if trainer.sums_exactly else trainer.rank_sums
+    sums = trainer.exact_recipe if trainer.sums_exactly else trainer.rank_sums
     settings = [
         _algorithm_settings(spec.algorithm), _loss_settings(spec.loss),
         _sampling_settings(spec.sampling), spec.model.dtype, trainer.logits_chunk, trainer.threads, sums,

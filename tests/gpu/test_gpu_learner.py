@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from consumers.batches import packing, varlen_attention
 from consumers.learners.fixed_point import FixedPointSum
 from consumers.learners.learner import TorchLearner
+from consumers.ranks.choose_learner import learner_of
 from infra.weights.digest import digests_of, root_digest
 from tests.factories import make_spec, make_tiny_model
-from tests.training import batches_of, rows_of, taken, total
+from tests.training import batches_of, rows_of, taken, total, train
 
 CUDA = torch.device("cuda")
 
@@ -37,6 +39,27 @@ def test_the_same_bits_in_any_order(model: str, dtype: str) -> None:
         learner.step(total(rows, spec))
         found.add(str(sorted(digests_of(learner.weights()).items())))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_that_share_a_model_out(model: str, dtype: str, ranks: int) -> None:
+    """Over NCCL, each on its own GPU; with the norms of one that has the whole model."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    said = {"model": {"dtype": dtype}, "algorithm": {"groups": 16, "group_size": 4}}
+    plain = make_spec(**said, trainer={"least_microbatches": 3})
+    norms = train(TorchLearner(model, plain), plain, 3)
+    bits = set()
+    for count in (1, ranks):
+        spec = make_spec(**said, trainer={"least_microbatches": 3, "learner": "fsdp", "ranks": count})
+        learner = learner_of(model, spec, run="test-1", log=logging.getLogger("streamrl.test"))
+        try:
+            assert train(learner, spec, 3) == pytest.approx(norms, rel=0.1 if dtype == "bfloat16" else 1e-3)
+            bits.add(learner.made().root)
+        finally:
+            learner.close()
+    assert len(bits) == 1
 
 
 def test_weights_are_brought_and_hashed(model: str) -> None:

@@ -199,8 +199,9 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
         ({}, True, set()),
         ({"exact_sums": False}, False, set()),
         ({"learner": "deepspeed", "zero_stage": 2}, False, {Stage.GRADIENT, Stage.OPTIMIZER}),
+        ({"learner": "fsdp"}, True, set()),
     ],
-    ids=["torch", "float sums", "deepspeed"],
+    ids=["torch", "float sums", "deepspeed", "fsdp"],
 )
 def test_their_steps_are_taken_again(
     tmp_path: Path, model: str, trainer: dict[str, Any], exact: bool, silent: set[Stage]
@@ -234,11 +235,12 @@ def rank_processes(trainer: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model: str) -> None:
+@pytest.mark.parametrize("learner", ["deepspeed", "fsdp"])
+def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model: str, learner: str) -> None:
     """The trainer says which rank it was and ends; started again it takes the same steps to the same bits."""
     spec = make_spec(
         algorithm={"iterations": 8, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
-        trainer={"checkpoint_every": 100, "bundle_tokens": 64, "learner": "deepspeed", "ranks": 2},
+        trainer={"checkpoint_every": 100, "bundle_tokens": 64, "learner": learner, "ranks": 2},
     )
     with running(tmp_path, kafka, spec, Path(model)) as run:
         run.wait_for_steps(2)

@@ -11,6 +11,7 @@ import transformers
 
 from consumers.batches.packing import UnsupportedAttention
 from consumers.learners.forward import Forward, UnsupportedModel, load_policy
+from consumers.learners.sharded_loading import WeightRows, parameter_names, without_weights
 from tests.factories import make_spec
 from tests.training import batches_of, rows_of
 
@@ -56,6 +57,53 @@ def test_models_that_would_be_trained_wrongly(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=rf"model\.path {tmp_path}: {kind}.* {reason}"):
         load_policy(saved(tmp_path, kind, **config), make_spec(), CPU)
+
+
+LOADED: list[tuple[str, dict[str, Any]]] = [
+    ("Qwen2", {"tie_word_embeddings": True}),
+    ("Qwen2", {"tie_word_embeddings": False, "vocab_size": 300}),
+    ("Qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}),
+    ("Phi3", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "config"), LOADED)
+def test_a_model_that_is_built_without_weights_is_the_same(
+    tmp_path: Path, kind: str, config: dict[str, Any]
+) -> None:
+    """Its buffers too, and what is tied; and nothing is drawn from the generator of random numbers."""
+    folder, spec, before = saved(tmp_path, kind, **config), make_spec(), torch.get_rng_state()
+    model = without_weights(folder, spec, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    names, rows = parameter_names(model), WeightRows(folder)
+    model._apply(lambda one: torch.empty_like(one, device=CPU) if one.is_meta else one)
+    model.tie_weights()
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == names.keys()
+    with torch.no_grad():
+        for name, one in parameters.items():
+            for row in range(one.shape[0]):
+                one[row] = rows.read(names[name], tuple(one.shape), row, 1)[0]
+    expected, run = load_policy(folder, spec, CPU), Forward(spec, CPU)
+    for batch in batches_of(spec, rows_of(spec)):
+        assert torch.equal(run.logprobs(model, batch), run.logprobs(expected, batch))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "reason"),
+    [
+        ("Granite", {"logits_scaling": 8.0, "vocab_size": 500}, "comes to logits that differ"),
+        ("Gemma2", {"final_logit_softcapping": 0.01, "attn_logit_softcapping": None}, "comes to logits that"),
+        ("GPT2", {"n_embd": 32, "n_head": 2, "n_layer": 1}, "its layers must be at `model.layers`"),
+    ],
+)
+def test_a_wrong_model_is_found_by_its_first_layers(
+    tmp_path: Path, kind: str, config: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"model\.path {tmp_path}: {kind}.* {reason}"):
+        without_weights(saved(tmp_path, kind, **config), make_spec(), CPU)
 
 
 def test_attention_that_would_be_computed_wrongly(tmp_path: Path) -> None:

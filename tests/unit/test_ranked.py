@@ -21,17 +21,18 @@ from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.frames import read_frame, write_frame
 from consumers.ranks.rank_wire import CommandDone, batch_from_bytes, batch_to_bytes
 from consumers.ranks.ranked_learner import RankedLearner
+from consumers.steps.step_record import recipe_of
 from infra.stores.store import StoreError
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
 from tests.training import batches_of, rows_of, train
 
-SPEC = make_spec(
-    loss={"kind": "ppo", "kl": 0.05},
-    algorithm={"groups": 6, "group_size": 4},
-    trainer={"ranks": 2, "least_microbatches": 3},
-)
+LOSS = {"kind": "ppo", "kl": 0.05}
+ALGORITHM = {"groups": 6, "group_size": 4, "max_grad_norm": 1e9}
+TRAINER = {"ranks": 2, "least_microbatches": 3}
+SPEC = make_spec(loss=LOSS, algorithm=ALGORITHM, trainer=TRAINER)
+LEARNERS = ("torch", "fsdp")  # of the same bits, where no norm is cut off
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +57,11 @@ def all_but_rng(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in learner.state().items() if name != "rng"}
 
 
-@pytest.fixture
-def pair(alone: object, model: str) -> Iterator[RankedLearner]:
+@pytest.fixture(params=LEARNERS)
+def pair(alone: object, model: str, request: pytest.FixtureRequest) -> Iterator[RankedLearner]:
     """Two ranks, of which this process is the first: whatever learns in it now is one of them."""
-    learner = ranked(model, SPEC)
+    trainer = {**TRAINER, "learner": request.param}
+    learner = ranked(model, make_spec(loss=LOSS, algorithm=ALGORITHM, trainer=trainer))
     assert isinstance(learner, RankedLearner)
     yield learner
     learner.close()
@@ -88,6 +90,17 @@ def test_a_loss_that_is_no_number_names_its_samples(pair: Learner) -> None:
     bad = batches[deal([batch.cost for batch in batches], 2)[1][0]]
     bad.advantage[0] = float("nan")
     with pytest.raises(NotFinite, match="the loss is nan") as caught:
+        pair.accumulate(batches)
+    assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
+
+
+def test_a_gradient_that_sums_can_not_hold_names_its_samples(pair: Learner) -> None:
+    """The rank that computed it looks at it, whichever rank adds it up."""
+    (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
+    batches = batches_of(SPEC, scored)
+    bad = batches[deal([batch.cost for batch in batches], 2)[1][0]]
+    bad.advantage.fill_(1e25)
+    with pytest.raises(NotFinite, match="too large for exact sums") as caught:
         pair.accumulate(batches)
     assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
 
@@ -135,6 +148,20 @@ def test_deepspeed_adds_floats() -> None:
     assert not make_spec(trainer={"learner": "deepspeed"}).trainer.sums_exactly
     with pytest.raises(ValidationError, match="exact_sums needs learner torch"):
         make_spec(trainer={"learner": "deepspeed", "exact_sums": True})
+
+
+def test_fsdp_adds_exactly_unless_it_is_told_otherwise() -> None:
+    """Its steps are replayed to the bit by itself, and not by the learner torch, whose norm differs."""
+    exact, floats = (
+        make_spec(trainer={"learner": "fsdp", "ranks": 2, **said}) for said in ({}, {"exact_sums": False})
+    )
+    assert exact.trainer.sums_exactly
+    assert not floats.trainer.sums_exactly
+    other_ranks = make_spec(trainer={"learner": "fsdp", "ranks": 4})
+    assert recipe_of(exact) == recipe_of(other_ranks)
+    assert len({recipe_of(one) for one in (exact, floats, make_spec())}) == 3
+    with pytest.raises(ValidationError, match=r"model\.lora is for trainer\.learner torch"):
+        make_spec(model={"lora": {}}, trainer={"learner": "fsdp"})
 
 
 def test_a_state_that_can_not_be_read_is_restored_over(pair: Learner) -> None:

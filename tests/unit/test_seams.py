@@ -95,7 +95,7 @@ def test_what_was_recorded_before_there_were_seams_means_the_same(old: dict[str,
 def test_every_built_in_thing_can_be_chosen_by_its_name() -> None:
     names = {section: seam.built_in() for section, seam in SEAMS.items()}
     assert names["loss"] == ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "cispo", "gspo", "tb"]
-    assert names["trainer"] == ["torch", "deepspeed"] and names["generator"] == ["vllm"]
+    assert names["trainer"] == ["torch", "deepspeed", "fsdp"] and names["generator"] == ["vllm"]
     assert names["dispatch"] == ["deadline", "longest_first", "round_robin", "algorithm2", "random"]
     assert names["trackers"] == ["csv", "tensorboard", "wandb", "mlflow", "trackio"]
     assert STORES.built_in() == ["file", "s3"]

@@ -1,0 +1,166 @@
+"""Loads a model that no rank could hold: each reads its own rows of each weight from the files.
+
+config ──► the model without weights ──► divided ──► each rank's rows, from mapped files
+   └─────► a model of its first layers and few words, with weights ──► is it computed as transformers does?
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from consumers.batches import packing
+from consumers.fused.fused_layers import Fitted, replace_fitted
+from consumers.learners import forward
+from consumers.learners.forward import UnsupportedModel
+from infra.quiet import no_model_bars
+from infra.weights.bits import NAMES, Bits
+from infra.weights.folder import ModelFolder
+from schemas.runspec import RunSpec
+
+_WORDS = 256  # of the vocabulary of the model that is tried
+
+
+def without_weights(folder: str, spec: RunSpec, device: torch.device) -> Any:
+    """Return a model like `forward.load_policy`'s whose parameters are on the meta device.
+
+    Raises UnsupportedModel.
+    """
+    from transformers import AutoConfig
+
+    no_model_bars()
+    config = AutoConfig.from_pretrained(folder)
+    model = _on_meta(config)
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList) or not layers:
+        raise UnsupportedModel(
+            f"model.path {folder}: {type(model).__name__} can't be trained with trainer.learner fsdp: its "
+            "layers must be at `model.layers`. Set trainer.learner to torch or deepspeed"
+        )
+    fitted = _tried(folder, config, _different(layers, config), device)
+    packing.use_packed_attention(model)
+    replace_fitted(model, fitted)
+    forward.make_ready(model, spec, device)
+    return model
+
+
+def parameter_names(model: torch.nn.Module) -> dict[str, list[str]]:
+    """Return all names of each parameter, by its first: tied parameters have several."""
+    firsts, found = dict[int, str](), dict[str, list[str]]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(firsts.setdefault(id(parameter), name), []).append(name)
+    return found
+
+
+class WeightRows:
+    """The rows of a folder's weights, of which each rank reads its own."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._bits = folder, ModelFolder(folder).bits()
+
+    def read(self, names: list[str], shape: tuple[int, ...], first: int, count: int) -> torch.Tensor:
+        """Return `count` rows from row `first` on of the weight that has one of these names and this shape.
+
+        The file's weight may have more rows, and must be as wide.
+        """
+        bits = next((self._bits[name] for name in names if name in self._bits), None)
+        if bits is None or bits.shape[1:] != shape[1:] or bits.shape[:1] < shape[:1]:
+            found = "has none" if bits is None else f"has one of shape {list(bits.shape)}"
+            raise UnsupportedModel(
+                f"model.path {self._folder}: trainer.learner fsdp reads weights by their names, and for "
+                f"{' or '.join(names)} of shape {list(shape)} the folder {found}. Save the model with "
+                "save_pretrained(), or set trainer.learner to torch or deepspeed"
+            )
+        return _rows(bits, first, count)
+
+    def read_buffers(self, model: torch.nn.Module) -> None:
+        """Read the few buffers that the files have. Others were computed when the model was built."""
+        for name, buffer in model.named_buffers():
+            if name in self._bits and buffer.dim():
+                buffer.copy_(_rows(self._bits[name], 0, buffer.shape[0]))
+
+
+def _rows(bits: Bits, first: int, count: int) -> torch.Tensor:
+    name, size = NAMES[bits.dtype]
+    width = math.prod(bits.shape[1:]) * size
+    some = np.array(bits.data.view(np.uint8)[first * width : (first + count) * width])
+    return torch.from_numpy(some).view(getattr(torch, name)).view(count, *bits.shape[1:])
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move each parameter of a module to the meta device as soon as it is made. Buffers stay as they are."""
+    plain = torch.nn.Module.register_parameter
+
+    def register(self: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        plain(self, name, parameter)
+
+    torch.nn.Module.register_parameter = register
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = plain
+
+
+def _on_meta(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.tie_weights()
+    return model
+
+
+def _different(layers: torch.nn.ModuleList, config: Any) -> int:
+    """Return how many of the first layers there must be so that each kind of layer is among them."""
+    types = getattr(config.get_text_config(), "layer_types", None) or [""] * len(layers)
+    kinds = [(kind, _structure(layer)) for kind, layer in zip(types, layers, strict=False)]
+    return 1 + max(kinds.index(kind) for kind in kinds)
+
+
+def _structure(layer: torch.nn.Module) -> list[object]:
+    return [(type(module), [one.shape for one in module.parameters()]) for module in layer.modules()]
+
+
+def _tried(folder: str, config: Any, layers: int, device: torch.device) -> Fitted:
+    """Try a model of the first layers, with their weights, over packed sequences; return what fits there.
+
+    Raises UnsupportedModel.
+    """
+    small = copy.deepcopy(config)
+    inner = small.get_text_config()
+    inner.num_hidden_layers = layers
+    inner.vocab_size = min(inner.vocab_size, _WORDS)
+    inner.pad_token_id = None  # it may be beyond the vocabulary
+    if getattr(inner, "layer_types", None):
+        inner.layer_types = inner.layer_types[:layers]
+    model = _on_meta(small)
+    names = parameter_names(model)
+    model._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device))
+    model.tie_weights()
+    rows, parameters = WeightRows(folder), dict(model.named_parameters())
+    with torch.no_grad():
+        for first, all_names in names.items():
+            shape = tuple(parameters[first].shape)
+            parameters[first].copy_(rows.read(all_names, shape, 0, shape[0]))
+        rows.read_buffers(model)
+    return forward.adapt(model.eval(), folder)
+
+
+def fill(
+    model: torch.nn.Module, parameters: Mapping[str, Any], names: Mapping[str, list[str]], folder: str
+) -> None:
+    """Read this rank's rows of each divided parameter. `names`: all names of each, see `parameter_names`."""
+    rows = WeightRows(folder)
+    with torch.no_grad():
+        for name, shard in parameters.items():
+            shard.local.copy_(rows.read(names[name], shard.shape, shard.first, shard.local.shape[0]))
+        rows.read_buffers(model)

@@ -1,0 +1,196 @@
+"""A model that ranks share out, on torch's FSDP2: each holds some rows of each weight.
+
+forward   layer 0 made whole ──► computed ──► divided again │ layer 1 … ─┐
+backward  gradients of a layer ──► to the ranks that have its rows ──► added up there     ◄── … layer 1 ─┘
+
+Each rank computes the gradients of its own micro-batch whole. With exact sums they are sent as they are, and
+added in fixed point by the rank that has the rows. So the sum has the same bits on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from consumers.batches.micro_batches import MicroBatch
+from consumers.learners import collective
+from consumers.learners.fixed_point import FixedPointSum
+from consumers.learners.sharded_loading import fill, parameter_names
+from schemas.runspec import RunSpec
+
+_WHOLE = "model."  # stands before the names of the model's own parameters
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's rows of one parameter."""
+
+    shape: tuple[int, ...]  # of the whole
+    parameter: Any  # a DTensor
+    begin: int  # place of its gradient in that of its unit
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The rows themselves."""
+        rows: torch.Tensor = self.parameter._local_tensor.detach()
+        return rows
+
+    @property
+    def most(self) -> int:
+        """Rows of a rank that has most. The first ranks have as many, and the last ones what is left."""
+        return -(-self.shape[0] // collective.ranks())
+
+    @property
+    def first(self) -> int:
+        """The first row that is here."""
+        return min(self.shape[0], self.most * collective.rank_number())
+
+    def mine(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows of a whole tensor."""
+        return whole[self.first : self.first + self.local.shape[0]]
+
+    def brought(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """Return the whole tensor of which each rank has such rows on rank 0, and None on the others."""
+        return collective.brought(rows, self.most, self.shape[0])
+
+
+class UnitSum:
+    """The sum of the gradients of one unit: all rows that this rank has of its parameters, end to end.
+
+    It stands in for FSDP's reduce-scatter. `largest`: shared by all units.
+    """
+
+    def __init__(self, size: int, largest: torch.Tensor) -> None:
+        self.sum = FixedPointSum(size, largest.device)
+        self._size, self._largest = size, largest
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return room for FSDP's own use."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any,
+        async_op: bool = False,
+    ) -> None:  # fmt: skip
+        """Send each rank its rows of this rank's gradient, and add those that come."""
+        assert output_tensor.numel() == self._size, "each parameter of a layer has a gradient"
+        self._look_at(input_tensor)
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        for gradient in received.split(self._size):
+            self.sum.add(gradient)
+        output_tensor.zero_()  # FSDP takes it for the gradient; it is dropped
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Add a gradient of this rank, which is alone: then FSDP sends nothing."""
+        self._look_at(gradient)
+        self.sum.add(gradient)
+
+    def _look_at(self, gradient: torch.Tensor) -> None:
+        """Note the largest magnitude here, where it is known which micro-batch has it."""
+        found = torch.linalg.vector_norm(gradient, float("inf"))
+        torch.maximum(self._largest, found, out=self._largest)
+
+
+class ShardedModel(torch.nn.Module):
+    """A model, and what is computed with it: FSDP has to see where a forward pass begins and ends."""
+
+    def __init__(
+        self, model: Any, compute: Callable[[ShardedModel, MicroBatch], torch.Tensor],
+        value_head: torch.nn.Linear | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.value_head, self._compute = model, value_head, compute
+        self.config = model.config
+        self.shards: dict[str, Shard] = {}  # by Hugging Face names; those of the head as `value_head.…`
+        self.sums: dict[str, UnitSum] = {}  # of the unit of each parameter, with exact sums
+        self.largest = torch.zeros(())
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        return self._compute(self, batch)
+
+    def compute(self, batch: MicroBatch) -> torch.Tensor:
+        """Compute for a micro-batch; all ranks at once. Without gradients the rest is divided again."""
+        found: torch.Tensor = self(batch)
+        if not found.requires_grad:
+            self._root.reshard()
+        return found
+
+    @property
+    def _root(self) -> FSDPModule:
+        assert isinstance(self, FSDPModule), "share_out was called"
+        return self
+
+    def share_out(self, folder: str, spec: RunSpec, device: torch.device) -> ShardedModel:
+        """Divide the model, whose weights are not there yet, and read this rank's rows. Return itself."""
+        all_names = {
+            _short(name): [_short(one) for one in some] for name, some in parameter_names(self).items()
+        }
+        mesh = init_device_mesh(device.type, (collective.ranks(),))
+        # Autocast would keep all layers' weights in the run's dtype until the backward pass. So it is FSDP
+        # that converts them; gradients come in that dtype then, as autocast's do, and are added up in fp32.
+        layers = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, spec.model.dtype), reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )  # fmt: skip
+        for layer in self.model.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=layers)
+        fully_shard(self, mesh=mesh)
+        self._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device))
+        self._tie_again()
+        self.largest = torch.zeros((), device=device)
+        names = {id(parameter): _short(name) for name, parameter in self.named_parameters()}
+        for unit in self._units():
+            self._take_in(unit, names, exact=spec.trainer.sums_exactly)
+        self.shards = {name: self.shards[name] for name in all_names}
+        in_files = {name: shard for name, shard in self.shards.items() if name not in self._own}
+        fill(self.model, in_files, all_names, folder)
+        return self
+
+    @property
+    def _own(self) -> set[str]:
+        """Names of parameters that no file has."""
+        return {name for name in self.shards if name.startswith("value_head.")} if self.value_head else set()
+
+    def _units(self) -> Iterator[FSDPModule]:
+        return (module for module in self.modules() if isinstance(module, FSDPModule))
+
+    def _tie_again(self) -> None:
+        """Give tied modules one parameter: each got its own when they were taken off the meta device."""
+        for one in (one for unit in self._units() for one in _divided(unit)):
+            place = one._module_info
+            for module, name in zip(place.shared_modules, place.shared_param_names, strict=True):
+                module._parameters[name] = one.sharded_param
+
+    def _take_in(self, unit: FSDPModule, names: Mapping[int, str], *, exact: bool) -> None:
+        """Find the parameters of a unit, in the order in which FSDP lays their gradients end to end."""
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+        unit.set_reduce_scatter_unused_params(True, recurse=False)  # an expert that no token came to
+        begin, shards = 0, dict[str, Shard]()
+        for one in _divided(unit):
+            shard = Shard(tuple(one.sharded_param.shape), one.sharded_param, begin)
+            shards[names[id(one.sharded_param)]] = shard
+            begin += shard.most * math.prod(shard.shape[1:])
+        self.shards |= shards
+        if exact and any(shard.parameter.requires_grad for shard in shards.values()):
+            total = UnitSum(begin, self.largest)
+            unit.set_custom_reduce_scatter(total)
+            self.sums |= dict.fromkeys(shards, total)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(_WHOLE)
+
+
+def _divided(unit: FSDPModule) -> Iterator[Any]:
+    """Return FSDP's own view of a unit's parameters, in its order: torch has no public way to learn that."""
+    for group in unit._get_fsdp_state()._fsdp_param_groups:
+        yield from group.fsdp_params

@@ -1,0 +1,197 @@
+"""The learner fsdp: its bits on any number of ranks, a rank's share of a model, and others' checkpoints."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
+
+from consumers.learners.forward import UnsupportedModel
+from consumers.learners.learner import Learner, TorchLearner
+from consumers.learners.sharded import ShardedLearner
+from consumers.losses.loss import Needs
+from consumers.ranks.choose_learner import learner_of
+from consumers.ranks.ranked_learner import RankedLearner
+from infra import choices
+from infra.weights.digest import digests_of
+from schemas.runspec import RunSpec
+from tests.factories import make_spec, make_tiny_model
+from tests.integration.test_ranks import ALGORITHM, Straight, apart, learning, masters, spec_of
+from tests.training import batches_of, rows_of, train
+
+CASES: dict[str, dict[str, Any]] = {
+    "clipped": {},
+    "critic": {"loss": {"kind": "ppo", "kl": 0.05}},
+    "earlier": {"loss": {"kind": "tb"}},  # asks for the weights that the iteration began with
+    "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "recomputed": {"trainer": {"gradient_checkpointing": True}},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a width by which some ranks have fewer rows, and rows end amid a vector of a CPU."""
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), width=52))
+
+
+def spec_in(case: str, ranks: int) -> RunSpec:
+    said = CASES[case]
+    trainer = {"least_microbatches": 3, "learner": "fsdp", "ranks": ranks, **said.get("trainer", {})}
+    return make_spec(**{"algorithm": ALGORITHM, **said, "trainer": trainer})
+
+
+def bits_after(model: str, spec: RunSpec) -> tuple[dict[str, str], list[float]]:
+    """Digests of weights and moments after three steps, and the norms."""
+    with learning(model, spec) as learner:
+        norms = train(learner, spec, 3)
+        check_shares(learner, spec.trainer.ranks)
+        state = learner.state()
+        return digests_of({name: value for name, value in state.items() if name != "rng"}), norms
+
+
+def check_shares(learner: Learner, ranks: int) -> None:
+    """This rank has its rows of each weight and no more, in all models."""
+    assert isinstance(learner, RankedLearner)
+    local = learner._local
+    assert isinstance(local, ShardedLearner)
+    models = [local._model, local._first, local._reference]
+    if local._critic is not None:
+        models.append(local._critic.trained._model)  # type: ignore[attr-defined]
+    for model in models:
+        for parameter in [] if model is None else model.parameters():
+            assert isinstance(parameter, DTensor)
+            assert parameter._local_tensor.shape[0] == -(-parameter.shape[0] // ranks)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_bits_on_any_number_of_ranks(model: str, case: str) -> None:
+    """More micro-batches than ranks, dealt out unequally, so that some ranks fill up."""
+    plain = spec_in("clipped", 1)
+    count = len(batches_of(plain, rows_of(plain)))
+    assert count > 4
+    assert count % 4
+    expected = bits_after(model, spec_in(case, 1))
+    for ranks in (2, 4):
+        assert bits_after(model, spec_in(case, ranks)) == expected
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_it_computes_what_torch_does(model: str, ranks: int) -> None:
+    """To the bit, up to the norm by which a gradient is cut off; and each takes the other's checkpoints."""
+    plain, ours = (spec_of(), spec_of(learner="fsdp", ranks=ranks))
+    straight = Straight(model, plain)
+    with learning(model, ours) as learner:
+        assert train(learner, ours, 3) == pytest.approx(straight.norms[:3], rel=1e-4)
+        straight.check_close(masters(learner), straight.third)
+        own = learner.state()
+        assert own.keys() == straight.state.keys()
+        fourth = train(learner, ours, 1), digests_of(learner.weights())
+        learner.restore(straight.state)
+        assert digests_of(learner.state()) == digests_of(straight.state)
+        assert digests_of(learner.weights()) == digests_of(straight.published)
+        assert learner.made().root == learner.made().root
+        assert train(learner, ours, 1) == pytest.approx(straight.norms[3:], rel=1e-4)
+        straight.check_close(masters(learner), straight.fourth)
+        learner.restore(own)
+        assert (train(learner, ours, 1), digests_of(learner.weights())) == fourth
+        learner.adopt({name: value + 1 for name, value in straight.published.items()})
+        found = learner.weights()
+    assert all(torch.equal(found[name], value + 1) for name, value in straight.published.items())
+    taken = TorchLearner(model, plain)
+    taken.restore(own)
+    assert train(taken, plain, 1) == pytest.approx(fourth[0], rel=1e-4)
+
+
+@pytest.mark.timeout(400)
+def test_bf16_computes_what_torch_does(model: str) -> None:
+    plain, ours = spec_of("bfloat16"), spec_of("bfloat16", learner="fsdp", ranks=2)
+    expected, exact = Straight(model, plain), Straight(model, spec_of())
+    with learning(model, ours) as learner:
+        assert train(learner, ours, 3) == pytest.approx(expected.norms[:3], rel=5e-2)
+        assert apart(masters(learner), expected.third) < 0.3 * apart(expected.third, exact.third)
+        assert {one.dtype for one in learner.weights().values()} == {torch.bfloat16}
+
+
+@pytest.mark.timeout(400)
+def test_float_sums_are_close(model: str) -> None:
+    ours = spec_of(learner="fsdp", ranks=3, exact_sums=False)
+    straight = Straight(model, spec_of())
+    with learning(model, ours) as learner:
+        assert train(learner, ours, 3) == pytest.approx(straight.norms[:3], rel=1e-4)
+        straight.check_close(masters(learner), straight.third)
+
+
+_LIBC = ctypes.CDLL("libc.so.6")
+_FROM = -3  # M_MMAP_THRESHOLD: so many bytes and more get pages of their own
+
+
+class Watched:
+    """The most memory that this process takes of its own while a block runs, beyond what it had before."""
+
+    def __enter__(self) -> Watched:
+        gc.collect()
+        _LIBC.malloc_trim(0)  # else what was freed before would serve again
+        _LIBC.mallopt(_FROM, 1 << 16)  # what is freed goes back, as it does for layers beyond 32 MiB
+        self._over, self._before, self.most = threading.Event(), _own_memory(), 0
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.002):
+            self.most = max(self.most, _own_memory() - self._before)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        _LIBC.mallopt(_FROM, 32 << 20)
+
+
+def _own_memory() -> int:
+    """Memory without that of mapped files, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+
+@pytest.mark.timeout(400)
+def test_no_rank_holds_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while it loads one, nor while it computes."""
+    monkeypatch.setenv(choices.LINEAR.variable, "mkl")  # the kernels of oneDNN take more than this model
+    small = make_tiny_model(tmp_path / "small")
+    large = make_tiny_model(tmp_path / "large", width=512, layers=20)
+    whole = sum(file.stat().st_size for file in large.glob("*.safetensors"))
+    assert whole > 100 << 20
+    spec = make_spec(trainer={"learner": "fsdp", "ranks": 4, "exact_sums": False})
+    with learning(str(small), spec) as learner:  # so that all code is loaded
+        train(learner, spec, 1)
+    del learner
+    with Watched() as loading:
+        large_one = learner_of(str(large), spec, run="test-1", log=logging.getLogger("streamrl.test"))
+    with Watched() as scoring:
+        large_one.score([rows_of(spec)], Needs(before="step"))
+    with Watched() as training:
+        train(large_one, spec, 1)
+    large_one.close()
+    assert loading.most < 0.6 * whole
+    assert scoring.most < 0.4 * whole
+    assert training.most < 0.95 * whole, "a quarter of the gradient and both moments, and a layer of each"
+
+
+@pytest.mark.timeout(400)
+def test_a_weight_that_no_file_has_is_named(tmp_path: Path) -> None:
+    torn = make_tiny_model(tmp_path / "torn")
+    tensors = load_file(torn / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, torn / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight of shape \[64\] the folder has none"):
+        learner_of(str(torn), spec_of(learner="fsdp"), run="test-1", log=logging.getLogger("streamrl.test"))
