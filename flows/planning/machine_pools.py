@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flows.planning.main_memory import CORE_BYTES, GIB_BYTES, memory_here
 from flows.planning.preemption import Preemption
-from flows.planning.stage_times import LinkTimes
+from flows.planning.stage_times import TCP_DELAYS, LinkTimes
 from infra.errors import Explained
 from schemas.machines import MachinesSection
 from schemas.runspec import PlacementSection
@@ -84,7 +84,7 @@ def site_links(placement: PlacementSection) -> dict[str, LinkTimes | None]:
     return {
         name: None
         if site.link_gbit_s is None
-        else LinkTimes(site.link_gbit_s * 1e9 / 8, site.link_latency_ms / 1e3)
+        else LinkTimes(site.link_gbit_s * 1e9 / 8, site.link_latency_ms / 1e3, delays=TCP_DELAYS)
         for name, site in placement.sites.items()
     }
 

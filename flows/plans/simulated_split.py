@@ -174,7 +174,7 @@ def slower_link(link: LinkTimes | None, factor: float) -> LinkTimes | None:
     """Return a link that takes longer by a factor."""
     if link is None:
         return None
-    return LinkTimes(link.bytes_per_s / factor, link.latency_s * factor, link.spread)
+    return replace(link, bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
 
 
 def slower_engine(engine: EngineTimes, factor: float) -> EngineTimes:

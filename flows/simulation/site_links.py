@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from flows.planning.stage_times import LinkTimes
 
 
 class SiteLink:
     """A site's way to new weights: one fetch at a time, of all that the newest version needs."""
 
-    def __init__(self, link: LinkTimes | None, version_bytes: int) -> None:
-        self._link, self._version_bytes = link, version_bytes
+    def __init__(
+        self, link: LinkTimes | None, version_bytes: int, draw: np.random.Generator | None = None
+    ) -> None:
+        """`draw`: of how much TCP delays a fetch; without it each is delayed as in the mean."""
+        self._link, self._version_bytes, self._draw = link, version_bytes, draw
         self._held, self._newest = 0, 0
         self._fetching: int | None = None
         self.bytes, self.seconds = 0, 0.0
@@ -33,7 +38,8 @@ class SiteLink:
         if self._link is None or self._fetching is not None or self._newest == self._held:
             return None
         size = (self._newest - self._held) * self._version_bytes
-        seconds = self._link.fetch_s(size)
+        delay = float(self._draw.choice(self._link.delays)) if self._draw is not None else None
+        seconds = self._link.fetch_s(size, delay)
         self._fetching = self._newest
         self.bytes += size
         self.seconds += seconds

@@ -97,7 +97,12 @@ class World:
         )
         self._preemptions = Preemptions(run, self._fleet, self._events)
         self._sharing = SharingProcessors(run, self._fleet, self._learner, self._events)
-        self._links = {site.name: SiteLink(site.link, run.learner.version_bytes) for site in run.sites}
+        self._links = {
+            site.name: SiteLink(
+                site.link, run.learner.version_bytes, np.random.default_rng((run.seed, number))
+            )
+            for number, site in enumerate(run.sites)
+        }
         self._open: dict[int, Prompt] = {}
         self._parts: dict[int, dict[int, tuple[int, int]]] = {}  # by group, by index: tokens, oldest version
         self._made = self._tokens = self._admitted = self._steps = 0

@@ -26,6 +26,7 @@ from flows.simulation.simulated_run import (
     SimulationError,
 )
 from flows.simulation.simulation_result import Simulation
+from flows.simulation.site_links import SiteLink
 from flows.simulation.world import simulate
 from tests.factories import make_spec
 
@@ -300,3 +301,29 @@ def test_a_picture_has_bars_of_one_iteration_and_of_its_samples_that_end_later()
 def test_an_impossible_run_is_refused(fields: Mapping[str, Any], words: str) -> None:
     with pytest.raises(SimulationError, match=words):
         run_of(**fields)
+
+
+def test_tcp_delays_the_beginning_of_a_fetch() -> None:
+    """By a share of a round trip and of what crosses in the first few; the rest comes at the link's rate."""
+    steady, real = LinkTimes(1e6, 0.1), LinkTimes(1e6, 0.1, delays=(0.0, 2.0))
+    assert real.fetch_s(200_000, 0.0) == steady.fetch_s(200_000) == pytest.approx(0.25 + 0.2)
+    assert real.fetch_s(200_000, 2.0) == pytest.approx(0.45 + 2 * (0.1 + 0.2))
+    assert real.fetch_s(200_000) == pytest.approx(0.45 + 0.1 + 0.2)
+    assert real.fetch_s(10**9, 2.0) == pytest.approx(steady.fetch_s(10**9) + 2 * (0.1 + 0.4))
+    near = LinkTimes(1e6, delays=(2.0,))
+    assert near.fetch_s(200_000) == pytest.approx(0.2)
+
+
+def test_each_fetch_is_delayed_by_chance_and_again_by_the_same() -> None:
+    link = LinkTimes(1e6, 0.1, delays=(0.0, 0.5, 2.0))
+    found = []
+    for seed in (1, 1, 2):
+        way = SiteLink(link, 1000, np.random.default_rng(seed))
+        seconds = []
+        for version in range(1, 40):
+            way.announced(version)
+            seconds.append(way.fetch())
+            way.fetched()
+        found.append(seconds)
+    assert found[0] == found[1] != found[2]
+    assert set(found[0]) == {link.fetch_s(1000, delay) for delay in link.delays}
