@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import forward
 from consumers.learners.lora_adapter import Adapter
-from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped
+from consumers.learners.optimizing import NotFinite, Optimized, Trained
 from consumers.losses.loss import CriticSettings, loss_of
 from schemas.runspec import RunSpec
-
-
-class Trained(Protocol):
-    """Parameters that are trained: see Optimized."""
-
-    def accumulate(self) -> torch.Tensor | float:
-        """Add a micro-batch's gradient; return what `check` takes."""
-
-    def check(self, most: torch.Tensor | float) -> None:
-        """Raise NotFinite if a gradient that was added is of no use."""
-
-    def step(self, total: float) -> Stepped:
-        """Divide the sum by `total`, clip it and step."""
-
-    def parts(self) -> Parts:
-        """Return weights and optimizer state: what the next step changes, and what it does not."""
-
-    def restore(self, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-        """Restore a state."""
 
 
 class Critic:

@@ -2,9 +2,10 @@
 
 Learner           the interface that the trainer works with
 ├── LocalLearner  the work of one rank
-│   ├── TorchLearner       each rank holds all weights and all optimizer state
-│   ├── DeepSpeedLearner   see zero.py
-│   └── ShardedLearner     see sharded.py
+│   ├── OptimizingLearner
+│   │   ├── TorchLearner     each rank holds all weights and all optimizer state
+│   │   └── ShardedLearner   see sharded.py
+│   └── DeepSpeedLearner     see zero.py
 └── RankedLearner          deals work out to several LocalLearners, see ranks/ranked_learner.py
 """
 
@@ -26,7 +27,7 @@ from consumers.learners import collective, forward
 from consumers.learners.critic import Critic, whole_critic
 from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
-from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped
+from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped, Trained
 from consumers.learners.repeatable import named_if_not_repeatable, repeat_sums
 from consumers.learners.snapshot import StateSnapshot
 from consumers.losses.loss import Loss, Needs, loss_of
@@ -341,15 +342,10 @@ class LocalLearner(ABC):
         self._copies.close()
 
 
-class TorchLearner(LocalLearner):
-    """The learner on CPU or GPU. Weights are kept in fp32; bf16 runs compute in bf16 and publish bf16."""
+class OptimizingLearner(LocalLearner):
+    """A learner that adds up gradients and steps its optimizer itself."""
 
-    def __init__(self, model: str, spec: RunSpec) -> None:
-        super().__init__(model, spec)
-        self._policy = Optimized(self._named, spec, spec.algorithm.learning_rate)
-
-    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        return self._forward.logprobs(self._model, batch)
+    _policy: Trained
 
     def _backward(self, loss: torch.Tensor) -> torch.Tensor | float:
         loss.backward()
@@ -373,3 +369,14 @@ class TorchLearner(LocalLearner):
 
     def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
         self._policy.restore(state)
+
+
+class TorchLearner(OptimizingLearner):
+    """The learner on CPU or GPU. Weights are kept in fp32; bf16 runs compute in bf16 and publish bf16."""
+
+    def __init__(self, model: str, spec: RunSpec) -> None:
+        super().__init__(model, spec)
+        self._policy = Optimized(self._named, spec, spec.algorithm.learning_rate)
+
+    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        return self._forward.logprobs(self._model, batch)

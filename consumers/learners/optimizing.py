@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -65,6 +66,28 @@ def closest(master: torch.Tensor, published: torch.Tensor) -> torch.Tensor:
     published, bits = published.to(master.device), _BITS[published.element_size()]
     same = master.to(published.dtype).view(bits) == published.view(bits)
     return torch.where(same, master, published.to(master.dtype))
+
+
+class Trained(Protocol):
+    """Parameters that are trained: see Optimized."""
+
+    def accumulate(self) -> torch.Tensor | float:
+        """Add a micro-batch's gradient; return what `check` takes."""
+
+    def check(self, most: torch.Tensor | float) -> None:
+        """Raise NotFinite if a gradient that was added is of no use."""
+
+    def step(self, total: float) -> Stepped:
+        """Divide the sum by `total`, clip it and step."""
+
+    def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+        """Replace the weights."""
+
+    def parts(self) -> Parts:
+        """Return weights and optimizer state: what the next step changes, and what it does not."""
+
+    def restore(self, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+        """Restore a state."""
 
 
 class Optimized:

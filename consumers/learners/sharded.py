@@ -14,8 +14,7 @@ import torch
 
 from consumers.batches.micro_batches import MicroBatch
 from consumers.learners.critic import Critic, settings_of_critic, value_head
-from consumers.learners.learner import LocalLearner
-from consumers.learners.optimizing import Parts, Stepped
+from consumers.learners.learner import OptimizingLearner
 from consumers.learners.sharded_loading import without_weights
 from consumers.learners.sharded_model import ShardedModel
 from consumers.learners.sharded_optimizer import ShardedOptimized
@@ -23,7 +22,7 @@ from consumers.losses.objective import LossStats
 from schemas.runspec import RunSpec
 
 
-class ShardedLearner(LocalLearner):
+class ShardedLearner(OptimizingLearner):
     """One rank's learner."""
 
     lockstep = scores_in_lockstep = True  # layers are made whole by all ranks at once
@@ -66,33 +65,11 @@ class ShardedLearner(LocalLearner):
             batches = [_with_returns(batch) for batch in batches]
         return super().accumulate(batches)
 
-    def _backward(self, loss: torch.Tensor) -> torch.Tensor | float:
-        loss.backward()
-        return self._policy.accumulate()
-
-    def _check(self, most: torch.Tensor | float) -> None:
-        self._policy.check(most)
-
-    def step(self, total: float) -> Stepped:
-        self._lent.settle()
-        taken = self._policy.step(total)
-        return taken if self._critic is None else taken.beside(self._critic.trained.step(total))
-
     @torch.no_grad()
     def begin_iteration(self) -> None:
         if self._first is not None:
             for name, shard in self._first.shards.items():
                 shard.local.copy_(self._model.shards[name].local)
-
-    def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._lent.settle()
-        self._policy.adopt(weights)
-
-    def _policy_parts(self) -> Parts:
-        return self._policy.parts()
-
-    def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._policy.restore(state)
 
     def _here(self) -> bool:
         return False

@@ -213,14 +213,19 @@ def test_one_token_behind_the_end_is_dropped_and_no_more() -> None:
         engine._logprobs("0000001-00", 1)
 
 
-def test_late_logprobs_are_not_those_of_the_next_request_in_a_slot() -> None:
+def late_requests() -> tuple[OpenRequests, list[LateCopy]]:
+    """Requests whose logprobs come when a test says so."""
     copies: list[LateCopy] = []
 
     def fetch(values: torch.Tensor) -> tuple[torch.Tensor, LateCopy]:
         copies.append(LateCopy(values))
         return copies[-1].copy, copies[-1]
 
-    requests = OpenRequests(fetch)
+    return OpenRequests(fetch), copies
+
+
+def test_late_logprobs_are_not_those_of_the_next_request_in_a_slot() -> None:
+    requests, copies = late_requests()
     requests.open("a", 1, 0)
     slots = np.array([requests.slot("a")])
     for at in range(3):
@@ -236,13 +241,7 @@ def test_late_logprobs_are_not_those_of_the_next_request_in_a_slot() -> None:
 
 
 def test_a_draw_of_a_prompt_that_is_not_whole_leaves_no_logprob() -> None:
-    copies: list[LateCopy] = []
-
-    def fetch(values: torch.Tensor) -> tuple[torch.Tensor, LateCopy]:
-        copies.append(LateCopy(values))
-        return copies[-1].copy, copies[-1]
-
-    requests = OpenRequests(fetch)
+    requests, _ = late_requests()
     requests.open("a", 1, 0)
     slots = np.array([requests.slot("a")])
     for logprob in (-5.0, -1.0):
