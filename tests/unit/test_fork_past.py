@@ -46,9 +46,12 @@ def forked(parent: World, model: str, at: int, *changes: str, said: list[str] | 
 
 
 def rows_of(world: World, first: int = 0) -> list[tuple[str, list[tuple[int, int]], int]]:
-    """Of each step its root, and its samples in order, and how many of them are replayed."""
+    """Of each step its root, and its samples, and how many of them are replayed.
+
+    The order in which a step's groups got whole is not compared: it depends on timing, and changes no bit.
+    """
     return [
-        (step.root_out, list(zip(step.groups.tolist(), step.indexes.tolist(), strict=True)), step.replayed)
+        (step.root_out, sorted(zip(step.groups.tolist(), step.indexes.tolist(), strict=True)), step.replayed)
         for step in world.ledger()
         if step.step >= first
     ]
