@@ -15,8 +15,8 @@ import torch
 
 from consumers.batches.cutting import cut
 from consumers.batches.packing import Packing, pack_sequences
-from consumers.batches.sending import sent
 from consumers.batches.training_rows import TrainingRow
+from infra.sending import sent
 from schemas.losses import SAMPLES, LossSection
 from schemas.messages import Sample
 

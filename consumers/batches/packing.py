@@ -21,9 +21,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from consumers.batches import varlen_attention
-from consumers.batches.sending import sent
 from infra.cpu_linear import padded_rows, pays
 from infra.errors import Explained
+from infra.sending import sent
 
 GRID_COST = 8.0  # another grid costs attention about as much as so many padding tokens
 NAME = "streamrl_packed"  # under which this attention is registered in transformers

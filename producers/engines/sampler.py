@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infra.sending import sent
 from producers.engines.open_requests import OpenRequests
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -32,13 +33,6 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def own_id(internal: str) -> str:
     """Return a request's id as we gave it: vLLM appends a dash and 8 random characters."""
     return internal[:-9]
-
-
-def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return values on a device. A GPU gets them in its stream's order, and nobody waits for it."""
-    tensor = torch.from_numpy(values)
-    # torch uses a pinned tensor's memory for another one only when the copy is done
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class StreamSampler(torch.nn.Module):
@@ -131,8 +125,8 @@ class StreamSampler(torch.nn.Module):
         positions = self._requests.before[slots] + at
         if self._min_tokens and (early := np.flatnonzero(positions < self._min_tokens)).size:
             self._barred = self._barred.to(logits.device)
-            logits[on_device(early, logits.device)[:, None], self._barred] = -torch.inf
-        draws = on_device(uniforms(self._requests.seeds[slots], positions), logits.device)
+            logits[sent(torch.from_numpy(early), logits.device)[:, None], self._barred] = -torch.inf
+        draws = sent(torch.from_numpy(uniforms(self._requests.seeds[slots], positions)), logits.device)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         mass = logprobs.double().exp_().cumsum(dim=-1)
         tokens = torch.searchsorted(mass, (draws * mass[:, -1]).unsqueeze(1), right=True)
