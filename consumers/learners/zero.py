@@ -57,6 +57,7 @@ class DeepSpeedLearner(LocalLearner):
             weight_decay=spec.algorithm.weight_decay, fused=True,
         )  # fmt: skip
         self._deepspeed = _import_deepspeed()
+        self._linear = torch.nn.functional.linear
         if self._stage == 3:
             _count_anew(self._deepspeed)
         self._engine, self._optimizer, _, _ = self._deepspeed.initialize(
@@ -126,6 +127,8 @@ class DeepSpeedLearner(LocalLearner):
 
     def close(self) -> None:
         super().close()
+        # ZeRO-3 puts a function of its own here, for all models of this process, and leaves it.
+        torch.nn.functional.linear = self._linear
         if collective.joined():
             self._engine.destroy()
             self._deepspeed.comm.destroy_process_group()  # DeepSpeed has groups of its own

@@ -106,6 +106,7 @@ def test_zero_computes_what_torch_does(
     expected = straight["float32"]
     spec = spec_of(learner="deepspeed", zero_stage=stage, ranks=ranks)
     shared = set(Path("/dev/shm").iterdir())
+    linear = torch.nn.functional.linear
     with learning(model, spec) as learner:
         assert train(learner, spec, 3) == pytest.approx(expected.norms[:3], rel=1e-4)
         expected.check_close(masters(learner), expected.third)
@@ -122,6 +123,7 @@ def test_zero_computes_what_torch_does(
         assert digests_of(learner.weights()) == digests_of(fourth)
     left = set(Path("/dev/shm").glob("deepspeed_allreduce_buffer*")) - shared
     assert not left
+    assert torch.nn.functional.linear is linear
 
 
 @pytest.mark.timeout(400)
