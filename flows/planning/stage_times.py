@@ -17,8 +17,8 @@ _FAR_S = 1e-3  # there and back: a link that takes less is within one place
 _FETCH_TRIPS = 2.5  # an announcement comes; bytes are asked for and come; the site's report goes and comes
 # TCP is slow to begin, and slow after a packet that a queue has dropped. A fetch takes longer by one of these
 # shares of a round trip and of the bytes that cross in the first few: each as often, as measured on emulated
-# links of 20 and 100 Mbit/s with a round trip of .1 s (167 versions of .8 MB, beside runs).
-TCP_DELAYS = (0.2, 0.25, 0.45, 0.5, 0.7, 0.85, 1.0, 1.4, 2.0, 2.7)
+# links of 20 and 100 Mbit/s with a round trip of .1 s (130 versions of .8 MB, of five runs).
+TCP_DELAYS = (0.2, 0.22, 0.23, 0.23, 0.38, 0.57, 0.85, 0.9, 1.55, 2.71)
 _BEGINNING = 4  # round trips: bytes that cross later come at the link's rate
 
 
