@@ -42,7 +42,7 @@ generator: import
 """
 BITS = """
 trainer: learner ranks threads microbatch_tokens least_microbatches exact_sums
-trainer: gradient_checkpointing logits_chunk
+trainer: gradient_checkpointing logits_chunk offload_optimizer
 generator: threads
 """
 FREE = """

@@ -67,6 +67,12 @@ class TrainerSection(SeamSection):
         description="Compute activations again on the backward pass. That is a third more work and takes "
         "much less memory.",
     )
+    offload_optimizer: bool = Field(
+        False,
+        description="Keep AdamW's moments in main memory: 8 bytes a weight less on a GPU. With learners "
+        "torch and fsdp each parameter's come to the GPU for its step, and bits are the same. "
+        "DeepSpeed steps on the CPU. On a CPU it has no effect.",
+    )
     logits_chunk: int = Field(
         4096,
         gt=0,

@@ -9,6 +9,7 @@ import torch
 
 from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import forward
+from consumers.learners.frozen_loading import load_frozen
 from consumers.learners.lora_adapter import Adapter
 from consumers.learners.optimizing import NotFinite, Optimized, Trained
 from consumers.losses.loss import CriticSettings, loss_of
@@ -55,7 +56,7 @@ def value_head(model: Any, device: torch.device) -> torch.nn.Linear:
 def whole_critic(folder: str, spec: RunSpec, device: torch.device, run: forward.Forward) -> Critic:
     """Return a critic whose layers begin as the policy's. With LoRA an adapter is trained, and the head."""
     settings = settings_of_critic(spec)
-    model = forward.load_policy(folder, spec, device)
+    model = (load_frozen if spec.model.lora else forward.load_policy)(folder, spec, device)
     head = value_head(model, device)
     named = dict(model.named_parameters())
     if spec.model.lora:

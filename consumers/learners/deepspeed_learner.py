@@ -31,6 +31,15 @@ class DeepSpeedSettings(LearnerSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _offload_fits(self) -> DeepSpeedSettings:
+        if self.offload_optimizer and not self.zero_stage:
+            raise ValueError(
+                "offload_optimizer needs zero_stage 1, 2 or 3 with learner deepspeed: at stage 0 it can't "
+                "move the optimizer's state. Set trainer.zero_stage to 1"
+            )
+        return self
+
     @property
     def needs_ranks(self) -> bool:
         return True

@@ -12,8 +12,9 @@ itself, as errors have no common sign.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,20 +46,46 @@ class Fingerprint:
 NOTHING = Fingerprint(0, 0.0, (0.0,) * WIDTH)  # of a vector that was not looked at
 
 
-def fingerprint(tensors: Iterable[torch.Tensor]) -> Fingerprint:
-    """Return the fingerprint of these tensors' elements."""
-    every = [tensor.detach().reshape(-1) for tensor in tensors]
-    looked = [_sampled(plain) for plain in every]
-    shares = [plain.numel() / max(1, some.numel()) for plain, some in zip(every, looked, strict=True)]
-    # All that comes from a GPU comes at once: to wait for each number would take longer than to compute it.
-    norms = _brought([torch.linalg.vector_norm(some) for some in looked])
-    sketches = _brought([folded(some) for some in looked])
-    squares, sketch = 0.0, np.zeros(WIDTH)
-    for share, norm, sums in zip(shares, norms, sketches, strict=True):
-        squares += share * float(norm) ** 2
-        sketch += math.sqrt(share) * sums
-    count = sum(plain.numel() for plain in every)
-    return Fingerprint(_digest(every), math.sqrt(squares), tuple(sketch.tolist()), count)
+def fingerprint(tensors: Iterable[torch.Tensor], size: int | None = None) -> Fingerprint:
+    """Return the fingerprint of these tensors' elements.
+
+    With `size`, the bytes of all of them, each tensor is done with before the next one is asked for.
+    """
+    if size is None:
+        tensors = list(tensors)
+        size = sum(one.nbytes for one in tensors)
+    seen = _Seen()
+    digest = _digest(seen.passed(tensors), size)
+    return seen.fingerprint(digest)
+
+
+class _Seen:
+    """Size and sketch of the tensors that pass by."""
+
+    def __init__(self) -> None:
+        self._norms: list[torch.Tensor] = []
+        self._sketches: list[torch.Tensor] = []
+        self._shares: list[float] = []
+        self._count = 0
+
+    def passed(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for one in tensors:
+            plain = one.detach().reshape(-1)
+            some = _sampled(plain)
+            self._shares.append(plain.numel() / max(1, some.numel()))
+            self._norms.append(torch.linalg.vector_norm(some))
+            self._sketches.append(folded(some))
+            self._count += plain.numel()
+            yield plain
+
+    def fingerprint(self, digest: int) -> Fingerprint:
+        # All that comes from a GPU comes at once: to wait for each number takes longer than to compute it.
+        norms, sketches = _brought(self._norms), _brought(self._sketches)
+        squares, sketch = 0.0, np.zeros(WIDTH)
+        for share, norm, sums in zip(self._shares, norms, sketches, strict=True):
+            squares += share * float(norm) ** 2
+            sketch += math.sqrt(share) * sums
+        return Fingerprint(digest, math.sqrt(squares), tuple(sketch.tolist()), self._count)
 
 
 def _brought(numbers: Sequence[torch.Tensor]) -> np.ndarray:
@@ -66,11 +93,13 @@ def _brought(numbers: Sequence[torch.Tensor]) -> np.ndarray:
     return found
 
 
-def _digest(every: Sequence[torch.Tensor]) -> int:
-    if any(plain.is_cuda for plain in every):
+def _digest(tensors: Iterator[torch.Tensor], size: int) -> int:
+    first = next(tensors, torch.empty(0))
+    every = itertools.chain([first], tensors)
+    if first.is_cuda:
         from consumers.learners.fingerprint_gpu import digest_there
 
-        return digest_there(every)
+        return digest_there(every, size, first.device)
     hashed = xxh3_64()
     for plain in every:
         hashed.update(plain.view(torch.uint8).numpy())

@@ -7,7 +7,7 @@ The last few are hashed on the processor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from xxhash import xxh3_64
@@ -19,22 +19,21 @@ _STAGED = 256 << 20  # bytes that are laid end to end at a time
 _FEW = 1 << 20  # bytes
 
 
-def digest_there(every: Sequence[torch.Tensor]) -> int:
-    """Return the digest of the bytes of flat tensors, end to end."""
-    none = torch.empty(0, dtype=torch.int64, device=every[0].device)
-    sums = torch.cat([none, *(block_sums(block) for block in _blocks(every))])
+def digest_there(every: Iterable[torch.Tensor], size: int, device: torch.device) -> int:
+    """Return the digest of the bytes of flat tensors, end to end. `size`: how many bytes these are."""
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    sums = torch.cat([none, *(block_sums(block) for block in _blocks(every, size, device))])
     while sums.numel() * 8 > _FEW:
         sums = block_sums(torch.cat([sums, sums.new_zeros(-sums.numel() % (_BLOCK // 8))]))
     hashed = xxh3_64(sums.cpu().numpy())
-    hashed.update(str(sum(one.nbytes for one in every)).encode())
+    hashed.update(str(size).encode())
     return hashed.intdigest()
 
 
-def _blocks(every: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _blocks(every: Iterable[torch.Tensor], total: int, device: torch.device) -> Iterator[torch.Tensor]:
     """Yield all bytes, end to end, as 64-bit words of whole blocks; the same memory is used again."""
-    total = sum(one.nbytes for one in every)
     size = min(_STAGED, -(-max(1, total) // _BLOCK) * _BLOCK)
-    staged = torch.zeros(size, dtype=torch.uint8, device=every[0].device)
+    staged = torch.zeros(size, dtype=torch.uint8, device=device)
     there = 0
     for one in every:
         raw = one.view(torch.uint8)

@@ -25,6 +25,7 @@ from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import Scores, TrainingRow
 from consumers.learners import collective, forward
 from consumers.learners.critic import Critic, whole_critic
+from consumers.learners.frozen_loading import load_frozen
 from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
 from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped, Trained
@@ -141,7 +142,7 @@ class LocalLearner(ABC):
             repeat_sums(self._device)
         barred = end_tokens(model) if spec.sampling.min_tokens else []
         self._forward = forward.Forward(spec, self._device, barred)
-        self._model = self._loaded(model, trained=True)
+        self._model = self._frozen(model) if spec.model.lora else self._loaded(model, trained=True)
         self.vocabulary = int(self._model.config.vocab_size)
         self._adapter = Adapter(self._model, model, spec) if spec.model.lora else None
         self.base = self._adapter.base if self._adapter else None
@@ -155,7 +156,7 @@ class LocalLearner(ABC):
         if loss.needs.reference and self._adapter and spec.loss.reference in (None, model):
             self._reference = self._adapter.off()
         elif loss.needs.reference:
-            self._reference = self._loaded(spec.loss.reference or model, trained=False)
+            self._reference = self._frozen(spec.loss.reference or model)
         self._first: Any = None  # the policy as the iteration began
         if loss.needs.before == "iteration" and self._adapter:
             self._first = self._adapter.kept()
@@ -170,6 +171,10 @@ class LocalLearner(ABC):
         """Return the model in a folder, or this rank's part of it."""
         model = forward.load_policy(folder, self._spec, self._device)
         return model.requires_grad_(trained)
+
+    def _frozen(self, folder: str) -> Any:
+        """Likewise, of a model that is never trained."""
+        return load_frozen(folder, self._spec, self._device)
 
     def _parameters(self, model: Any) -> dict[str, torch.nn.Parameter]:
         """Return a loaded model's parameters by Hugging Face names."""

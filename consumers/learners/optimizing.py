@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from consumers.batches.training_rows import TrainingRow
 from consumers.learners import collective
 from consumers.learners.fingerprint import NOTHING, Fingerprint, fingerprint
 from consumers.learners.fixed_point import FixedPointSum
+from consumers.learners.host_moments import MOMENTS, HostMoments
 from schemas.runspec import RunSpec
 
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -108,10 +109,14 @@ class Optimized:
             parameter.grad = self._gradient[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
         algorithm = spec.algorithm
-        self._optimizer = torch.optim.AdamW(
-            self.named.values(), lr=learning_rate, betas=algorithm.betas, weight_decay=algorithm.weight_decay,
-            fused=True,
-        )  # fmt: skip
+        self._optimizer: torch.optim.AdamW | HostMoments
+        if spec.trainer.offload_optimizer:
+            self._optimizer = HostMoments(list(self.named.values()), algorithm)
+        else:
+            self._optimizer = torch.optim.AdamW(
+                self.named.values(), lr=learning_rate, betas=algorithm.betas,
+                weight_decay=algorithm.weight_decay, fused=True,
+            )  # fmt: skip
         self._steps = 0
 
     def accumulate(self) -> torch.Tensor | float:
@@ -141,15 +146,20 @@ class Optimized:
         if norm > most:
             self._gradient.mul_(most / (norm + 1e-6))
         self._steps += 1
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate * rate_share(self._steps, self._spec)
-        self._optimizer.step()
+        moments = fingerprint(self._update(), self._gradient.nbytes * len(MOMENTS))
         self._gradient.zero_()
+        return Stepped(norm, gradient, moments, fingerprint(self.named.values()))
+
+    def _update(self) -> Iterator[torch.Tensor]:
+        """Step the optimizer; return the moments of each parameter."""
+        rate = self._learning_rate * rate_share(self._steps, self._spec)
+        if isinstance(self._optimizer, HostMoments):
+            return self._optimizer.step(self._steps - 1, rate)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
         state = self._optimizer.state
-        moments = [
-            value for one in self.named.values() for key, value in state.get(one, {}).items() if key != "step"
-        ]
-        return Stepped(norm, gradient, fingerprint(moments), fingerprint(self.named.values()))
+        return (state[one][key] for one in self.named.values() for key in MOMENTS)
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:
@@ -172,8 +182,14 @@ class Optimized:
         self._steps = int(state[f"{prefix}steps"])
         self.adopt(state, f"{prefix}weights.")
         for name, parameter in self.named.items():
-            self._optimizer.state[parameter] = {
-                key: value.to(parameter.device, copy=copy)
-                for key in ("step", "exp_avg", "exp_avg_sq")
+            found = {
+                key: value
+                for key in ("step", *MOMENTS)
                 if (value := state.get(f"{prefix}optimizer.{key}.{name}")) is not None
             }
+            if isinstance(self._optimizer, HostMoments):
+                self._optimizer.restore(parameter, found)
+            else:
+                self._optimizer.state[parameter] = {
+                    key: value.to(parameter.device, copy=copy) for key, value in found.items()
+                }

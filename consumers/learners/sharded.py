@@ -37,6 +37,9 @@ class ShardedLearner(OptimizingLearner):
         whole = ShardedModel(model, lambda whole, batch: run.logprobs(whole.model, batch))
         return whole.share_out(folder, self._spec, self._device)
 
+    def _frozen(self, folder: str) -> ShardedModel:
+        return self._loaded(folder, trained=False)
+
     def _parameters(self, model: ShardedModel) -> dict[str, torch.nn.Parameter]:
         return {name: shard.parameter for name, shard in model.shards.items()}
 

@@ -58,6 +58,18 @@ def parameter_names(model: torch.nn.Module) -> dict[str, list[str]]:
     return found
 
 
+def linear_layers(folder: str) -> list[str]:
+    """Return the names of the linear layers of the model in a folder, but for the head."""
+    from transformers import AutoConfig
+
+    no_model_bars()
+    model = _on_meta(AutoConfig.from_pretrained(folder))
+    head = model.get_output_embeddings()
+    return [
+        name for name, layer in model.named_modules() if type(layer) is torch.nn.Linear and layer is not head
+    ]
+
+
 class WeightRows:
     """The rows of a folder's weights, of which each rank reads its own."""
 

@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch.optim.adamw import adamw
 
 from consumers.learners import collective
+from consumers.learners.host_moments import MOMENTS, adamw_step, host_blanks
 from consumers.learners.optimizing import NotFinite, Parts, Stepped, closest, rate_share
 from consumers.learners.sharded_fingerprint import ShardedFingerprint
 from consumers.learners.sharded_model import Shard, ShardedModel
@@ -27,7 +27,6 @@ from schemas.runspec import RunSpec
 
 _GROUP = 64  # elements, a multiple of what any CPU takes at a time
 _LARGEST = "a gradient is NaN, infinite or too large for exact sums (trainer.exact_sums)"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Row:
@@ -36,15 +35,20 @@ class _Row:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.moments: dict[str, torch.Tensor] = {}  # laid out by `room`; none before the first step
+        self.offloaded: dict[str, torch.Tensor] = {}  # room for them in main memory, if they lie there
         size, width = shard.local.numel(), math.prod(shard.shape[1:])
         self._begin = shard.first * width % _GROUP
         self._end = self._begin + size
         self._is_last = shard.first + shard.local.shape[0] == shard.shape[0]
 
+    @property
+    def size(self) -> int:
+        """Elements of a room."""
+        return self._end if self._is_last else -(-self._end // _GROUP) * _GROUP
+
     def room(self, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return flat memory for rows, with zeros or some rows in it."""
-        size = self._end if self._is_last else -(-self._end // _GROUP) * _GROUP
-        found = torch.zeros(size, device=self.shard.local.device)
+        found = torch.zeros(self.size, device=self.shard.local.device)
         if rows is not None:
             self.flat(found).copy_(rows.reshape(-1))
         return found
@@ -54,8 +58,17 @@ class _Row:
         return room[self._begin : self._end]
 
     def moment(self, key: str) -> torch.Tensor:
-        """Return the rows of a moment."""
-        return self.flat(self.moments[key]).view(self.shard.local.shape)
+        """Return the rows of a moment, on this rank's device."""
+        there = self.moments[key].to(self.shard.local.device, non_blocking=True)
+        return self.flat(there).view(self.shard.local.shape)
+
+    def keep(self, moments: Mapping[str, torch.Tensor]) -> None:
+        """Keep moments where they are to lie."""
+        self.moments = {**moments}
+        for key, room in self.offloaded.items():
+            if key in moments:
+                room.copy_(moments[key], non_blocking=True)
+                self.moments[key] = room
 
 
 class ShardedOptimized:
@@ -64,6 +77,11 @@ class ShardedOptimized:
     def __init__(self, model: ShardedModel, spec: RunSpec, learning_rate: float) -> None:
         self._model, self._spec, self._learning_rate = model, spec, learning_rate
         self._rows = {name: _Row(shard) for name, shard in model.shards.items()}
+        if spec.trainer.offload_optimizer:
+            rows = self._rows.values()
+            rooms = host_blanks([[row.size] for row in rows], model.largest.device)
+            for row, room in zip(rows, rooms, strict=True):
+                row.offloaded = room
         self._exact = spec.trainer.sums_exactly
         self._steps = 0
 
@@ -119,9 +137,10 @@ class ShardedOptimized:
         found = [ShardedFingerprint(self._model.largest.device) for _ in range(3)]
         for row, gradient in self._gradients(total):
             found[0].add(row.flat(gradient), row.shard)
-            self._update(row, gradient.mul_(scale))
+            moments = self._update(row, gradient.mul_(scale))
             for key in MOMENTS:
-                found[1].add(row.moment(key), row.shard)
+                found[1].add(row.flat(moments[key]), row.shard)
+            row.keep(moments)
             found[2].add(row.shard.local, row.shard)
         for unit in dict.fromkeys(self._model.sums.values()):
             unit.sum.clear()
@@ -129,21 +148,18 @@ class ShardedOptimized:
             row.shard.parameter.grad = None
         return Stepped(norm, *(one.found() for one in found))
 
-    def _update(self, row: _Row, gradient: torch.Tensor) -> None:
-        algorithm = self._spec.algorithm
-        for key in MOMENTS:
-            row.moments.setdefault(key, row.room())
-        if not row.shard.local.numel():
-            return
-        weights = row.room(row.shard.local)
-        adamw(
-            [weights], [gradient], *([row.moments[key]] for key in MOMENTS), [],
-            [torch.tensor(float(self._steps - 1), device=weights.device)], fused=True, amsgrad=False,
-            beta1=algorithm.betas[0], beta2=algorithm.betas[1],
-            lr=self._learning_rate * rate_share(self._steps, self._spec),
-            weight_decay=algorithm.weight_decay, eps=1e-8, maximize=False,
-        )  # fmt: skip
-        row.shard.local.copy_(row.flat(weights).view(row.shard.local.shape))
+    def _update(self, row: _Row, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Step these rows, and return their moments."""
+        device, kept = row.shard.local.device, row.moments
+        moments = {
+            key: kept[key].to(device, non_blocking=True) if key in kept else row.room() for key in MOMENTS
+        }
+        if row.shard.local.numel():
+            weights = row.room(row.shard.local)
+            rate = self._learning_rate * rate_share(self._steps, self._spec)
+            adamw_step(weights, gradient, moments, self._spec.algorithm, self._steps - 1, rate)
+            row.shard.local.copy_(row.flat(weights).view(row.shard.local.shape))
+        return moments
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:
@@ -178,8 +194,8 @@ class ShardedOptimized:
         self._steps = int(state[f"{prefix}steps"])
         self.adopt(state, f"{prefix}weights.")
         for name, row in self._rows.items():
-            row.moments = {
+            row.keep({
                 key: row.room(row.shard.mine(value))
                 for key in MOMENTS
                 if (value := state.get(f"{prefix}optimizer.{key}.{name}")) is not None
-            }
+            })  # fmt: skip

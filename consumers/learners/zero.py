@@ -51,6 +51,7 @@ class DeepSpeedLearner(LocalLearner):
     def __init__(self, model: str, spec: RunSpec, stage: int) -> None:
         super().__init__(model, spec)
         self._stage = stage  # of ZeRO
+        self._offloads = spec.trainer.offload_optimizer
         self.lockstep = self._stage >= 2  # each backward pass sends gradients to the ranks that own them
         self._adam = torch.optim.AdamW(
             self._named.values(), lr=spec.algorithm.learning_rate, betas=spec.algorithm.betas,
@@ -76,12 +77,19 @@ class DeepSpeedLearner(LocalLearner):
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "managed_gradient_accumulation": False,  # `step` decides when a step is taken
+            # Else DeepSpeed would compile an AdamW of its own for moments in main memory.
+            "zero_force_ds_cpu_optimizer": False,
             "gradient_clipping": self._spec.algorithm.max_grad_norm if self._stage else 0.0,
             "zero_optimization": {
                 "stage": self._stage,
                 "reduce_bucket_size": bucket,
                 "allgather_bucket_size": bucket,
-            },
+            }
+            | (
+                {"offload_optimizer": {"device": "cpu", "pin_memory": choices.cuda()}}
+                if self._offloads
+                else {}
+            ),
         }
 
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:

@@ -40,10 +40,10 @@ class FolderWriting:
         `shard`: maximum bytes of a safetensors file.
         """
         if CONFIG not in self.manifest.files:
-            _copied(self.origin.folder, folder)
+            copy_beside(self.origin.folder, folder)
         self._files(folder)
         shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in self.manifest.tensors.items()}
-        _say_type(folder, shapes)
+        say_type(folder, shapes)
         return write_model(folder, shapes, self.copy.model.__getitem__, shard=shard, progress=progress)
 
     def merged(self, folder: Path, shard: int, progress: ShareProgress) -> int:
@@ -53,13 +53,13 @@ class FolderWriting:
             path=str(base.path), dtype=_type_of(base), lora=lora_of(*self._config())
         )
         check_fits(self.manifest, spec, base)
-        _copied(base, folder)
+        copy_beside(base, folder)
         self._files(folder)
         (folder / _ADAPTER_CONFIG).unlink(missing_ok=True)
         merging, adapter = Merging(spec, base), self.copy.tensors()
         merging.check(adapter)
         shapes = merging.shapes()
-        _say_type(folder, shapes)
+        say_type(folder, shapes)
         return write_model(
             folder, shapes, lambda name: bits_of(merging.tensor(name, adapter)), shard=shard,
             progress=progress,
@@ -91,7 +91,7 @@ class FolderWriting:
         return self.weights.file(self.manifest.files[_ADAPTER_CONFIG]), where
 
 
-def _copied(base: ModelFolder, folder: Path) -> None:
+def copy_beside(base: ModelFolder, folder: Path) -> None:
     """Copy the files beside a model's tensors: config and tokenizer."""
 
     def ignored(_: str, names: list[str]) -> list[str]:
@@ -100,7 +100,7 @@ def _copied(base: ModelFolder, folder: Path) -> None:
     shutil.copytree(base.path, folder, ignore=ignored, dirs_exist_ok=True)
 
 
-def _say_type(folder: Path, shapes: TypedShapes) -> None:
+def say_type(folder: Path, shapes: TypedShapes) -> None:
     """Write the type of the tensors into the config, if all floating-point tensors have one type."""
     names = {type_name(dtype) for dtype, _ in shapes.values()}
     found = {name for name in names if "float" in name}

@@ -10,15 +10,12 @@ Every bit is verified before it is written. A rename commits the folder: it is t
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.checkpoints.folder_writer import FolderWriting, ShareProgress
 from flows.checkpoints.version_source import ExportError, VersionSource
+from flows.checkpoints.whole_folder import check_new, whole_folder
 from infra.weights.folder import ADAPTER
 from infra.weights.shards import SHARD
 from infra.weights.versions import WeightStore
@@ -42,15 +39,15 @@ def promote_version(
 
     `adapter`: write the adapter by itself; `shard`: maximum bytes of a safetensors file.
     """
-    if not replace and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
-        raise ExportError(f"{target} is there and not empty: name another folder, or remove it")
+    if not replace:
+        check_new(target)
     manifest = weights.manifest(version)
     if adapter and manifest.base is None:
         raise ExportError(f"version {version} of {origin.name} is a whole model: leave --adapter out")
     progress(0.0, f"fetching version {version}")
     _, copy = weights.update(None, version, root=manifest.root)
     writing = FolderWriting(weights, manifest, copy, origin)
-    with _whole(target, replace=replace) as folder:
+    with whole_folder(target, replace=replace) as folder:
         if adapter:
             size = writing.adapter(folder)
         elif manifest.base is None:
@@ -69,23 +66,3 @@ def where_to_read(promoted: Promoted) -> str:
         base = promoted.base or "its model"
         return f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{folder}")'
     return f'AutoModelForCausalLM.from_pretrained("{folder}")'
-
-
-@contextmanager
-def _whole(target: Path, *, replace: bool) -> Iterator[Path]:
-    """Yield a folder beside the target. At the end it takes the target's place; on errors it is removed."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-        work.mkdir()
-    except OSError as error:
-        raise ExportError(f"{target} can't be written: {error}") from error
-    try:
-        yield work
-        if target.is_dir():
-            shutil.rmtree(target) if replace else target.rmdir()  # rmdir refuses a folder that is not empty
-        work.replace(target)
-    except OSError as error:
-        raise ExportError(f"{target} can't be written: {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

@@ -20,8 +20,8 @@ GROUP = "streamrl.commands"
 _FIRST = (
     "init", "up", "run", "runs", "status", "samples", "inspect", "sql", "report", "logs", "stop", "pause",
     "unpause", "join", "rebalance", "deploy", "profile", "plan", "simulate", "explain", "bisect", "replay",
-    "bundle", "fork", "what_if", "skip", "export", "archive", "weights", "ranker", "rm", "demo", "down",
-    "doctor", "schema",
+    "bundle", "fork", "what_if", "skip", "export", "quantize", "archive", "weights", "ranker", "rm", "demo",
+    "down", "doctor", "schema",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,13 @@ from torch.utils.checkpoint import checkpoint
 from consumers.batches.micro_batches import plan
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner
+from consumers.learners.peak_memory import peak_memory_gib
 from consumers.losses.loss import loss_of
 from schemas.runspec import RunSpec
 from tests.bench._gpu_model import PROMPT, SHAPES, drawn_lengths, flops_of
 from tests.factories import make_sample, make_spec
+
+Settings = Mapping[str, Any]
 
 _PEAK_FLOPS = 989e12  # of an H100 in bf16, dense: the figure that MFU is usually given by
 _GROUP = 8
@@ -37,17 +40,18 @@ class Work:
     def __init__(self, folder: str, size: str, device: str, samples: int, longest: int) -> None:
         self.folder, self.shape, self.device = folder, SHAPES[size], torch.device(device)
         self.longest = longest
+        self.before_steps_gib = 0.0  # the most memory that was taken before steps are timed
         self.lengths = drawn_lengths(samples, longest)
         self.tokens = sum(self.lengths) + PROMPT * samples
         sizes = [length + PROMPT for length in self.lengths]
         self._flops = flops_of(self.shape, sizes, sum(self.lengths))
 
-    def spec(self, budget: int, *, exact: bool) -> RunSpec:
+    def spec(self, budget: int, *, exact: bool, model: Settings = {}, trainer: Settings = {}) -> RunSpec:  # noqa: B006
         return make_spec(
-            model={"path": self.folder, "dtype": "bfloat16"},
+            model={"path": self.folder, "dtype": "bfloat16", **model},
             sampling={"max_tokens": self.longest, "max_prompt_tokens": PROMPT},
             algorithm={"groups": len(self.lengths) // _GROUP, "group_size": _GROUP, "learning_rate": 1e-6},
-            trainer={"microbatch_tokens": budget, "bundle_tokens": 512, "exact_sums": exact},
+            trainer={"microbatch_tokens": budget, "bundle_tokens": 512, "exact_sums": exact, **trainer},
         )
 
     def rows(self, spec: RunSpec) -> list[TrainingRow]:
@@ -68,6 +72,7 @@ class Work:
 
     def timed(self, step: Callable[[], object]) -> dict[str, float]:
         """Run some steps; return the figures of the best one that counts."""
+        self.before_steps_gib = peak_memory_gib()
         self.freed()
         seconds = []
         for _ in range(_REPEATS):
@@ -94,9 +99,8 @@ class Work:
             torch.cuda.synchronize()
 
 
-def ours(work: Work, budget: int, *, exact: bool) -> dict[str, float]:
+def ours(work: Work, budget: int, spec: RunSpec) -> dict[str, float]:
     """TorchLearner; `made_ms`: until the weights are in main memory and hashed."""
-    spec = work.spec(budget, exact=exact)
     rows, loss = work.rows(spec), loss_of(spec)
     learner = TorchLearner(work.folder, spec)
     batches, total = plan(rows, loss, budget, 0).batches, loss.total([row.sample for row in rows])
@@ -166,8 +170,8 @@ def measure(folder: str, size: str, device: str, samples: int, longest: int) -> 
     work = Work(folder, size, device, samples, longest)
     found: dict[str, Any] = {}
     for budget in (4 * longest, 8 * longest):
-        plain, own = padded(work, budget), ours(work, budget, exact=True)
-        inexact = ours(work, budget, exact=False)
+        plain, own = padded(work, budget), ours(work, budget, work.spec(budget, exact=True))
+        inexact = ours(work, budget, work.spec(budget, exact=False))
         named = {"padded": plain, "ours": own, "ours_inexact": inexact}
         found |= {f"{name}_{budget}": figures for name, figures in named.items()}
         found[f"tokens_over_padded_{budget}"] = own["tokens_per_s"] / plain["tokens_per_s"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infra.weights.four_bits import rounded
 from tests.factories import make_tiny_model
 
 PROMPT = 48  # tokens
@@ -16,13 +17,18 @@ SHAPES: dict[str, dict[str, int]] = {
              "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936},
     "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
              "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936},
+    "7b": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28,
+           "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064},
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
              "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512},
 }  # fmt: skip
 
 
-def sized_model(folder: Path, size: str, device: str) -> Path:
-    """A Qwen2 model of a size in bf16, made on a device, with the tokenizer of the tiny model."""
+def sized_model(folder: Path, size: str, device: str, *, in_four_bits: bool = False) -> Path:
+    """A Qwen2 model of a size in bf16, made on a device, with the tokenizer of the tiny model.
+
+    `in_four_bits`: as `streamrl quantize` rounds it.
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     make_tiny_model(folder)
@@ -33,6 +39,10 @@ def sized_model(folder: Path, size: str, device: str) -> Path:
     )  # fmt: skip
     with torch.device(device):
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    if in_four_bits:
+        for name, parameter in model.named_parameters():
+            if name.endswith("_proj.weight"):
+                parameter.data = rounded(parameter.data).whole()
     model.save_pretrained(folder)
     return folder
 

@@ -49,10 +49,10 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
         folder = str(sized_model(Path(name) / "model", given.size, given.device))
         if "learner" in given.parts:
-            found["learner"] = _part("_gpu_learner", folder, given.size, given.device, samples, longest)
+            found["learner"] = part("_gpu_learner", folder, given.size, given.device, samples, longest)
         if "engine" in given.parts:
-            own = _part("_gpu_engine", "ours", folder, slots, tokens)
-            plain = _part("_gpu_engine", "plain", folder, slots, tokens)
+            own = part("_gpu_engine", "ours", folder, slots, tokens)
+            plain = part("_gpu_engine", "plain", folder, slots, tokens)
             found["engine"] = own | {
                 "plain_tokens_per_s": plain["tokens_per_s"],
                 "tokens_over_plain": own["tokens_per_s"] / plain["tokens_per_s"],
@@ -60,11 +60,11 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
                 / plain["tokens_per_s_without_logprobs"],
             }
         if "codec" in given.parts:
-            found["codec"] = _part("_gpu_codec", 4 if tiny else 256 if quick else 1024)
+            found["codec"] = part("_gpu_codec", 4 if tiny else 256 if quick else 1024)
     return found
 
 
-def _part(name: str, *words: object) -> dict[str, Any]:
+def part(name: str, *words: object) -> dict[str, Any]:
     """Run a part in a process of its own, on the device that this one has chosen."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.bench.{name}", *map(str, words)],

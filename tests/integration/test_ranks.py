@@ -146,6 +146,19 @@ def test_bf16_computes_what_torch_does(
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straight], stage: int) -> None:
+    expected = straight["float32"]
+    spec = spec_of(learner="deepspeed", zero_stage=stage, ranks=2, offload_optimizer=True)
+    with learning(model, spec) as learner:
+        assert train(learner, spec, 3) == pytest.approx(expected.norms[:3], rel=1e-4)
+        expected.check_close(masters(learner), expected.third)
+        learner.restore(expected.state)
+        assert train(learner, spec, 1) == pytest.approx(expected.norms[3:], rel=1e-4)
+        expected.check_close(masters(learner), expected.fourth)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_state_fits_another_number_of_ranks(model: str, straight: dict[str, Straight], stage: int) -> None:
     """Of three ranks, where parts are filled up; then in a process that starts anew, by itself, on torch."""
     three = spec_of(learner="deepspeed", zero_stage=stage, ranks=3)

@@ -85,6 +85,25 @@ def test_the_same_bits_on_any_number_of_ranks(model: str, case: str) -> None:
 
 
 @pytest.mark.timeout(400)
+def test_moments_in_main_memory_change_no_bit(model: str) -> None:
+    plain = spec_in("clipped", 2)
+    offloaded = plain.model_copy(
+        update={"trainer": plain.trainer.model_copy(update={"offload_optimizer": True})}
+    )
+    expected, state = bits_after(model, plain), dict[str, torch.Tensor]()
+    for ranks in (1, 3):
+        trainer = offloaded.trainer.model_copy(update={"ranks": ranks})
+        spec = offloaded.model_copy(update={"trainer": trainer})
+        assert bits_after(model, spec) == expected
+        with learning(model, spec) as learner:
+            if state:
+                learner.restore(state)
+                assert digests_of(learner.state()) == digests_of(state)
+            train(learner, spec, 2)
+            state = learner.state()
+
+
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_it_computes_what_torch_does(model: str, ranks: int) -> None:
     """To the bit, up to the norm by which a gradient is cut off; and each takes the other's checkpoints."""
