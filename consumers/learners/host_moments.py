@@ -1,4 +1,4 @@
-"""AdamW whose moments lie in main memory. Those of one parameter at a time come to the GPU, and go back.
+"""AdamW whose moments lie in main memory. One parameter's at a time come to the GPU, and go back.
 
 main memory   moments 1 │ moments 2 │ …
                  ▼ ▲        ▼ ▲
@@ -43,8 +43,14 @@ class HostMoments:
     """Stands in for torch's AdamW."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], algorithm: AlgorithmSection) -> None:
-        self._parameters, self._algorithm = parameters, algorithm
+        self._parameters = [one for one in parameters if one.requires_grad]
+        self._algorithm = algorithm
         self.state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}  # as torch's AdamW has it
+
+    @property
+    def size(self) -> int:
+        """Bytes of all moments."""
+        return sum(one.nbytes for one in self._parameters) * len(MOMENTS)
 
     @torch.no_grad()
     def step(self, steps: int, rate: float) -> Iterator[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -146,20 +146,22 @@ class Optimized:
         if norm > most:
             self._gradient.mul_(most / (norm + 1e-6))
         self._steps += 1
-        moments = fingerprint(self._update(), self._gradient.nbytes * len(MOMENTS))
+        moments = self._update()
         self._gradient.zero_()
         return Stepped(norm, gradient, moments, fingerprint(self.named.values()))
 
-    def _update(self) -> Iterator[torch.Tensor]:
-        """Step the optimizer; return the moments of each parameter."""
+    def _update(self) -> Fingerprint:
+        """Step the optimizer; return the fingerprint of its moments."""
         rate = self._learning_rate * rate_share(self._steps, self._spec)
         if isinstance(self._optimizer, HostMoments):
-            return self._optimizer.step(self._steps - 1, rate)
+            return fingerprint(self._optimizer.step(self._steps - 1, rate), self._optimizer.size)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         state = self._optimizer.state
-        return (state[one][key] for one in self.named.values() for key in MOMENTS)
+        none: dict[str, torch.Tensor] = {}  # of a parameter that some learner does not train
+        every = (state.get(one, none).get(key) for one in self.named.values() for key in MOMENTS)
+        return fingerprint([one for one in every if one is not None])
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-BLOCK = 64  # weights with the same largest magnitude
+BLOCK_WEIGHTS = 64  # weights with the same largest magnitude
 _VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -69,7 +69,7 @@ def exactly(weight: torch.Tensor) -> FourBits | None:
 
 
 def _rounded(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    blocks = torch.nn.functional.pad(flat.float(), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    blocks = torch.nn.functional.pad(flat.float(), (0, -flat.numel() % BLOCK_WEIGHTS)).view(-1, BLOCK_WEIGHTS)
     largest = blocks.abs().amax(1).to(torch.bfloat16)
     by = torch.where(largest == 0, torch.ones_like(largest), largest).float()
     known = values(flat.device)
@@ -81,5 +81,5 @@ def _rounded(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _whole(codes: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     known = values(codes.device)
     pairs = torch.stack([known.repeat(16), known.repeat_interleave(16)], 1)  # by byte
-    found = torch.nn.functional.embedding(codes.int(), pairs).view(-1, BLOCK)
+    found = torch.nn.functional.embedding(codes.int(), pairs).view(-1, BLOCK_WEIGHTS)
     return found.mul_(largest.float()[:, None]).to(torch.bfloat16)

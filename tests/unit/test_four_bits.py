@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.weights import four_bits, four_bits_gpu
-from infra.weights.four_bits import BLOCK, exactly, rounded, values
+from infra.weights.four_bits import BLOCK_WEIGHTS, exactly, rounded, values
 from tests.triton_kernels import check_compiles, interpreted, print_launches
 
-SIZES = (1, 2, BLOCK, 3 * BLOCK + 7, 5000)
+SIZES = (1, 2, BLOCK_WEIGHTS, 3 * BLOCK_WEIGHTS + 7, 5000)
 
 
 def drawn(size: int, seed: int = 0, scale: float = 0.02) -> torch.Tensor:
@@ -22,7 +22,7 @@ def drawn(size: int, seed: int = 0, scale: float = 0.02) -> torch.Tensor:
 def test_the_nearest_weights_that_four_bits_can_say(size: int, seed: int, scale: float) -> None:
     weight = drawn(size, seed, scale)
     bits = rounded(weight)
-    found, largest = bits.whole().float(), bits.largest.float().repeat_interleave(BLOCK)[:size]
+    found, largest = bits.whole().float(), bits.largest.float().repeat_interleave(BLOCK_WEIGHTS)[:size]
     choices = values(weight.device) * largest[:, None]
     nearest = (choices - weight[:, None]).abs().amin(1)
     assert ((found - weight).abs() <= nearest + 2**-8 * largest).all()
@@ -57,7 +57,7 @@ def test_zeros_and_shapes_are_kept() -> None:
     assert bits.codes.nbytes + bits.largest.nbytes == 3 * 32 + 3 * 2
 
 
-@pytest.mark.parametrize("stretch", [BLOCK, 1 << 22])
+@pytest.mark.parametrize("stretch", [BLOCK_WEIGHTS, 1 << 22])
 def test_it_does_not_depend_on_stretches(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rounded(drawn(5000)).whole()
     monkeypatch.setattr(four_bits, "_STRETCH", stretch)
