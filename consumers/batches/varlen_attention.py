@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 _WIDEST = 256  # elements of a head: the kernel takes multiples of eight up to so many
 
@@ -44,7 +45,16 @@ def varlen(
 
 @cache
 def takes_groups(device: torch.device) -> bool:
-    """Return whether the kernel takes fewer keys and values than queries, forward and backward, as tried."""
+    """Return whether the kernel takes fewer keys and values than queries, forward and backward, as tried.
+
+    It is tried within the first layer's forward pass. With gradient_checkpointing that counts the tensors
+    which are saved, and the trial's, which are not there when the layer is computed again, must not count.
+    """
+    with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+        return _tried(device)
+
+
+def _tried(device: torch.device) -> bool:
     starts = torch.tensor([0, 3, 8], dtype=torch.int32, device=device)
     found = []
     for grouped in (False, True):

@@ -42,8 +42,11 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     device = "cuda" if choices.cuda() else "cpu"
     parser.add_argument("--size", choices=SHAPES, default="tiny" if device == "cpu" or quick else "1.5b")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--samples", type=int, default=64 if device == "cuda" else 16)
+    parser.add_argument(
+        "--longest", type=int, default=2048 if device == "cuda" else 64, help="answer, tokens"
+    )
     given = parser.parse_args(argv)
-    samples, longest = (16, 64) if given.size == "tiny" else (64, 2048)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
         for setting in given.settings:
@@ -53,8 +56,8 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
             if not folder.exists():
                 sized_model(folder, given.size, device, in_four_bits=in_four_bits)
             found[setting] = part(
-                "_peak_memory", folder, given.size, device, samples, longest, json.dumps(model),
-                json.dumps(trainer),
+                "_peak_memory", folder, given.size, device, given.samples, given.longest,
+                json.dumps(model), json.dumps(trainer),
             )  # fmt: skip
             print(f"{setting}: {found[setting]}", flush=True)
     return found

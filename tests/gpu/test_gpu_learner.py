@@ -62,6 +62,18 @@ def test_ranks_that_share_a_model_out(model: str, dtype: str, ranks: int) -> Non
     assert len(bits) == 1
 
 
+def test_activations_that_are_computed_again(model: str) -> None:
+    """Also where the first layer tries the kernel of attention."""
+    varlen_attention.takes_groups.cache_clear()
+    roots = set()
+    for again in (True, False):
+        spec = make_spec(model={"dtype": "bfloat16"}, trainer={"gradient_checkpointing": again})
+        learner = TorchLearner(model, spec)
+        train(learner, spec, 2)
+        roots.add(learner.made().root)
+    assert len(roots) == 1
+
+
 def test_weights_are_brought_and_hashed(model: str) -> None:
     spec = make_spec(model={"dtype": "bfloat16"})
     learner = TorchLearner(model, spec)

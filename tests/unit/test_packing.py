@@ -158,3 +158,26 @@ def test_one_call_is_for_gpus_and_16_bits() -> None:
     assert varlen_attention.fits(queries)  # type: ignore[arg-type]
     for other in ({"dtype": torch.float32}, {"shape": (1, 2, 3, 60)}, {"shape": (1, 2, 3, 512)}):
         assert not varlen_attention.fits(SimpleNamespace(**vars(queries) | other))  # type: ignore[arg-type]
+
+
+def test_layers_that_are_computed_again_save_as_much_as_the_first_time() -> None:
+    """Also the first layer of a process, which tries the kernel."""
+    varlen_attention.takes_groups.cache_clear()
+    model = make_model()
+    packing.use_packed_attention(model)
+    packed = packing.pack_sequences([5, 3])
+    tokens = torch.arange(packed.positions.shape[0]) % 24
+
+    def run() -> torch.Tensor:
+        found: torch.Tensor = model.model(
+            input_ids=tokens[None], position_ids=packed.positions[None], packing=packed, use_cache=False
+        ).last_hidden_state[0, : packed.tokens]
+        return found
+
+    with in_one_call(True):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        again = hidden_and_gradients(model.train(), run)
+        assert varlen_attention.takes_groups.cache_info().misses == 1
+        model.gradient_checkpointing_disable()
+        kept = hidden_and_gradients(model, run)
+    torch.testing.assert_close(again, kept)
