@@ -15,7 +15,7 @@ from consumers.learners.sharded_loading import linear_layers
 from flows.checkpoints.folder_writer import ShareProgress, copy_beside, say_type
 from flows.checkpoints.version_source import ExportError
 from flows.checkpoints.whole_folder import check_new, whole_folder
-from infra.weights.bits import Bits, bits_of
+from infra.weights.bits import Bits, bits_of, type_name
 from infra.weights.folder import ModelFolder
 from infra.weights.four_bits import rounded
 from infra.weights.shards import SHARD, write_model
@@ -42,7 +42,10 @@ def quantize_model(
         raise ExportError(
             f"{source} has no model.safetensors: name a model's folder, as save_pretrained() writes"
         )
-    meant = {f"{name}.weight" for name in linear_layers(str(source))} & set(model.names)
+    try:
+        meant = {f"{name}.weight" for name in linear_layers(str(source))} & set(model.names)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{source}: transformers can't make a model of its config.json: {error}") from error
     if not meant:
         raise ExportError(
             f"{source}: no tensor there is a linear layer of the model that config.json describes"
@@ -66,11 +69,10 @@ def quantize_model(
             weight = weight.bfloat16()
         return bits_of(weight)
 
-    types = {
-        name: "BF16" if model.tensor(name).is_floating_point() else bits_of(model.tensor(name)).dtype
-        for name in model.names
+    shapes = {
+        name: ("BF16" if "float" in type_name(one.dtype) else one.dtype, one.shape)
+        for name, one in model.bits().items()
     }
-    shapes = {name: (types[name], tuple(model.shapes[name])) for name in model.names}
     with whole_folder(target) as folder:
         copy_beside(model, folder)
         say_type(folder, shapes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,10 @@ def test_the_command_rounds_a_model(tmp_path: Path) -> None:
 
 def test_the_command_says_why_it_can_not(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    (bare / "config.json").unlink()
     for words, said in (
+        ([str(bare), str(tmp_path / "new")], "can't make a model of its config.json"),
         ([str(folder), str(folder)], "is there and not empty"),
         ([str(tmp_path / "none"), str(tmp_path / "new")], "has no model.safetensors"),
     ):
