@@ -25,13 +25,13 @@ from consumers.batches.micro_batches import MicroBatch, filler
 from consumers.learners import collective
 from consumers.learners.collective import RanksError
 from consumers.learners.forward import Forward
+from consumers.learners.host_moments import MOMENTS
 from consumers.learners.learner import LocalLearner
 from consumers.learners.optimizing import NotFinite, Parts, Stepped, closest, rate_share
 from infra import choices
 from schemas.runspec import RunSpec
 
 _BUCKET = 1 << 26  # elements that are reduced or gathered together
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Policy(torch.nn.Module):
@@ -51,7 +51,6 @@ class DeepSpeedLearner(LocalLearner):
     def __init__(self, model: str, spec: RunSpec, stage: int) -> None:
         super().__init__(model, spec)
         self._stage = stage  # of ZeRO
-        self._offloads = spec.trainer.offload_optimizer
         self.lockstep = self._stage >= 2  # each backward pass sends gradients to the ranks that own them
         self._adam = torch.optim.AdamW(
             self._named.values(), lr=spec.algorithm.learning_rate, betas=spec.algorithm.betas,
@@ -87,7 +86,7 @@ class DeepSpeedLearner(LocalLearner):
             }
             | (
                 {"offload_optimizer": {"device": "cpu", "pin_memory": choices.cuda()}}
-                if self._offloads
+                if self._spec.trainer.offload_optimizer
                 else {}
             ),
         }
@@ -192,7 +191,7 @@ class DeepSpeedLearner(LocalLearner):
             if not self._steps:
                 continue
             put(f"optimizer.step.{name}", torch.tensor(float(self._steps)), is_whole=False)
-            for key in _MOMENTS:
+            for key in MOMENTS:
                 put(f"optimizer.{key}.{name}", self._moment(parameter, key), is_whole=not self._stage)
         return live, state
 
@@ -208,7 +207,7 @@ class DeepSpeedLearner(LocalLearner):
         self._set_weights(lambda name: state[f"weights.{name}"])
         self._clear_moments()
         for name, parameter in self._named.items():
-            for key in _MOMENTS:
+            for key in MOMENTS:
                 value = state.get(f"optimizer.{key}.{name}")
                 if value is not None:
                     self._set_moment(parameter, key, value)
@@ -218,7 +217,7 @@ class DeepSpeedLearner(LocalLearner):
         for flat in self._flat():
             self._adam.state[flat] = {
                 "step": torch.tensor(float(self._steps), device=flat.device),
-                **{key: torch.zeros_like(flat) for key in _MOMENTS},
+                **{key: torch.zeros_like(flat) for key in MOMENTS},
             }
         if 1 <= self._stage <= 2:  # link each parameter to its part of the moments anew
             self._optimizer._hp_optimizer_states_linked = False
