@@ -192,5 +192,8 @@ def _short(name: str) -> str:
 
 def _divided(unit: FSDPModule) -> Iterator[Any]:
     """Return FSDP's own view of a unit's parameters, in its order: torch has no public way to learn that."""
-    for group in unit._get_fsdp_state()._fsdp_param_groups:
-        yield from group.fsdp_params
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there was one at most
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is not None:
+            yield from group.fsdp_params
