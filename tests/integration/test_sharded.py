@@ -56,8 +56,11 @@ def bits_after(model: str, spec: RunSpec) -> tuple[dict[str, str], list[float]]:
     with learning(model, spec) as learner:
         norms = train(learner, spec, 3)
         check_shares(learner, spec.trainer.ranks)
-        state = learner.state()
-        return digests_of({name: value for name, value in state.items() if name != "rng"}), norms
+        return all_but_rng(learner), norms
+
+
+def all_but_rng(learner: Learner) -> dict[str, str]:
+    return digests_of({name: value for name, value in learner.state().items() if name != "rng"})
 
 
 def check_shares(learner: Learner, ranks: int) -> None:
@@ -132,6 +135,40 @@ def test_it_computes_what_torch_does(model: str, ranks: int) -> None:
     taken = TorchLearner(model, plain)
     taken.restore(own)
     assert train(taken, plain, 1) == pytest.approx(fourth[0], rel=1e-4)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("loss", [{"kind": "ppo", "kl": 0.05}, {"kind": "tb"}], ids=lambda loss: loss["kind"])
+def test_an_adapter_has_the_bits_of_torch(model: str, loss: dict[str, Any]) -> None:
+    """Beside a base that is shared out; with a critic, a reference and the iteration's first weights."""
+    said = {"algorithm": ALGORITHM, "loss": loss, "model": {"lora": {"rank": 4}}}
+    plain = make_spec(**said, trainer={"least_microbatches": 3})
+    alone = TorchLearner(model, plain)
+    expected = train(alone, plain, 3), all_but_rng(alone), alone.made().root
+    for ranks in (1, 3):
+        spec = make_spec(**said, trainer={"least_microbatches": 3, "learner": "fsdp", "ranks": ranks})
+        with learning(model, spec) as learner:
+            start = learner.state()
+            for _ in range(2):
+                norms = train(learner, spec, 3)
+                assert (norms, all_but_rng(learner), learner.made().root) == expected
+                learner.restore(start)
+            assert isinstance(learner, RankedLearner)
+            for one in learner._local._model.shards.values():
+                assert one.local.shape[0] == min(one.most, one.shape[0] - one.first)
+
+
+@pytest.mark.timeout(400)
+def test_an_adapter_of_a_bf16_run_is_close_to_that_of_torch(model: str) -> None:
+    said = {"algorithm": ALGORITHM, "model": {"lora": {"rank": 4}, "dtype": "bfloat16"}}
+    plain = make_spec(**said, trainer={"least_microbatches": 3})
+    ours = make_spec(**said, trainer={"least_microbatches": 3, "learner": "fsdp", "ranks": 2})
+    expected = train(TorchLearner(model, plain), plain, 3)
+    with learning(model, ours) as learner:
+        assert train(learner, ours, 3) == pytest.approx(expected, rel=5e-2)
+        assert isinstance(learner, RankedLearner)
+        types = {name: one.local.dtype for name, one in learner._local._model.shards.items()}
+    assert {one for name, one in types.items() if ".layers." in name} == {torch.bfloat16}
 
 
 @pytest.mark.timeout(400)
