@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,9 @@ _LIBC = ctypes.CDLL("libc.so.6")
 _FROM = -3  # M_MMAP_THRESHOLD: so many bytes and more get pages of their own
 
 
+AT = RunPosition(iteration=0, step=0, root="r", positions={}, ledger=0, trainer_epoch=0)
+
+
 class Watched:
     """The most memory that this process takes of its own while a block runs, beyond what it had before."""
 
@@ -243,10 +247,18 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path, monkeypatch: pytest.Monke
         large_one.score([rows_of(spec)], Needs(before="step"))
     with Watched() as training:
         train(large_one, spec, 1)
+    checkpoints = Checkpoints(open_store(f"file://{tmp_path}"), "test-1")
+    with Watched() as saving:
+        place = checkpoints.place(0, 0)
+        checkpoints.save(checkpoints.begin(large_one.snapshot(place), place), AT, keep=1)
+    with Watched() as restoring:
+        assert checkpoints.restored(large_one.restore, print)
     large_one.close()
     assert loading.most < 0.6 * whole
     assert scoring.most < 0.4 * whole
     assert training.most < 0.95 * whole, "a quarter of the gradient and both moments, and a layer of each"
+    assert saving.most < 0.4 * whole, "some pieces; the state is three times the model"
+    assert restoring.most < 0.4 * whole
     with learning(str(small), zero):
         pass
     with Watched() as loading, learning(str(large), zero):
@@ -267,10 +279,7 @@ def test_each_rank_writes_and_reads_its_part_of_a_checkpoint(
         place = checkpoints.place(iteration, 0)
         expected, taken = digests_of(learner.state()), learner.snapshot(place)
         train(learner, spec, 1)  # what is written is what was
-        at = RunPosition(
-            iteration=iteration, step=iteration, root="r", positions={}, ledger=0, trainer_epoch=0
-        )
-        checkpoints.save(checkpoints.begin(taken, place), at, keep=9)
+        checkpoints.save(checkpoints.begin(taken, place), replace(AT, iteration=iteration), keep=9)
         return expected
 
     def restored(spec: RunSpec) -> dict[str, str]:
