@@ -62,6 +62,7 @@ class Packing:
     positions: torch.Tensor  # [tokens and filling] position of each token in its sequence
     starts: torch.Tensor  # [sequences + 1] int32: where each starts, and then `tokens`
     grids: Sequence[Grid]
+    sizes: Sequence[int]  # of the sequences, known without waiting for a GPU
 
     @property
     def longest(self) -> int:
@@ -92,7 +93,7 @@ def pack_sequences(sizes: Sequence[int]) -> Packing:
     ends = list(itertools.accumulate(grids_of(sizes)))
     grids = [_grid(sizes[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
     starts = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
-    return Packing(tokens, positions, starts, grids)
+    return Packing(tokens, positions, starts, grids, list(sizes))
 
 
 def grids_of(sizes: Sequence[int]) -> list[int]:
