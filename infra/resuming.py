@@ -22,7 +22,7 @@ from schemas.section import keys_of
 KEPT_SETTINGS = """
 run seed
 task: prompt_field id_field dataset_config chat system train_split held_out_split limit shuffle
-model: dtype
+model: dtype follow_routes
 model.lora: rank alpha targets
 sampling: temperature max_tokens max_prompt_tokens stop min_tokens
 algorithm: mode recorded staleness order staleness_cap groups group_size optimizer_steps learning_rate

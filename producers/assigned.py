@@ -16,6 +16,7 @@ from infra.gate import Gate
 from infra.roles.context import RoleContext
 from producers.dispatch.jobs import RecordPlace, SampleJob
 from producers.stored import Stored
+from schemas.expert_routes import routed_tokens
 from schemas.messages import EVERYONE, Assignment, Part, Prompt
 
 _KEPT_BYTES = 32 << 20  # of prompts that are kept for further assignments
@@ -97,7 +98,7 @@ class Assigned:
                 )
             else:
                 jobs.append(
-                    SampleJob(prompt, index, self._part(parts.get(RecordPlace(0, at)), group, index), place)
+                    SampleJob(prompt, index, self._part(parts.get(RecordPlace(0, at)), prompt, index), place)
                 )
         if wrong:
             self._context.dead_letter(
@@ -105,11 +106,13 @@ class Assigned:
             )
         return jobs
 
-    def _part(self, part: Part | str | None, group: int, index: int) -> Part | None:
+    def _part(self, part: Part | str | None, prompt: Prompt, index: int) -> Part | None:
         """Return the part that another generator made.
 
         Return None if it is of no use: the sample begins anew.
         """
-        if not isinstance(part, Part) or (part.group, part.index) != (group, index):
+        if not isinstance(part, Part) or (part.group, part.index) != (prompt.group, index):
+            return None
+        if part.routes and routed_tokens(part.routes) != prompt.tokens.size + part.tokens.size - 1:
             return None
         return part if part.tokens.size < self._context.spec.sampling.max_tokens else None

@@ -35,13 +35,13 @@ from producers.drawing import Drawing
 from producers.engines.engine import Engine, EngineError
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
-from producers.generator_core import Decoding, MadeSample
+from producers.generator_core import Decoding, MadeSample, packed_of
 from producers.generator_reports import GeneratorReports, GeneratorState
 from producers.rewards import RewardOutcome, RewardPool
 from producers.stopping import stopping_of
 from producers.weights_watch import WeightsWatch
 from schemas.identity import sample_id
-from schemas.messages import Sample, shared_fields
+from schemas.messages import TRAIN, Sample, shared_fields
 from schemas.topics import assignment_partition
 from schemas.wire import encode
 
@@ -301,7 +301,7 @@ class Generator:
             versions=np.array(begun.versions, dtype=np.int32), roots=begun.roots, seed=begun.seed,
             finish=finished.finish, reward=score.total, reward_parts=score.parts, reward_error=score.error,
             generator=self._context.name, started_at=begun.started_at, finished_at=made.finished_at,
-            scored_at=time.time(),
+            scored_at=time.time(), routes=packed_of(finished) if prompt.purpose == TRAIN else b"",
         )  # fmt: skip
 
     def _report(self, *, leaving: bool = False, handed: int = 0, drawing: bool = False) -> None:

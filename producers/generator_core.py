@@ -21,6 +21,7 @@ from producers.backlog import Backlog
 from producers.dispatch.jobs import SampleJob
 from producers.engines.engine import DrawnAnswer, Engine, SampleRequest
 from producers.installing import VerifiedWeights
+from schemas.expert_routes import BadRoutes, pack_routes, unpack_routes
 from schemas.identity import SampleKey, sample_id, sample_key, sampling_seed
 from schemas.messages import TRAIN, Part
 from schemas.runspec import RunSpec
@@ -40,13 +41,14 @@ class Begun:
     roots: list[str]
     tokens: np.ndarray = field(default_factory=lambda: _NO_TOKENS)  # made by other generators
     logprobs: np.ndarray = field(default_factory=lambda: _NO_LOGPROBS)
+    routes: bytes = b""  # of the prompt and all of `tokens` but the last, as a part has them
 
     @classmethod
     def of(cls, part: Part, job: SampleJob) -> Begun:
         """Continue a sample where another generator left it."""
         return cls(
             job, part.seed, part.started_at, part.version_starts.tolist(), part.versions.tolist(),
-            list(part.roots), part.tokens, part.logprobs,
+            list(part.roots), part.tokens, part.logprobs, part.routes if part.tokens.size else b"",
         )  # fmt: skip
 
     def whole(self, drawn: DrawnAnswer) -> DrawnAnswer:
@@ -55,8 +57,24 @@ class Begun:
             return drawn
         return replace(
             drawn, tokens=np.concatenate([self.tokens, drawn.tokens]),
-            logprobs=np.concatenate([self.logprobs, drawn.logprobs]),
+            logprobs=np.concatenate([self.logprobs, drawn.logprobs]), routes=self._whole_routes(drawn),
         )  # fmt: skip
+
+    def _whole_routes(self, drawn: DrawnAnswer) -> np.ndarray | None:
+        """Return the routes of all tokens: those by which they were drawn, where that was elsewhere.
+
+        None if what the other generator sent can't be this model's routes.
+        """
+        tokens = self.job.prompt.tokens.size + self.tokens.size - 1
+        if drawn.routes is None or not self.routes:
+            return drawn.routes
+        try:
+            earlier = unpack_routes(self.routes, tokens)
+        except BadRoutes:
+            return None
+        if earlier.shape[1:] != drawn.routes.shape[1:] or earlier.dtype != drawn.routes.dtype:
+            return None
+        return np.concatenate([earlier, drawn.routes[tokens:]])
 
     def goes_on_with(self, fresh: VerifiedWeights, tokens: int) -> None:
         """Note that the weights `fresh` make the sample from token `tokens` on."""
@@ -70,6 +88,11 @@ class Begun:
             self.roots.append(fresh.root)
 
 
+def packed_of(drawn: DrawnAnswer) -> bytes:
+    """Return an answer's routes as messages have them; empty if there are none."""
+    return b"" if drawn.routes is None or not len(drawn.routes) else pack_routes(drawn.routes)
+
+
 @dataclass(frozen=True)
 class Left:
     """An unfinished sample that another generator shall continue."""
@@ -77,6 +100,13 @@ class Left:
     begun: Begun
     tokens: np.ndarray  # all tokens made so far
     logprobs: np.ndarray
+    routes: bytes = b""  # as a part has them
+
+    @classmethod
+    def of(cls, begun: Begun, drawn: DrawnAnswer) -> Left:
+        """Leave a sample after what an engine drew for it last."""
+        whole = begun.whole(drawn)
+        return cls(begun, whole.tokens, whole.logprobs, packed_of(whole))
 
     def part(self, run: str, generator: str, now: float) -> Part:
         """Return the record for `<run>.parts`."""
@@ -85,7 +115,7 @@ class Left:
             run=run, group=begun.job.prompt.group, index=begun.job.index, tokens=self.tokens,
             logprobs=self.logprobs, version_starts=np.array(begun.version_starts, dtype=np.int32),
             versions=np.array(begun.versions, dtype=np.int32), roots=begun.roots, seed=begun.seed,
-            generator=generator, started_at=begun.started_at, sent_at=now,
+            generator=generator, started_at=begun.started_at, sent_at=now, routes=self.routes,
         )  # fmt: skip
 
 
@@ -186,14 +216,7 @@ class Decoding:
         mine = [name for name in names if name in self._running]
         if not mine:
             return []
-        return [
-            Left(
-                begun := self._running.pop(part.id),
-                np.concatenate([begun.tokens, part.tokens]),
-                np.concatenate([begun.logprobs, part.logprobs]),
-            )
-            for part in self._engine.hand_over(mine)
-        ]
+        return [Left.of(self._running.pop(one.id), one) for one in self._engine.hand_over(mine)]
 
     def update(self, fresh: VerifiedWeights) -> None:
         """Take newer weights, and drop the samples of iterations that are already trained.

@@ -31,6 +31,7 @@ from producers.engines.engine_messages import EngineOptions
 from producers.engines.redrawing import RedrawBatch, RedrawnWeights, begins_of_requests
 from producers.engines.remote_redraw import RedrawEngine
 from producers.installing import merged_model
+from schemas.expert_routes import unpack_routes
 from schemas.generation import ENGINES
 from schemas.messages import Sample
 from schemas.runspec import RunSpec
@@ -73,12 +74,26 @@ class Redrawn:
 
     @cached_property
     def first_other(self) -> int | None:
-        """The first token that differs, or has other bits of its log-probability; None if all are equal."""
+        """The first token that differs, has other bits of its log-probability, or was drawn by other experts.
+
+        None if all are equal.
+        """
         ours, theirs = (one.logprobs[: self.same_tokens] for one in (self.answer, self.sample))
         other = np.flatnonzero(ours.view(np.uint32) != theirs.view(np.uint32))
         if other.size:
             return int(other[0])
-        return None if self.has_tokens else self.same_tokens
+        return self._first_other_route() if self.has_tokens else self.same_tokens
+
+    def _first_other_route(self) -> int | None:
+        """Return the first token that was drawn by other experts; None if there is none, or none is known."""
+        prompt, sample = self.sample.prompt_tokens.size, self.sample
+        if not sample.routes or self.answer.routes is None:
+            return None
+        recorded = unpack_routes(sample.routes, prompt + sample.tokens.size - 1)
+        if recorded.shape != self.answer.routes.shape:
+            return 0
+        other = np.flatnonzero((recorded != self.answer.routes).any(axis=(1, 2)))
+        return max(0, int(other[0]) + 1 - prompt) if other.size else None
 
     @property
     def equal(self) -> bool:

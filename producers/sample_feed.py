@@ -25,6 +25,7 @@ from infra.bus import Record, clamp, read_until
 from infra.errors import Explained
 from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
+from infra.route_shapes import followed_shape
 from infra.tail import Inbox
 from infra.weights.versions import WeightStore
 from schemas.admission import is_of_run, latest_iteration
@@ -150,6 +151,7 @@ class SampleFeed:
         self._context, self._trained, self._roots = context, trained, roots
         self._resample = context.spec.loss.most_draws
         self._vocabulary = _vocabulary(context.record.model)
+        self._route_shape = followed_shape(context.record.model, context.spec)
         self._gate = Gate(Sample, context.run, passed_over)  # the trainer reports refused records
         self._start = start
         self._subscriptions: list[Subscription[object]] = []
@@ -280,7 +282,7 @@ class SampleFeed:
             return f"its purpose is {sample.purpose[:64]!r}; {prompt.purpose!r} was admitted"
         if sample.purpose == TRAIN:
             newest = spec.algorithm.iterations  # the trainer knows before the feeder which version exists
-            reason = fault(sample, spec, self._vocabulary) or weights_fault(
+            reason = fault(sample, spec, self._vocabulary, self._route_shape) or weights_fault(
                 sample, spec, newest, self._roots.of
             )
         else:

@@ -11,14 +11,24 @@ from collections.abc import Callable
 import numpy as np
 
 from schemas.admission import is_of_run, latest_iteration, oldest_version
+from schemas.expert_routes import RouteShape, wrong_routes
 from schemas.identity import round_of
 from schemas.messages import Prompt, Sample
 from schemas.runspec import RunSpec
 
 
-def fault(sample: Sample, spec: RunSpec, vocabulary: float = math.inf) -> str:
-    """Return why a well-formed sample does not fit the run, whichever weights made it; empty if it does."""
-    return _of_place(sample, spec) or _of_tokens(sample, spec, vocabulary)
+def fault(
+    sample: Sample, spec: RunSpec, vocabulary: float = math.inf, routes: RouteShape | None = None
+) -> str:
+    """Return why a well-formed sample does not fit the run, whichever weights made it; empty if it does.
+
+    `routes`: shape of the routes that the trainer follows; None: it follows none.
+    """
+    return (
+        _of_place(sample, spec)
+        or _of_tokens(sample, spec, vocabulary)
+        or wrong_routes(sample.routes, sample.prompt_tokens.size + sample.tokens.size - 1, routes)
+    )
 
 
 def _of_place(sample: Sample, spec: RunSpec) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import numpy as np
 from msgspec import Meta, field
 
+from schemas.expert_routes import BadRoutes, routed_tokens
 from schemas.identity import ROUND, is_sample_id, sample_id
 from schemas.wire import (
     Float32s,
@@ -86,6 +87,17 @@ def are_finite(name: str, numbers: Iterable[float]) -> str:
     return "" if all(map(math.isfinite, numbers)) else f"{name} has a value that is not a finite number"
 
 
+def _wrong_count(routes: bytes, tokens: int | None = None) -> str:
+    """Return why routes, if there are any, can't be of so many tokens. Nothing is unpacked for that."""
+    if not routes:
+        return ""
+    try:
+        found = routed_tokens(routes)
+    except BadRoutes as error:
+        return str(error)
+    return "" if tokens in (None, found) else f"its routes are of {found} tokens; {tokens} are expected"
+
+
 class OfGroup(Message, frozen=True, kw_only=True):
     """Fields that a prompt and its samples share: which group they are of, and where it belongs."""
 
@@ -136,6 +148,7 @@ class Sample(OfGroup, frozen=True, kw_only=True):
     """`<run>.samples`: one finished sample, published at once. Partition = predicted length class."""
 
     KIND: ClassVar[str] = "sample"
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"routes"})
     index: int
     attempt: int
     prompt_tokens: Int32s
@@ -153,6 +166,7 @@ class Sample(OfGroup, frozen=True, kw_only=True):
     started_at: float
     finished_at: float
     scored_at: float
+    routes: bytes = b""  # the experts that made it, see `schemas.expert_routes`; empty: not recorded
 
     @property
     def id(self) -> str:
@@ -166,7 +180,12 @@ class Sample(OfGroup, frozen=True, kw_only=True):
 
     def wrong(self) -> str:
         """Return a contradiction between fields. `schemas.fitness` checks whether the sample fits the run."""
-        return self._wrong_logprobs() or self._wrong_versions() or self._wrong_numbers()
+        return (
+            self._wrong_logprobs() or self._wrong_versions() or self._wrong_numbers() or self._wrong_routes()
+        )
+
+    def _wrong_routes(self) -> str:
+        return _wrong_count(self.routes, self.prompt_tokens.size + self.tokens.size - 1)
 
     def _wrong_logprobs(self) -> str:
         if self.logprobs.size != self.tokens.size:
@@ -242,6 +261,7 @@ class Part(Message, frozen=True, kw_only=True):
     """`<run>.parts`: tokens of an unfinished sample, for another generator to go on with. Keyed by sample."""
 
     KIND: ClassVar[str] = "part"
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"routes"})
     run: WireName
     group: GroupNumber
     index: Count
@@ -254,6 +274,7 @@ class Part(Message, frozen=True, kw_only=True):
     generator: Line
     started_at: float
     sent_at: float
+    routes: bytes = b""  # of the prompt's tokens, too, and of all but the last token
 
     def wrong(self) -> str:
         versions = self.versions
@@ -265,6 +286,7 @@ class Part(Message, frozen=True, kw_only=True):
             alike(tokens=self.tokens.size, logprobs=self.logprobs.size)
             or alike(versions=versions.size, version_starts=self.version_starts.size, roots=len(self.roots))
             or finite(started_at=self.started_at, sent_at=self.sent_at)
+            or _wrong_count(self.routes)
         )
 
 

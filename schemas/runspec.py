@@ -191,6 +191,14 @@ class ModelSection(Section):
         "the generators, and `streamrl export` merges it. `lora: {}` takes the defaults.",
     )
 
+    follow_routes: bool = Field(
+        True,
+        description="For a mixture of experts: generators record which experts each layer took for each "
+        "token, and the trainer takes the same ones, weighed by its own router. So both compute with the "
+        "same experts, although they round differently. Costs at most a byte in a sample's record for each "
+        "token, layer and expert taken (two beyond 256 experts). Other models have no routes.",
+    )
+
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
         if bool(self.path) == bool(self.build):

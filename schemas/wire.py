@@ -80,6 +80,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
     DICTIONARY: ClassVar[str] = ""  # with which it is packed; empty: it is not packed
     ON_WIRE: ClassVar[Mapping[str, str]] = {}  # fields that have another name in records, as they always had
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset()  # fields that records lack while they are empty
 
     def wrong(self) -> str:
         """Return why the fields contradict each other; empty if they do not. `decode` calls this."""
@@ -141,7 +142,7 @@ def _laid_out(message: Message, *, differences: bool) -> bytes:
     fields = {
         message.ON_WIRE.get(name, name): getattr(message, name)
         for name in message.__struct_fields__
-        if name not in arrays
+        if name not in arrays and (name not in message.LEFT_OUT or getattr(message, name))
     }
     header = msgspec.msgpack.encode(
         {"kind": message.KIND, "version": message.VERSION, "fields": fields, "arrays": table}

@@ -121,14 +121,8 @@ def make_model_files(folder: Path) -> Path:
 def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int = 64) -> Path:
     """A Qwen2 model (of some 60,000 parameters) with random weights and a tokenizer of characters."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    words = {word: number for number, word in enumerate(["<pad>", "<end>", *"0123456789:- abcdefg"])}
-    raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    raw.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<end>")
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -141,6 +135,47 @@ def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4.0)  # a random model is nearly uniform: make it prefer something
+    return _saved(model, folder)
+
+
+TINY_MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 48, "head_dim": 32, "norm_topk_prob": True},
+    "qwen2_moe": {"num_experts": 8, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 64},
+    "olmoe": {"num_experts": 8, "intermediate_size": 48},
+    "mixtral": {"num_local_experts": 4, "intermediate_size": 48},
+}
+
+
+def make_tiny_mixture(folder: Path, kind: str, *, seed: int = 0, **config: Any) -> Path:
+    """A mixture of experts of one of TINY_MIXTURES, with random weights and a tokenizer of characters."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    common = {
+        "vocab_size": 24, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "max_position_embeddings": 256, "eos_token_id": 1, "pad_token_id": 0,
+        "bos_token_id": None, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    settings = {**common, **TINY_MIXTURES[kind], **config}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # norms stay as they are
+                parameter.mul_(4.0)
+    return _saved(model, folder)
+
+
+def _saved(model: Any, folder: Path) -> Path:
+    """Save a model of 24 tokens, and a tokenizer of characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["<pad>", "<end>", *"0123456789:- abcdefg"])}
+    raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    raw.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<end>")
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

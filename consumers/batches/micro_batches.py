@@ -77,6 +77,7 @@ class MicroBatch:
     before: torch.Tensor | None
     values: torch.Tensor | None
     returns: torch.Tensor | None
+    routes: Sequence[bytes] = ()  # of each row, as its sample has them; the trainer unpacks them at last
 
     @property
     def cost(self) -> float:
@@ -125,6 +126,7 @@ def micro_batch(
         before=_if_known([row.scores.before for row in rows]),
         values=_if_known([row.scores.values for row in rows]),
         returns=returns,
+        routes=[sample.routes for sample in samples],
     )
 
 

@@ -14,9 +14,17 @@ from consumers.batches.micro_batches import MicroBatch
 from consumers.fused import fused_logprobs
 from consumers.fused.chosen_rows import chosen_rows
 from consumers.fused.fused_layers import Fitted, use_fused_layers
+from consumers.learners.expert_routing import (
+    follow,
+    make_followers,
+    routes_in,
+    shape_of_routers,
+    wrong_routers,
+)
 from infra import cpu_linear
 from infra.errors import Explained
 from infra.quiet import no_model_bars
+from infra.route_shapes import shape_in
 from schemas.runspec import RunSpec
 
 _WARM_ROWS = 2048  # kernels for micro-batches of up to so many tokens are made before the first sample comes
@@ -56,6 +64,9 @@ def adapt(model: Any, folder: str) -> Fitted:
 
 def make_ready(model: Any, spec: RunSpec, device: torch.device) -> None:
     """Have an adapted model compute as the run file says. It needs no weights yet."""
+    if spec.model.follow_routes:
+        _check_routers(model)
+        make_followers(model)
     if device.type == "cpu" and spec.model.dtype == "float32" and cpu_linear.pays():
         cpu_linear.use_cpu_linear(model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
     if spec.trainer.gradient_checkpointing:
@@ -66,6 +77,18 @@ def make_ready(model: Any, spec: RunSpec, device: torch.device) -> None:
         model.train()  # in eval mode nothing would be checkpointed
     else:
         model.eval()  # no dropout
+
+
+def _check_routers(model: Any) -> None:
+    """Raise UnsupportedModel unless a mixture's routers can follow, and are those that its config names."""
+    wrong, found, said = wrong_routers(model), shape_of_routers(model), shape_in(model.config.to_dict())
+    if not wrong and found != said:
+        wrong = f"its layers have {found or 'no routers'}, and its config tells of {said or 'no experts'}"
+    if wrong:
+        raise UnsupportedModel(
+            f"model.path: {type(model).__name__} can't follow the generators' routes: {wrong}. Set "
+            "model.follow_routes: false"
+        )
 
 
 @contextmanager
@@ -134,6 +157,7 @@ class Forward:
         self._barred = torch.tensor(list(barred), dtype=torch.long, device=device)
         self._dtype, self._device = getattr(torch, spec.model.dtype), device
         self._temperature, self._rows = spec.sampling.temperature, spec.trainer.logits_chunk
+        self._follows = spec.model.follow_routes
         self._entropy: list[torch.Tensor] = []
         self._entropy_tokens = 0
 
@@ -143,7 +167,12 @@ class Forward:
             return chosen_rows(_states(model, batch.tokens, batch.packing), batch.answer - 1)
 
     def logprobs(self, model: Any, batch: MicroBatch) -> torch.Tensor:
-        """Return the logprob of each drawn token. The backward pass computes full chunks of logits again."""
+        """Return the logprob of each drawn token. The backward pass computes full chunks of logits again.
+
+        A mixture's tokens take the experts of the micro-batch's routes, if it has any.
+        """
+        if self._follows:
+            follow(model, routes_in(batch, self._device))
         targets, early = batch.tokens[batch.answer], self._early(batch)
         with self.autocast():
             states = self.states(model, batch)

@@ -12,7 +12,8 @@ import torch
 from consumers.learners import forward
 from consumers.learners.forward import UnsupportedModel
 from consumers.learners.held_linear import HeldLinear
-from consumers.learners.sharded_loading import WeightRows, parameter_names, without_weights
+from consumers.learners.sharded_loading import parameter_names, without_weights
+from consumers.learners.weight_rows import WeightRows
 from schemas.runspec import RunSpec
 
 

@@ -247,7 +247,8 @@ class LocalLearner(ABC):
         batch = batch.to(self._device)
         reference = before = values = None
         if needs.reference:
-            reference = self._logprobs_by(self._reference, batch)
+            # The reference is a policy of its own, and takes the experts that it likes.
+            reference = self._logprobs_by(self._reference, replace(batch, routes=()))
         if needs.before == "step":
             before = self._logprobs(batch)
         elif needs.before == "iteration":

@@ -109,6 +109,11 @@ class Alternative:
         with self.using():
             return self._model.model(**inputs)
 
+    def modules(self) -> Iterable[torch.nn.Module]:
+        """Return the modules of the model, which other views of it have in common."""
+        found: Iterable[torch.nn.Module] = self._model.modules()
+        return found
+
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the adapter's parameters, which may be overwritten."""
         return self._named.items()

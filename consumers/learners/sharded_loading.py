@@ -7,21 +7,18 @@ config ──► the model without weights ──► divided ──► each rank
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from consumers.batches import packing
 from consumers.fused.fused_layers import Fitted, replace_fitted
 from consumers.learners import forward
 from consumers.learners.forward import UnsupportedModel
+from consumers.learners.weight_rows import WeightRows
 from infra.quiet import no_model_bars
-from infra.weights.bits import NAMES, Bits
-from infra.weights.folder import ModelFolder
 from schemas.runspec import RunSpec
 
 _WORDS = 256  # of the vocabulary of the model that is tried
@@ -68,41 +65,6 @@ def linear_layers(folder: str) -> list[str]:
     return [
         name for name, layer in model.named_modules() if type(layer) is torch.nn.Linear and layer is not head
     ]
-
-
-class WeightRows:
-    """The rows of a folder's weights, of which each rank reads its own."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder, self._bits = folder, ModelFolder(folder).bits()
-
-    def read(self, names: list[str], shape: tuple[int, ...], first: int, count: int) -> torch.Tensor:
-        """Return `count` rows from row `first` on of the weight that has one of these names and this shape.
-
-        The file's weight may have more rows, and must be as wide.
-        """
-        bits = next((self._bits[name] for name in names if name in self._bits), None)
-        if bits is None or bits.shape[1:] != shape[1:] or bits.shape[:1] < shape[:1]:
-            found = "has none" if bits is None else f"has one of shape {list(bits.shape)}"
-            raise UnsupportedModel(
-                f"model.path {self._folder}: ranks that share a model out read weights by name, and for "
-                f"{' or '.join(names)} of shape {list(shape)} the folder {found}. Save the model with "
-                "save_pretrained(), or set trainer.learner to torch, or trainer.zero_stage to 2"
-            )
-        return _rows(bits, first, count)
-
-    def read_buffers(self, model: torch.nn.Module) -> None:
-        """Read the few buffers that the files have. Others were computed when the model was built."""
-        for name, buffer in model.named_buffers():
-            if name in self._bits and buffer.dim():
-                buffer.copy_(_rows(self._bits[name], 0, buffer.shape[0]))
-
-
-def _rows(bits: Bits, first: int, count: int) -> torch.Tensor:
-    name, size = NAMES[bits.dtype]
-    width = math.prod(bits.shape[1:]) * size
-    some = np.array(bits.data.view(np.uint8)[first * width : (first + count) * width])
-    return torch.from_numpy(some).view(getattr(torch, name)).view(count, *bits.shape[1:])
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from consumers.learners.sharded_loading import WeightRows, parameter_names, without_weights
+from consumers.learners.sharded_loading import parameter_names, without_weights
+from consumers.learners.weight_rows import WeightRows
 from schemas.runspec import RunSpec
 
 

@@ -150,6 +150,7 @@ class _Batch(Message, frozen=True, kw_only=True):
     before: Float32s
     values: Float32s
     returns: Float32s
+    routes: list[bytes]  # of each row
 
 
 def batch_to_bytes(batch: MicroBatch) -> bytes:
@@ -163,7 +164,7 @@ def batch_to_bytes(batch: MicroBatch) -> bytes:
             lengths=np.array([row.sample.tokens.size for row in batch.rows]),
             tokens=batch.tokens[: batch.packing.tokens].numpy(),
             behaviour=batch.behaviour.numpy(), advantage=batch.advantage.numpy(),
-            weight=batch.weight.numpy(), fresh=batch.fresh.numpy(), **arrays,
+            weight=batch.weight.numpy(), fresh=batch.fresh.numpy(), routes=list(batch.routes), **arrays,
         )
     )  # fmt: skip
 
@@ -186,6 +187,7 @@ def batch_from_bytes(raw: bytes) -> MicroBatch:
         advantage=_tensor(said.advantage),
         weight=_tensor(said.weight),
         fresh=_tensor(said.fresh.astype(bool)),
+        routes=said.routes,
         **{name: _tensor(getattr(said, name)) if name in said.known else None for name in _OPTIONAL},
     )
 

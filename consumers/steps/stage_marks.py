@@ -78,10 +78,11 @@ def _scores(batch: MicroBatch) -> list[torch.Tensor]:
     return [one for one in (batch.reference, batch.before, batch.values) if one is not None]
 
 
-def _inputs(batch: MicroBatch) -> Iterable[torch.Tensor]:
+def _inputs(batch: MicroBatch) -> Iterable[torch.Tensor | np.ndarray]:
     """Return all that the model and the loss get of a micro-batch, but advantages and scores."""
     tokens = batch.tokens[: batch.packing.tokens]  # filling differs from one kind of CPU to another
-    return tokens, batch.answer, batch.owner, batch.weight, batch.fresh, batch.behaviour
+    routes = [np.frombuffer(one, np.uint8) for one in batch.routes if one]
+    return tokens, batch.answer, batch.owner, batch.weight, batch.fresh, batch.behaviour, *routes
 
 
 def _rewards(rows: Sequence[TrainingRow]) -> int:

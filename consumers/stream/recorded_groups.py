@@ -24,11 +24,13 @@ from infra.bus import begins_of, clamp, ends_of
 from infra.errors import Explained
 from infra.gate import Gate, passed_over
 from infra.roles.context import RoleContext
+from infra.route_shapes import followed_shape
 from infra.run_handle import RunHandle
 from infra.runs import RunRecord, find
 from infra.stores.store import Exists
+from schemas.expert_routes import wrong_routes
 from schemas.identity import derive_seed
-from schemas.messages import Evaluation, StepRecord
+from schemas.messages import Evaluation, Sample, StepRecord
 from schemas.topics import Topic, Topics
 
 _EVALUATIONS = 64  # newest ones that are read at a start; they include those of current weights
@@ -83,6 +85,7 @@ class RecordedStream:
 
     def __init__(self, context: RoleContext, vocabulary: int) -> None:
         self._context, self._vocabulary = context, vocabulary
+        self._route_shape = followed_shape(context.record.model, context.spec)
         self._gate = Gate(Evaluation, context.run, passed_over)
         self._evaluated: set[int] = set()
         self._held: tuple[StepKey, Bundle] | None = None
@@ -136,9 +139,20 @@ class RecordedStream:
                         f"sample {row.sample.id} of run {self._context.spec.algorithm.recorded} has tokens "
                         f"that the model's vocabulary of {self._vocabulary} has not: another model drew them"
                     )
+                self._check_routes(row.sample)
                 bundle.rows.setdefault(row.sample.group, {})[row.sample.index] = row
             self._held = key, bundle
         return [self._held[1]]
+
+    def _check_routes(self, sample: Sample) -> None:
+        """Raise RecordedError if a sample has routes that this run's model can't follow; it may have none."""
+        tokens = sample.prompt_tokens.size + sample.tokens.size - 1
+        shape = self._route_shape
+        if shape and sample.routes and (why := wrong_routes(sample.routes, tokens, shape)):
+            raise RecordedError(
+                f"sample {sample.id} of run {self._context.spec.algorithm.recorded}: {why}. Set "
+                "model.follow_routes: false"
+            )
 
     def _drawn(self, step: int) -> list[int]:
         """Return the groups of an optimizer step. An epoch leaves out groups that do not fill a step."""

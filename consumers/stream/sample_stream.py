@@ -22,6 +22,7 @@ from consumers.stream.unfit import Unfit
 from infra.bus import Record, clamp
 from infra.gate import Gate
 from infra.roles.context import RoleContext
+from infra.route_shapes import followed_shape
 from infra.tail import Tail
 from schemas.fitness import contradiction, fault, weights_fault
 from schemas.identity import round_of
@@ -102,6 +103,7 @@ class SampleStream:
     ) -> None:  # fmt: skip
         """`fence` raises if a newer trainer is at work. `letters`: see Unfit."""
         self._context, self._vocabulary, self._root_of, self._fence = context, vocabulary, root_of, fence
+        self._route_shape = followed_shape(context.record.model, context.spec)
         self._trained = trained  # everything before this key is trained
         self._open = int(context.spec.algorithm.most_stale) + 1  # iterations in work
         self._start, self._first_letter = start, letters
@@ -148,7 +150,7 @@ class SampleStream:
 
     def _wrong(self, sample: Sample) -> str:
         if sample.purpose == TRAIN:
-            return fault(sample, self._context.spec, self._vocabulary)
+            return fault(sample, self._context.spec, self._vocabulary, self._route_shape)
         return "" if sample.purpose == EVAL else f"its purpose is {sample.purpose[:64]!r}"
 
     def _take(self, sample: Sample, record: Record) -> None:

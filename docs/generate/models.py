@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.run.inspection.supported_models import REFUSED, TRIED, elsewhere, head_sizes
+from flows.run.inspection.supported_models import MIXTURES, REFUSED, TRIED, elsewhere, head_sizes
 
 _HEAD = """# Models that can be trained
 
@@ -25,6 +25,8 @@ def models_page() -> str:
     ]
     lines += [", ".join(f"`{kind}`" for kind in TRIED) + ".", ""]
     lines += ["Of any other kind the check says that nobody has tried it, and the run goes on.", ""]
+    mixtures = ", ".join(f"`{kind}`" for kind in TRIED if kind in MIXTURES)
+    lines += [f"[Mixtures of experts](../how-to/mixtures.md) among them are {mixtures}.", ""]
     lines += ["## Refused", "", "| `model_type` | reason |", "|---|---|"]
     for reason in dict.fromkeys(REFUSED.values()):
         kinds = ", ".join(f"`{kind}`" for kind, why in REFUSED.items() if why == reason)

@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from flows.checkpoints.folder_names import folder_reader, folder_tensors
 from flows.checkpoints.push_and_pull import beside_of
 from flows.checkpoints.version_source import CONFIG, ExportError, VersionSource
 from infra.weights.adapter_tensors import Merging, check_fits, is_meant, layers_of, lora_of
@@ -44,7 +45,10 @@ class FolderWriting:
         self._files(folder)
         shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in self.manifest.tensors.items()}
         say_type(folder, shapes)
-        return write_model(folder, shapes, self.copy.model.__getitem__, shard=shard, progress=progress)
+        tensors = folder_tensors(_config_in(folder).get("model_type"), shapes)
+        typed = {name: (shapes[one.whole][0], one.shape) for name, one in tensors.items()}
+        tensor = folder_reader(tensors, self.copy.model.__getitem__)
+        return write_model(folder, typed, tensor, shard=shard, progress=progress)
 
     def merged(self, folder: Path, shard: int, progress: ShareProgress) -> int:
         """Write a version that is an adapter, merged into its base. Otherwise like `model`."""
@@ -104,14 +108,18 @@ def say_type(folder: Path, shapes: TypedShapes) -> None:
     """Write the type of the tensors into the config, if all floating-point tensors have one type."""
     names = {type_name(dtype) for dtype, _ in shapes.values()}
     found = {name for name in names if "float" in name}
-    try:
-        config = dict(json.loads((folder / CONFIG).read_text()))
-    except (ValueError, TypeError) as error:
-        raise ExportError(f"{CONFIG} of the version, or of its base, is damaged: {error}") from error
+    config = _config_in(folder)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"  # depends on transformers' version
     if len(found) == 1 and config.get(key) not in found:
         config[key] = found.pop()
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / CONFIG).read_text()))
+    except (ValueError, TypeError) as error:
+        raise ExportError(f"{CONFIG} of the version, or of its base, is damaged: {error}") from error
 
 
 def _type_of(base: ModelFolder) -> Literal["float32", "bfloat16"]:

@@ -12,13 +12,19 @@ from flows.run.inspection.model import BadModel, longest_context, no_tensors, wr
 from flows.run.inspection.store_and_broker import wrong_folder
 from flows.run.locations import store_url
 from flows.run.request import RunRequest
+from infra.bus import LARGEST_RECORD
 from infra.gpus import visible_gpus
 from infra.hub import is_hub_name, model_folder, why_not
+from infra.route_shapes import followed_shape
 from infra.weights.adapter_tensors import check_targets
 from infra.weights.folder import ModelFolder
 from infra.weights.weights_error import WeightsError
+from schemas.expert_routes import RouteShape
 from schemas.loading import RunFileError, load_run_file
 from schemas.runspec import RunSpec
+
+_TOKEN_BYTES = 8  # of a sample's record, for a token and its logprob
+_SAMPLE_BYTES = 64 << 10  # of a sample's record, for all else
 
 
 def check(request: RunRequest) -> RunSpec:
@@ -74,7 +80,7 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
     if damaged := [*wrong_config(folder), *wrong_tensors(folder), *no_tensors(folder)]:
         return [f"model.path: {one}" for one in damaged]
-    return [*_context_problems(spec, folder), *_lora_problems(spec, folder)]
+    return [*_context_problems(spec, folder), *_lora_problems(spec, folder), *_route_problems(spec, folder)]
 
 
 def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
@@ -109,6 +115,7 @@ def _backbone_problems(spec: RunSpec) -> list[str]:
 def check_context(spec: RunSpec, model: Path) -> None:
     """Raise RunFileError if the run file asks too much of a model. Called once the model is there."""
     problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
+    problems += _route_problems(spec, model)
     if problems:
         raise RunFileError("\n".join(problems))
 
@@ -126,6 +133,27 @@ def _context_problems(spec: RunSpec, folder: Path) -> list[str]:
         "tokens (max_position_embeddings in its config.json): lower one of them"
     )
     return [problem]
+
+
+def _route_problems(spec: RunSpec, folder: Path) -> list[str]:
+    """Check that a record on Kafka holds the routes of the longest sample."""
+    shape, tokens = followed_shape(str(folder), spec), spec.longest_sample
+    if shape is None or (size := _sample_bytes(shape, tokens)) <= LARGEST_RECORD:
+        return []
+    without = _sample_bytes(shape, 0)
+    most = (LARGEST_RECORD - without) * tokens // (size - without)
+    problem = (
+        f"sampling: a sample may have max_prompt_tokens + max_tokens = {tokens} tokens, whose routes through "
+        f"{shape.layers} layers with {shape.taken} of {shape.experts} experts can make a record of {size:,} "
+        f"bytes; on Kafka {LARGEST_RECORD:,} are the most. Lower them to {most} together, or set "
+        "model.follow_routes: false"
+    )
+    return [problem]
+
+
+def _sample_bytes(shape: RouteShape, tokens: int) -> int:
+    """Return how many bytes the record of a sample can have, or a part's."""
+    return shape.most_bytes(tokens) + _TOKEN_BYTES * tokens + _SAMPLE_BYTES
 
 
 def _task_problems(spec: RunSpec) -> list[str]:

@@ -40,6 +40,9 @@ class DrawnAnswer:
     tokens: np.ndarray  # int32; without those that other engines had drawn before
     logprobs: np.ndarray  # float32, of each token at the sampling temperature
     finish: str = ""  # "stop" or "length"; empty if the answer is not finished
+    # of the prompt's and all the answer's tokens but the last, [tokens, layers, experts taken], ascending;
+    # None: the model has no experts, or their routes are not recorded
+    routes: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class AnswerReport(msgspec.Struct, tag="made"):
     tokens: bytes  # int32
     logprobs: bytes  # float32
     finish: str
+    routes: bytes = b""  # see DrawnAnswer; empty: None
+    routed: tuple[int, int, int] = (0, 0, 0)  # the routes' layers, experts taken, and bytes of a number
 
 
 class Handed(msgspec.Struct, tag="handed"):

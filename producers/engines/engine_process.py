@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from infra.errors import Explained
 from infra.weights.patch import read_patch
@@ -185,7 +186,11 @@ class _Server:
 
 def report_of(answer: DrawnAnswer) -> AnswerReport:
     """Return an answer as a message."""
-    return AnswerReport(answer.id, answer.tokens.tobytes(), answer.logprobs.tobytes(), answer.finish)
+    plain = AnswerReport(answer.id, answer.tokens.tobytes(), answer.logprobs.tobytes(), answer.finish)
+    if (routes := answer.routes) is None:
+        return plain
+    _, layers, taken = routes.shape
+    return replace(plain, routes=routes.tobytes(), routed=(layers, taken, routes.itemsize))
 
 
 if __name__ == "__main__":

@@ -57,28 +57,37 @@ class PackedLinear:
     ) -> torch.Tensor:
         if not self._invariant:
             return self.product(x, bias)
-        flat = x.reshape(-1, x.shape[-1])
-        rows = flat.shape[0]
-        flat = pad_rows(flat)
-        block = _WHOLE if self._whole(weight, bias) else PADDED_ROWS
-        if flat.shape[0] <= block:
-            out = self.product(flat, bias)
-        else:
-            out = torch.cat([self.product(part, bias) for part in flat.split(block)])
-        return out[:rows].reshape(*x.shape[:-1], weight.shape[0])
+        return invariant_product(self.product, x, weight, bias, self._known)
 
-    def _whole(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        shape = (*weight.shape, weight.dtype, bias is not None)
-        if shape not in self._known:
-            self._known[shape] = self.agrees(weight, bias)
-        return self._known[shape]
 
-    def agrees(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether every padded number of rows gives the bits that 8 rows give, for this layer's shape."""
-        noise = torch.Generator().manual_seed(0)
-        x = torch.randn(_WHOLE, weight.shape[1], generator=noise, dtype=torch.float32).to(weight.dtype)
-        alone = torch.cat([self.product(part, bias) for part in x.split(PADDED_ROWS)])
-        return all(
-            torch.equal(self.product(x[:rows], bias), alone[:rows])
-            for rows in sorted({padded_rows(rows) for rows in range(1, _WHOLE + 1)})
-        )
+def invariant_product(
+    product: Product, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    known: dict[tuple[object, ...], bool],
+) -> torch.Tensor:  # fmt: skip
+    """Multiply each row of `x` by a weight, with bits that don't depend on the other rows.
+
+    `known`: what probes have shown, by the weight's shape.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    rows = flat.shape[0]
+    flat = pad_rows(flat)
+    shape = (*weight.shape, weight.dtype, bias is not None)
+    if shape not in known:
+        known[shape] = agrees(product, weight, bias)
+    block = _WHOLE if known[shape] else PADDED_ROWS
+    if flat.shape[0] <= block:
+        out = product(flat, bias)
+    else:
+        out = torch.cat([product(part, bias) for part in flat.split(block)])
+    return out[:rows].reshape(*x.shape[:-1], weight.shape[0])
+
+
+def agrees(product: Product, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether every padded number of rows gives the bits that 8 rows give, for a weight of this shape."""
+    noise = torch.Generator().manual_seed(0)
+    x = torch.randn(_WHOLE, weight.shape[1], generator=noise, dtype=torch.float32).to(weight.dtype)
+    alone = torch.cat([product(part, bias) for part in x.split(PADDED_ROWS)])
+    return all(
+        torch.equal(product(x[:rows], bias), alone[:rows])
+        for rows in sorted({padded_rows(rows) for rows in range(1, _WHOLE + 1)})
+    )

@@ -221,4 +221,8 @@ class RemoteEngine:
 def answer_of(report: AnswerReport) -> DrawnAnswer:
     """Return the answer in a message."""
     tokens, logprobs = np.frombuffer(report.tokens, np.int32), np.frombuffer(report.logprobs, np.float32)
-    return DrawnAnswer(report.id, tokens, logprobs, report.finish)
+    layers, taken, width = report.routed
+    routes = None
+    if layers:
+        routes = np.frombuffer(report.routes, np.dtype(f"u{width}")).reshape(-1, layers, taken)
+    return DrawnAnswer(report.id, tokens, logprobs, report.finish, routes)

@@ -8,7 +8,7 @@ There is no state to wind back, which is what breaks vLLM's seeded requests on a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class StreamSampler(torch.nn.Module):
         self._barred = torch.tensor(barred, dtype=torch.int64)
         self._requests = requests or OpenRequests()
         self.batch: Any = None  # the model runner's input batch
+        self.watch: Callable[[], None] = lambda: None  # called in each step, when the logits are there
         self._ids: list[str] = []  # of the batch's rows, as they were last
         self._slots = np.zeros(0, np.int64)  # of these rows
 
@@ -111,6 +112,7 @@ class StreamSampler(torch.nn.Module):
 
         A token that is drawn and not known yet counts: vLLM puts a -1 in its place.
         """
+        self.watch()
         ids = self.batch.req_ids[:count]
         if ids != self._ids:
             self._slots = np.array([self._requests.slot(own_id(one)) for one in ids], dtype=np.int64)

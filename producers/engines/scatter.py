@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from infra.weights.bits import NAMES
 from infra.weights.digest import tensor_digest
 from infra.weights.patch import Patch, TensorPatch
 from producers.engines.engine import EngineError
+from producers.engines.expert_places import ParameterIndex, place_of_experts
 from producers.engines.packed_linear import PackedLinear, Product, packed
 from producers.engines.pinned_uploads import PinnedUploads
 from producers.engines.staged_hashes import StagedHashes
@@ -103,7 +105,7 @@ class HeldWeights:
         self._layers: defaultdict[str, list[PackedLinear]] = defaultdict(list)  # by their weight
         for layer in packed:
             self._layers[names[layer.weight]].append(layer)
-        self._places: dict[str, tuple[str, slice]] = {}
+        self._places: dict[str, tuple[str, ParameterIndex]] = {}
         self._root: str | None = None
         self._prepared: PreparedScatter | None = None
         self._taken: PreparedScatter | None = None
@@ -121,7 +123,7 @@ class HeldWeights:
             raise EngineError(f"the patch is for the weights {patch.since}; the engine holds {self._root}")
         self._prepared = None
         self._uploads.begin()
-        parts: defaultdict[str, list[tuple[slice, TensorPatch]]] = defaultdict(list)
+        parts: defaultdict[str, list[tuple[ParameterIndex, TensorPatch]]] = defaultdict(list)
         for name, part in patch.parts.items():
             self._shapes.setdefault(name, part.shape)
             parameter, rows = self._place(name)
@@ -177,13 +179,13 @@ class HeldWeights:
         parameter, rows = self._place(name)
         return self._parameters[parameter].data[rows]
 
-    def _place(self, name: str) -> tuple[str, slice]:
+    def _place(self, name: str) -> tuple[str, ParameterIndex]:
         """Return the parameter that a tensor lies in, and its rows there."""
         if name not in self._places:
             self._places[name] = self._found(name)
         return self._places[name]
 
-    def _found(self, name: str) -> tuple[str, slice]:
+    def _found(self, name: str) -> tuple[str, ParameterIndex]:
         rows = self._shapes[name][0]
         if name in self._parameters:
             return name, slice(rows)  # vLLM pads the vocabulary
@@ -195,6 +197,9 @@ class HeldWeights:
                         self._shapes[name.replace(f".{part}.", f".{other}.")][0] for other in parts[:number]
                     )
                     return whole, slice(before, before + rows)
+        refuse = partial(_refused, name)
+        if found := place_of_experts(name, self._shapes[name], self._parameters, refuse):
+            return found
         raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
 
     def _check(self, name: str, part: TensorPatch) -> None:
@@ -218,3 +223,8 @@ class HeldWeights:
             raise EngineError(
                 "the tied lm_head is stale: it differs from the embedding after a weight update"
             )
+
+
+def _refused(name: str, why: str) -> EngineError:
+    """Return the error for a tensor that does not fit its place in the engine."""
+    return EngineError(f"{name} can't be verified: {why}")

@@ -68,7 +68,7 @@ class VllmSettings(EngineSettings):
             temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
             drafter=drafter, gpu=GpuMemory(self.gpu_memory or (SHARE_IN_TURNS if turns else None), turns),
-            options=self.options,
+            options=self.options, routes=spec.model.follow_routes,
         )  # fmt: skip
         engine.profile()
         return engine

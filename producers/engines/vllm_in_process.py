@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleReque
 from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
+from producers.engines.plain_experts import check_experts, use_plain_experts
 from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
+from producers.engines.route_recorder import RouteRecorder, recording_from_the_start
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
@@ -111,6 +114,8 @@ class GpuMemory:
 class VllmEngine:
     """The engine on vLLM's CPU and GPU builds."""
 
+    _routes: RouteRecorder | None = None  # None: the model has no experts, or nobody wants to know
+
     def __init__(
         self,
         model: str,
@@ -126,7 +131,9 @@ class VllmEngine:
         drafter: Drafter | None = None,
         gpu: GpuMemory | None = None,
         options: Mapping[str, VllmOption] | None = None,
+        routes: bool = False,
     ) -> None:
+        """`routes`: whether to record which experts a mixture's layers take."""
         prepare_environment(threads, batch_invariant=batch_invariant)
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -134,6 +141,8 @@ class VllmEngine:
         torch.set_num_threads(threads)
         on_cpu = not choices.cuda()
         packed = _packed_linears(batch_invariant) if on_cpu else []
+        if on_cpu:
+            use_plain_experts(invariant=batch_invariant)
         if batch_invariant and not on_cpu:
             use_one_kernel()
         arguments = {
@@ -144,9 +153,9 @@ class VllmEngine:
             # drafts are made from the last step's tokens, and on CPUs vLLM has no asynchronous scheduling
             "async_scheduling": not on_cpu and drafter is None,
         }  # fmt: skip
-        on_gpu = (gpu or GpuMemory()).arguments()
+        on_gpu = (gpu or GpuMemory()).arguments() | {"moe_backend": "triton"}  # others lay weights out anew
         arguments |= {"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else on_gpu
-        with _llvmlite_unseen():
+        with _llvmlite_unseen(), recording_from_the_start(wanted=routes) as recorders:
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(**merged_arguments(arguments, options or {}, EngineArgs))
             )
@@ -168,7 +177,12 @@ class VllmEngine:
         self._stopping = stopping or Stopping(lambda tokens: "")
         self._made: dict[str, Sequence[int]] = {}  # tokens that other engines drew
         self._sampler = StreamSampler(self._stopping.min_tokens, self._stopping.end_tokens)
+        if recorders:
+            self._routes = recorders[0]
+            self._sampler.watch = partial(self._routes.take, runner)
+            self._routes.guesses = drafter is not None
         runner.sampler.topk_topp_sampler = self._sampler
+        check_experts(runner.model)
         self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
         self._slots, self._times = slots, StepTimes()
         self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
@@ -189,6 +203,8 @@ class VllmEngine:
 
     def _add(self, request: SampleRequest, params: object) -> None:
         self._sampler.open(request.id, request.seed, len(request.made))
+        if self._routes:
+            self._routes.open(request.id, len(request.prompt) + len(request.made))
         self._engine.add_request(
             request.id,
             {"type": "token", "prompt_token_ids": [*request.prompt, *request.made]},
@@ -258,8 +274,11 @@ class VllmEngine:
             drawn, finish = drawn[:end], "stop"
         if self._speculation:
             self._speculation.close(name, [*made, *drawn])
-        logprobs = self._logprobs(name, len(drawn))
-        return DrawnAnswer(name, np.array(drawn, dtype=np.int32), logprobs, finish)
+        logprobs, routes = self._logprobs(name, len(drawn)), self._routes_of(name, len(drawn))
+        return DrawnAnswer(name, np.array(drawn, dtype=np.int32), logprobs, finish, routes)
+
+    def _routes_of(self, name: str, drawn: int) -> np.ndarray | None:
+        return None if self._routes is None else self._routes.close(name, drawn)
 
     def _known(self, name: str, drawn: Sequence[int]) -> int:
         """Return how many of the drawn tokens were there before the last step."""
@@ -309,6 +328,8 @@ class VllmEngine:
             if self._speculation:
                 self._speculation.close(request)
             self._sampler.drop(request)
+            if self._routes:
+                self._routes.drop(request)
             self._made.pop(request, None)
 
     def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
@@ -326,8 +347,11 @@ class VllmEngine:
             if self._speculation:
                 self._speculation.close(name, [*before, *tokens[name].tolist()])
         return [
-            DrawnAnswer(name, made, self._sampler.close(name, len(made))) for name, made in tokens.items()
-        ]
+            DrawnAnswer(
+                name, made, self._sampler.close(name, len(made)), routes=self._routes_of(name, len(made))
+            )
+            for name, made in tokens.items()
+        ]  # fmt: skip
 
     def prepare(self, patch: Patch) -> None:
         self.weights.prepare(patch)

@@ -34,6 +34,9 @@ _REASONS = {
     "trust_remote_code": "code in a model's folder is never run",
     "skip_tokenizer_init": "answers are stopped by their text",
     "logprobs_mode": "a sample has the logprobs that it was drawn with",
+    "moe_backend": "experts are computed where their weights lie as they were loaded",
+    "enable_eplb": "experts stay where they were loaded, since their weights are written in place",
+    "enable_return_routed_experts": "that is said by model.follow_routes",
 }  # fmt: skip
 
 

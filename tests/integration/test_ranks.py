@@ -6,22 +6,29 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
+from consumers.batches.micro_batches import micro_batch
+from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.member import RankDied
 from consumers.replay import Again
 from infra import runs
+from infra.route_shapes import route_shape
 from infra.weights.digest import digests_of
+from schemas.expert_routes import pack_routes
 from schemas.runspec import RunSpec
 from schemas.stages import Stage
-from tests.factories import make_context, make_spec, make_tiny_model
+from tests.factories import make_context, make_sample, make_spec, make_tiny_mixture, make_tiny_model
 from tests.fakes.crashing import World
 from tests.harness import running, trained_ids
 from tests.stacks import words_of
@@ -276,3 +283,41 @@ def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model
         assert "taken again from the ledger" in log
         assert "has other bits" not in log
         assert not run.dead_letters()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("kind", "trainer"),
+    [
+        ("qwen3_moe", {"zero_stage": 1, "ranks": 2}),
+        ("qwen3_moe", {"zero_stage": 3, "ranks": 2}),
+        ("mixtral", {"learner": "fsdp", "ranks": 3}),
+    ],
+)
+def test_ranks_follow_routes_as_torch_does(kind: str, trainer: dict[str, Any], tmp_path: Path) -> None:
+    mixture = str(make_tiny_mixture(tmp_path / "mixture", kind))
+    shape, draw = route_shape(mixture), np.random.default_rng(0)
+    assert shape is not None
+    rows = []
+    for index in range(4):
+        sample = make_sample(spec_of(), 0, index, length=6 + index)
+        tokens = sample.prompt_tokens.size + sample.tokens.size - 1
+        order = draw.random((tokens, shape.layers, shape.experts)).argsort(axis=-1)[..., : shape.taken]
+        routes = pack_routes(np.sort(order, axis=-1).astype(shape.dtype))
+        rows.append(TrainingRow(replace(sample, routes=routes), 0, index))
+
+    def taught(learner: Learner, some: list[TrainingRow]) -> tuple[list[list[float]], float]:
+        """Train two micro-batches; return the means of their logprobs, and the gradient's norm."""
+        parts = (some[:2], some[2:])
+        batches = [micro_batch(part, [np.ones(1)] * 2, learner.loss, 0) for part in parts]
+        return [stats.means for stats in learner.accumulate(batches)], learner.step(10.0).norm
+
+    # computed before this process is one of several ranks
+    means, norm = taught(TorchLearner(mixture, spec_of()), rows)
+    unrouted = [replaced(row, sample=replace(row.sample, routes=b"")) for row in rows]
+    free, _ = taught(TorchLearner(mixture, spec_of()), unrouted)
+    assert not np.allclose(means, free, rtol=1e-3)
+    with learning(mixture, spec_of(**{"learner": "deepspeed", **trainer})) as learner:
+        found, its_norm = taught(learner, rows)
+    np.testing.assert_allclose(found, means, rtol=1e-5)
+    assert its_norm == pytest.approx(norm, rel=1e-4)

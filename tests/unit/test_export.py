@@ -28,7 +28,7 @@ from infra.weights.folder import ModelFolder
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 from schemas.runspec import RunSpec
-from tests.factories import make_spec, make_tiny_model
+from tests.factories import TINY_MIXTURES, make_spec, make_tiny_mixture, make_tiny_model
 
 TOKENS = torch.tensor([[4, 5, 6, 7, 8, 3, 2]])
 LORA = {"rank": 4, "alpha": 6.0}
@@ -233,3 +233,18 @@ def test_the_command(make: Make, cli: Callable[..., tuple[int, str]], tmp_path: 
     assert code == 1 and "test-1-v1 is there and not empty" in said
     code, said = cli("test-9")
     assert code == 2 and "there is no run test-9 in file://" in said
+
+
+@pytest.mark.parametrize("kind", TINY_MIXTURES)
+def test_each_expert_of_a_mixture_has_its_own_tensors_in_a_folder(kind: str, tmp_path: Path) -> None:
+    """As in the folder that the run began with, which other programs read as well."""
+    model = make_tiny_mixture(tmp_path / "mixture", kind)
+    made = Made(tmp_path, str(model), make_spec())
+    exported = export_run(made.record, made.store, tmp_path / "exported").folder
+    assert ModelFolder(exported).shapes == ModelFolder(model).shapes
+    loaded = dict(AutoModelForCausalLM.from_pretrained(exported).named_parameters())
+    trained = made.learner.weights()
+    assert loaded.keys() == trained.keys()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in loaded.items())
+    again = TorchLearner(str(exported), make_spec())
+    assert digests_of(again.weights()) == digests_of(trained)

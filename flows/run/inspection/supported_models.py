@@ -22,6 +22,8 @@ TRIED = (
     "llama", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3",
     "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
 )  # fmt: skip
+# Those of them whose samples have routes. Other tests train and generate with each.
+MIXTURES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 # Kinds that vLLM knows and the trainer refuses. The same test sees that it does.
 _OTHERWISE = "its layers combine tokens otherwise than by attention"
 _OWN, _SINKS, _CAPS = (
