@@ -28,20 +28,12 @@ from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
 from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
+from producers.engines.rank_group import EngineRank, joining
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
 from producers.engines.vllm_options import VllmOption, merged_arguments
 from producers.stopping import Stopping
-
-_PROFILE_S = 1.5
-_WARM, _MEASURED = 2, 10  # steps of a profile at each size
-
-
-def profiled_sizes(slots: int) -> list[int]:
-    """Return batch sizes to profile, the most useful first, since a long profile is cut short."""
-    between = [size for size in (64, 8, 16, 256, 1024) if size < slots]
-    return list(dict.fromkeys([1, slots, *between]))
 
 
 def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
@@ -126,7 +118,9 @@ class VllmEngine:
         drafter: Drafter | None = None,
         gpu: GpuMemory | None = None,
         options: Mapping[str, VllmOption] | None = None,
+        rank: EngineRank | None = None,
     ) -> None:
+        """`rank`: which one this engine is of several that compute together; None: it computes alone."""
         prepare_environment(threads, batch_invariant=batch_invariant)
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -145,8 +139,10 @@ class VllmEngine:
             "async_scheduling": not on_cpu and drafter is None,
         }  # fmt: skip
         on_gpu = (gpu or GpuMemory()).arguments()
-        arguments |= {"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else on_gpu
-        with _llvmlite_unseen():
+        ranks = rank.slicing.ranks if rank else 1
+        arguments |= {"kv_cache_memory_bytes": (kv_cache_mib << 20) // ranks} if on_cpu else on_gpu
+        arguments |= rank.arguments() if rank else {}
+        with _llvmlite_unseen(), joining(rank):
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(**merged_arguments(arguments, options or {}, EngineArgs))
             )
@@ -169,7 +165,10 @@ class VllmEngine:
         self._made: dict[str, Sequence[int]] = {}  # tokens that other engines drew
         self._sampler = StreamSampler(self._stopping.min_tokens, self._stopping.end_tokens)
         runner.sampler.topk_topp_sampler = self._sampler
-        self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
+        folder, self._rank, self._arrived = ModelFolder(model), rank, 0.0
+        self.weights = HeldWeights(runner.model, rank.shapes(folder) if rank else folder.shapes, packed)
+        if rank:
+            rank.check(self.weights, folder)
         self._slots, self._times = slots, StepTimes()
         self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
         self._keeps_bits = batch_invariant and (on_cpu or prefills_keep_bits(runner))
@@ -189,39 +188,25 @@ class VllmEngine:
 
     def _add(self, request: SampleRequest, params: object) -> None:
         self._sampler.open(request.id, request.seed, len(request.made))
+        self._arrived += 1.0  # in the place of the clock, which is another one in each rank
         self._engine.add_request(
             request.id,
             {"type": "token", "prompt_token_ids": [*request.prompt, *request.made]},
             params,
+            arrival_time=self._arrived,
             priority=-round(request.priority),
         )
 
-    def profile(self) -> None:
-        """Measure some decode steps before there is work. So the dispatcher knows this engine's speed."""
-        found, sizes = StepTimes(), profiled_sizes(self._slots)
-        end = time.perf_counter() + _PROFILE_S
-        for size in sizes:
-            params = self._params(_WARM + _MEASURED + 1)
-            params.ignore_eos = True
-            names = [f"profile-{number}" for number in range(size)]
-            for name in names:
-                self._add(SampleRequest(name, [0], params.max_tokens, 0, 0.0), params)
-            for _ in range(_WARM):  # these include the prefill and the first use of each kernel
-                self.step()
-            moments = [time.perf_counter()]
-            until = moments[0] + _PROFILE_S / len(sizes)
-            while len(moments) == 1 or (len(moments) <= _MEASURED and moments[-1] < until):
-                self.step()
-                moments.append(time.perf_counter())
-            if len(self._scheduler.running) == size:  # else the KV cache holds fewer samples
-                found.expect(size, float(np.median(np.diff(moments))))
-            self.abort(names)
-            self._drain()
-            if moments[-1] > end:
-                break
-        self._times = found
+    @property
+    def running(self) -> int:
+        """The samples that have a place in the KV cache."""
+        return len(self._scheduler.running)
+
+    def expect(self, times: StepTimes) -> None:
+        """Take measured times of steps."""
+        self._times = times
         if self._speculation:
-            self._speculation.learn(found.pace())
+            self._speculation.learn(times.pace())
 
     def step(self, wait_s: float = 0.0) -> list[DrawnAnswer]:
         self._sampler.batch = self._runner.input_batch
@@ -330,7 +315,7 @@ class VllmEngine:
         ]
 
     def prepare(self, patch: Patch) -> None:
-        self.weights.prepare(patch)
+        self.weights.prepare(self._rank.slicing.patch(patch, self._rank.number) if self._rank else patch)
 
     def install(self, *, recompute: bool) -> dict[str, int]:
         self._drain()
