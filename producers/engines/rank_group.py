@@ -1,7 +1,7 @@
 """The ranks of one engine, as torch and vLLM see them: an engine each, which all take the same steps.
 
 Each rank runs vLLM's LLMEngine in a process of its own, with a scheduler of its own, and holds its slices of
-the weights. They are given the same work in the same order, so they decide alike; only sums and logits pass
+the weights. All are given the same work in the same order, so they decide alike; only sums and logits pass
 between them. vLLM calls this an external launcher.
 
 The ranks find each other through a file in memory that has no name, so a killed rank leaves nothing behind.
@@ -97,7 +97,7 @@ def _executor(rank: EngineRank) -> type[Any]:
 
 
 @contextmanager
-def joining(rank: EngineRank | None) -> Iterator[None]:
+def joined_ranks(rank: EngineRank | None) -> Iterator[None]:
     """Change how vLLM connects ranks, while an engine is made; None: it has one rank.
 
     Its queue of messages, which nobody uses here, would stay behind if this process were killed.
@@ -110,15 +110,15 @@ def joining(rank: EngineRank | None) -> Iterator[None]:
     plain = MessageQueue.create_from_process_group
     MessageQueue.create_from_process_group = staticmethod(lambda *given, **named: None)
     try:
-        with nullcontext() if choices.cuda() else _joining_on_cpu(rank):
+        with nullcontext() if choices.cuda() else _joined_on_cpu(rank):
             yield
     finally:
         MessageQueue.create_from_process_group = plain
 
 
 @contextmanager
-def _joining_on_cpu(rank: EngineRank) -> Iterator[None]:
-    """Like `joining`, for what vLLM has on CPUs.
+def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
+    """Like `joined_ranks`, for what vLLM has on CPUs.
 
     Its shared memory would stay behind, too. With more than two ranks its sums differ between ranks: here all
     ranks add in the same order, also after the engine is made.

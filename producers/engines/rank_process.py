@@ -11,16 +11,20 @@ import msgspec
 
 from infra.errors import Explained
 from infra.weights.patch import read_patch
+from infra.weights.slices import Slicing
 from producers.engines.engine import LocalEngine
 from producers.engines.engine_messages import Abort, HandOver, Install, Prepare, Refused, Rest, Submit
 from producers.engines.engine_process import answer
-from producers.engines.leading_engine import following_engine
+from producers.engines.rank_group import EngineRank
 from producers.engines.rank_marks import RankMarks
 from producers.engines.rank_messages import Act, BesideAct, BesideReport, Did, SlicesHeld, Step
 from producers.engines.rank_team import RankOptions, connections
 from producers.engines.same_work import DrawnSoFar, tokens_digest
+from producers.engines.vllm_engine import VllmSettings
 from producers.engines.vllm_in_process import VllmEngine
+from schemas.generation import ENGINES
 from schemas.importing import said
+from schemas.runspec import RunSpec
 
 _acts = msgspec.msgpack.Decoder(list[Act])
 _beside = msgspec.msgpack.Decoder(BesideAct)
@@ -39,6 +43,17 @@ def main() -> None:
         FollowingRank(link, engine, options.number, RankMarks(Path(options.marks))).run()
 
     answer(acts, lambda: following_engine(options), serve)
+
+
+def following_engine(options: RankOptions) -> VllmEngine:
+    """Return the engine of this rank."""
+    spec = RunSpec.model_validate_json(options.engine.spec)
+    settings = ENGINES.loaded(spec.generator)
+    assert isinstance(settings, VllmSettings)
+    slicing = Slicing.of(Path(options.engine.model), settings.tensor_parallel)
+    meeting, deadline_s = Path(options.meeting), spec.deadlines.start_s
+    rank = EngineRank(options.number, slicing, meeting, options.group, deadline_s)
+    return settings.own_engine(options.engine.model, spec, rank)
 
 
 class FollowingRank:

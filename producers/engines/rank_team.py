@@ -57,13 +57,17 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
 class _OtherRank:
     """The process of one other rank."""
 
-    def __init__(self, number: int, options: EngineOptions, gpu: str | None, **shared: str) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
+        self.reports: queue.SimpleQueue[Ready | Did | None] = queue.SimpleQueue()  # None: it failed
+
+    def open(self, options: EngineOptions, gpu: str | None, **shared: str) -> _OtherRank:
+        """Start the process. Return itself. `shared`: what `RankOptions` says of all ranks."""
         self.acts, acts = Pipe()
         self.beside, beside = Pipe()
         inherited = inherited_descriptors()
         said = RankOptions(
-            engine=options, number=number, acts=acts.fileno(), beside=beside.fileno(), **shared
+            engine=options, number=self.number, acts=acts.fileno(), beside=beside.fileno(), **shared
         )
         self.process: subprocess.Popen[bytes] = start_child(
             [
@@ -75,7 +79,7 @@ class _OtherRank:
         )  # fmt: skip
         acts.close()
         beside.close()
-        self.reports: queue.SimpleQueue[Ready | Did | None] = queue.SimpleQueue()  # None: it failed
+        return self
 
     @property
     def name(self) -> str:
@@ -109,8 +113,8 @@ class RankTeam:
         """
         for number in range(1, self._ranks):
             self._others.append(
-                _OtherRank(
-                    number, self._options, gpus[number] if gpus else None, meeting=str(self.meeting),
+                _OtherRank(number).open(
+                    self._options, gpus[number] if gpus else None, meeting=str(self.meeting),
                     group=self.group, marks=str(self._marks.path),
                 )
             )  # fmt: skip

@@ -42,9 +42,9 @@ class VllmSettings(EngineSettings):
         gt=0,
         le=64,
         description="Ranks of an engine: processes that hold a slice of the weights and of the KV cache "
-        "each, and compute each step together. For a model that does not fit on one GPU. Each rank takes a GPU of "
-        "its own, all on one machine; on a CPU each takes `threads`. The model's attention heads must be "
-        "divisible by it. Bits differ from those of another number of ranks. Not together with "
+        "each, and compute each step together. For a model that does not fit on one GPU. Each rank takes a "
+        "GPU of its own, all on one machine; on a CPU each takes `threads`. The model's attention heads must "
+        "be divisible by it. Bits differ from those of another number of ranks. Not together with "
         "`speculation`.",
     )
     speculation: bool = Field(
@@ -81,12 +81,11 @@ class VllmSettings(EngineSettings):
         return self
 
     def make(self, model: str, spec: RunSpec) -> LocalEngine:
-        from producers.engines.leading_engine import leading_engine
+        from producers.engines.engine_ranks import leading_engine
         from producers.engines.measured_steps import measure_steps
 
-        made = (
-            self.own_engine(model, spec) if self.tensor_parallel == 1 else leading_engine(self, model, spec)
-        )
+        own = lambda rank: self.own_engine(model, spec, rank)  # noqa: E731
+        made = own(None) if self.tensor_parallel == 1 else leading_engine(own, model, spec)
         measure_steps(made, self.slots)
         return made
 

@@ -28,7 +28,7 @@ from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
 from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
-from producers.engines.rank_group import EngineRank, joining
+from producers.engines.rank_group import EngineRank, joined_ranks
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
@@ -142,7 +142,7 @@ class VllmEngine:
         ranks = rank.slicing.ranks if rank else 1
         arguments |= {"kv_cache_memory_bytes": (kv_cache_mib << 20) // ranks} if on_cpu else on_gpu
         arguments |= rank.arguments() if rank else {}
-        with _llvmlite_unseen(), joining(rank):
+        with _llvmlite_unseen(), joined_ranks(rank):
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(**merged_arguments(arguments, options or {}, EngineArgs))
             )

@@ -1,4 +1,4 @@
-"""An engine of two ranks with vLLM itself: bits that no batch changes, slices that are verified, and no orphan."""
+"""An engine of two ranks with vLLM itself: bits that no batch changes, verified slices, and no orphan."""
 
 from __future__ import annotations
 

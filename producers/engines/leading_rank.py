@@ -22,7 +22,7 @@ from producers.engines.same_work import DrawnSoFar, tokens_digest
 from producers.engines.vllm_in_process import VllmEngine
 
 
-class RankedEngine:
+class LeadingRank:
     """Leads the ranks of one engine. It is used like an engine of one rank."""
 
     def __init__(self, own: VllmEngine, team: RankTeam) -> None:
@@ -35,7 +35,7 @@ class RankedEngine:
         self._team.on_failure(tell)
 
     def expect(self, times: StepTimes) -> None:
-        """Take measured times of steps. They decide nothing that ranks must agree about."""
+        """Take measured times of steps; ranks need not agree about times."""
         self._own.expect(times)
 
     def submit(self, request: SampleRequest) -> None:
