@@ -51,10 +51,7 @@ class EngineRank:
             "nccl" if current_platform.is_cuda() else "gloo", rank=self.number, world_size=ranks,
             store=dist.FileStore(str(self.meeting), ranks), timeout=timedelta(seconds=self.deadline_s),
         )  # fmt: skip
-        return {
-            "tensor_parallel_size": ranks, "distributed_executor_backend": _executor(self),
-            "disable_custom_all_reduce": True,
-        }  # fmt: skip
+        return {"tensor_parallel_size": ranks, "distributed_executor_backend": _executor(self)}
 
     def shapes(self, folder: ModelFolder) -> dict[str, Sequence[int]]:
         """Return the shapes of what this rank holds of the tensors of a model."""
@@ -88,10 +85,11 @@ def _executor(rank: EngineRank) -> type[Any]:
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     class RankExecutor(ExecutorWithExternalLauncher):
-        """Runs the model's part of one rank in this process, on the one device that this process sees."""
+        """Runs the model's part of one rank in this process, on the visible device of its number."""
 
         def _distributed_args(self) -> tuple[str, int, int]:
-            return f"joined:{rank.name}", rank.number, 0  # what follows the colon names vLLM's shared memory
+            # what follows the colon names vLLM's shared memory
+            return f"joined:{rank.name}", rank.number, rank.number
 
     return RankExecutor
 

@@ -8,7 +8,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
+import torch
 
+from infra import choices
 from infra.errors import Explained
 from infra.weights.patch import read_patch
 from infra.weights.slices import Slicing
@@ -38,7 +40,7 @@ def main() -> None:
 
     def serve(link: Connection, engine: LocalEngine) -> None:
         assert isinstance(engine, VllmEngine)
-        work = lambda: serve_beside(beside, engine)  # noqa: E731
+        work = lambda: serve_beside(beside, engine, options.number)  # noqa: E731
         threading.Thread(target=work, daemon=True, name="beside").start()
         FollowingRank(link, engine, options.number, RankMarks(Path(options.marks))).run()
 
@@ -100,8 +102,10 @@ class FollowingRank:
         return self._drawn.digest
 
 
-def serve_beside(link: Connection, engine: VllmEngine) -> None:
-    """Prepare and hash weights beside steps, until the connection ends."""
+def serve_beside(link: Connection, engine: VllmEngine, number: int) -> None:
+    """Prepare and hash weights beside the steps of a rank, until the connection ends."""
+    if choices.cuda():
+        torch.cuda.set_device(number)  # else this thread would take memory of the first GPU
     try:
         while True:
             act = _beside.decode(link.recv_bytes())

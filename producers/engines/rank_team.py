@@ -25,7 +25,6 @@ from typing import TypeVar
 import msgspec
 
 from infra.code import child_environment, module
-from infra.gpus import VISIBLE
 from infra.supervise.children import inherited_descriptors, kill, start_child
 from producers.engines.engine import EngineError
 from producers.engines.engine_messages import EngineOptions, Paced, Ready, Refused
@@ -61,7 +60,7 @@ class _OtherRank:
         self.number = number
         self.reports: queue.SimpleQueue[Ready | Did | None] = queue.SimpleQueue()  # None: it failed
 
-    def open(self, options: EngineOptions, gpu: str | None, **shared: str) -> _OtherRank:
+    def open(self, options: EngineOptions, **shared: str) -> _OtherRank:
         """Start the process. Return itself. `shared`: what `RankOptions` says of all ranks."""
         self.acts, acts = Pipe()
         self.beside, beside = Pipe()
@@ -75,7 +74,7 @@ class _OtherRank:
                 msgspec.json.encode(said).decode(),
             ],
             pass_fds=[acts.fileno(), beside.fileno(), *inherited],
-            env=child_environment() | ({} if gpu is None else {VISIBLE: gpu}),
+            env=child_environment(),
         )  # fmt: skip
         acts.close()
         beside.close()
@@ -106,15 +105,12 @@ class RankTeam:
         """The file through which ranks find each other."""
         return Path(f"/proc/{os.getpid()}/fd/{self._meeting}")
 
-    def open(self, gpus: Sequence[str]) -> RankTeam:
-        """Start the processes, from a thread that lives as long as they shall. Return itself.
-
-        `gpus`: of all ranks, as CUDA_VISIBLE_DEVICES names them; empty: they compute on CPUs.
-        """
+    def open(self) -> RankTeam:
+        """Start the processes, from a thread that lives as long as they shall. Return itself."""
         for number in range(1, self._ranks):
             self._others.append(
                 _OtherRank(number).open(
-                    self._options, gpus[number] if gpus else None, meeting=str(self.meeting),
+                    self._options, meeting=str(self.meeting),
                     group=self.group, marks=str(self._marks.path),
                 )
             )  # fmt: skip

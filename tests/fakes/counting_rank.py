@@ -102,7 +102,7 @@ def main() -> None:
     acts, beside = connections(options)
 
     def serve(link: Any, engine: Any) -> None:
-        threading.Thread(target=lambda: serve_beside(beside, engine), daemon=True).start()
+        threading.Thread(target=lambda: serve_beside(beside, engine, options.number), daemon=True).start()
         FollowingRank(link, engine, options.number, RankMarks(Path(options.marks))).run()
 
     answer(acts, lambda: cast(Any, CountingRank(options.engine.model, options.number)), serve)

@@ -33,17 +33,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def options(model: Path, ranks: int = RANKS, **deadlines: float) -> EngineOptions:
+def options(model: Path, ranks: int = RANKS) -> EngineOptions:
     generator = {"slots": 8, "kv_cache_mib": 2, "tensor_parallel": ranks}
     sampling = {"max_tokens": 200, "max_prompt_tokens": 56}
-    spec = make_spec(
-        generator=generator, sampling=sampling, trainer={"microbatch_tokens": 256}, deadlines=deadlines
-    )
+    spec = make_spec(generator=generator, sampling=sampling, trainer={"microbatch_tokens": 256})
     return EngineOptions(model=str(model), spec=spec.model_dump_json())
 
 
-def started(model: Path, ranks: int = RANKS, **deadlines: float) -> RemoteEngine:
-    made = RemoteEngine(options(model, ranks, **deadlines), threading.Event(), deadline_s=DEADLINE_S).open()
+def started(model: Path, ranks: int = RANKS) -> RemoteEngine:
+    made = RemoteEngine(options(model, ranks), threading.Event(), deadline_s=DEADLINE_S).open()
     made.wait_until_ready()
     return made
 
@@ -80,14 +78,14 @@ def weights(model: Path, change: int = 0, share: float = 1.0) -> Model:
 
 def give(
     engine: RemoteEngine, model: Path, new: Model, old: Model | None = None, since: str | None = None,
-    root: str = "r", *, recompute: bool = False,
+    root: str = "r", *, recompute: bool = False, ranks: int = RANKS,
 ) -> Installed:  # fmt: skip
     """Install weights, and see that each rank holds its slices of them."""
     engine.prepare(PatchFile(old or {}, new, since=since, root=root))
     wait_until(engine.is_ready, what="its being ready")
     installed = engine.install(recompute=recompute)
     wait_until(engine.digests, what="what it holds")
-    expected = SliceDigests(Slicing.of(model, RANKS)).of(new, model_digests(new))
+    expected = SliceDigests(Slicing.of(model, ranks)).of(new, model_digests(new))
     assert engine.digests() == expected
     return installed
 
@@ -160,6 +158,20 @@ def test_new_weights_reach_running_samples_on_all_ranks_between_the_same_steps(
     give(engine, model, old, root="old")
 
 
+def test_four_ranks_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+    """vLLM's own sum on CPUs would have other bits on each of them."""
+    model = make_tiny_model(tmp_path / "model", width=128, heads=4)
+    engine = started(model, ranks=4)
+    try:
+        give(engine, model, weights(model, change=1), ranks=4)
+        requests = [request(number) for number in range(10)]
+        together = run(engine, requests)
+        for one in requests[::4]:
+            same_bits(run(engine, [one])[one.id], together[one.id])
+    finally:
+        engine.close()
+
+
 def test_samples_move_with_their_bits(engine: RemoteEngine) -> None:
     requests = [SampleRequest(f"{number:07d}-00", [4, 5], 150, number, 1.0) for number in range(4)]
     whole = run(engine, requests)
@@ -199,19 +211,6 @@ def test_a_rank_that_is_killed_ends_the_engine_and_is_named(model: Path) -> None
             ended(engine, 1)
     finally:
         engine.close()
-
-
-def test_a_rank_that_stands_still_ends_the_engine_and_is_named(model: Path) -> None:
-    engine = started(model, start_s=20.0)
-    (rank,) = ranks_of(engine)
-    os.kill(rank, signal.SIGSTOP)
-    engine.submit(SampleRequest("0000001-00", [4], 200, 1, 1.0))
-    try:
-        with pytest.raises(EngineError, match="took more than 20 s to make a decode step: rank 1 is behind"):
-            ended(engine, 1)
-    finally:
-        engine.close()
-    wait_until(lambda: not psutil.pid_exists(rank), what="the rank's end")
 
 
 def test_ranks_end_with_rank_0(model: Path) -> None:

@@ -35,8 +35,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(rank_team, "start_child", fake)
     teams: list[RankTeam] = []
 
-    def make(way: str = "fine", ranks: int = 3, deadline_s: float = 60.0) -> tuple[LeadingRank, RankTeam]:
-        team = RankTeam(EngineOptions(model=way, spec=""), ranks, "test", deadline_s=deadline_s).open([])
+    def make(way: str = "fine", ranks: int = 3) -> tuple[LeadingRank, RankTeam]:
+        team = RankTeam(EngineOptions(model=way, spec=""), ranks, "test", deadline_s=60).open()
         teams.append(team)
         return LeadingRank(cast(Any, CountingRank()), team), team
 
@@ -107,32 +107,32 @@ def test_a_rank_that_can_not_start_says_why(made: Made) -> None:
 def test_a_rank_whose_step_fails_says_why(made: Made) -> None:
     engine, _ = made("raises", ranks=2)
     engine.submit(request(0))
-    with pytest.raises(EngineError, match="rank 1 .*the engine failed while it works: ZeroDivisionError"):
+    with pytest.raises(EngineError, match=r"rank 1 .*failed while it works: ZeroDivisionError"):
         while True:
             engine.step()
 
 
 def test_a_rank_that_can_not_prepare_weights_says_why(made: Made) -> None:
     engine, _ = made("unprepared", ranks=2)
+    patch = PatchFile({}, {}, since=None, root="new")
     with pytest.raises(EngineError, match=r"rank 1 .*: it comes as another dtype"):
-        engine.prepare(PatchFile({}, {}, since=None, root="new").read())
+        engine.prepare(patch.read())
 
 
 def test_a_rank_that_is_killed_is_named(made: Made) -> None:
     engine, team = made(ranks=2)
     process = team._others[0].process.pid
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(
-        EngineError, match=rf"rank 1 of the engine \(process {process}\) ended with status -9"
-    ):
+    with pytest.raises(EngineError, match=rf"rank 1 .* \(process {process}\) ended with status -9"):
         while True:
             engine.step()
 
 
 def test_a_rank_that_stands_still_between_steps_is_named(made: Made) -> None:
-    engine, team = made(ranks=2, deadline_s=3.0)
+    engine, team = made(ranks=2)
+    team._deadline = 1.0
     os.kill(team._others[0].process.pid, signal.SIGSTOP)
-    with pytest.raises(EngineError, match=r"rank 1 .* took more than 3 s to do what rank 0 has done"):
+    with pytest.raises(EngineError, match=r"rank 1 .* took more than 1 s to do what rank 0 has done"):
         engine.install(recompute=False)
 
 
@@ -141,7 +141,8 @@ def test_rank_0_is_ended_if_it_waits_for_a_rank_that_stands_still(
 ) -> None:
     """Rank 0 would be in a sum that never ends."""
     monkeypatch.setattr(rank_team, "_GRACE_S", 0.1)
-    engine, team = made("hangs", ranks=2, deadline_s=2.0)
+    engine, team = made("hangs", ranks=2)
+    team._deadline = 1.0
     said: list[EngineError] = []
     ended: list[int] = []
     team.on_failure(said.append)
@@ -152,7 +153,7 @@ def test_rank_0_is_ended_if_it_waits_for_a_rank_that_stands_still(
         wait_until(lambda: ended, what="the end of this process")
         team._error = None  # this test goes on
     assert ended == [1]
-    assert "took more than 2 s to make a decode step: rank 1 is behind (processes 0:" in str(said[0])
+    assert "took more than 1 s to make a decode step: rank 1 is behind (processes 0:" in str(said[0])
 
 
 def test_other_ranks_end_with_the_team(made: Made) -> None:
