@@ -126,7 +126,7 @@ def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
     plain = shared._CPUSHMDistributed._init_cpu_shm
     shared._CPUSHMDistributed._init_cpu_shm = _without_names(plain, rank.name)
     if rank.slicing.ranks > _COMMUTES:
-        shared.CpuCommunicator.all_reduce = _add_in_order
+        shared.CpuCommunicator.all_reduce = add_in_order
     try:
         yield
     finally:
@@ -147,7 +147,7 @@ def _without_names(plain: Callable[[Any], int], name: str) -> Callable[[Any], in
     return init
 
 
-def _add_in_order(communicator: Any, values: Any) -> Any:
+def add_in_order(communicator: Any, values: Any) -> Any:
     """Add the values of all ranks, in the order of ranks: so all have the same bits, for any batch."""
     import torch
 
