@@ -25,7 +25,7 @@ def leading_engine(own: Callable[[EngineRank], VllmEngine], model: str, spec: Ru
     options = EngineOptions(model=model, spec=spec.model_dump_json())
     team = RankTeam(options, ranks, new_group_name(), deadline_s=deadline_s).open()
     with team.doing("start"):
-        engine = own(EngineRank(0, slicing, team.meeting, team.group, deadline_s))
+        engine = own(EngineRank(0, slicing, team.meeting, team.group, deadline_s, team.decide))
     return LeadingRank(engine, team)
 
 

@@ -22,8 +22,10 @@ from typing import Any
 from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
+from producers.engines.draft_plan import DraftPlan
 from producers.engines.engine import EngineError
 from producers.engines.scatter import HeldWeights
+from producers.engines.shared_plan import Share, SharedPlan
 
 _SHARED_MEMORY = Path("/dev/shm")
 _COMMUTES = 2  # ranks up to which the order of a sum does not matter
@@ -38,6 +40,11 @@ class EngineRank:
     meeting: Path  # a file that all ranks can open
     name: str  # of the group: no other engine of the machine has it
     deadline_s: float
+    share: Share  # how ranks learn what rank 0 decides by its clock
+
+    def plan(self) -> DraftPlan:
+        """Return a plan of drafts that is the same on all ranks."""
+        return SharedPlan(self.share)
 
     def arguments(self) -> dict[str, Any]:
         """Join the other ranks. Return vLLM's arguments. Waits until they join, too."""

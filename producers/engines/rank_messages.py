@@ -28,6 +28,12 @@ class Step(msgspec.Struct, tag="step"):
     drawn: bytes
 
 
+class Decided(msgspec.Struct, tag="decided"):
+    """To a rank, within a step: what rank 0 has decided by its clock."""
+
+    numbers: list[float]
+
+
 class Hash(msgspec.Struct, tag="hash"):
     """To a rank, beside steps: hash the slices that you hold."""
 
@@ -44,7 +50,7 @@ class SlicesHeld(msgspec.Struct, tag="slices_held"):
     digests: dict[str, str]
 
 
-Act = Submit | Abort | HandOver | Install | Rest | GoOn | Step
+Act = Submit | Abort | HandOver | Install | Rest | GoOn | Step | Decided
 BesideAct = Prepare | Hash
 RankReport = Paced | Ready | Did | Refused
 BesideReport = SlicesHeld | Refused

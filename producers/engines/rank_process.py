@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from producers.engines.engine_messages import Abort, HandOver, Install, Prepare,
 from producers.engines.engine_process import answer
 from producers.engines.rank_group import EngineRank
 from producers.engines.rank_marks import RankMarks
-from producers.engines.rank_messages import Act, BesideAct, BesideReport, Did, SlicesHeld, Step
+from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, SlicesHeld, Step
 from producers.engines.rank_team import RankOptions, connections
 from producers.engines.same_work import DrawnSoFar, tokens_digest
+from producers.engines.shared_plan import Share
 from producers.engines.vllm_engine import VllmSettings
 from producers.engines.vllm_in_process import VllmEngine
 from schemas.generation import ENGINES
@@ -44,17 +46,24 @@ def main() -> None:
         threading.Thread(target=work, daemon=True, name="beside").start()
         FollowingRank(link, engine, options.number, RankMarks(Path(options.marks))).run()
 
-    answer(acts, lambda: following_engine(options), serve)
+    answer(acts, lambda: following_engine(options, lambda own: heard(acts)), serve)
 
 
-def following_engine(options: RankOptions) -> VllmEngine:
+def heard(acts: Connection) -> Sequence[float]:
+    """Wait for what rank 0 decides next, within a step that it makes, too."""
+    (act,) = _acts.decode(acts.recv_bytes())
+    assert isinstance(act, Decided)
+    return act.numbers
+
+
+def following_engine(options: RankOptions, share: Share) -> VllmEngine:
     """Return the engine of this rank."""
     spec = RunSpec.model_validate_json(options.engine.spec)
     settings = ENGINES.loaded(spec.generator)
     assert isinstance(settings, VllmSettings)
     slicing = Slicing.of(Path(options.engine.model), settings.tensor_parallel)
     meeting, deadline_s = Path(options.meeting), spec.deadlines.start_s
-    rank = EngineRank(options.number, slicing, meeting, options.group, deadline_s)
+    rank = EngineRank(options.number, slicing, meeting, options.group, deadline_s, share)
     return settings.own_engine(options.engine.model, spec, rank)
 
 

@@ -29,7 +29,7 @@ from infra.supervise.children import inherited_descriptors, kill, start_child
 from producers.engines.engine import EngineError
 from producers.engines.engine_messages import EngineOptions, Paced, Ready, Refused
 from producers.engines.rank_marks import RankMarks
-from producers.engines.rank_messages import Act, BesideAct, BesideReport, Did, RankReport, SlicesHeld
+from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, RankReport, SlicesHeld
 from producers.engines.same_work import DISAGREE
 
 _LOOK_S = 0.5  # how often the watch looks at the time
@@ -145,6 +145,12 @@ class RankTeam:
         for other in self._others:
             with contextlib.suppress(OSError):  # it has ended: the watch says how
                 other.acts.send_bytes(data)
+
+    def decide(self, own: Callable[[], Sequence[float]]) -> Sequence[float]:
+        """Decide something in the middle of an act, and tell the other ranks, which wait for it there."""
+        found = list(own())
+        self.send([Decided(found)])
+        return found
 
     def await_ready(self) -> None:
         """Wait until all other ranks can take acts."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from producers.engines.engine import EngineSettings, LocalEngine
 from producers.engines.vllm_options import VllmOption, check_options
@@ -44,8 +44,7 @@ class VllmSettings(EngineSettings):
         description="Ranks of an engine: processes that hold a slice of the weights and of the KV cache "
         "each, and compute each step together. For a model that does not fit on one GPU. Each rank takes a "
         "GPU of its own, all on one machine; on a CPU each takes `threads`. The model's attention heads must "
-        "be divisible by it. Bits differ from those of another number of ranks. Not together with "
-        "`speculation`.",
+        "be divisible by it. Bits differ from those of another number of ranks.",
     )
     speculation: bool = Field(
         False,
@@ -70,15 +69,6 @@ class VllmSettings(EngineSettings):
     @property
     def devices(self) -> int:
         return self.tensor_parallel
-
-    @model_validator(mode="after")
-    def _ranks_agree(self) -> Self:
-        if self.tensor_parallel > 1 and self.speculation:
-            raise ValueError(
-                "speculation is for engines of one rank: it looks at the clock, and each rank has another. "
-                "Set generator.tensor_parallel: 1, or leave generator.speculation out"
-            )
-        return self
 
     def make(self, model: str, spec: RunSpec) -> LocalEngine:
         from producers.engines.engine_ranks import leading_engine

@@ -22,6 +22,7 @@ import torch
 from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
+from producers.engines.draft_plan import DraftPlan
 from producers.engines.drafter import Drafter
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.in_flight import InFlight
@@ -174,7 +175,8 @@ class VllmEngine:
         self._keeps_bits = batch_invariant and (on_cpu or prefills_keep_bits(runner))
         self._speculation: Speculation | None = None
         if drafter:
-            self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter)
+            plan = rank.plan if rank else DraftPlan
+            self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter, plan)
 
     def submit(self, request: SampleRequest) -> None:
         params = self._params(request.max_tokens - len(request.made))

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -33,15 +34,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def options(model: Path, ranks: int = RANKS) -> EngineOptions:
-    generator = {"slots": 8, "kv_cache_mib": 2, "tensor_parallel": ranks}
+def options(model: Path, ranks: int = RANKS, **more: Any) -> EngineOptions:
+    generator = {"slots": 8, "kv_cache_mib": 2, "tensor_parallel": ranks, **more}
     sampling = {"max_tokens": 200, "max_prompt_tokens": 56}
     spec = make_spec(generator=generator, sampling=sampling, trainer={"microbatch_tokens": 256})
     return EngineOptions(model=str(model), spec=spec.model_dump_json())
 
 
-def started(model: Path, ranks: int = RANKS) -> RemoteEngine:
-    made = RemoteEngine(options(model, ranks), threading.Event(), deadline_s=DEADLINE_S).open()
+def started(model: Path, ranks: int = RANKS, **more: Any) -> RemoteEngine:
+    made = RemoteEngine(options(model, ranks, **more), threading.Event(), deadline_s=DEADLINE_S).open()
     made.wait_until_ready()
     return made
 
@@ -118,7 +119,7 @@ def same_bits(one: DrawnAnswer, other: DrawnAnswer) -> None:
 
 
 def test_a_sample_has_the_same_bits_in_any_batch(engine: RemoteEngine) -> None:
-    assert engine.pace().batches == [1, 8] and engine.pace().keeps_bits
+    assert engine.pace().batches[0] == 1 and engine.pace().keeps_bits
     requests = [request(number) for number in range(60)]
     together = run(engine, requests)
     backwards = run(engine, requests[::-1])
@@ -190,6 +191,29 @@ def test_samples_move_with_their_bits(engine: RemoteEngine) -> None:
         logprobs = np.concatenate([part.logprobs, went_on.logprobs])
         np.testing.assert_array_equal(tokens, whole[one.id].tokens)
         np.testing.assert_array_equal(logprobs, whole[one.id].logprobs)
+
+
+def test_drafts_change_no_bit_though_ranks_have_clocks_of_their_own(
+    model: Path, engine: RemoteEngine
+) -> None:
+    same = [SampleRequest(f"{number:07d}-00", [4, 5, 6], 100, 7, 1.0) for number in range(40)]
+    plain = run(engine, same[:1])[same[0].id]
+    drafting = started(model, speculation=True)
+    try:
+        give(drafting, model, weights(model))
+        for one in same:  # one after the other: the first one's answer is what all others are
+            same_bits(run(drafting, [one])[one.id], plain)
+            wait_until(lambda: drafting.step(0.01) or True, what="its reports")
+        together = [request(number) for number in range(30)]
+        drafted, without = run(drafting, together), run(engine, together)
+        for name, answer in drafted.items():
+            same_bits(answer, without[name])
+        for one in same:
+            drafting.submit(one)
+        ended(drafting, len(same))
+        assert drafting.pace().accepted > 0
+    finally:
+        drafting.close()
 
 
 def test_it_rests_and_goes_on(engine: RemoteEngine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +13,9 @@ import torch
 
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
-from producers.engines.engine import EngineError
+from producers.engines.engine import EngineError, Pace
 from producers.engines.rank_group import EngineRank, add_in_order, new_group_name
+from producers.engines.shared_plan import SharedPlan
 from tests.factories import make_spec, make_tiny_model
 
 
@@ -69,7 +72,7 @@ class Held:
 
 
 def rank_of(slicing: Slicing, number: int) -> EngineRank:
-    return EngineRank(number, slicing, Path("nowhere"), new_group_name(), 1.0)
+    return EngineRank(number, slicing, Path("nowhere"), new_group_name(), 1.0, lambda own: own())
 
 
 def test_an_engine_that_divides_a_model_otherwise_is_refused(tmp_path: Path) -> None:
@@ -96,11 +99,30 @@ def test_no_two_groups_have_the_same_name() -> None:
     assert len({new_group_name() for _ in range(100)}) == 100
 
 
-def test_several_ranks_and_speculation_are_refused_together() -> None:
-    with pytest.raises(ValueError, match=r"speculation is for engines of one rank.*tensor_parallel: 1"):
-        make_spec(generator={"tensor_parallel": 2, "speculation": True})
+def test_the_number_of_ranks_has_bounds() -> None:
     for wrong in (0, 65, 1.5):
         with pytest.raises(ValueError, match="tensor_parallel"):
             make_spec(generator={"tensor_parallel": wrong})
     assert make_spec(generator={"tensor_parallel": 2}).generator.devices == 2
     assert make_spec().generator.devices == 1
+
+
+def test_all_ranks_draft_as_rank_0_decides_by_its_clock() -> None:
+    said: deque[Sequence[float]] = deque()
+
+    def lead(own: Callable[[], Sequence[float]]) -> Sequence[float]:
+        said.append(list(own()))
+        return said[-1]
+
+    leading, following = SharedPlan(lead), SharedPlan(lambda own: said.popleft())
+    assert leading.attention(4) == following.attention(4) == 0
+    leading.learn(Pace([1, 8, 64], [0.01, 0.01, 0.01]))  # the other one has no times at all
+    for steps in range(40):
+        assert leading.attention(4) == following.attention(4) == 4
+        assert leading.least_chance(4) == following.least_chance(4)
+        chances = [[0.5, 0.1], [0.2], [], [0.9 if steps % 3 else 0.1]]
+        assert leading.lengths(4, 4, chances) == following.lengths(4, 4, chances)
+        leading.drafting_took(4, 1e-4)
+        leading.step_took(4, 4, 0.01)
+        following.step_took(4, 4, 99.0)
+    assert not said
