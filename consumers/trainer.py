@@ -432,16 +432,20 @@ class Trainer:
 
     def _checkpoint(self, stream: Stream) -> None:
         self._context.heart.working("checkpointing")
-        snapshot, positions = self._learner.snapshot(), stream.low_watermarks()
-        state = self._checkpoints.begin(snapshot, self._iteration, self._epoch)
+        place = self._checkpoints.place(self._iteration, self._epoch)
+        snapshot, positions = self._learner.snapshot(place), stream.low_watermarks()
+        state = self._checkpoints.begin(snapshot, place)
         letters, roots = stream.letters(positions), self._roots.known()
         at = RunPosition(
             iteration=self._iteration, trainer_epoch=self._epoch, step=self._number, root=self._root,
             positions=positions, ledger=self._ledger.position(self._number), letters=letters, roots=roots,
             taken=self._taken.known(), redrawn=self._taken.redrawn(),
         )  # fmt: skip
-        keep = self._spec.trainer.keep_checkpoints
-        self._publisher.submit(lambda: self._checkpoints.save(state, at, keep=keep), dropped=snapshot.abandon)
+        keep, deadline_s = self._spec.trainer.keep_checkpoints, self._spec.deadlines.progress_s
+        self._publisher.submit(
+            lambda: self._checkpoints.save(state, at, keep=keep, deadline_s=deadline_s),
+            dropped=snapshot.abandon,
+        )
 
 
 def body(context: RoleContext) -> None:

@@ -30,7 +30,7 @@ from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
 from consumers.learners.optimizing import NotFinite, Optimized, Parts, Stepped, Trained
 from consumers.learners.repeatable import named_if_not_repeatable, repeat_sums
-from consumers.learners.snapshot import StateSnapshot
+from consumers.learners.snapshot import PartPlace, StateSnapshot
 from consumers.losses.loss import Loss, Needs, loss_of
 from consumers.losses.objective import LossStats, Measured, objective
 from infra.end_tokens import end_tokens
@@ -59,8 +59,11 @@ class Learner(Protocol):
     def made(self) -> MadeWeights:
         """Return hashes of the current weights, and a function that copies the weights."""
 
-    def snapshot(self) -> StateSnapshot:
-        """Return the current state for another thread to read; tensors are copied before they change."""
+    def snapshot(self, place: PartPlace | None = None) -> StateSnapshot:
+        """Return the current state for another thread to read; tensors are copied before they change.
+
+        If ranks share the state out, this is rank 0's part, and the others write theirs at `place`.
+        """
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copy what is trained: weights by Hugging Face names in the run's dtype, or an adapter."""
@@ -131,6 +134,7 @@ class LocalLearner(ABC):
 
     lockstep = False  # whether all ranks must compute equally many micro-batches
     scores_in_lockstep = False  # whether all of them must score equally many, whichever model scores
+    shares_state = False  # whether each rank's snapshot is a part of the state, and each reads its own part
 
     def __init__(self, model: str, spec: RunSpec) -> None:
         torch.set_num_threads(spec.trainer.threads)
@@ -317,7 +321,7 @@ class LocalLearner(ABC):
         own["rng"] = torch.get_rng_state()
         return live, own | (self._adapter.mark() if self._adapter is not None else {})
 
-    def snapshot(self) -> StateSnapshot:
+    def snapshot(self, place: PartPlace | None = None) -> StateSnapshot:
         taken = StateSnapshot(*self.parts(), deadline_s=self._spec.deadlines.progress_s)
         self._lent.add(taken)
         return taken

@@ -11,7 +11,7 @@ import mmap
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +35,11 @@ class Rooms:
     """
 
     def __init__(self, most: int, *, locked: bool = False) -> None:
-        self._most, self._locked = most, locked  # `most`: free rooms that are kept for later
+        self._most = most  # free rooms that are kept for later
         self._free: list[mmap.mmap] = []
+        self._locks = _Locks() if locked else None
+        if self._locks is not None:
+            weakref.finalize(self, self._locks.end, self._free).atexit = False
 
     def take(self, size: int) -> Array:
         """Return an array of `size` bytes with any contents."""
@@ -51,15 +54,40 @@ class Rooms:
 
     def _made(self, size: int) -> mmap.mmap:
         room = mmap.mmap(-1, size)
-        if self._locked:  # if that fails, the room is only slower
-            torch.cuda.cudart().cudaHostRegister(_address(room), size, 0)
+        if self._locks is not None:
+            self._locks.begin(room)
         return room
 
     def _back(self, room: mmap.mmap) -> None:
         if len(self._free) < self._most:
             self._free.append(room)
-        elif self._locked:
-            torch.cuda.cudart().cudaHostUnregister(_address(room))
+        elif self._locks is not None:
+            self._locks.end([room])
+
+
+class _Locks:
+    """The rooms that CUDA has locked."""
+
+    def __init__(self) -> None:
+        self._places: set[int] = set()
+
+    def begin(self, room: mmap.mmap) -> None:
+        """Lock a room. If that fails, it is only slower."""
+        place = _address(room)
+        if not int(torch.cuda.cudart().cudaHostRegister(place, len(room), 0)):
+            self._places.add(place)
+            return
+        with contextlib.suppress(RuntimeError):  # else a later kernel would raise the error
+            torch.zeros(1, device="cuda")
+
+    def end(self, rooms: Iterable[mmap.mmap]) -> None:
+        """Unlock rooms before their memory is given back.
+
+        Otherwise CUDA would take what lies there next for locked memory, and read the pages of before.
+        """
+        for place in self._places.intersection(map(_address, rooms)):
+            self._places.remove(place)
+            torch.cuda.cudart().cudaHostUnregister(place)
 
 
 def _address(room: mmap.mmap) -> int:

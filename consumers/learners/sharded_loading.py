@@ -40,8 +40,8 @@ def without_weights(folder: str, spec: RunSpec, device: torch.device) -> Any:
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(layers, torch.nn.ModuleList) or not layers:
         raise UnsupportedModel(
-            f"model.path {folder}: {type(model).__name__} can't be trained with trainer.learner fsdp: its "
-            "layers must be at `model.layers`. Set trainer.learner to torch or deepspeed"
+            f"model.path {folder}: {type(model).__name__} can't be shared out among ranks: its layers must "
+            "be at `model.layers`. Set trainer.learner to torch, or trainer.zero_stage to 2"
         )
     fitted = _tried(folder, config, _different(layers, config), device)
     packing.use_packed_attention(model)
@@ -85,9 +85,9 @@ class WeightRows:
         if bits is None or bits.shape[1:] != shape[1:] or bits.shape[:1] < shape[:1]:
             found = "has none" if bits is None else f"has one of shape {list(bits.shape)}"
             raise UnsupportedModel(
-                f"model.path {self._folder}: trainer.learner fsdp reads weights by their names, and for "
+                f"model.path {self._folder}: ranks that share a model out read weights by name, and for "
                 f"{' or '.join(names)} of shape {list(shape)} the folder {found}. Save the model with "
-                "save_pretrained(), or set trainer.learner to torch or deepspeed"
+                "save_pretrained(), or set trainer.learner to torch, or trainer.zero_stage to 2"
             )
         return _rows(bits, first, count)
 

@@ -23,6 +23,7 @@ from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import collective
 from consumers.learners.fixed_point import FixedPointSum
 from consumers.learners.sharded_loading import fill, parameter_names
+from consumers.learners.state_pieces import elements_of
 from schemas.runspec import RunSpec
 
 _WHOLE = "model."  # stands before the names of the model's own parameters
@@ -52,9 +53,11 @@ class Shard:
         """The first row that is here."""
         return min(self.shape[0], self.most * collective.rank_number())
 
-    def mine(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's rows of a whole tensor."""
-        return whole[self.first : self.first + self.local.shape[0]]
+    def rows_in(self, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
+        """Return this rank's rows of a tensor; None if it is not there."""
+        width = math.prod(self.shape[1:])
+        found = elements_of(tensors, name, self.first * width, self.local.numel())
+        return None if found is None else found.view(self.local.shape)
 
     def brought(self, rows: torch.Tensor) -> torch.Tensor | None:
         """Return the whole tensor of which each rank has such rows on rank 0, and None on the others."""
@@ -192,5 +195,8 @@ def _short(name: str) -> str:
 
 def _divided(unit: FSDPModule) -> Iterator[Any]:
     """Return FSDP's own view of a unit's parameters, in its order: torch has no public way to learn that."""
-    for group in unit._get_fsdp_state()._fsdp_param_groups:
-        yield from group.fsdp_params
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there was one at most
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is not None:
+            yield from group.fsdp_params

@@ -23,6 +23,7 @@ from consumers.learners.optimizing import NotFinite, Parts, Stepped, closest, ra
 from consumers.learners.sharded_fingerprint import ShardedFingerprint
 from consumers.learners.sharded_model import Shard, ShardedModel
 from consumers.learners.sharded_norm import norm_of_pieces
+from consumers.learners.state_pieces import StateShare
 from schemas.runspec import RunSpec
 
 _GROUP = 64  # elements, a multiple of what any CPU takes at a time
@@ -61,6 +62,10 @@ class _Row:
         """Return the rows of a moment, on this rank's device."""
         there = self.moments[key].to(self.shard.local.device, non_blocking=True)
         return self.flat(there).view(self.shard.local.shape)
+
+    def kept(self, key: str) -> torch.Tensor:
+        """Return the rows of a moment, end to end, where they lie."""
+        return self.flat(self.moments[key])
 
     def keep(self, moments: Mapping[str, torch.Tensor]) -> None:
         """Keep moments where they are to lie."""
@@ -163,9 +168,10 @@ class ShardedOptimized:
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-        """Replace the weights. `prefix` stands before their names in `weights`, which has whole tensors."""
+        """Replace the weights. `prefix` stands before their names in `weights`."""
         for name, row in self._rows.items():
-            mine = row.shard.mine(weights[prefix + name])
+            if (mine := row.shard.rows_in(weights, prefix + name)) is None:
+                raise KeyError(prefix + name)
             row.shard.local.copy_(closest(row.shard.local, mine))
 
     def parts(self) -> Parts:
@@ -188,6 +194,15 @@ class ShardedOptimized:
                 put(f"optimizer.{key}.{name}", row.shard, row.moment(key))
         return {}, own
 
+    def share(self, prefix: str = "") -> StateShare:
+        """Return this rank's part of weights and optimizer state. `prefix` stands before all names."""
+        found = StateShare(prefix, self._steps)
+        for name, row in self._rows.items():
+            first = row.shard.first * math.prod(row.shard.shape[1:])
+            moments = {key: row.kept(key) for key in MOMENTS} if row.moments else {}
+            found.add(name, row.shard.shape, first, row.shard.local.reshape(-1), moments)
+        return found
+
     @torch.no_grad()
     def restore(self, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
         """Restore a state, tensor by tensor. `prefix` stands before all names in `state`."""
@@ -195,7 +210,7 @@ class ShardedOptimized:
         self.adopt(state, f"{prefix}weights.")
         for name, row in self._rows.items():
             row.keep({
-                key: row.room(row.shard.mine(value))
+                key: row.room(rows)
                 for key in MOMENTS
-                if (value := state.get(f"{prefix}optimizer.{key}.{name}")) is not None
+                if (rows := row.shard.rows_in(state, f"{prefix}optimizer.{key}.{name}")) is not None
             })  # fmt: skip

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,6 +31,17 @@ PIECE = 8 << 20  # bytes that are read at once
 _LOOK_S = 0.1
 
 Outlines = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class PartPlace:
+    """The place in a store where each rank writes its part of a state."""
+
+    store: str  # URL
+    run: str
+    iteration: int
+    trainer_epoch: int
 
 
 class Abandoned(RuntimeError):
@@ -39,13 +51,15 @@ class Abandoned(RuntimeError):
 class StateSnapshot:
     """Tensors by name, to be read once. The learner will change the `live` ones, and nobody the `own` ones.
 
-    If nobody reads the snapshot after all, `abandon` has to be called.
+    If nobody reads the snapshot after all, `abandon` has to be called. `shapes`: of the whole tensors, if
+    this is one rank's part of a state, in pieces (see `state_pieces.py`). `ranks`: that have a part of it.
     """
 
     def __init__(
         self, live: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor] | None = None,
-        *, deadline_s: float = math.inf,
+        *, deadline_s: float = math.inf, shapes: Shapes | None = None, ranks: int = 1,
     ) -> None:  # fmt: skip
+        self.shapes, self.ranks = shapes, ranks
         tensors = {name: tensor.detach() for name, tensor in {**live, **(own or {})}.items()}
         self.outlines: Outlines = {name: _outline(tensor) for name, tensor in tensors.items()}
         self.head, self._order = file_head(self.outlines)

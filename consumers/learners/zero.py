@@ -4,8 +4,8 @@ The divisor of a step's gradient is known only when all samples are there, so gr
 undivided. ZeRO divides them by its loss scale right before it clips them and steps. So the loss scale is
 set to the divisor during the step, and is 1 otherwise.
 
-A checkpoint holds whole tensors by the names of parameters, so it fits any stage, any number of ranks, and
-TorchLearner.
+With stage 3 no rank ever holds the whole model: weights are read and divided one by one, each rank writes its
+part of a checkpoint, and FSDP2 shares out the models beside the policy (see `shared_models.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -24,10 +24,17 @@ import torch
 from consumers.batches.micro_batches import MicroBatch, filler
 from consumers.learners import collective
 from consumers.learners.collective import RanksError
+from consumers.learners.critic import Critic
 from consumers.learners.forward import Forward
 from consumers.learners.host_moments import MOMENTS
 from consumers.learners.learner import LocalLearner
 from consumers.learners.optimizing import NotFinite, Parts, Stepped, closest, rate_share
+from consumers.learners.sharded_model import ShardedModel
+from consumers.learners.shared_models import part_of_state, shared_critic, shared_out, with_returns
+from consumers.learners.snapshot import PartPlace, StateSnapshot
+from consumers.learners.state_pieces import StateShare, elements_of
+from consumers.learners.zero_loading import divided_by_zero
+from consumers.losses.objective import LossStats
 from infra import choices
 from schemas.runspec import RunSpec
 
@@ -49,20 +56,21 @@ class DeepSpeedLearner(LocalLearner):
     """One rank's learner. bf16 runs compute forward in bf16 by autocast; gradients and weights are fp32."""
 
     def __init__(self, model: str, spec: RunSpec, stage: int) -> None:
-        super().__init__(model, spec)
         self._stage = stage  # of ZeRO
-        self.lockstep = self._stage >= 2  # each backward pass sends gradients to the ranks that own them
+        self._deepspeed = _import_deepspeed()
+        self._linear = torch.nn.functional.linear
+        self.lockstep = stage >= 2  # each backward pass sends gradients to the ranks that own them
+        self.shares_state = self.scores_in_lockstep = stage == 3
+        if stage == 3:
+            _count_anew(self._deepspeed)
+        super().__init__(model, spec)
         self._adam = torch.optim.AdamW(
             self._named.values(), lr=spec.algorithm.learning_rate, betas=spec.algorithm.betas,
             weight_decay=spec.algorithm.weight_decay, fused=True,
         )  # fmt: skip
-        self._deepspeed = _import_deepspeed()
-        self._linear = torch.nn.functional.linear
-        if self._stage == 3:
-            _count_anew(self._deepspeed)
         self._engine, self._optimizer, _, _ = self._deepspeed.initialize(
             model=_Policy(self._model, self._forward), model_parameters=list(self._named.values()),
-            optimizer=self._adam, dist_init_required=False, config=self._config(),
+            optimizer=self._adam, dist_init_required=False, config=self._config(self._elements()),
         )  # fmt: skip
         if not self._stage:
             self._adam.register_step_pre_hook(self._before_plain_step)
@@ -70,8 +78,31 @@ class DeepSpeedLearner(LocalLearner):
         self._steps = 0
         self._computed = False  # whether this rank has a gradient for the next step
 
-    def _config(self) -> dict[str, Any]:
-        bucket = min(_BUCKET, sum(parameter.numel() for parameter in self._named.values()))
+    def _loaded(self, folder: str, *, trained: bool) -> Any:
+        if self._stage < 3:
+            return super()._loaded(folder, trained=trained)
+        if not trained:
+            return shared_out(folder, self._spec, self._device, self._forward, trained=False)
+        return divided_by_zero(folder, self._spec, self._device, self._deepspeed, self._config(_BUCKET))
+
+    def _frozen(self, folder: str) -> Any:
+        return super()._frozen(folder) if self._stage < 3 else self._loaded(folder, trained=False)
+
+    def _made_critic(self, folder: str) -> Critic:
+        make = super()._made_critic if self._stage < 3 else self._shared_critic
+        return make(folder)
+
+    def _shared_critic(self, folder: str) -> Critic:
+        return shared_critic(folder, self._spec, self._device, self._forward)
+
+    def _logprobs_by(self, model: Any, batch: MicroBatch) -> torch.Tensor:
+        return model.compute(batch) if isinstance(model, ShardedModel) else super()._logprobs_by(model, batch)
+
+    def _elements(self) -> int:
+        return sum(math.prod(shape) for shape in self._shapes().values())
+
+    def _config(self, elements: int) -> dict[str, Any]:
+        bucket = min(_BUCKET, elements)
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
@@ -110,6 +141,11 @@ class DeepSpeedLearner(LocalLearner):
         return {
             name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in self._named.items()
         }
+
+    def accumulate(self, batches: Sequence[MicroBatch]) -> list[LossStats]:
+        if self._critic is not None and self._stage == 3:  # all ranks compute it, those with a filler too
+            batches = [with_returns(batch) for batch in batches]
+        return super().accumulate(batches)
 
     def step(self, total: float) -> Stepped:
         self._lent.settle()
@@ -156,22 +192,54 @@ class DeepSpeedLearner(LocalLearner):
         gathered: AbstractContextManager[object] = self._deepspeed.zero.GatheredParameters([parameter])
         return gathered
 
+    @torch.no_grad()
+    def begin_iteration(self) -> None:
+        if not isinstance(self._first, ShardedModel):
+            super().begin_iteration()
+            return
+        for name, shard in self._first.shards.items():
+            with self._whole(self._named[name]):
+                rows = shard.rows_in(self._named, name)
+                assert rows is not None
+                shard.local.copy_(rows)
+
     def adopt(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._lent.settle()
-        self._set_weights(weights.__getitem__)
+        self._set_weights(weights, "")
 
     @torch.no_grad()
-    def _set_weights(self, of: Callable[[str], torch.Tensor]) -> None:
+    def _set_weights(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
+        """Replace the weights by tensors before whose names `prefix` stands."""
         for name, parameter in self._named.items():
-            value = of(name)
             if self._stage < 3:
-                parameter.copy_(closest(parameter, value))
+                parameter.copy_(closest(parameter, tensors[prefix + name]))
                 continue
-            with self._deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                if collective.rank_number() == 0:
-                    parameter.copy_(closest(parameter, value))
+            part = ZeroPart(parameter)
+            value = elements_of(tensors, prefix + name, part.first, part.count)
+            assert value is not None
+            mine = parameter.ds_tensor.narrow(0, 0, part.count)
+            mine.copy_(closest(mine, value))
+            parameter.partition([parameter])  # a small one is whole on all ranks: it is brought together anew
         if self._stage:
             self._optimizer.refresh_fp32_params()
+
+    def snapshot(self, place: PartPlace | None = None) -> StateSnapshot:
+        if self._stage < 3:
+            return super().snapshot(place)
+        taken = part_of_state(self._share(), self._critic, self._spec.deadlines.progress_s)
+        self._lent.add(taken)
+        return taken
+
+    def _share(self) -> StateShare:
+        """Return this rank's part of weights and optimizer state."""
+        found, utils = StateShare("", self._steps), self._deepspeed.utils
+        for name, parameter in self._named.items():
+            part, moments = ZeroPart(parameter), dict[str, torch.Tensor]()
+            for key in MOMENTS if self._steps else ():
+                moments[key] = utils.safe_get_local_optimizer_state(parameter, key)[: part.count]
+            weights = utils.safe_get_local_fp32_param(parameter).detach()[: part.count]
+            found.add(name, part.shape, part.first, weights, moments)
+        return found
 
     def _policy_parts(self) -> Parts:
         """Return whole tensors on rank 0. Tensors that are whole on each rank are lent, others gathered."""
@@ -204,13 +272,11 @@ class DeepSpeedLearner(LocalLearner):
 
     def _restore_policy(self, state: Mapping[str, torch.Tensor]) -> None:
         self._steps = int(state["steps"])
-        self._set_weights(lambda name: state[f"weights.{name}"])
+        self._set_weights(state, "weights.")
         self._clear_moments()
         for name, parameter in self._named.items():
             for key in MOMENTS:
-                value = state.get(f"optimizer.{key}.{name}")
-                if value is not None:
-                    self._set_moment(parameter, key, value)
+                self._set_moment(parameter, key, state, f"optimizer.{key}.{name}")
 
     def _clear_moments(self) -> None:
         """Create moments of zeros to be filled in: before its first step DeepSpeed has none."""
@@ -231,18 +297,32 @@ class DeepSpeedLearner(LocalLearner):
         flat: Sequence[torch.Tensor] = getattr(self._optimizer, of_stage)
         return flat
 
-    def _set_moment(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
-        value = value.to(self._device)
-        if not self._stage:
+    def _set_moment(
+        self, parameter: torch.nn.Parameter, key: str, state: Mapping[str, torch.Tensor], name: str
+    ) -> None:
+        """Set a moment to the tensor of this name, if there is one."""
+        utils = self._deepspeed.utils
+        if self._stage == 3:
+            part = ZeroPart(parameter)
+            mine = elements_of(state, name, part.first, part.count)
+            if mine is not None:
+                padded = mine.new_zeros(part.size)
+                padded[: part.count] = mine
+                utils.safe_set_local_optimizer_state(parameter, padded.to(self._device), key)
+        elif (value := state.get(name)) is not None and self._stage:
+            utils.safe_set_full_optimizer_state(parameter, value.to(self._device), key)
+        elif value is not None:
             self._adam.state[parameter][key].copy_(value)
-        elif self._stage < 3:
-            self._deepspeed.utils.safe_set_full_optimizer_state(parameter, value, key)
-        else:
-            size = parameter.ds_tensor.numel()  # of this rank's part
-            whole = value.new_zeros(size * collective.ranks())  # the last rank's part may be filled up
-            whole[: value.numel()] = value.flatten()
-            part = whole[size * collective.rank_number() :][:size]
-            self._deepspeed.utils.safe_set_local_optimizer_state(parameter, part, key)
+
+
+class ZeroPart:
+    """The elements of a parameter that this rank has with ZeRO-3, end to end."""
+
+    def __init__(self, parameter: Any) -> None:
+        self.shape = tuple(parameter.ds_shape)
+        self.size = int(parameter.ds_tensor.numel())  # the last ranks' parts may be filled up
+        self.first = min(self.size * collective.rank_number(), int(parameter.ds_numel))
+        self.count = min(self.size, int(parameter.ds_numel) - self.first)
 
 
 def _count_anew(deepspeed: ModuleType) -> None:

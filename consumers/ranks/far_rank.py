@@ -76,7 +76,7 @@ def _compute(context: RoleContext, connection: socket.socket) -> int:
     """Run the process that computes until it ends; return its exit code."""
     process = children.start_child(
         [sys.executable, "-m", module("consumers.ranks.rank"), "--connection", str(connection.fileno()),
-         "--model", context.record.model],
+         "--model", context.record.model, "--store", context.store.url],
         stdin=subprocess.DEVNULL, pass_fds=[connection.fileno()], env=child_environment(),
     )  # fmt: skip
     connection.close()

@@ -4,7 +4,7 @@ commands of rank 0 ──► the learner ──► replies
 gradients, weights and state go over torch.distributed
 
 Rank 0 starts it with a pipe each way. On another machine `consumers.ranks.far_rank` starts it, with the
-connection that rank 0 has let in: `--connection DESCRIPTOR --model FOLDER`.
+connection that rank 0 has let in: `--connection DESCRIPTOR --model FOLDER --store URL`.
 
 waits for   unblocked by
 a command   rank 0; this process ends with it
@@ -27,6 +27,7 @@ from consumers.learners.collective import Seat
 from consumers.learners.learner import LocalLearner
 from consumers.learners.optimizing import NotFinite
 from consumers.ranks.choose_learner import local_learner
+from consumers.ranks.part_writer import PartWriter
 from consumers.ranks.rank_link import ConnectionLink, PipeLink, RankLink
 from consumers.ranks.rank_wire import (
     Accumulate,
@@ -37,8 +38,10 @@ from consumers.ranks.rank_wire import (
     Failed,
     RestCommand,
     RestoreCommand,
+    RestorePart,
     ScoreCommand,
     Setup,
+    SnapshotCommand,
     StateCommand,
     StepCommand,
     Weights,
@@ -47,13 +50,14 @@ from consumers.ranks.rank_wire import (
 )
 from infra.errors import Explained
 from infra.logs import set_up
+from infra.stores.store import StoreError
 from schemas.importing import said
 from schemas.runspec import RunSpec
 
 _GRACE_S = 3.0  # for the end of a trainer to be noticed
 
 
-def obey(learner: LocalLearner, command: Command) -> CommandDone:
+def obey(learner: LocalLearner, command: Command, writer: PartWriter) -> CommandDone:
     """Carry out a command of rank 0, and return the reply."""
     match command:
         case Accumulate(batches, rounds):
@@ -73,6 +77,13 @@ def obey(learner: LocalLearner, command: Command) -> CommandDone:
             learner.weights()
         case StateCommand():
             learner.parts()
+        case SnapshotCommand(place):
+            writer.begin(learner.snapshot(), place)
+        case RestorePart(place):
+            try:
+                learner.restore(writer.checkpoints(place).stored(place))
+            except StoreError as error:
+                return CommandDone(unread=str(error))
         case Adopt(outlines):
             learner.adopt(collective.Shared(outlines))
         case RestoreCommand(outlines):
@@ -81,8 +92,11 @@ def obey(learner: LocalLearner, command: Command) -> CommandDone:
     return CommandDone()
 
 
-def serve(link: RankLink, model: str | None = None) -> None:
-    """Carry out commands until rank 0 closes the link. `model`: its folder, if not where rank 0 has it."""
+def serve(link: RankLink, model: str | None = None, store: str | None = None) -> None:
+    """Carry out commands until rank 0 closes the link.
+
+    `model`, `store`: folder and URL on this machine, if not as rank 0 has them.
+    """
     first = link.next()
     if first is None:
         return
@@ -98,10 +112,11 @@ def serve(link: RankLink, model: str | None = None) -> None:
         collective.join_ranks(seat, (setup.host, setup.port), spec.deadlines.start_s)
         learner = local_learner(model or setup.model, spec)
         gc.freeze()
+        writer = PartWriter(log, store)
         log.info("rank %d of %d is ready", setup.number, setup.ranks)
         link.reply(CommandDone())
         while (frame := link.next()) is not None:
-            link.reply(obey(learner, msgspec.msgpack.decode(frame, type=Command)))
+            link.reply(obey(learner, msgspec.msgpack.decode(frame, type=Command), writer))
         learner.close()
         collective.leave()
     except Exception as error:
@@ -122,13 +137,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m …rank", description="A rank of a run's trainer.")
     parser.add_argument("--connection", type=int, help="descriptor of a connection that rank 0 has let in")
     parser.add_argument("--model", help="folder of the starting model, if it is elsewhere on this machine")
+    parser.add_argument("--store", help="URL of the run's store, if it is another on this machine")
     given = parser.parse_args()
     with os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)
         if given.connection is None:
             serve(PipeLink(sys.stdin.buffer, replies))
         else:
-            serve(ConnectionLink(socket.socket(fileno=given.connection)).open(), given.model)
+            serve(ConnectionLink(socket.socket(fileno=given.connection)).open(), given.model, given.store)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from consumers.batches.micro_batches import MicroBatch
 from consumers.batches.packing import pack_sequences
 from consumers.batches.training_rows import Scores
 from consumers.learners.collective import Outline
+from consumers.learners.snapshot import PartPlace
 from consumers.losses.loss import Needs
 from consumers.losses.objective import LossStats
 from schemas.wire import Float32s, Int8s, Int32s, Message, decode, encode
@@ -75,6 +76,12 @@ class StateCommand(msgspec.Struct, tag=True):
     """Take part in gathering the state on rank 0."""
 
 
+class SnapshotCommand(msgspec.Struct, tag=True):
+    """Write your part of the state at a place while training goes on; without one, only take a snapshot."""
+
+    place: PartPlace | None
+
+
 class Adopt(msgspec.Struct, tag=True):
     """Replace the weights by rank 0's."""
 
@@ -87,6 +94,12 @@ class RestoreCommand(msgspec.Struct, tag=True):
     outlines: list[Outline]
 
 
+class RestorePart(msgspec.Struct, tag=True):
+    """Restore your part of the state that is stored at a place."""
+
+    place: PartPlace
+
+
 Command = (
     Accumulate
     | ScoreCommand
@@ -95,8 +108,10 @@ Command = (
     | RestCommand
     | Weights
     | StateCommand
+    | SnapshotCommand
     | Adopt
     | RestoreCommand
+    | RestorePart
 )
 
 
@@ -105,6 +120,7 @@ class CommandDone(msgspec.Struct, tag=True):
 
     stats: list[LossStats] = []
     scores: list[bytes] = []
+    unread: str = ""  # why a part of a state could not be read
 
 
 class Failed(msgspec.Struct, tag=True):

@@ -19,7 +19,7 @@ from consumers.learners import collective
 from consumers.learners.learner import LocalLearner, unscored, with_scores
 from consumers.learners.lending import MadeWeights
 from consumers.learners.optimizing import NotFinite, Stepped
-from consumers.learners.snapshot import StateSnapshot
+from consumers.learners.snapshot import PartPlace, StateSnapshot
 from consumers.losses.loss import Needs
 from consumers.losses.objective import LossStats
 from consumers.ranks.doorway import Doorway
@@ -33,13 +33,17 @@ from consumers.ranks.rank_wire import (
     CommandDone,
     RestCommand,
     RestoreCommand,
+    RestorePart,
     ScoreCommand,
+    SnapshotCommand,
     StateCommand,
     StepCommand,
     Weights,
     batch_to_bytes,
     scores_from_bytes,
 )
+from consumers.steps.checkpoint_manifest import Damaged
+from consumers.steps.divided_state import DividedState
 from infra.stores.store import StoreError
 from schemas.runspec import RunSpec
 
@@ -128,8 +132,8 @@ class RankedLearner:
         with self._together(Weights()):
             return self._local.made()
 
-    def snapshot(self) -> StateSnapshot:
-        with self._together(StateCommand()):
+    def snapshot(self, place: PartPlace | None = None) -> StateSnapshot:
+        with self._together(SnapshotCommand(place) if self._local.shares_state else StateCommand()):
             return self._local.snapshot()
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -146,6 +150,9 @@ class RankedLearner:
             self._local.adopt(collective.Shared(outlines, weights))
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        if self._local.shares_state and isinstance(state, DividedState):
+            self._restore_parts(state)
+            return
         outlines = collective.Shared.outlines_of(state)
         unread: list[StoreError] = []
         with self._together(RestoreCommand(outlines)):
@@ -155,6 +162,19 @@ class RankedLearner:
                 unread.append(error)
         if unread:
             raise unread[0]
+
+    def _restore_parts(self, state: DividedState) -> None:
+        """Have each rank read the elements that it is to have."""
+        unread = ""
+        with self._crew.watched():
+            self._crew.send_all(RestorePart(state.place))
+            try:
+                self._local.restore(state)
+            except StoreError as error:  # the other ranks read on
+                unread = str(error)
+            replies = self._crew.replies()
+        if unread := next(filter(None, [unread, *(reply.unread for reply in replies)]), ""):
+            raise Damaged(unread)
 
     def rest(self) -> None:
         with self._together(RestCommand()):

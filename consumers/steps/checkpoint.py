@@ -1,29 +1,36 @@
 """Checkpoints: weights, optimizer, random state and stream positions, committed by one manifest written last.
 
-runs/<run>/checkpoints/i000040-e02/state.safetensors
-runs/<run>/checkpoints/i000040-e02/manifest.json      the commit point
+runs/<run>/checkpoints/i000040-e02/state.safetensors   or, from ranks that share the state out,
+                                   state-00000.safetensors, state-00001.safetensors …
+runs/<run>/checkpoints/i000040-e02/manifest.json       the commit point
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from pydantic import ValidationError
 
-from consumers.learners.snapshot import StateSnapshot
+from consumers.learners.snapshot import PartPlace, Shapes, StateSnapshot
 from consumers.steps import checkpoint_manifest as manifests
 from consumers.steps import checkpoint_state as states
 from consumers.steps.checkpoint_manifest import (
     AnyCheckpointManifest,
     CheckpointManifest,
     Damaged,
+    DividedManifest,
     FirstManifest,
+    StoredManifest,
 )
+from consumers.steps.divided_state import DividedState
+from consumers.steps.state_parts import folder_of, forget_said, other_parts
 from infra.keys import KeyRing, ring_from_env
 from infra.stores.store import Missing, Store
 from infra.weights.manifest import Tensor
@@ -35,7 +42,6 @@ __all__ = [
 FoundCheckpoint = tuple[AnyCheckpointManifest, Mapping[str, torch.Tensor]]
 _Found = TypeVar("_Found")
 Warn = Callable[[str], None]
-StateWriting = Future[Mapping[str, Tensor]]
 RestoreFunction = Callable[[Mapping[str, torch.Tensor]], None]
 
 
@@ -55,6 +61,20 @@ class RunPosition:
     redrawn: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class WrittenState:
+    """A state, or rank 0's part of it, that is in the store."""
+
+    place: PartPlace
+    tensors: Mapping[str, Tensor]
+    shapes: Shapes | None  # None: it is the whole state
+    ranks: int
+    took_s: float
+
+
+StateWriting = Future[WrittenState]
+
+
 class Checkpoints:
     """The checkpoints of one run."""
 
@@ -67,34 +87,69 @@ class Checkpoints:
         self._prefix = f"runs/{run}/checkpoints"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def begin(self, state: StateSnapshot, iteration: int, trainer_epoch: int) -> StateWriting:
-        """Write a state in another thread; `save` waits for it and commits it."""
-        return self._writer.submit(self._written, state, iteration, trainer_epoch)
+    def place(self, iteration: int, trainer_epoch: int) -> PartPlace:
+        """Return where the ranks of a learner write their parts of a state."""
+        return PartPlace(self._store.url, self._run, iteration, trainer_epoch)
 
-    def _written(self, state: StateSnapshot, iteration: int, trainer_epoch: int) -> Mapping[str, Tensor]:
+    def begin(self, state: StateSnapshot, place: PartPlace) -> StateWriting:
+        """Write a state in another thread; `save` waits for it and commits it."""
+        return self._writer.submit(self._written, state, place)
+
+    def _written(self, state: StateSnapshot, place: PartPlace) -> WrittenState:
+        began = time.monotonic()
+        key = f"{folder_of(place)}/{manifests.state_name(None if state.shapes is None else 0)}"
         try:
-            return states.write(self._store, self._state_key(iteration, trainer_epoch), state, self._moved)
+            tensors = states.write(self._store, key, state, self._moved)
         finally:
             state.abandon()
+        return WrittenState(place, tensors, state.shapes, state.ranks, time.monotonic() - began)
 
-    def _state_key(self, iteration: int, trainer_epoch: int) -> str:
-        return f"{self._prefix}/{manifests.checkpoint_name(iteration, trainer_epoch)}/state.safetensors"
+    def save(
+        self, state: StateWriting | Mapping[str, torch.Tensor], at: RunPosition, *, keep: int,
+        deadline_s: float = math.inf,
+    ) -> None:  # fmt: skip
+        """Write a checkpoint or wait until it is written, commit it, and remove all but the newest `keep`.
 
-    def save(self, state: StateWriting | Mapping[str, torch.Tensor], at: RunPosition, *, keep: int) -> None:
-        """Write a checkpoint or wait until it is written, commit it, and remove all but the newest `keep`."""
-        key = self._state_key(at.iteration, at.trainer_epoch)
+        `deadline_s`: for parts of other ranks.
+        """
         if isinstance(state, Mapping):
-            tensors = self._written(StateSnapshot({}, state), at.iteration, at.trainer_epoch)
+            written = self._written(StateSnapshot({}, state), self.place(at.iteration, at.trainer_epoch))
         else:
-            tensors = state.result()
-        manifest = CheckpointManifest(
-            format=2, run=self._run, iteration=at.iteration, step=at.step, root=at.root,
-            positions=dict(at.positions), ledger=at.ledger, letters=at.letters, roots=dict(at.roots),
-            taken=list(at.taken), redrawn=list(at.redrawn),
-            trainer_epoch=at.trainer_epoch, state=key, tensors=dict(tensors), created_at=time.time(),
-        )  # fmt: skip
-        self._store.put_new(f"{_folder(key)}/manifest.json", manifests.written(manifest, self._keys))
+            written = state.result()
+        manifest = self._manifest_of(written, at, deadline_s)
+        folder = folder_of(written.place)
+        self._store.put_new(f"{folder}/manifest.json", manifests.written(manifest, self._keys))
+        forget_said(self._store, written.place, written.ranks)
         self._collect(keep, at.iteration, at.trainer_epoch)
+
+    def _manifest_of(
+        self, written: WrittenState, at: RunPosition, deadline_s: float
+    ) -> CheckpointManifest | DividedManifest:
+        said: dict[str, Any] = {
+            "run": self._run, "iteration": at.iteration, "step": at.step, "root": at.root,
+            "positions": dict(at.positions), "ledger": at.ledger, "letters": at.letters,
+            "roots": dict(at.roots), "taken": list(at.taken), "redrawn": list(at.redrawn),
+            "trainer_epoch": at.trainer_epoch, "created_at": time.time(),
+        }  # fmt: skip
+        folder = folder_of(written.place)
+        if written.shapes is None:
+            return CheckpointManifest(
+                format=2,
+                state=f"{folder}/{manifests.state_name(None)}",
+                tensors=dict(written.tensors),
+                **said,
+            )
+        others = other_parts(
+            self._store, written.place, written.ranks, self._keys, took_s=written.took_s,
+            deadline_s=deadline_s, moved=self._moved,
+        )  # fmt: skip
+        try:
+            return DividedManifest(
+                format=3, state=f"{folder}/{manifests.state_name(0)}", shapes=dict(written.shapes),
+                parts=[dict(part) for part in (written.tensors, *others)], **said,
+            )  # fmt: skip
+        except ValidationError as error:
+            raise Damaged(f"{folder}: the ranks wrote no whole state: {str(error)[:500]}") from error
 
     def _collect(self, keep: int, iteration: int, trainer_epoch: int) -> None:
         """Remove all but the newest checkpoints. Manifests go first, so that none points to nothing.
@@ -156,7 +211,7 @@ class Checkpoints:
         for manifest in self._readable(step, warn):
             try:
                 state = self._state(manifest)
-                if isinstance(state, states.StoredState):
+                if isinstance(state, states.StoredState | DividedState):
                     state.verify()
             except Damaged as error:
                 warn(str(error))
@@ -164,7 +219,7 @@ class Checkpoints:
                 return manifest, state
         return None
 
-    def _readable(self, step: int, warn: Warn) -> Iterator[CheckpointManifest | FirstManifest]:
+    def _readable(self, step: int, warn: Warn) -> Iterator[StoredManifest]:
         """Yield manifests from which step `step` can be reached, the newest first."""
         for key in reversed(_manifests(self._store.list(self._prefix))):
             try:
@@ -175,7 +230,7 @@ class Checkpoints:
             if manifest.step <= step:
                 yield manifest
 
-    def _manifest(self, key: str) -> CheckpointManifest | FirstManifest:
+    def _manifest(self, key: str) -> StoredManifest:
         where = f"{self._store.url}/{key}"
         try:
             if (size := self._store.size(key)) > manifests.LARGEST_MANIFEST:
@@ -183,7 +238,7 @@ class Checkpoints:
             found = manifests.read_checkpoint_manifest(self._store.get(key), where, self._keys)
         except Missing as error:
             raise Damaged(f"{where} was removed while it was read") from error
-        own = f"{_folder(key)}/state.safetensors"
+        own = f"{_folder(key)}/{manifests.state_name(0 if isinstance(found, DividedManifest) else None)}"
         if (found.run, found.iteration, found.trainer_epoch) != (self._run, *(_order(key) or ())):
             raise Damaged(
                 f"{where} says that it is of run {found.run[:64]}, iteration {found.iteration}, start "
@@ -193,10 +248,16 @@ class Checkpoints:
             raise Damaged(f"{where} names {found.state[:200]} as its state, which is not beside it")
         return found
 
-    def _state(self, manifest: CheckpointManifest | FirstManifest) -> Mapping[str, torch.Tensor]:
+    def stored(self, place: PartPlace) -> Mapping[str, torch.Tensor]:
+        """Return the state of a checkpoint. Raises Damaged."""
+        return self._state(self._manifest(f"{folder_of(place)}/manifest.json"))
+
+    def _state(self, manifest: StoredManifest) -> Mapping[str, torch.Tensor]:
         if isinstance(manifest, FirstManifest):
             return states.read_first(self._store, manifest)
-        return states.StoredState(self._store, manifest)
+        if isinstance(manifest, DividedManifest):
+            return DividedState(self._store, manifest)
+        return states.StoredState(self._store, manifest.state, manifest.tensors)
 
 
 def _manifests(keys: Iterable[str]) -> list[str]:

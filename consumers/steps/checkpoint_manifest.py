@@ -1,7 +1,8 @@
 """A checkpoint's manifest: bytes with a digest of all they say, and a signature if there are keys.
 
-Format 2 is canonical JSON: bytes that differ are damage, even if they mean the same. Format 1, which older
-versions of StreamRL wrote, has a digest of the state alone; it is read only if no signature is required.
+Formats 2 and 3 are canonical JSON: bytes that differ are damage, even if they mean the same. Format 2 is of a
+state in one file, format 3 of one that ranks wrote part by part. Format 1, which older versions of StreamRL
+wrote, has a digest of the state alone; it is read only if no signature is required.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from consumers.steps.state_layout import all_tensors, layout_of
 from infra.keys import KeyRing, KeysError
 from infra.sealed import canonical_json, sealed, unseal
 from infra.stores.store import StoreError
-from infra.weights.bits import NAMES
-from infra.weights.manifest import Tensor
+from infra.weights.bits import MOST_SIDES, NAMES
+from infra.weights.manifest import Side, Tensor, TensorName
 
 LARGEST_MANIFEST = 64 << 20  # bytes of a manifest
 KIND = "checkpoint"  # the kind of object, in signatures
@@ -50,10 +52,23 @@ class AnyCheckpointManifest(BaseModel):
 
 
 class CheckpointManifest(AnyCheckpointManifest):
-    """The manifest as it is written now."""
+    """The manifest of a state in one file."""
 
     format: Literal[2]
     tensors: dict[str, Tensor]  # of the state
+
+
+class DividedManifest(AnyCheckpointManifest):
+    """The manifest of a state of which each rank wrote a part: whole tensors, and pieces of others."""
+
+    format: Literal[3]
+    shapes: dict[TensorName, Annotated[tuple[Side, ...], Field(max_length=MOST_SIDES)]]  # of those others
+    parts: Annotated[list[dict[str, Tensor]], Field(min_length=1)]  # the content of each rank's file
+
+    @model_validator(mode="after")
+    def _pieces_fit(self) -> DividedManifest:
+        layout_of(self.shapes, self.parts)
+        return self
 
 
 class FirstManifest(AnyCheckpointManifest):
@@ -61,6 +76,9 @@ class FirstManifest(AnyCheckpointManifest):
 
     format: Literal[1]
     digest: str  # of the state's object
+
+
+StoredManifest = CheckpointManifest | DividedManifest | FirstManifest
 
 
 def checkpoint_name(iteration: int, trainer_epoch: int) -> str:
@@ -74,13 +92,25 @@ def numbers_of(folder: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def written(manifest: CheckpointManifest, ring: KeyRing) -> bytes:
-    """Return the bytes of a manifest, with digest and signature."""
+def state_name(part: int | None) -> str:
+    """Return the name of a state's file, or of the file of one of its parts."""
+    return "state.safetensors" if part is None else f"state-{part:05d}.safetensors"
+
+
+def written(manifest: CheckpointManifest | DividedManifest, ring: KeyRing) -> bytes:
+    """Return the bytes of a manifest, with digest and signature. Raise StoreError if it is too large."""
     said = manifest.model_dump(mode="json", exclude_unset=True)
-    return sealed(said, ring, KIND)
+    raw = sealed(said, ring, KIND)
+    if len(raw) > LARGEST_MANIFEST:
+        raise StoreError(
+            f"the checkpoint of iteration {manifest.iteration} can't be committed: its manifest would have "
+            f"{len(raw)} bytes, and {LARGEST_MANIFEST} are allowed. Fewer ranks (trainer.ranks) make fewer "
+            "pieces"
+        )
+    return raw
 
 
-def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> CheckpointManifest | FirstManifest:
+def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> StoredManifest:
     """Parse the bytes of a manifest. Raises Damaged, which says what is wrong with them."""
     try:
         said = json.loads(raw)
@@ -90,13 +120,18 @@ def read_checkpoint_manifest(raw: bytes, where: str, ring: KeyRing) -> Checkpoin
             ring.verify(b"", None, where)  # format 1 has no signature
             return FirstManifest.model_validate(said)
         _check(said, raw, where, ring)
-        found = CheckpointManifest.model_validate(said)
+        found: CheckpointManifest | DividedManifest
+        if said.get("format") == 3:
+            found, tensors = (divided := DividedManifest.model_validate(said)), all_tensors(divided.parts)
+        else:
+            found, tensors = (whole := CheckpointManifest.model_validate(said)), list(whole.tensors.items())
     except KeysError as error:
         raise Damaged(str(error)) from error
     except (ValidationError, ValueError, RecursionError) as error:
         raise Damaged(f"{where} is not a checkpoint's manifest: {str(error)[:500]}") from error
-    if unknown := [name for name, tensor in found.tensors.items() if tensor.dtype not in NAMES]:
-        raise Damaged(f"{where}: tensor {unknown[0]} has an unknown type, {found.tensors[unknown[0]].dtype}")
+    for name, tensor in tensors:
+        if tensor.dtype not in NAMES:
+            raise Damaged(f"{where}: tensor {name} has an unknown type, {tensor.dtype}")
     return found
 
 

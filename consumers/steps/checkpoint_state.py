@@ -14,7 +14,7 @@ from safetensors.torch import load as load_safetensors
 
 from consumers.learners.collective import Outline
 from consumers.learners.snapshot import PIECE, StateSnapshot
-from consumers.steps.checkpoint_manifest import CheckpointManifest, Damaged, FirstManifest
+from consumers.steps.checkpoint_manifest import Damaged, FirstManifest
 from infra.stores.store import Missing, Store
 from infra.weights.bits import NAMES, file_head
 from infra.weights.codec.chunks import in_threads
@@ -52,14 +52,15 @@ class StoredState(Mapping[str, torch.Tensor]):
 
     fresh = True  # the caller gets the only copy of a tensor
 
-    def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
-        self._store, self._key, self._tensors = store, manifest.state, manifest.tensors
-        head, names = file_head({name: (one.dtype, one.shape) for name, one in manifest.tensors.items()})
+    def __init__(self, store: Store, key: str, tensors: Mapping[str, Tensor]) -> None:
+        """`tensors`: as the manifest has them."""
+        self._store, self._key, self._tensors = store, key, tensors
+        head, names = file_head({name: (one.dtype, one.shape) for name, one in tensors.items()})
         self._at, at = {}, len(head)
         for name in names:
             self._at[name] = at
-            at += manifest.tensors[name].size
-        self._where = f"{store.url}/{manifest.state}"
+            at += tensors[name].size
+        self._where = f"{store.url}/{key}"
         self._look(head, at)
 
     def _look(self, head: bytes, size: int) -> None:

@@ -30,7 +30,9 @@ from tests.stacks import own_broker, words_of
 from tests.waiting import wait_until
 
 ITERATIONS = 8
-ALGORITHM = {"iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 3e-3}
+ALGORITHM = {
+    "iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 3e-3, "max_grad_norm": 1e9,
+}  # fmt: skip
 TRAINER = {"checkpoint_every": 2, "bundle_tokens": 64, "least_microbatches": 2}
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
@@ -84,7 +86,7 @@ class Trained:
 def write_run_file(folder: Path, kafka: str, model: Path, address: str) -> None:
     (folder / "task.py").write_text(TASK)
     spec = make_spec(
-        algorithm=ALGORITHM, trainer={**TRAINER, "ranks": 2}, model={"path": str(model)},
+        algorithm=ALGORITHM, trainer={**TRAINER, "ranks": 2, "learner": "fsdp"}, model={"path": str(model)},
         task={"python": str(folder / "task.py")}, report=str(folder / "runs"),
         placement={
             "kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store",
@@ -98,7 +100,10 @@ def write_run_file(folder: Path, kafka: str, model: Path, address: str) -> None:
 def test_two_machines_train_as_one_also_if_a_rank_is_killed(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody starts anything by hand: the bits at the end are those of one process that nothing disturbed."""
+    """Nobody starts anything by hand: the bits at the end are those of one process that nothing disturbed.
+
+    That process has the whole model. The two share it out, and each writes its part of checkpoints.
+    """
     with running(
         tmp_path / "alone", kafka, make_spec(algorithm=ALGORITHM, trainer=TRAINER), tiny_model
     ) as run:

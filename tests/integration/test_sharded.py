@@ -20,7 +20,10 @@ from consumers.learners.sharded import ShardedLearner
 from consumers.losses.loss import Needs
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.ranked_learner import RankedLearner
+from consumers.steps.checkpoint import Checkpoints, RunPosition
+from consumers.steps.state_parts import folder_of
 from infra import choices
+from infra.stores.opening import open_store
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
 from tests.factories import make_spec, make_tiny_model
@@ -192,10 +195,11 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path, monkeypatch: pytest.Monke
     whole = sum(file.stat().st_size for file in large.glob("*.safetensors"))
     assert whole > 100 << 20
     spec = make_spec(trainer={"learner": "fsdp", "ranks": 4, "exact_sums": False})
-    with learning(str(small), spec) as learner:  # so that all code is loaded, and MKL has its buffers
-        learner.score([rows_of(spec)], Needs(before="step"))
-        train(learner, spec, 1)
-    del learner
+    zero = make_spec(trainer={"learner": "deepspeed", "zero_stage": 3, "ranks": 4})
+    with learning(str(small), spec) as one:  # so that all code is loaded, and MKL has its buffers
+        one.score([rows_of(spec)], Needs(before="step"))
+        train(one, spec, 1)
+    del one
     with Watched() as loading:
         large_one = learner_of(str(large), spec, run="test-1", log=logging.getLogger("streamrl.test"))
     with Watched() as scoring:
@@ -206,6 +210,59 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path, monkeypatch: pytest.Monke
     assert loading.most < 0.6 * whole
     assert scoring.most < 0.4 * whole
     assert training.most < 0.95 * whole, "a quarter of the gradient and both moments, and a layer of each"
+    with learning(str(small), zero):
+        pass
+    with Watched() as loading, learning(str(large), zero):
+        pass
+    assert loading.most < 0.95 * whole, "a quarter of the weights, of DeepSpeed's copy and of the gradient"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("learner", "other"), [("fsdp", "deepspeed"), ("deepspeed", "fsdp")])
+def test_each_rank_writes_and_reads_its_part_of_a_checkpoint(
+    model: str, tmp_path: Path, learner: str, other: str
+) -> None:
+    """Critic and all; by another learner on another number of ranks, too, and by learner torch."""
+    store, loss = open_store(f"file://{tmp_path}"), CASES["critic"]["loss"]
+    checkpoints, told = Checkpoints(store, "test-1"), list[str]()
+
+    def save(learner: Learner, iteration: int) -> dict[str, str]:
+        place = checkpoints.place(iteration, 0)
+        expected, taken = digests_of(learner.state()), learner.snapshot(place)
+        train(learner, spec, 1)  # what is written is what was
+        at = RunPosition(
+            iteration=iteration, step=iteration, root="r", positions={}, ledger=0, trainer_epoch=0
+        )
+        checkpoints.save(checkpoints.begin(taken, place), at, keep=9)
+        return expected
+
+    def restored(spec: RunSpec) -> dict[str, str]:
+        with learning(model, spec) as one:
+            assert checkpoints.restored(one.restore, told.append)
+            return digests_of(one.state())
+
+    def sharing(learner: str, ranks: int) -> RunSpec:
+        trainer = {"least_microbatches": 3, "learner": learner, "ranks": ranks}
+        trainer |= {"zero_stage": 3} if learner == "deepspeed" else {}
+        return make_spec(algorithm=ALGORITHM, loss=loss, trainer=trainer)
+
+    spec = sharing(learner, 3)
+    with learning(model, spec) as one:
+        states = [save(one, iteration) for iteration in range(3)]
+        assert checkpoints.restored(one.restore, told.append)
+        assert digests_of(one.state()) == states[2]
+        train(one, spec, 1)
+    files = sorted((tmp_path / folder_of(checkpoints.place(2, 0))).glob("state-*.safetensors"))
+    sizes = [file.stat().st_size for file in files]
+    assert len(sizes) == 3
+    assert max(sizes) < 0.5 * sum(sizes)
+    assert restored(sharing(other, 2)) == restored(make_spec(algorithm=ALGORITHM, loss=loss)) == states[2]
+    assert not told
+    raw = bytearray(files[2].read_bytes())
+    raw[-5] ^= 1
+    files[2].write_bytes(raw)
+    assert restored(spec) == states[1], "rank 2 alone notices it"
+    assert "state-00002.safetensors has other bits" in told[0]
 
 
 @pytest.mark.timeout(400)

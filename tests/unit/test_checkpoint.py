@@ -67,7 +67,7 @@ def test_what_a_dead_trainer_left_is_removed(tmp_path: Path) -> None:
 def test_a_state_that_is_being_written_stays(tmp_path: Path) -> None:
     """The next checkpoint's is written while the one before is committed."""
     checkpoints = Checkpoints(store := open_store(f"file://{tmp_path}"), "r-1")
-    written = checkpoints.begin(StateSnapshot({}, STATE), 9, 0)
+    written = checkpoints.begin(StateSnapshot({}, STATE), checkpoints.place(9, 0))
     written.result(60)
     for iteration in (6, 7, 8):
         save(checkpoints, iteration, keep=1)

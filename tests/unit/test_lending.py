@@ -208,7 +208,7 @@ def test_pieces_of_weights_and_checkpoints_move_a_publisher(model: str, tmp_path
     publisher.drain()
     before = context.heart.counters["stored_pieces"]
     checkpoints = Checkpoints(context.store, context.run, moved=publisher.moved)
-    checkpoints.begin(StateSnapshot({}, {"w": torch.arange(10.0)}), 0, 0).result()
+    checkpoints.begin(StateSnapshot({}, {"w": torch.arange(10.0)}), checkpoints.place(0, 0)).result()
     assert context.heart.counters["stored_pieces"] > before > 0
     publisher.close()
 

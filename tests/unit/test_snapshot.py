@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 
@@ -187,3 +188,51 @@ def test_memory_that_nobody_holds_is_used_again() -> None:
     del view
     assert known.take(1 << 16).ctypes.data == place
     assert rooms.memory_left() > 0
+
+
+class Locking:
+    """CUDA's calls that lock memory and let it go."""
+
+    def __init__(self, answer: int = 0) -> None:
+        self.locked, self._answer = dict[int, int](), answer
+
+    def cudaHostRegister(self, place: int, size: int, flags: int) -> int:
+        if not self._answer:
+            self.locked[place] = size
+        return self._answer
+
+    def cudaHostUnregister(self, place: int) -> int:
+        ctypes.string_at(place, self.locked.pop(place))  # it is still there
+        return 0
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_locked_memory_is_unlocked_before_it_is_given_back(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Locking()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    pool = rooms.Rooms(kept, locked=True)
+    some = [torch.from_numpy(pool.take(1 << 16)) for _ in range(3)]
+    assert list(cuda.locked.values()) == [1 << 16] * 3
+    del some[1:]
+    assert len(cuda.locked) == 1 + kept
+    del pool
+    assert some[0].data_ptr() in cuda.locked
+    del some
+    assert not cuda.locked
+
+
+def test_memory_that_can_not_be_locked_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [712]
+
+    def kernel(*_: object, **__: object) -> None:
+        if left:
+            raise RuntimeError(f"CUDA error {left.pop()}")
+
+    cuda = Locking(answer=left[0])
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(rooms.torch, "zeros", kernel)
+    pool = rooms.Rooms(0, locked=True)
+    pool.take(1 << 16)[:] = 3
+    assert not left, "the next kernel would raise it"
