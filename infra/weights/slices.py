@@ -126,8 +126,10 @@ class Slicing:
         """
         module, _, leaf = name.rpartition(".")
         layer = module.rpartition(".")[2]
-        if ".experts." in name or len(shape) > 2 or leaf not in ("weight", "bias"):
+        if len(shape) > 1 and (".experts." in name or len(shape) > 2 or leaf != "weight"):
             raise self._unknown(name)
+        if leaf not in ("weight", "bias"):
+            return None  # such as scales of channels; ranks look what vLLM holds of them
         if layer in _QUERIES:
             return self._even(name, shape, 0, self.heads, rank)
         if layer in _KEYS:

@@ -55,7 +55,7 @@ class EngineRank:
         os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", VLLM_HOST_IP="127.0.0.1")
         ranks = self.slicing.ranks
         dist.init_process_group(
-            "nccl" if current_platform.is_cuda() else "gloo", rank=self.number, world_size=ranks,
+            current_platform.dist_backend, rank=self.number, world_size=ranks,
             store=dist.FileStore(str(self.meeting), ranks), timeout=timedelta(seconds=self.deadline_s),
         )  # fmt: skip
         return {"tensor_parallel_size": ranks, "distributed_executor_backend": _executor(self)}

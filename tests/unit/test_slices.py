@@ -30,7 +30,7 @@ def shapes_of(heads: int, kv_heads: int, vocabulary: int) -> dict[str, tuple[int
         f"{attention}.o_proj.weight": (WIDTH, heads * HEAD), f"{attention}.o_proj.bias": (WIDTH,),
         f"{attention}.q_norm.weight": (HEAD,), f"{mlp}.gate_proj.weight": (INNER, WIDTH),
         f"{mlp}.up_proj.weight": (INNER, WIDTH), f"{mlp}.down_proj.weight": (WIDTH, INNER),
-        "model.norm.weight": (WIDTH,),
+        "model.norm.weight": (WIDTH,), f"{attention}.rotary_emb.inv_freq": (HEAD // 2,),
     }  # fmt: skip
 
 
