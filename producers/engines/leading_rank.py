@@ -47,15 +47,15 @@ class LeadingRank:
         self._acts.append(Abort(list(ids)))
 
     def step(self, wait_s: float = 0.0) -> list[DrawnAnswer]:
-        self._send(Step(self._drawn.digest))
         with self._team.doing("make a decode step"):
+            self._send(Step(self._drawn.digest))
             made = self._own.step(wait_s)
         self._drawn.add(made)
         return made
 
     def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
-        self._send(HandOver(list(ids)))
         with self._team.doing("hand over samples"):
+            self._send(HandOver(list(ids)))
             parts = self._own.hand_over(ids)
         self._drawn.add(parts)
         self._team.agree(self._drawn.digest, "tokens in samples that move")
@@ -67,8 +67,8 @@ class LeadingRank:
         self._team.prepare(Prepare(str(patch.file)), lambda: self._own.prepare(patch))
 
     def install(self, *, recompute: bool) -> dict[str, int]:
-        self._send(Install(recompute))
         with self._team.doing("install weights"):
+            self._send(Install(recompute))
             tokens = self._own.install(recompute=recompute)
         self._team.agree(tokens_digest(tokens), "numbers of tokens in unfinished samples")
         return tokens
@@ -79,14 +79,14 @@ class LeadingRank:
         return {slice_name(name, rank): one for rank, held in enumerate(ranks) for name, one in held.items()}
 
     def sleep(self) -> None:
-        self._send(Rest())
         with self._team.doing("free memory"):
+            self._send(Rest())
             self._own.sleep()
         self._team.agree(self._drawn.digest, "tokens")
 
     def wake(self) -> None:
-        self._send(GoOn())
         with self._team.doing("take memory again"):
+            self._send(GoOn())
             self._own.wake()
         self._team.agree(self._drawn.digest, "tokens")
 
@@ -110,5 +110,6 @@ class LeadingRank:
         self._team.close()
 
     def _send(self, last: Act) -> None:
+        """Tell other ranks what they shall do before the next step. One that stands still may block this."""
         self._team.send([*self._acts, last])
         self._acts.clear()

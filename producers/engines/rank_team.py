@@ -106,7 +106,8 @@ class RankTeam:
         return Path(f"/proc/{os.getpid()}/fd/{self._meeting}")
 
     def open(self) -> RankTeam:
-        """Start the processes, from a thread that lives as long as they shall. Return itself."""
+        """Start the processes, from rank 0's own thread, which lives as long as they shall. Return itself."""
+        self._owner = threading.get_ident()
         for number in range(1, self._ranks):
             self._others.append(
                 _OtherRank(number).open(
@@ -221,7 +222,8 @@ class RankTeam:
 
     def _check(self) -> None:
         if self._error is not None:
-            self._noticed.set()
+            if threading.get_ident() == self._owner:  # else rank 0's own thread may still wait for ever
+                self._noticed.set()
             raise self._error
 
     def _await_cause(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -154,6 +155,37 @@ def test_rank_0_is_ended_if_it_waits_for_a_rank_that_stands_still(
         team._error = None  # this test goes on
     assert ended == [1]
     assert "took more than 1 s to make a decode step: rank 1 is behind (processes 0:" in str(said[0])
+
+
+def test_rank_0_is_ended_if_a_rank_takes_no_more_acts(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 would wait for room in the connection, though a thread beside its steps hears of it."""
+    monkeypatch.setattr(rank_team, "_GRACE_S", 0.5)
+    engine, team = made(ranks=2)
+    team._deadline = 1.0
+    said: list[EngineError] = []
+    ended: list[int] = []
+    team.on_failure(said.append)
+    monkeypatch.setattr(rank_team.os, "_exit", ended.append)
+    os.kill(team._others[0].process.pid, signal.SIGSTOP)
+
+    def beside() -> None:
+        wait_until(lambda: team._error, what="the standstill")
+        with pytest.raises(EngineError):
+            engine.prepare(PatchFile({}, {}, since=None, root="new").read())
+
+    def unblock() -> None:
+        wait_until(lambda: ended, what="the end of this process")
+        os.kill(team._others[0].process.pid, signal.SIGKILL)
+
+    threads = [threading.Thread(target=work) for work in (beside, unblock)]
+    for thread in threads:
+        thread.start()
+    engine.submit(SampleRequest("0", list(range(1_000_000)), 4, 0, 0.0))
+    with pytest.raises(EngineError, match="took more than 1 s to make a decode step: rank 1 is behind"):
+        engine.step()
+    for thread in threads:
+        thread.join()
+    assert ended == [1] and len(said) == 1
 
 
 def test_other_ranks_end_with_the_team(made: Made) -> None:
