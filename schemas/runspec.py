@@ -562,7 +562,7 @@ class RunSpec(Section):
                 f"({self.trainer.ranks}), which counts all of them: the trainer itself is one"
             )
         if self.model.lora and self.trainer.is_read and not self.trainer.trains_adapters:
-            raise ValueError("model.lora is for trainer.learner torch: an adapter is too small to divide")
+            raise ValueError("model.lora is for trainer.learner torch or fsdp: others can't train an adapter")
         if self.loss.is_read:
             self._check_loss()
         if self.algorithm.mode == "async" and self.trainer.keep_weights <= self.algorithm.most_stale:

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,30 +59,42 @@ class Grid:
 class Packing:
     """The layout of sequences that are packed end to end."""
 
-    tokens: int  # without filling
+    sizes: tuple[int, ...]  # of the sequences
     positions: torch.Tensor  # [tokens and filling] position of each token in its sequence
     starts: torch.Tensor  # [sequences + 1] int32: where each starts, and then `tokens`
-    grids: Sequence[Grid]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens without filling."""
+        return sum(self.sizes)
 
     @property
     def longest(self) -> int:
-        return max(grid.longest for grid in self.grids)
+        return max(self.sizes)
 
     @property
     def sequences(self) -> int:
-        return sum(grid.sequences for grid in self.grids)
+        return len(self.sizes)
+
+    @cached_property
+    def _cuts(self) -> list[tuple[int, ...]]:
+        """The sizes of the sequences of each grid."""
+        ends = list(itertools.accumulate(grids_of(self.sizes)))
+        return [self.sizes[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+
+    @cached_property
+    def grids(self) -> list[Grid]:
+        """The grids, made when they are first asked for: where one call computes all of attention, never."""
+        return [_grid(sizes).to(self.positions.device) for sizes in self._cuts]
 
     @property
     def places(self) -> int:
-        """Tokens that attention computes, padding included."""
-        return sum(grid.sequences * grid.longest for grid in self.grids)
+        """Tokens that attention computes in grids, padding included."""
+        return sum(len(sizes) * max(sizes) for sizes in self._cuts)
 
     def to(self, device: torch.device) -> Packing:
         """Return the packing with its tensors on a device."""
-        return replace(
-            self, positions=sent(self.positions, device), starts=sent(self.starts, device),
-            grids=[grid.to(device) for grid in self.grids],
-        )  # fmt: skip
+        return replace(self, positions=sent(self.positions, device), starts=sent(self.starts, device))
 
 
 def pack_sequences(sizes: Sequence[int]) -> Packing:
@@ -89,10 +102,8 @@ def pack_sequences(sizes: Sequence[int]) -> Packing:
     tokens = sum(sizes)
     positions = torch.zeros(padded_rows(tokens) if pays() else tokens, dtype=torch.long)
     positions[:tokens] = torch.cat([torch.arange(size) for size in sizes])
-    ends = list(itertools.accumulate(grids_of(sizes)))
-    grids = [_grid(sizes[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
     starts = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
-    return Packing(tokens, positions, starts, grids)
+    return Packing(tuple(sizes), positions, starts)
 
 
 def grids_of(sizes: Sequence[int]) -> list[int]:
@@ -172,15 +183,16 @@ def _attention(
     at_once = (window is None or window >= packing.longest) and varlen_attention.fits(query)
     if key.shape[1] < heads and not (at_once and varlen_attention.takes_groups(query.device)):
         key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
-    sizes = [*(grid.tokens for grid in packing.grids), rows - packing.tokens]
+    filling = rows - packing.tokens
     if at_once:
         query, key, value = (x[0, :, : packing.tokens] for x in (query, key, value))
         found = [varlen_attention.varlen(query, key, value, packing.starts, packing.longest, scaling)]
     else:
+        sizes = [*(grid.tokens for grid in packing.grids), filling]
         parts = zip(packing.grids, *(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=False)
         found = [_in_grid(grid, *of_grid, scaling=scaling, window=window) for grid, *of_grid in parts]
-    if sizes[-1]:
-        found.append(found[0].new_zeros(sizes[-1], *found[0].shape[1:]))
+    if filling:
+        found.append(found[0].new_zeros(filling, *found[0].shape[1:]))
     return (torch.cat(found) if len(found) > 1 else found[0])[None], None
 
 

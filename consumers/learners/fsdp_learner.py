@@ -19,6 +19,10 @@ class FsdpSettings(LearnerSettings):
         return self.exact_sums is not False
 
     @property
+    def trains_adapters(self) -> bool:
+        return True
+
+    @property
     def needs_ranks(self) -> bool:
         return True
 

@@ -146,9 +146,12 @@ class LocalLearner(ABC):
             repeat_sums(self._device)
         barred = end_tokens(model) if spec.sampling.min_tokens else []
         self._forward = forward.Forward(spec, self._device, barred)
-        self._model = self._frozen(model) if spec.model.lora else self._loaded(model, trained=True)
+        self._adapter: Adapter | None = None
+        if spec.model.lora:
+            self._model, self._adapter = self._with_adapter(model)
+        else:
+            self._model = self._loaded(model, trained=True)
         self.vocabulary = int(self._model.config.vocab_size)
-        self._adapter = Adapter(self._model, model, spec) if spec.model.lora else None
         self.base = self._adapter.base if self._adapter else None
         self._named: dict[str, torch.nn.Parameter] = (
             self._adapter.named if self._adapter else self._parameters(self._model)
@@ -179,6 +182,11 @@ class LocalLearner(ABC):
     def _frozen(self, folder: str) -> Any:
         """Likewise, of a model that is never trained."""
         return load_frozen(folder, self._spec, self._device)
+
+    def _with_adapter(self, folder: str) -> tuple[Any, Adapter]:
+        """Return the model in a folder, which is not trained, and the adapter that it has got."""
+        model = self._frozen(folder)
+        return model, Adapter(model, folder, self._spec)
 
     def _parameters(self, model: Any) -> dict[str, torch.nn.Parameter]:
         """Return a loaded model's parameters by Hugging Face names."""

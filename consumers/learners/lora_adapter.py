@@ -32,8 +32,8 @@ class Adapter:
             r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(model, lora.targets, folder),
             lora_dropout=0.0, bias="none", task_type=TaskType.CAUSAL_LM,
         )  # fmt: skip
-        with torch.random.fork_rng(devices=[]):  # each start of a trainer begins with the same A
-            torch.manual_seed(spec.seed)
+        with torch.random.fork_rng(devices=[]), _stand_ins(model):
+            torch.manual_seed(spec.seed)  # each start of a trainer begins with the same A
             self._peft = get_peft_model(model, config)
         self._model, self._folder = model, folder
         self.named: dict[str, torch.nn.Parameter] = {
@@ -101,17 +101,37 @@ class Alternative:
         using: Callable[[], AbstractContextManager[None]],
         named: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        self._model, self._using, self._named = model, using, named or {}
+        self._model, self.using, self._named = model, using, named or {}
         self.lm_head = model.lm_head  # the head has no adapter
 
     def model(self, **inputs: Any) -> Any:
         """Run the layers below the head."""
-        with self._using():
+        with self.using():
             return self._model.model(**inputs)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the adapter's parameters, which may be overwritten."""
         return self._named.items()
+
+
+@contextmanager
+def _stand_ins(model: Any) -> Iterator[None]:
+    """Put tensors that take no memory in place of weights that are not there yet.
+
+    peft makes a layer's adapter where the layer's weights are, and on the meta device it would have no bits.
+    """
+    away = [
+        (module, name, weight) for module in model.modules()
+        for name, weight in module._parameters.items() if weight is not None and weight.is_meta
+    ]  # fmt: skip
+    for module, name, weight in away:
+        nothing = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        module._parameters[name] = torch.nn.Parameter(nothing, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, name, weight in away:
+            module._parameters[name] = weight
 
 
 def _targets(model: Any, wanted: str | list[str], folder: str) -> list[str]:

@@ -10,7 +10,7 @@ added in fixed point by the rank that has the rows. So the sum has the same bits
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from consumers.learners.sharded_loading import fill, parameter_names
 from consumers.learners.state_pieces import elements_of
 from schemas.runspec import RunSpec
 
+_UNDER_ADAPTER = ".base_layer."  # a layer with an adapter has its weights there
 _WHOLE = "model."  # stands before the names of the model's own parameters
 
 
@@ -131,10 +132,19 @@ class ShardedModel(torch.nn.Module):
         assert isinstance(self, FSDPModule), "share_out was called"
         return self
 
-    def share_out(self, folder: str, spec: RunSpec, device: torch.device) -> ShardedModel:
-        """Divide the model, whose weights are not there yet, and read this rank's rows. Return itself."""
+    def share_out(
+        self, folder: str, spec: RunSpec, device: torch.device,
+        whole: Iterable[torch.nn.Parameter] = (),
+    ) -> ShardedModel:  # fmt: skip
+        """Divide the model, whose weights are not there yet, and read this rank's rows. Return itself.
+
+        `whole`: parameters that have values, and that each rank keeps.
+        """
+        kept, parameters = set(whole), dict(self.named_parameters())
         all_names = {
-            _short(name): [_short(one) for one in some] for name, some in parameter_names(self).items()
+            _short(name): [_short(one) for one in some]
+            for name, some in parameter_names(self).items()
+            if parameters[name] not in kept
         }
         mesh = init_device_mesh(device.type, (collective.ranks(),))
         # Autocast would keep all layers' weights in the run's dtype until the backward pass. So it is FSDP
@@ -144,8 +154,10 @@ class ShardedModel(torch.nn.Module):
             cast_forward_inputs=False,
         )  # fmt: skip
         for layer in self.model.model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=layers)
-        fully_shard(self, mesh=mesh)
+            if not any(one.requires_grad for one in layer.parameters() if one not in kept):
+                _round(layer, layers.param_dtype, kept)
+            fully_shard(layer, mesh=mesh, mp_policy=layers, ignored_params=kept)
+        fully_shard(self, mesh=mesh, ignored_params=kept)
         self._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device))
         self._tie_again()
         self.largest = torch.zeros((), device=device)
@@ -176,21 +188,31 @@ class ShardedModel(torch.nn.Module):
         """Find the parameters of a unit, in the order in which FSDP lays their gradients end to end."""
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-        unit.set_reduce_scatter_unused_params(True, recurse=False)  # an expert that no token came to
         begin, shards = 0, dict[str, Shard]()
         for one in _divided(unit):
             shard = Shard(tuple(one.sharded_param.shape), one.sharded_param, begin)
             shards[names[id(one.sharded_param)]] = shard
             begin += shard.most * math.prod(shard.shape[1:])
         self.shards |= shards
-        if exact and any(shard.parameter.requires_grad for shard in shards.values()):
+        if not any(shard.parameter.requires_grad for shard in shards.values()):
+            return
+        unit.set_reduce_scatter_unused_params(True, recurse=False)  # an expert that no token came to
+        if exact:
             total = UnitSum(begin, self.largest)
             unit.set_custom_reduce_scatter(total)
             self.sums |= dict.fromkeys(shards, total)
 
 
 def _short(name: str) -> str:
-    return name.removeprefix(_WHOLE)
+    return name.removeprefix(_WHOLE).replace(_UNDER_ADAPTER, ".")
+
+
+def _round(layer: torch.nn.Module, dtype: torch.dtype | None, kept: set[torch.nn.Parameter]) -> None:
+    """Hold a layer that is not trained in the type to which FSDP would convert it each time."""
+    for module in layer.modules():
+        for name, one in module._parameters.items():
+            if one is not None and one not in kept:
+                module._parameters[name] = torch.nn.Parameter(one.to(dtype), requires_grad=False)
 
 
 def _divided(unit: FSDPModule) -> Iterator[Any]:

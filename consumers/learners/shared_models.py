@@ -10,6 +10,8 @@ from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import collective
 from consumers.learners.critic import Critic, settings_of_critic, value_head
 from consumers.learners.forward import Forward
+from consumers.learners.lora_adapter import Adapter
+from consumers.learners.optimizing import Optimized
 from consumers.learners.sharded_loading import without_weights
 from consumers.learners.sharded_model import ShardedModel
 from consumers.learners.sharded_optimizer import ShardedOptimized
@@ -27,18 +29,36 @@ def shared_out(
     return whole.share_out(folder, spec, device)
 
 
+def shared_with_adapter(
+    folder: str, spec: RunSpec, device: torch.device, run: Forward
+) -> tuple[ShardedModel, Adapter]:
+    """Return such a model that is not trained, and its adapter, of which each rank has all."""
+    model = without_weights(folder, spec, device).requires_grad_(False)
+    adapter = Adapter(model, folder, spec)
+    whole = ShardedModel(model, lambda whole, batch: run.logprobs(whole.model, batch))
+    return whole.share_out(folder, spec, device, whole=adapter.named.values()), adapter
+
+
 def shared_critic(folder: str, spec: RunSpec, device: torch.device, run: Forward) -> Critic:
-    """Return a critic whose layers begin as the policy's. All ranks compute it at once."""
+    """Return a critic whose layers begin as the policy's. All ranks compute it at once.
+
+    With LoRA an adapter is trained, and the head: each rank has all of both.
+    """
     settings = settings_of_critic(spec)
     model = without_weights(folder, spec, device)
+    adapter = Adapter(model.requires_grad_(False), folder, spec) if spec.model.lora else None
+    head = value_head(model, device)
 
     def values(whole: ShardedModel, batch: MicroBatch) -> torch.Tensor:
         assert whole.value_head is not None
         found: torch.Tensor = whole.value_head(run.states(whole.model, batch).float()).squeeze(-1)
         return found.clone()  # FSDP warns of views
 
-    whole = ShardedModel(model, values, value_head(model, device))
-    whole.share_out(folder, spec, device)
+    if adapter is not None:
+        named = adapter.named | {f"value_head.{name}": one for name, one in head.named_parameters()}
+        whole = ShardedModel(model, values, head).share_out(folder, spec, device, whole=named.values())
+        return Critic(whole.compute, Optimized(named, spec, settings.value_learning_rate), settings)
+    whole = ShardedModel(model, values, head).share_out(folder, spec, device)
     trained = ShardedOptimized(whole, spec, settings.value_learning_rate)
     return Critic(whole.compute, trained, settings)
 

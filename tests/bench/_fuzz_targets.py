@@ -16,11 +16,15 @@ import numpy as np
 import torch
 import zstandard
 
+from consumers.learners.snapshot import PartPlace, StateSnapshot
+from consumers.learners.state_pieces import pieces
 from consumers.steps.checkpoint import Checkpoints, RunPosition
+from consumers.steps.state_parts import folder_of, other_parts, write_part
 from infra import runs
 from infra.bus import Record
 from infra.errors import Explained
 from infra.gate import Gate
+from infra.keys import KeyRing
 from infra.stores.store import Exists, Missing, whole
 from infra.weights import limits
 from infra.weights.bits import Bits, blank_file, file_model, model_of
@@ -178,38 +182,51 @@ def _run(raw: bytes) -> object:
     return runs.find(Held({f"runs/{RUN}/run.json": raw}), RUN)
 
 
+_AT = RunPosition(iteration=4, trainer_epoch=1, step=4, root="00", positions={0: 5, 1: 6}, ledger=4)
+_MANIFEST = "/manifest.json"
+
+
 @cache
-def _checkpoint() -> tuple[str, dict[str, bytes]]:
+def _checkpoint(ranks: int) -> dict[str, bytes]:
+    """The objects of a checkpoint that so many ranks wrote."""
     store = Held()
-    Checkpoints(store, RUN).save(
-        {"w": torch.ones(3)},
-        RunPosition(iteration=4, trainer_epoch=1, step=4, root="00", positions={0: 5, 1: 6}, ledger=4),
-        keep=2,
-    )
-    (key,) = (key for key in store.objects if key.endswith("/manifest.json"))
-    return key, store.objects
+    checkpoints = Checkpoints(store, RUN)
+    if ranks == 1:
+        checkpoints.save({"w": torch.ones(3)}, _AT, keep=2)
+        return store.objects
+    place = checkpoints.place(4, 1)
+    for rank in range(1, ranks):
+        write_part(store, place, rank, _part(rank, ranks), KeyRing())
+    checkpoints.save(checkpoints.begin(_part(0, ranks), place), _AT, keep=2, deadline_s=60)
+    return store.objects
 
 
-def _checkpoint_manifest(raw: bytes) -> object:
-    key, objects = _checkpoint()
-    return _latest(Held({**objects, key: raw}))
+def _part(rank: int, ranks: int) -> StateSnapshot:
+    return StateSnapshot(pieces("w", 2 * rank, torch.ones(2)), shapes={"w": (ranks, 2)}, ranks=ranks)
 
 
-def _checkpoint_state(raw: bytes) -> object:
-    key, objects = _checkpoint()
-    (state,) = (other for other in objects if other != key)
-    return _latest(Held({**objects, state: raw}))
-
-
-def _latest(store: Held) -> object:
-    """The newest checkpoint, with all of its tensors."""
-    found = Checkpoints(store, RUN).latest(lambda text: None)
+def _checkpoint_with(ranks: int, ending: str, raw: bytes) -> object:
+    """The newest checkpoint, with all of its tensors, if the object whose key ends so has other bytes."""
+    objects = _checkpoint(ranks)
+    (key,) = (key for key in objects if key.endswith(ending))
+    found = Checkpoints(Held({**objects, key: raw}), RUN).latest(lambda text: None)
     return found and dict(found[1])
 
 
-def _checkpoint_of(manifest: bool) -> list[bytes]:
-    key, objects = _checkpoint()
-    return [data for name, data in objects.items() if (name == key) == manifest]
+def _said_of_part() -> list[bytes]:
+    store, place = Held(), PartPlace("memory://fuzz", RUN, 4, 1)
+    write_part(store, place, 1, _part(1, 2), KeyRing())
+    return [data for key, data in store.objects.items() if key.endswith(".json")]
+
+
+def _heard_of_part(raw: bytes) -> object:
+    place = PartPlace("memory://fuzz", RUN, 4, 1)
+    store = Held({f"{folder_of(place)}/state-00001.json": raw})
+    return other_parts(store, place, 2, KeyRing(), took_s=0, deadline_s=60, moved=lambda: None)
+
+
+def _checkpoint_of(ranks: int, ending: str) -> list[bytes]:
+    return [data for key, data in _checkpoint(ranks).items() if key.endswith(ending)]
 
 
 def _lease() -> list[bytes]:
@@ -292,8 +309,16 @@ def targets() -> list[Target]:
         Target("notes", _notes, _noted),
         Target("ranker state", _ranker, lambda raw: states.unpacked_ranker(raw, NoBackbone(), WHERE)),
         Target("run record", _record, _run),
-        Target("checkpoint manifest", partial(_checkpoint_of, True), _checkpoint_manifest),
-        Target("checkpoint state", partial(_checkpoint_of, False), _checkpoint_state),
+        *(
+            Target(name, partial(_checkpoint_of, ranks, ending), partial(_checkpoint_with, ranks, ending))
+            for name, ranks, ending in (
+                ("checkpoint manifest", 1, _MANIFEST),
+                ("checkpoint state", 1, ".safetensors"),
+                ("manifest of parts", 2, _MANIFEST),
+                ("state in parts", 2, "1.safetensors"),
+            )
+        ),
+        Target("part of a checkpoint", _said_of_part, _heard_of_part),
         *(
             Target(
                 f"{kind.KIND} record",

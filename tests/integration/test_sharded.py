@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,11 @@ def bits_after(model: str, spec: RunSpec) -> tuple[dict[str, str], list[float]]:
     with learning(model, spec) as learner:
         norms = train(learner, spec, 3)
         check_shares(learner, spec.trainer.ranks)
-        state = learner.state()
-        return digests_of({name: value for name, value in state.items() if name != "rng"}), norms
+        return all_but_rng(learner), norms
+
+
+def all_but_rng(learner: Learner) -> dict[str, str]:
+    return digests_of({name: value for name, value in learner.state().items() if name != "rng"})
 
 
 def check_shares(learner: Learner, ranks: int) -> None:
@@ -135,6 +139,40 @@ def test_it_computes_what_torch_does(model: str, ranks: int) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("loss", [{"kind": "ppo", "kl": 0.05}, {"kind": "tb"}], ids=lambda loss: loss["kind"])
+def test_an_adapter_has_the_bits_of_torch(model: str, loss: dict[str, Any]) -> None:
+    """Beside a base that is shared out; with a critic, a reference and the iteration's first weights."""
+    said = {"algorithm": ALGORITHM, "loss": loss, "model": {"lora": {"rank": 4}}}
+    plain = make_spec(**said, trainer={"least_microbatches": 3})
+    alone = TorchLearner(model, plain)
+    expected = train(alone, plain, 3), all_but_rng(alone), alone.made().root
+    for ranks in (1, 3):
+        spec = make_spec(**said, trainer={"least_microbatches": 3, "learner": "fsdp", "ranks": ranks})
+        with learning(model, spec) as learner:
+            start = learner.state()
+            for _ in range(2):
+                norms = train(learner, spec, 3)
+                assert (norms, all_but_rng(learner), learner.made().root) == expected
+                learner.restore(start)
+            assert isinstance(learner, RankedLearner)
+            for one in learner._local._model.shards.values():
+                assert one.local.shape[0] == min(one.most, one.shape[0] - one.first)
+
+
+@pytest.mark.timeout(400)
+def test_an_adapter_of_a_bf16_run_is_close_to_that_of_torch(model: str) -> None:
+    said = {"algorithm": ALGORITHM, "model": {"lora": {"rank": 4}, "dtype": "bfloat16"}}
+    plain = make_spec(**said, trainer={"least_microbatches": 3})
+    ours = make_spec(**said, trainer={"least_microbatches": 3, "learner": "fsdp", "ranks": 2})
+    expected = train(TorchLearner(model, plain), plain, 3)
+    with learning(model, ours) as learner:
+        assert train(learner, ours, 3) == pytest.approx(expected, rel=5e-2)
+        assert isinstance(learner, RankedLearner)
+        types = {name: one.local.dtype for name, one in learner._local._model.shards.items()}
+    assert {one for name, one in types.items() if ".layers." in name} == {torch.bfloat16}
+
+
+@pytest.mark.timeout(400)
 def test_bf16_computes_what_torch_does(model: str) -> None:
     plain, ours = spec_of("bfloat16"), spec_of("bfloat16", learner="fsdp", ranks=2)
     expected, exact = Straight(model, plain), Straight(model, spec_of())
@@ -155,6 +193,9 @@ def test_float_sums_are_close(model: str) -> None:
 
 _LIBC = ctypes.CDLL("libc.so.6")
 _FROM = -3  # M_MMAP_THRESHOLD: so many bytes and more get pages of their own
+
+
+AT = RunPosition(iteration=0, step=0, root="r", positions={}, ledger=0, trainer_epoch=0)
 
 
 class Watched:
@@ -206,10 +247,18 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path, monkeypatch: pytest.Monke
         large_one.score([rows_of(spec)], Needs(before="step"))
     with Watched() as training:
         train(large_one, spec, 1)
+    checkpoints = Checkpoints(open_store(f"file://{tmp_path}"), "test-1")
+    with Watched() as saving:
+        place = checkpoints.place(0, 0)
+        checkpoints.save(checkpoints.begin(large_one.snapshot(place), place), AT, keep=1)
+    with Watched() as restoring:
+        assert checkpoints.restored(large_one.restore, print)
     large_one.close()
     assert loading.most < 0.6 * whole
     assert scoring.most < 0.4 * whole
     assert training.most < 0.95 * whole, "a quarter of the gradient and both moments, and a layer of each"
+    assert saving.most < 0.4 * whole, "some pieces; the state is three times the model"
+    assert restoring.most < 0.4 * whole
     with learning(str(small), zero):
         pass
     with Watched() as loading, learning(str(large), zero):
@@ -230,10 +279,7 @@ def test_each_rank_writes_and_reads_its_part_of_a_checkpoint(
         place = checkpoints.place(iteration, 0)
         expected, taken = digests_of(learner.state()), learner.snapshot(place)
         train(learner, spec, 1)  # what is written is what was
-        at = RunPosition(
-            iteration=iteration, step=iteration, root="r", positions={}, ledger=0, trainer_epoch=0
-        )
-        checkpoints.save(checkpoints.begin(taken, place), at, keep=9)
+        checkpoints.save(checkpoints.begin(taken, place), replace(AT, iteration=iteration), keep=9)
         return expected
 
     def restored(spec: RunSpec) -> dict[str, str]:

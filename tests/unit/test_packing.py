@@ -178,6 +178,8 @@ def test_layers_that_are_computed_again_save_as_much_as_the_first_time() -> None
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         again = hidden_and_gradients(model.train(), run)
         assert varlen_attention.takes_groups.cache_info().misses == 1
+        assert packed.places == 10
+        assert "grids" not in vars(packed), "one call needs none"
         model.gradient_checkpointing_disable()
         kept = hidden_and_gradients(model, run)
     torch.testing.assert_close(again, kept)
