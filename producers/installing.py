@@ -22,6 +22,7 @@ from infra.weights.digest import model_digests
 from infra.weights.folder import ModelFolder
 from infra.weights.manifest import VersionManifest
 from infra.weights.patch import PatchFile
+from infra.weights.slices import SliceDigests, Slicing
 from schemas.runspec import ModelSection
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class VerifiedWeights:
 
     version: int
     root: str
-    digests: Mapping[str, str]  # of the tensors that came, as an engine that installed them must hold them
+    digests: Mapping[str, str]  # of the tensors that came, or their slices, as the engine must hold them
     patch: PatchFile
     _claimed: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -51,8 +52,10 @@ def merged_model(spec: ModelSection, base: ModelFolder, adapter: Mapping[str, to
 class Newest:
     """Makes each new version a patch of the weights that the engine will hold by then."""
 
-    def __init__(self, spec: ModelSection, base: ModelFolder) -> None:
+    def __init__(self, spec: ModelSection, base: ModelFolder, ranks: int = 1) -> None:
+        """`ranks`: of the engine; each of several holds slices of the tensors."""
         self._spec, self._base = spec, base
+        self._slices = SliceDigests(Slicing.for_engine(base.path, ranks))
         self._held: dict[str, Bits] = {}
         self._root: str | None = None  # of `_held`
         self._given: VerifiedWeights | None = None
@@ -66,7 +69,8 @@ class Newest:
         new, digests = self._whole(manifest, copy)
         self._settle()
         patch = PatchFile(self._held, new, since=self._root, root=manifest.root)
-        self._given = VerifiedWeights(manifest.version, manifest.root, digests, patch)
+        held = self._slices.of(new, digests)
+        self._given = VerifiedWeights(manifest.version, manifest.root, held, patch)
         return self._given
 
     def _whole(self, manifest: VersionManifest, copy: Copy) -> tuple[Model, Mapping[str, str]]:

@@ -26,6 +26,7 @@ from infra.weights.bits import Model, model_of
 from infra.weights.digest import model_digests
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
+from infra.weights.slices import SliceDigests, Slicing
 from producers.engines.engine import DrawnAnswer, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.redrawing import RedrawBatch, RedrawnWeights, begins_of_requests
@@ -116,6 +117,7 @@ class Regenerating:
         """`model`: the folder of the model that the run began with."""
         self._model, self._spec, self._published = model, spec, published
         self._base = ModelFolder(model)
+        self._slices = SliceDigests(Slicing.for_engine(self._base.path, spec.generator.devices))
         self._kept: dict[str, Model] = {}  # by root, the newest last
         self._engine: RedrawEngine | None = None
         self._root: str | None = None  # of the weights that the engine holds
@@ -197,7 +199,7 @@ class Regenerating:
         since = self._root if old is not None else None
         patches.append(PatchFile(old or {}, new, since=since, root=root))
         self._root = root
-        return RedrawnWeights(str(patches[-1].path), model_digests(new))
+        return RedrawnWeights(str(patches[-1].path), self._slices.of(new, model_digests(new)))
 
     def _weights(self, version: int, root: str) -> Model:
         """Return what an engine takes of a version's weights."""

@@ -46,7 +46,8 @@ class WeightsWatch:
         self._seen = Seen(unique_name(context.record)) if Keys.from_env().trusts else None
         self._closed, self._news = threading.Event(), threading.Event()
         base = ModelFolder(context.record.model)
-        self._newest, self._expected = Newest(context.spec.model, base), Expected(context.spec.model, base)
+        self._newest = Newest(context.spec.model, base, context.spec.generator.devices)
+        self._expected = Expected(context.spec.model, base)
         self._have = self._wanted = -1
         self._copy: Copy | None = None  # of the newest version; the next one is fetched as a delta
         self._failing: Wait | None = None

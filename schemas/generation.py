@@ -35,6 +35,11 @@ class GeneratorSection(SeamSection):
         "from which token on.",
     )
 
+    @property
+    def devices(self) -> int:
+        """How many devices one engine computes on."""
+        return 1
+
 
 ENGINES = Seam(
     base=GeneratorSection, word="engine", key="engine", default="vllm", folder="producers.engines",

@@ -118,7 +118,7 @@ def make_model_files(folder: Path) -> Path:
     return folder
 
 
-def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int = 64) -> Path:
+def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int = 64, heads: int = 2) -> Path:
     """A Qwen2 model (of some 60,000 parameters) with random weights and a tokenizer of characters."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -127,7 +127,7 @@ def make_tiny_model(folder: Path, *, seed: int = 0, layers: int = 2, width: int 
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=24, hidden_size=width, intermediate_size=width, num_hidden_layers=layers,
-            num_attention_heads=2,
+            num_attention_heads=heads,
             num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=1,
             pad_token_id=0, bos_token_id=None,
         )

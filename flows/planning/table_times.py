@@ -31,6 +31,8 @@ SLOT_ROOM = 1.2  # times the tokens that a running sample has on average: memory
 FROM_TABLE = "from the hardware table, not measured"
 _SENT_SHARE = 0.05  # of the weights' bytes, as a delta: tests.bench delta prints it for real steps
 
+_DOUBLINGS = 6  # of an engine's ranks: a run file may say 64 of them
+
 
 @dataclass(frozen=True)
 class TableTimes:
@@ -51,8 +53,8 @@ class TableTimes:
     def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
         """Return the powers of two that fit into a machine, as far as heads can be divided by them."""
         if self._kind(hardware).name == "CPU":
-            return [self.spec.generator.threads]
-        degrees = [1 << power for power in range(11)]
+            return [self.spec.generator.threads * self.spec.generator.devices]
+        degrees = [1 << power for power in range(_DOUBLINGS + 1)]
         return [one for one in degrees if one <= devices and self.shape.heads % one == 0]
 
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:

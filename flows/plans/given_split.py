@@ -87,13 +87,20 @@ def _generators(inputs: PlanningInputs, pools: tuple[MachinePool, ...]) -> dict[
 
 
 def _kind(inputs: PlanningInputs, pool: MachinePool) -> GeneratorKind:
-    most = 0
-    for devices in inputs.times.tensor_parallel(pool.hardware, pool.devices):
-        if most := inputs.times.most_slots(pool.hardware, devices):
-            slots = min(most, inputs.spec.generator.slots)
-            return GeneratorKind(pool, inputs.times.engine(pool.hardware, devices, slots), devices)
+    times, able = inputs.times, inputs.times.tensor_parallel(pool.hardware, pool.devices)
+    devices = able[0] if pool.shares_cores else inputs.spec.generator.devices
+    if most := times.most_slots(pool.hardware, devices) if devices in able else 0:
+        slots = min(most, inputs.spec.generator.slots)
+        return GeneratorKind(pool, times.engine(pool.hardware, devices, slots), devices)
+    fits = next((one for one in able if times.most_slots(pool.hardware, one)), None)
+    if fits is None:
+        raise PlanError(
+            f"placement.machines.{pool.name}: a machine of {pool.devices} {pool.hardware} can't hold the "
+            "model"
+        )
     raise PlanError(
-        f"placement.machines.{pool.name}: a machine of {pool.devices} {pool.hardware} can't hold the model"
+        f"placement.machines.{pool.name}: an engine on {devices} {pool.hardware} can't hold the model: set "
+        f"generator.tensor_parallel: {fits}"
     )
 
 

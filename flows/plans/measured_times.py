@@ -59,9 +59,9 @@ class MeasuredTimes:
         if one is None:
             return self.table().tensor_parallel(hardware, devices)
         if _shares_cores(one):
-            return [self.spec.generator.threads]
+            return [self.spec.generator.threads * self._measured]
         table = self._table_for(one)
-        return table.tensor_parallel(hardware, devices) if table else [1]
+        return table.tensor_parallel(hardware, devices) if table else [self._measured]
 
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples one generator can draw at once; 0: the model does not fit."""
@@ -69,12 +69,12 @@ class MeasuredTimes:
         if one is None:
             return self.table().most_slots(hardware, tensor_parallel)
         table = self._table_for(one)
-        if table and tensor_parallel > 1:
+        if table and tensor_parallel != self._measured:
             return table.most_slots(hardware, tensor_parallel)
         generation = one.profile.generation
         most = int(_BEYOND * max(point.samples for point in generation.points))
         if table:  # beyond those slots it has times, too
-            most = max(most, table.most_slots(hardware, 1))
+            most = max(most, table.most_slots(hardware, self._measured))
         if generation.memory_tokens:
             tokens = self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM
             most = min(most, int(generation.memory_tokens / tokens))
@@ -86,18 +86,20 @@ class MeasuredTimes:
         if one is None:
             return self.table().engine(hardware, tensor_parallel, slots)
         if _shares_cores(one):
-            found = profile_times.measured_engine(one.profile, slots=slots, threads=tensor_parallel)
+            threads = tensor_parallel // self._measured
+            found = profile_times.measured_engine(one.profile, slots=slots, threads=threads)
             weights = float(one.profile.weights.whole_bytes)
             return replace(found, memory_bytes=generator_bytes(self.spec, weights))
         table = self._table_for(one)
         if table is None or self._has_engine(one, tensor_parallel, slots):
             return _apart(profile_times.measured_engine(one.profile, slots=slots))
         endless = replace(table, endless=True)
-        asked = endless if tensor_parallel == 1 else table  # on one device the profile knows what fits
+        # on as many devices the profile knows what fits
+        asked = endless if tensor_parallel == self._measured else table
         return corrected_by_engine(
             one.profile, asked.engine(hardware, tensor_parallel, slots),
-            endless.engine(hardware, 1, largest_batch(one.profile)), context=self.demand.context,
-            doublings=doublings_between(1, tensor_parallel),
+            endless.engine(hardware, self._measured, largest_batch(one.profile)), context=self.demand.context,
+            doublings=doublings_between(self._measured, tensor_parallel),
         )  # fmt: skip
 
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
@@ -178,6 +180,11 @@ class MeasuredTimes:
         return replace(pool, link=link, free_cores=cores)
 
     @property
+    def _measured(self) -> int:
+        """The ranks of an engine that was profiled: a profile of other ones is refused."""
+        return self.spec.generator.devices
+
+    @property
     def _checkpoint_steps(self) -> float:
         return self.spec.trainer.checkpoint_every * self.spec.algorithm.optimizer_steps
 
@@ -199,7 +206,7 @@ class MeasuredTimes:
             return None
 
     def _has_engine(self, one: HardwareProfile, tensor_parallel: int, slots: int) -> bool:
-        return tensor_parallel == 1 and slots <= _BEYOND * largest_batch(one.profile)
+        return tensor_parallel == self._measured and slots <= _BEYOND * largest_batch(one.profile)
 
 
 def _ranks(one: HardwareProfile) -> int:

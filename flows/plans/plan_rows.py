@@ -96,7 +96,9 @@ def plan_settings(plan: RunPlan) -> dict[str, object]:
     found["generator.slots"] = spec.generator.slots
     on_cores = [kind.tensor_parallel for kind, _ in split.generators if kind.pool.shares_cores]
     if on_cores:
-        found["generator.threads"] = max(on_cores)
+        found["generator.threads"] = max(1, max(on_cores) // spec.generator.devices)
+    if (ranks := _ranks(split)) and len(ranks) == 1:
+        found["generator.tensor_parallel"] = ranks.pop()
     if spec.algorithm.mode == "async":
         found["algorithm.staleness"] = spec.algorithm.staleness
     threads = spec.trainer.threads if split.trainer.pool.shares_cores else 1
@@ -116,12 +118,19 @@ def settings_words(plan: RunPlan) -> str:
 
 def beyond_settings(split: MachineSplit) -> list[str]:
     """Return in words how a split uses devices in ways for which a run file has no setting."""
+    if len(_ranks(split)) <= 1:
+        return []
     return [
-        f"each generator on {kind.pool.name} takes {kind.tensor_parallel} devices (tensor parallel): a run "
-        "file has no setting for that yet"
+        f"each generator on {kind.pool.name} takes {kind.tensor_parallel} devices: a run file has one "
+        "generator.tensor_parallel for all generators"
         for kind, _ in split.generators
-        if kind.tensor_parallel > 1 and not kind.pool.shares_cores
+        if not kind.pool.shares_cores
     ]
+
+
+def _ranks(split: MachineSplit) -> set[int]:
+    """Return how many ranks engines have that have devices of their own."""
+    return {kind.tensor_parallel for kind, _ in split.generators if not kind.pool.shares_cores}
 
 
 def sources_of(inputs: PlanningInputs, split: MachineSplit) -> list[str]:

@@ -18,6 +18,7 @@ from infra.hub import is_hub_name, model_folder, why_not
 from infra.route_shapes import followed_shape
 from infra.weights.adapter_tensors import check_targets
 from infra.weights.folder import ModelFolder
+from infra.weights.slices import Slicing
 from infra.weights.weights_error import WeightsError
 from schemas.expert_routes import RouteShape
 from schemas.loading import RunFileError, load_run_file
@@ -80,7 +81,10 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
     if damaged := [*wrong_config(folder), *wrong_tensors(folder), *no_tensors(folder)]:
         return [f"model.path: {one}" for one in damaged]
-    return [*_context_problems(spec, folder), *_lora_problems(spec, folder), *_route_problems(spec, folder)]
+    return [
+        *_context_problems(spec, folder), *_lora_problems(spec, folder), *_route_problems(spec, folder),
+        *_slicing_problems(spec, folder),
+    ]  # fmt: skip
 
 
 def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
@@ -99,6 +103,18 @@ def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
     return []
 
 
+def _slicing_problems(spec: RunSpec, folder: Path) -> list[str]:
+    """Check that the ranks of an engine can divide the model among them."""
+    ranks = spec.generator.devices
+    if ranks == 1 or not spec.generates:
+        return []
+    try:
+        slicing, shapes = Slicing.of(folder, ranks), ModelFolder(folder).shapes
+    except WeightsError as error:
+        return [f"generator.tensor_parallel: {error}"]
+    return [f"generator.tensor_parallel: {folder}: {wrong}" for wrong in slicing.problems(shapes)]
+
+
 def _may_have(layer: str) -> bool:
     return not layer.endswith(("embed_tokens", "lm_head"))
 
@@ -115,7 +131,7 @@ def _backbone_problems(spec: RunSpec) -> list[str]:
 def check_context(spec: RunSpec, model: Path) -> None:
     """Raise RunFileError if the run file asks too much of a model. Called once the model is there."""
     problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
-    problems += _route_problems(spec, model)
+    problems += [*_route_problems(spec, model), *_slicing_problems(spec, model)]
     if problems:
         raise RunFileError("\n".join(problems))
 

@@ -1,4 +1,4 @@
-"""Deals out the GPUs of a machine to the processes of a run on it, one to each.
+"""Deals out the GPUs of a machine to the processes of a run on it: one to each rank of trainer and engines.
 
 ranks of the trainer ── generators of sites that run here ── the run's own generators, as many as there are
 """
@@ -16,7 +16,8 @@ class DealtGpus:
     """The GPUs of one machine, and how many processes take one before the run's own generators do.
 
     `shared`: where there are too few, processes share them. `turns`: engines and learner share them anyhow.
-    Without GPUs nothing is set: then all compute on the CPU.
+    `each`: how many a generator takes, one for each rank of its engine. Without GPUs nothing is set: then
+    all compute on the CPU.
     """
 
     gpus: tuple[str, ...]
@@ -24,6 +25,7 @@ class DealtGpus:
     at_sites: int = 0
     shared: bool = False
     turns: bool = False
+    each: int = 1
 
     @classmethod
     def of_run(cls, spec: RunSpec, gpus: list[str]) -> DealtGpus:
@@ -31,7 +33,8 @@ class DealtGpus:
         placement = spec.placement
         at_sites = sum(one.generators for one in placement.sites.values() if not one.elsewhere)
         ranks = spec.trainer.ranks - placement.ranks.elsewhere
-        return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns)
+        each = spec.generator.devices
+        return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns, each)
 
     def for_ranks(self) -> dict[str, str]:
         """Return the variable that shows the ranks of this machine their GPUs: rank n takes the n-th."""
@@ -39,19 +42,26 @@ class DealtGpus:
 
     def for_site_generator(self, place: int) -> dict[str, str]:
         """Return the variable for a generator of a site; `place`: its number among those."""
-        return self._shown(self._first + place)
+        return self._for_engine(place)
 
     def for_generator(self, place: int) -> dict[str, str]:
         """Return the variable for a generator of the run's own; `place`: its number among those."""
-        return self._shown(self._first + self.at_sites + place)
+        return self._for_engine(self.at_sites + place)
 
     def problem(self, generators: int) -> str:
-        """Return why so many generators of the run's own can't have a GPU each; empty if they can."""
-        needed = max(self.ranks, self._first + self.at_sites + generators)
+        """Return why so many generators of the run's own can't have their GPUs; empty if they can."""
+        count = self.at_sites + generators
+        if self.gpus and count and self.each > len(self.gpus):
+            return (
+                f"generator.tensor_parallel: an engine of {self.each} ranks needs as many GPUs of one "
+                f"machine, and this one has {len(self.gpus)} ({', '.join(self.gpus)})"
+            )
+        needed = max(self.ranks, self._first + count * self.each)
         if not self.gpus or self.shared or needed <= len(self.gpus):
             return ""
+        of_each = f" of {self.each} GPUs each" if self.each > 1 else ""
         return (
-            f"placement: {self.ranks} ranks and {self.at_sites + generators} generators need {needed} GPUs, "
+            f"placement: {self.ranks} ranks and {count} generators{of_each} need {needed} GPUs, "
             f"and this machine has {len(self.gpus)} ({', '.join(self.gpus)}): take fewer, let them take "
             "turns (placement.kind: colocated), or let several share one (placement.share_gpus: true)"
         )
@@ -59,6 +69,11 @@ class DealtGpus:
     @property
     def _first(self) -> int:
         return 0 if self.turns else self.ranks
+
+    def _for_engine(self, place: int) -> dict[str, str]:
+        """Return the variable for an engine; shared GPUs are dealt out again from the first one on."""
+        first = self._first + place * self.each
+        return self._shown(*range(first, first + self.each))
 
     def _shown(self, *numbers: int) -> dict[str, str]:
         if not self.gpus:

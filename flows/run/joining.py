@@ -63,7 +63,8 @@ def joining(
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
-    gpus = DealtGpus(tuple(visible_gpus()), ranks, shared=record.spec.placement.share_gpus)
+    shared, each = record.spec.placement.share_gpus, record.spec.generator.devices
+    gpus = DealtGpus(tuple(visible_gpus()), ranks, shared=shared, each=each)
     if wrong := gpus.problem(generators):
         raise RunFailed(wrong)
     found = on_gpus([replace(one, argv=[*one.argv, *here]) for one in found], gpus.for_generator)

@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.supervise.lifeline import die_with_parent
 
+_STANDARD = 2  # descriptors up to it are input, output and errors
 _TICKS = os.sysconf("SC_CLK_TCK")
 _started: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
@@ -28,6 +29,16 @@ def start_child(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
     )
     _started.add(process)
     return process
+
+
+def inherited_descriptors() -> list[int]:
+    """Return what this process may pass on: descriptors that its parent passed to it, such as held locks."""
+    found = []
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one by which they were listed is closed
+            if int(one.name) > _STANDARD and os.get_inheritable(int(one.name)):
+                found.append(int(one.name))
+    return found
 
 
 def cpu_s() -> float:

@@ -66,6 +66,7 @@ class Patch:
     since: str | None  # None: any weights
     root: str
     parts: Mapping[str, TensorPatch]  # of the tensors that differ
+    file: Path | None = None  # that it was read from, for other processes
 
     def apply(self, model: dict[str, Bits]) -> None:
         """Turn a model into the newer one, in place. Tensors that it lacks are added."""
@@ -110,7 +111,7 @@ def read_patch(path: Path) -> Patch:
         parts = {entry.tensor: _part(entry, data[:begin]) for entry in index.entries}
     except (OSError, struct.error, ValueError, KeyError) as error:
         raise WeightsError(f"{path} can't be read as a patch of weights: {error!r}") from error
-    return Patch(index.since, index.root, parts)
+    return Patch(index.since, index.root, parts, path)
 
 
 def _part(entry: _Entry, body: memoryview) -> TensorPatch:

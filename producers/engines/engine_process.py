@@ -9,6 +9,7 @@ Work that need not be done between two steps runs in a thread beside them: prepa
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 import traceback
@@ -25,7 +26,14 @@ from msgspec.structs import replace
 
 from infra.errors import Explained
 from infra.weights.patch import read_patch
-from producers.engines.engine import DrawnAnswer, Installed, LocalEngine, SleepingEngine, engine_of
+from producers.engines.engine import (
+    DrawnAnswer,
+    FailingEngine,
+    Installed,
+    LocalEngine,
+    SleepingEngine,
+    engine_of,
+)
 from producers.engines.engine_messages import (
     Abort,
     AnswerReport,
@@ -83,9 +91,16 @@ class Beside:
 
 def main() -> None:
     """Serve the generator until it closes the connection."""
+    answer(*link_and_engine())
+
+
+def link_and_engine() -> tuple[Connection, Callable[[], LocalEngine]]:
+    """Return the connection of an engine process, and what makes the engine, by its arguments."""
     options = msgspec.json.decode(sys.argv[1], type=EngineOptions)
     spec = RunSpec.model_validate_json(options.spec)
-    answer(Connection(int(sys.argv[2])), lambda: engine_of(options.model, spec))
+    link = int(sys.argv[2])
+    os.set_inheritable(link, False)  # the generator hears of our end by it, and not of that of our children
+    return Connection(link), lambda: engine_of(options.model, spec)
 
 
 def _serve(link: Connection, engine: LocalEngine) -> None:
@@ -108,6 +123,8 @@ def answer(
         engine, made = make(), True
         gc.freeze()
         gc.enable()
+        if isinstance(engine, FailingEngine):
+            engine.on_failure(lambda error: link.send_bytes(_encode([Refused(str(error), error.lasting)])))
         link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
         serve(link, engine)
     except (EOFError, BrokenPipeError):

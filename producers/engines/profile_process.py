@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -13,11 +12,10 @@ import msgspec
 
 from infra.core_waits import WorkWatch
 from infra.weights.patch import read_patch
-from producers.engines.engine import LocalEngine, engine_of
-from producers.engines.engine_messages import AnswerReport, EngineOptions
-from producers.engines.engine_process import answer, report_of
+from producers.engines.engine import LocalEngine
+from producers.engines.engine_messages import AnswerReport
+from producers.engines.engine_process import answer, link_and_engine, report_of
 from producers.engines.step_timing import StepTable, TimedDraw, draw_timed
-from schemas.runspec import RunSpec
 
 
 class TimedInstall(msgspec.Struct, frozen=True, kw_only=True, tag="timed_install"):
@@ -57,9 +55,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def main() -> None:
     """Obey orders until the process that started this one closes the connection."""
-    options = msgspec.json.decode(sys.argv[1], type=EngineOptions)
-    spec = RunSpec.model_validate_json(options.spec)
-    answer(Connection(int(sys.argv[2])), lambda: engine_of(options.model, spec), serve_profile)
+    answer(*link_and_engine(), serve_profile)
 
 
 def serve_profile(link: Connection, engine: LocalEngine) -> None:

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import sys
 from multiprocessing.connection import Connection
 
 import msgspec
 
-from producers.engines.engine import LocalEngine, engine_of
-from producers.engines.engine_messages import EngineOptions, Report
-from producers.engines.engine_process import answer, report_of
+from producers.engines.engine import LocalEngine
+from producers.engines.engine_messages import Report
+from producers.engines.engine_process import answer, link_and_engine, report_of
 from producers.engines.redrawing import OutOfStep, RedrawBatch, redraw
-from schemas.runspec import RunSpec
 
 _batches = msgspec.msgpack.Decoder(RedrawBatch)
 _encode = msgspec.msgpack.Encoder().encode
@@ -22,9 +20,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def main() -> None:
     """Draw batches until the process that started this one closes the connection."""
-    options = msgspec.json.decode(sys.argv[1], type=EngineOptions)
-    spec = RunSpec.model_validate_json(options.spec)
-    answer(Connection(int(sys.argv[2])), lambda: engine_of(options.model, spec), serve_redraws)
+    answer(*link_and_engine(), serve_redraws)
 
 
 def serve_redraws(link: Connection, engine: LocalEngine) -> None:

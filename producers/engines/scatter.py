@@ -174,6 +174,13 @@ class HeldWeights:
         self._digests |= {n: tensor_digest(tensor) for n, tensor in fresh.items() if n not in on_gpu}
         return dict(self._digests)
 
+    def has(self, name: str) -> bool:
+        """Whether the engine has a parameter for a tensor of the model."""
+        try:
+            return bool(self._place(name))
+        except EngineError:
+            return False
+
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor by its Hugging Face name: a view of the weights that the engine computes with."""
         parameter, rows = self._place(name)

@@ -13,7 +13,7 @@ vLLM's own speculation is switched on for the steps that have drafts, and for no
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,11 @@ class _On:
 class Speculation:
     """Drafts for the running samples of one engine, as far as it pays."""
 
-    def __init__(self, runner: Any, scheduler: Any, sampler: StreamSampler, drafter: Drafter) -> None:
+    def __init__(
+        self, runner: Any, scheduler: Any, sampler: StreamSampler, drafter: Drafter,
+        plan: Callable[[], DraftPlan] = DraftPlan,
+    ) -> None:  # fmt: skip
+        """`plan`: makes a plan that knows no times yet."""
         if runner.model_config.is_hybrid or runner.model_config.is_attention_free:
             refused = EngineError(
                 "generator.speculation: this model keeps a state of each sample, and wrong guesses can't be "
@@ -48,7 +52,7 @@ class Speculation:
             refused.lasting = True
             raise refused
         self._runner, self._scheduler, self._sampler, self._drafter = runner, scheduler, sampler, drafter
-        runner.drafter = None
+        runner.drafter, self._new_plan = None, plan
         self.learn(Pace([], []))
         self._acceptance = Acceptance()
         self._open: dict[str, Sequence[int]] = {}  # prompts
@@ -65,7 +69,7 @@ class Speculation:
         self._plain = StepTimes()
         for samples, seconds in zip(pace.batches, pace.seconds, strict=True):
             self._plain.expect(samples, seconds)
-        self._plan = DraftPlan()
+        self._plan = self._new_plan()
         self._plan.learn(pace)
 
     def open(self, name: str, prompt: Sequence[int]) -> None:

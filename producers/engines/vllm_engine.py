@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
-from producers.engines.engine import EngineSettings
+from producers.engines.engine import EngineSettings, LocalEngine
 from producers.engines.vllm_options import VllmOption, check_options
 from schemas.runspec import RunSpec
 
 if TYPE_CHECKING:
+    from producers.engines.rank_group import EngineRank
     from producers.engines.vllm_in_process import VllmEngine
 
 
@@ -36,6 +37,15 @@ class VllmSettings(EngineSettings):
         "and what a step needs. By default as vLLM has it, and 0.45 if it takes turns with the learner "
         "(`placement.kind: colocated`), whose weights and optimizer state stay on the GPU.",
     )
+    tensor_parallel: int = Field(
+        1,
+        gt=0,
+        le=64,
+        description="Ranks of an engine: processes that hold a slice of the weights and of the KV cache "
+        "each, and compute each step together. For a model that does not fit on one GPU. Each rank takes a "
+        "GPU of its own, all on one machine; on a CPU each takes `threads`. The model's attention heads must "
+        "be divisible by it. Bits differ from those of another number of ranks.",
+    )
     speculation: bool = Field(
         False,
         description="Guess tokens from other answers to the same prompt, and compute several of a sample in "
@@ -56,19 +66,31 @@ class VllmSettings(EngineSettings):
         check_options(options)
         return options
 
-    def make(self, model: str, spec: RunSpec) -> VllmEngine:
+    @property
+    def devices(self) -> int:
+        return self.tensor_parallel
+
+    def make(self, model: str, spec: RunSpec) -> LocalEngine:
+        from producers.engines.engine_ranks import leading_engine
+        from producers.engines.measured_steps import measure_steps
+
+        own = lambda rank: self.own_engine(model, spec, rank)  # noqa: E731
+        made = own(None) if self.tensor_parallel == 1 else leading_engine(own, model, spec)
+        measure_steps(made, self.slots)
+        return made
+
+    def own_engine(self, model: str, spec: RunSpec, rank: EngineRank | None = None) -> VllmEngine:
+        """Return vLLM's engine in this process; `rank`: which one of several it is."""
         from producers.engines.history_drafter import HistoryDrafter
         from producers.engines.vllm_in_process import GpuMemory, VllmEngine
         from producers.stopping import stopping_of
 
         drafter = HistoryDrafter() if self.speculation else None
         turns = spec.placement.takes_turns
-        engine = VllmEngine(
+        return VllmEngine(
             model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
             temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
             drafter=drafter, gpu=GpuMemory(self.gpu_memory or (SHARE_IN_TURNS if turns else None), turns),
-            options=self.options, routes=spec.model.follow_routes,
+            options=self.options, rank=rank, routes=spec.model.follow_routes,
         )  # fmt: skip
-        engine.profile()
-        return engine

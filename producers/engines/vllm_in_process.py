@@ -21,8 +21,10 @@ import numpy as np
 import torch
 
 from infra import choices
+from infra.route_shapes import route_shape
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
+from producers.engines.draft_plan import DraftPlan
 from producers.engines.drafter import Drafter
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.in_flight import InFlight
@@ -30,21 +32,13 @@ from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLinear
 from producers.engines.plain_experts import check_experts, use_plain_experts
 from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
+from producers.engines.rank_group import EngineRank, joined_ranks
 from producers.engines.route_recorder import RouteRecorder, recording_from_the_start
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
 from producers.engines.vllm_options import VllmOption, merged_arguments
 from producers.stopping import Stopping
-
-_PROFILE_S = 1.5
-_WARM, _MEASURED = 2, 10  # steps of a profile at each size
-
-
-def profiled_sizes(slots: int) -> list[int]:
-    """Return batch sizes to profile, the most useful first, since a long profile is cut short."""
-    between = [size for size in (64, 8, 16, 256, 1024) if size < slots]
-    return list(dict.fromkeys([1, slots, *between]))
 
 
 def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
@@ -131,9 +125,13 @@ class VllmEngine:
         drafter: Drafter | None = None,
         gpu: GpuMemory | None = None,
         options: Mapping[str, VllmOption] | None = None,
+        rank: EngineRank | None = None,
         routes: bool = False,
     ) -> None:
-        """`routes`: whether to record which experts a mixture's layers take."""
+        """`rank`: which one this engine is of several that compute together; None: it computes alone.
+
+        `routes`: whether to record which experts a mixture's layers take.
+        """
         prepare_environment(threads, batch_invariant=batch_invariant)
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -153,9 +151,13 @@ class VllmEngine:
             # drafts are made from the last step's tokens, and on CPUs vLLM has no asynchronous scheduling
             "async_scheduling": not on_cpu and drafter is None,
         }  # fmt: skip
-        on_gpu = (gpu or GpuMemory()).arguments() | {"moe_backend": "triton"}  # others lay weights out anew
-        arguments |= {"kv_cache_memory_bytes": kv_cache_mib << 20} if on_cpu else on_gpu
-        with _llvmlite_unseen(), recording_from_the_start(wanted=routes) as recorders:
+        on_gpu = (gpu or GpuMemory()).arguments()
+        if route_shape(model) is not None:
+            on_gpu["moe_backend"] = "triton"  # others lay the weights of experts out anew
+        ranks = rank.slicing.ranks if rank else 1
+        arguments |= {"kv_cache_memory_bytes": (kv_cache_mib << 20) // ranks} if on_cpu else on_gpu
+        arguments |= rank.arguments() if rank else {}
+        with _llvmlite_unseen(), joined_ranks(rank), recording_from_the_start(wanted=routes) as recorders:
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(**merged_arguments(arguments, options or {}, EngineArgs))
             )
@@ -183,13 +185,17 @@ class VllmEngine:
             self._routes.guesses = drafter is not None
         runner.sampler.topk_topp_sampler = self._sampler
         check_experts(runner.model)
-        self.weights = HeldWeights(runner.model, ModelFolder(model).shapes, packed)
+        folder, self._rank, self._arrived = ModelFolder(model), rank, 0.0
+        self.weights = HeldWeights(runner.model, rank.shapes(folder) if rank else folder.shapes, packed)
+        if rank:
+            rank.check(self.weights, folder)
         self._slots, self._times = slots, StepTimes()
         self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
         self._keeps_bits = batch_invariant and (on_cpu or prefills_keep_bits(runner))
         self._speculation: Speculation | None = None
         if drafter:
-            self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter)
+            plan = rank.plan if rank else DraftPlan
+            self._speculation = Speculation(runner, self._scheduler, self._sampler, drafter, plan)
 
     def submit(self, request: SampleRequest) -> None:
         params = self._params(request.max_tokens - len(request.made))
@@ -205,39 +211,25 @@ class VllmEngine:
         self._sampler.open(request.id, request.seed, len(request.made))
         if self._routes:
             self._routes.open(request.id, len(request.prompt) + len(request.made))
+        self._arrived += 1.0  # in the place of the clock, which is another one in each rank
         self._engine.add_request(
             request.id,
             {"type": "token", "prompt_token_ids": [*request.prompt, *request.made]},
             params,
+            arrival_time=self._arrived,
             priority=-round(request.priority),
         )
 
-    def profile(self) -> None:
-        """Measure some decode steps before there is work. So the dispatcher knows this engine's speed."""
-        found, sizes = StepTimes(), profiled_sizes(self._slots)
-        end = time.perf_counter() + _PROFILE_S
-        for size in sizes:
-            params = self._params(_WARM + _MEASURED + 1)
-            params.ignore_eos = True
-            names = [f"profile-{number}" for number in range(size)]
-            for name in names:
-                self._add(SampleRequest(name, [0], params.max_tokens, 0, 0.0), params)
-            for _ in range(_WARM):  # these include the prefill and the first use of each kernel
-                self.step()
-            moments = [time.perf_counter()]
-            until = moments[0] + _PROFILE_S / len(sizes)
-            while len(moments) == 1 or (len(moments) <= _MEASURED and moments[-1] < until):
-                self.step()
-                moments.append(time.perf_counter())
-            if len(self._scheduler.running) == size:  # else the KV cache holds fewer samples
-                found.expect(size, float(np.median(np.diff(moments))))
-            self.abort(names)
-            self._drain()
-            if moments[-1] > end:
-                break
-        self._times = found
+    @property
+    def running(self) -> int:
+        """The samples that have a place in the KV cache."""
+        return len(self._scheduler.running)
+
+    def expect(self, times: StepTimes) -> None:
+        """Take measured times of steps."""
+        self._times = times
         if self._speculation:
-            self._speculation.learn(found.pace())
+            self._speculation.learn(times.pace())
 
     def step(self, wait_s: float = 0.0) -> list[DrawnAnswer]:
         self._sampler.batch = self._runner.input_batch
@@ -354,7 +346,7 @@ class VllmEngine:
         ]  # fmt: skip
 
     def prepare(self, patch: Patch) -> None:
-        self.weights.prepare(patch)
+        self.weights.prepare(self._rank.slicing.patch(patch, self._rank.number) if self._rank else patch)
 
     def install(self, *, recompute: bool) -> dict[str, int]:
         self._drain()

@@ -12,20 +12,20 @@ from schemas.shortening import shown
 
 VllmOption = bool | int | float | str
 
-_ONE_DEVICE = "an engine is one process on one device; start more generators (placement.generators)"
+_ONE_MACHINE = "an engine is on one machine; see generator.tensor_parallel and placement.generators"
 _WEIGHTS = "the trainer's weights are written into vLLM's own, in the model's dtype"
 _SETTINGS = {
     "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype",
     "max_num_seqs": "generator.slots", "max_model_len": "sampling.max_prompt_tokens and sampling.max_tokens",
     "gpu_memory_utilization": "generator.gpu_memory", "kv_cache_memory_bytes": "generator.kv_cache_mib",
     "enable_sleep_mode": "placement.kind", "speculative_config": "generator.speculation",
-    "enable_lora": "model.lora",
+    "enable_lora": "model.lora", "tensor_parallel_size": "generator.tensor_parallel",
 }  # fmt: skip
 _REASONS = {
     **{name: f"that is said by {setting}" for name, setting in _SETTINGS.items()},
     **dict.fromkeys(
-        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
-         "distributed_executor_backend"), _ONE_DEVICE),
+        ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+         "distributed_executor_backend"), _ONE_MACHINE),
     **dict.fromkeys(("quantization", "load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 
+from producers.engines.measured_steps import measure_steps
 from producers.engines.vllm_engine import VllmSettings
 from producers.tasks import load_problems
 from schemas.loading import load_run_file
@@ -21,7 +22,8 @@ def main(runfile: str, model: str, every: str, *changes: str) -> None:
     """Learn, and print one line."""
     spec = load_run_file(runfile, changes)
     assert isinstance(spec.generator, VllmSettings)
-    engine = spec.generator.make(model, spec)
+    engine = spec.generator.own_engine(model, spec)
+    measure_steps(engine, spec.generator.slots)
     loop = BareLoop(spec, model, engine, threads=BARE_THREADS)
     problems = load_problems(spec, spec.task.held_out_split)[: spec.evaluation.problems]
     points = []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from producers.engines.measured_steps import measure_steps
 from producers.engines.vllm_engine import VllmSettings
 from producers.engines.vllm_in_process import VllmEngine
 from schemas.loading import load_run_file
@@ -33,7 +34,8 @@ def main(runfile: str, model: str, folder: str, warm: str, *changes: str) -> Non
         for iteration in sorted(Path(folder).iterdir())
     ]
     assert isinstance(spec.generator, VllmSettings)
-    engine = spec.generator.make(model, spec)
+    engine = spec.generator.own_engine(model, spec)
+    measure_steps(engine, spec.generator.slots)
     bare = _bare(
         load_run_file(runfile, [*changes, "algorithm.mode=sync", "algorithm.staleness=0"]),
         model,

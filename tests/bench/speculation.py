@@ -125,6 +125,7 @@ class _Bench:
 
     def __init__(self, model: str, groups: int) -> None:
         from producers.engines.history_drafter import HistoryDrafter
+        from producers.engines.measured_steps import measure_steps
         from producers.engines.speculation import Speculation
         from producers.engines.vllm_in_process import VllmEngine
         from tests.bench._ngram_drafter import NgramDrafter
@@ -133,7 +134,7 @@ class _Bench:
         self._engine = engine = VllmEngine(
             model, slots=spec.generator.slots, max_model_len=spec.longest_sample, kv_cache_mib=256
         )
-        engine.profile()
+        measure_steps(engine, spec.generator.slots)
         self._kinds: dict[str, Any] = {"off": None}
         for name, make in (("ngram", NgramDrafter), ("history", HistoryDrafter)):
             made = Speculation(engine._runner, engine._scheduler, engine._sampler, make())

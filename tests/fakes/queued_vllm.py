@@ -76,6 +76,7 @@ class QueuedVllm:
         self.copies: list[LateCopy] = []
         self.sampler = StreamSampler(requests=OpenRequests(self._fetch))
         self.scheduler, self.version, self._prompt, self._number = Waiting(), 0, prompt, 0
+        self._arrived = 0.0
         self.core = SimpleNamespace(batch_queue=deque(maxlen=2) if queued else None, scheduler=self.scheduler)
         self.engine_core = SimpleNamespace(engine_core=self.core)
         self.input_batch = SimpleNamespace(req_ids=[], req_output_token_ids=[])
@@ -84,7 +85,9 @@ class QueuedVllm:
         self.copies.append(LateCopy(values))
         return self.copies[-1].copy, self.copies[-1]
 
-    def add_request(self, name: str, prompt: Any, params: int, priority: int) -> None:
+    def add_request(self, name: str, prompt: Any, params: int, arrival_time: float, priority: int) -> None:
+        assert arrival_time > self._arrived, "no clock decides which of two samples came first"
+        self._arrived = arrival_time
         self._number += 1
         internal = f"{name}-{self._number:08d}"
         before = len(prompt["prompt_token_ids"]) - self._prompt

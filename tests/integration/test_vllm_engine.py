@@ -29,6 +29,7 @@ from infra.weights.patch import PatchFile
 from infra.weights.versions import WeightStore
 from producers.engines import sampler
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
+from producers.engines.measured_steps import measure_steps
 from producers.engines.vllm_in_process import GpuMemory, VllmEngine
 from producers.installing import Newest
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
@@ -278,7 +279,7 @@ def test_the_same_bits_through_preemption(
 def test_a_profile_is_there_before_work_and_changes_no_bits(engine: VllmEngine) -> None:
     requests = [request(number) for number in range(8)]
     before = run(engine, requests)
-    engine.profile()
+    measure_steps(engine, 16)
     pace = engine.pace()
     assert pace.batches[:2] == [1, 8]
     assert all(0 < seconds < 1 for seconds in pace.seconds)

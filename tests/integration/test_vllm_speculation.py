@@ -15,6 +15,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from producers.engines.engine import DrawnAnswer, SampleRequest
 from producers.engines.history_drafter import HistoryDrafter
+from producers.engines.measured_steps import measure_steps
 from producers.engines.speculation import Speculation
 from producers.engines.vllm_in_process import VllmEngine
 from producers.stopping import Stopping
@@ -59,7 +60,7 @@ def made(model: Path) -> Iterator[VllmEngine]:
     engine = VllmEngine(
         str(model), slots=16, max_model_len=256, kv_cache_mib=1, stopping=stopping, drafter=Liar()
     )
-    engine.profile()
+    measure_steps(engine, 16)
     install(engine, model, 0, recompute=False)
     yield engine
     cleanup_dist_env_and_memory()

@@ -48,3 +48,14 @@ def test_an_adapter_needs_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RunFileError, match=r"model\.lora: peft is not installed: pip install"):
         check_context(make_spec(model={"lora": {}}), model)
+
+
+def test_a_model_that_ranks_of_an_engine_can_not_divide_is_refused_before_the_start(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    check_context(make_spec(generator={"tensor_parallel": 2}), model)
+    with pytest.raises(RunFileError, match=r"generator\.tensor_parallel: .*2 attention heads can't be"):
+        check_context(make_spec(generator={"tensor_parallel": 4}), model)
+    (model / "config.json").write_text("{}")
+    with pytest.raises(RunFileError, match=r"generator\.tensor_parallel: .*does not say how many attention"):
+        check_context(make_spec(generator={"tensor_parallel": 2}), model)
+    check_context(make_spec(), model)

@@ -63,12 +63,10 @@ def test_memory_is_shared_with_the_learner_in_a_colocated_run(
         def __init__(self, model: str, **options: Any) -> None:
             given.update(options)
 
-        def profile(self) -> None: ...
-
     monkeypatch.setattr("producers.engines.vllm_in_process.VllmEngine", Stub)
     monkeypatch.setattr("producers.stopping.stopping_of", lambda model, spec: None)
     spec = make_spec(placement=placement, generator=generator).with_code("generator")
     assert isinstance(spec.generator, VllmSettings)
-    spec.generator.make("model", spec)
+    spec.generator.own_engine("model", spec)
     gpu = given["gpu"]
     assert isinstance(gpu, GpuMemory) and gpu.arguments() == expected

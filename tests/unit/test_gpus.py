@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,28 @@ def test_too_few_gpus_are_refused_unless_they_are_shared(
     shared = make_spec(placement={"generators": 2, "share_gpus": True})
     assert not [one for one in problems_of(shared) if "GPU" in one]
     assert shown(tmp_path, shared) == {"trainer": "0", "generator-0": "1", "generator-1": "0"}
+
+
+def test_each_rank_of_an_engine_has_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, *map(str, range(8)))
+    sites = {"far": {"generators": 1}}
+    spec = make_spec(generator={"tensor_parallel": 2}, placement={"generators": 2, "sites": sites})
+    assert shown(tmp_path, spec) == {
+        "trainer": "0", "generator-0": "3,4", "generator-1": "5,6", "generator-2": "1,2",
+    }  # fmt: skip
+    have(monkeypatch, *map(str, range(6)))
+    (found,) = [one for one in problems_of(spec) if "GPU" in one]
+    assert found.startswith("placement: 1 ranks and 3 generators of 2 GPUs each need 7 GPUs, and this")
+    shared = DealtGpus.of_run(spec, ["0", "1", "2"])
+    assert replace(shared, shared=True).for_generator(1) == {VISIBLE: "2,0"}
+
+
+def test_an_engine_does_not_share_a_gpu_with_itself() -> None:
+    spec = make_spec(generator={"tensor_parallel": 4}, placement={"share_gpus": True})
+    found = DealtGpus.of_run(spec, ["0", "1"]).problem(1)
+    assert found.startswith("generator.tensor_parallel: an engine of 4 ranks needs as many GPUs of one")
+    assert not DealtGpus.of_run(spec, ["0", "1", "2", "3"]).problem(1)
+    assert not DealtGpus.of_run(spec, []).problem(1)
 
 
 def test_a_run_that_generates_nothing_needs_gpus_for_its_ranks_alone(

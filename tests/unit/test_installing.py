@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from infra.stores.opening import open_store
 from infra.weights.bits import Bits
 from infra.weights.copy import Copy
-from infra.weights.digest import model_digests
+from infra.weights.digest import model_digests, tensor_digest
 from infra.weights.folder import ModelFolder
+from infra.weights.slices import slice_name
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 from producers.installing import Newest, VerifiedWeights
-from tests.factories import make_spec
+from tests.factories import make_spec, make_tiny_model
 
 
 class Source:
@@ -96,3 +97,16 @@ def test_a_new_generator_begins_with_all_there_is(tmp_path: Path) -> None:
     engine: dict[str, Bits] = {}
     patch.apply(engine)
     assert patch.since is None and model_digests(engine) == model_digests(source.copy.model)
+
+
+def test_an_engine_of_several_ranks_is_asked_for_slices(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    tensors = {name: ModelFolder(model).tensor(name) for name in ModelFolder(model).shapes}
+    weights = WeightStore(open_store(f"file://{tmp_path}/store"), "r-1")
+    weights.publish(0, tensors, trainer_epoch=0)
+    manifest, copy = weights.update(None, 0)
+    fresh = Newest(make_spec().model, ModelFolder(model), 2).version(manifest, copy)
+    assert set(fresh.digests) == {slice_name(name, rank) for name in tensors for rank in (0, 1)}
+    column = "model.layers.0.mlp.down_proj.weight"
+    assert fresh.digests[slice_name(column, 1)] == tensor_digest(tensors[column][:, 32:])
+    assert fresh.digests[slice_name("model.norm.weight", 1)] == manifest.digests["model.norm.weight"]

@@ -339,8 +339,15 @@ def test_devices_that_no_setting_says_are_said(made: RunPlan) -> None:
     split = made.chosen.split
     assert beyond_settings(split) == []
     wide = [(replace(kind, tensor_parallel=4), count) for kind, count in split.generators]
-    (first, *_) = beyond_settings(replace(split, generators=tuple(wide)))
-    assert "takes 4 devices (tensor parallel): a run file has no setting" in first
+    alike = replace(split, generators=tuple(wide))
+    assert beyond_settings(alike) == []
+    settings = plan_settings(replace(made, chosen=replace(made.chosen, split=alike)))
+    assert settings["generator.tensor_parallel"] == 4
+    mixed = replace(split, generators=(*wide, (replace(wide[0][0], tensor_parallel=2), 1)))
+    assert "takes 4 devices: a run file has one generator.tensor_parallel" in beyond_settings(mixed)[0]
+    assert "generator.tensor_parallel" not in plan_settings(
+        replace(made, chosen=replace(made.chosen, split=mixed))
+    )
     on_cpu = [
         (replace(kind, pool=replace(kind.pool, hardware="CPU"), tensor_parallel=4), count)
         for kind, count in split.generators

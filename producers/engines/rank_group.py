@@ -1,0 +1,166 @@
+"""The ranks of one engine, as torch and vLLM see them: an engine each, which all take the same steps.
+
+Each rank runs vLLM's LLMEngine in a process of its own, with a scheduler of its own, and holds its slices of
+the weights. All are given the same work in the same order, so they decide alike; only sums and logits pass
+between them. vLLM calls this an external launcher.
+
+The ranks find each other through a file in memory that has no name, so a killed rank leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from infra import choices
+from infra.weights.folder import ModelFolder
+from infra.weights.slices import Slicing
+from producers.engines.draft_plan import DraftPlan
+from producers.engines.engine import EngineError
+from producers.engines.scatter import HeldWeights
+from producers.engines.shared_plan import Share, SharedPlan
+
+_SHARED_MEMORY = Path("/dev/shm")
+_COMMUTES = 2  # ranks up to which the order of a sum does not matter
+
+
+@dataclass(frozen=True)
+class EngineRank:
+    """The place of this process among the ranks of an engine."""
+
+    number: int
+    slicing: Slicing
+    meeting: Path  # a file that all ranks can open
+    name: str  # of the group: no other engine of the machine has it
+    deadline_s: float
+    share: Share  # how ranks learn what rank 0 decides by its clock
+
+    def plan(self) -> DraftPlan:
+        """Return a plan of drafts that is the same on all ranks."""
+        return SharedPlan(self.share)
+
+    def arguments(self) -> dict[str, Any]:
+        """Join the other ranks. Return vLLM's arguments. Waits until they join, too."""
+        import torch.distributed as dist
+        from vllm.platforms import current_platform
+
+        # all ranks are on this machine, and nobody else's
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", VLLM_HOST_IP="127.0.0.1")
+        ranks = self.slicing.ranks
+        dist.init_process_group(
+            current_platform.dist_backend, rank=self.number, world_size=ranks,
+            store=dist.FileStore(str(self.meeting), ranks), timeout=timedelta(seconds=self.deadline_s),
+        )  # fmt: skip
+        return {"tensor_parallel_size": ranks, "distributed_executor_backend": _executor(self)}
+
+    def shapes(self, folder: ModelFolder) -> dict[str, Sequence[int]]:
+        """Return the shapes of what this rank holds of the tensors of a model."""
+        return self.slicing.shapes(folder.shapes, self.number)
+
+    def check(self, weights: HeldWeights, folder: ModelFolder) -> None:
+        """Raise EngineError unless vLLM has divided the model in a folder, which it has loaded, alike."""
+        import torch
+
+        for name, shape in folder.shapes.items():
+            if not weights.has(name):
+                continue
+            held, whole = weights.tensor(name), folder.tensor(name)
+            mine = self.slicing.slice(name, shape, self.number)
+            part = whole if mine is None else whole.narrow(mine.axis, mine.begin, mine.end - mine.begin)
+            if held.shape != part.shape or not torch.equal(held, part.to(held)):
+                refused = EngineError(
+                    f"vLLM holds tensor {name} otherwise than StreamRL expects on rank {self.number} of "
+                    f"{self.slicing.ranks}: such a model can't be verified. Set generator.tensor_parallel: 1"
+                )
+                refused.lasting = True
+                raise refused
+
+
+def new_group_name() -> str:
+    """Return a name for the ranks of one engine."""
+    return f"streamrl-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _executor(rank: EngineRank) -> type[Any]:
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    class RankExecutor(ExecutorWithExternalLauncher):
+        """Runs the model's part of one rank in this process, on the visible device of its number."""
+
+        def _distributed_args(self) -> tuple[str, int, int]:
+            # what follows the colon names vLLM's shared memory
+            return f"joined:{rank.name}", rank.number, rank.number
+
+    return RankExecutor
+
+
+@contextmanager
+def joined_ranks(rank: EngineRank | None) -> Iterator[None]:
+    """Change how vLLM connects ranks, while an engine is made; None: it has one rank.
+
+    Its queue of messages, which nobody uses here, would stay behind if this process were killed.
+    """
+    if rank is None:
+        yield
+        return
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    plain = MessageQueue.create_from_process_group
+    MessageQueue.create_from_process_group = staticmethod(lambda *given, **named: None)
+    try:
+        with nullcontext() if choices.cuda() else _joined_on_cpu(rank):
+            yield
+    finally:
+        MessageQueue.create_from_process_group = plain
+
+
+@contextmanager
+def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
+    """Like `joined_ranks`, for what vLLM has on CPUs.
+
+    Its shared memory would stay behind, too. With more than two ranks its sums differ between ranks: here all
+    ranks add in the same order, also after the engine is made.
+    """
+    from vllm.distributed.device_communicators import cpu_communicator as shared
+
+    plain = shared._CPUSHMDistributed._init_cpu_shm
+    shared._CPUSHMDistributed._init_cpu_shm = _without_names(plain, rank.name)
+    if rank.slicing.ranks > _COMMUTES:
+        shared.CpuCommunicator.all_reduce = add_in_order
+    try:
+        yield
+    finally:
+        shared._CPUSHMDistributed._init_cpu_shm = plain
+
+
+def _without_names(plain: Callable[[Any], int], name: str) -> Callable[[Any], int]:
+    """Remove the names of shared memory as soon as all ranks have mapped it."""
+
+    @wraps(plain)
+    def init(self: Any) -> int:
+        handle = plain(self)
+        for file in _SHARED_MEMORY.glob(f"{name}-*"):
+            with suppress(FileNotFoundError):  # another rank was faster
+                file.unlink()
+        return handle
+
+    return init
+
+
+def add_in_order(communicator: Any, values: Any) -> Any:
+    """Add the values of all ranks, in the order of ranks: so all have the same bits, for any batch."""
+    import torch
+
+    parts = communicator.all_gather(values.reshape(1, -1), 0)
+    total = parts[0].to(torch.float32) if values.dtype != torch.float64 else parts[0]
+    for part in parts[1:]:
+        total = total + part
+    values.copy_(total.view_as(values))
+    return values

@@ -1,0 +1,301 @@
+"""Rank 0's end of the other ranks of its engine: starts them, tells them what to do, and watches them.
+
+rank 0 ── acts, as it does them itself ──► rank n     between steps
+       ── prepare, hash ──────────────────► rank n     beside steps
+
+A rank that dies, refuses or stands still ends the engine: the others would wait for it for ever, in a sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from infra.code import child_environment, module
+from infra.supervise.children import inherited_descriptors, kill, start_child
+from producers.engines.engine import EngineError
+from producers.engines.engine_messages import EngineOptions, Paced, Ready, Refused
+from producers.engines.rank_marks import RankMarks
+from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, RankReport, SlicesHeld
+from producers.engines.same_work import DISAGREE
+
+_LOOK_S = 0.5  # how often the watch looks at the time
+_GRACE_S = 5.0  # how long rank 0 has to end by itself once another rank has failed
+
+_Report = TypeVar("_Report", Ready, Did)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[RankReport]).decode
+_decode_beside = msgspec.msgpack.Decoder(BesideReport).decode
+
+
+class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a rank's process."""
+
+    engine: EngineOptions
+    number: int
+    meeting: str  # the file through which ranks find each other
+    group: str  # the name of this engine's ranks
+    marks: str  # the file of `RankMarks`
+    acts: int  # descriptor of the connection
+    beside: int  # the same, for work beside steps
+
+
+class _OtherRank:
+    """The process of one other rank."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reports: queue.SimpleQueue[Ready | Did | None] = queue.SimpleQueue()  # None: it failed
+
+    def open(self, options: EngineOptions, **shared: str) -> _OtherRank:
+        """Start the process. Return itself. `shared`: what `RankOptions` says of all ranks."""
+        self.acts, acts = Pipe()
+        self.beside, beside = Pipe()
+        inherited = inherited_descriptors()
+        said = RankOptions(
+            engine=options, number=self.number, acts=acts.fileno(), beside=beside.fileno(), **shared
+        )
+        self.process: subprocess.Popen[bytes] = start_child(
+            [
+                sys.executable, "-m", module("producers.engines.rank_process"),
+                msgspec.json.encode(said).decode(),
+            ],
+            pass_fds=[acts.fileno(), beside.fileno(), *inherited],
+            env=child_environment(),
+        )  # fmt: skip
+        acts.close()
+        beside.close()
+        return self
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.number} of the engine (process {self.process.pid})"
+
+
+class RankTeam:
+    """The other ranks of an engine. All methods but `prepare` and `hashes` are for rank 0's own thread."""
+
+    def __init__(self, options: EngineOptions, ranks: int, group: str, *, deadline_s: float) -> None:
+        self._options, self._ranks, self.group, self._deadline = options, ranks, group, deadline_s
+        self._meeting = os.memfd_create("meeting")
+        self._marks = RankMarks()
+        self._others: list[_OtherRank] = []
+        self._error: EngineError | None = None
+        self._noticed, self._closed = threading.Event(), threading.Event()
+        self._busy_since: float | None = None
+        self._doing = ""
+        self._tell: Callable[[EngineError], None] = _say_last_words
+        self._watch = threading.Thread(target=self._look, daemon=True, name="ranks")
+
+    @property
+    def meeting(self) -> Path:
+        """The file through which ranks find each other."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._meeting}")
+
+    def open(self) -> RankTeam:
+        """Start the processes, from rank 0's own thread, which lives as long as they shall. Return itself."""
+        self._owner = threading.get_ident()
+        for number in range(1, self._ranks):
+            self._others.append(
+                _OtherRank(number).open(
+                    self._options, meeting=str(self.meeting),
+                    group=self.group, marks=str(self._marks.path),
+                )
+            )  # fmt: skip
+        self._watch.start()
+        return self
+
+    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
+        """Have `tell` called, in another thread, before this process is ended because a rank has failed."""
+        self._tell = tell
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Do something that other ranks do, too. Raises EngineError if one of them fails meanwhile."""
+        self._check()
+        self._doing, self._busy_since = what, time.monotonic()
+        self._marks.begin(0)
+        try:
+            yield
+        except EngineError:
+            raise
+        except Exception:
+            self._await_cause()
+            raise
+        finally:
+            self._marks.end(0)
+            self._busy_since = None
+        self._check()
+
+    def send(self, acts: Sequence[Act]) -> None:
+        """Tell all other ranks what to do. Acts that need an answer come last."""
+        data = _encode(acts)
+        for other in self._others:
+            with contextlib.suppress(OSError):  # it has ended: the watch says how
+                other.acts.send_bytes(data)
+
+    def decide(self, own: Callable[[], Sequence[float]]) -> Sequence[float]:
+        """Decide something in the middle of an act, and tell the other ranks, which wait for it there."""
+        found = list(own())
+        self.send([Decided(found)])
+        return found
+
+    def await_ready(self) -> None:
+        """Wait until all other ranks can take acts."""
+        for other in self._others:
+            self._next(other, Ready)
+
+    def agree(self, digest: bytes, what: str) -> None:
+        """Wait until all other ranks did the last act. Raise EngineError if another thing came of it."""
+        for other in self._others:
+            if self._next(other, Did).digest != digest:
+                raise EngineError(f"{other.name} and rank 0 have other {what}: {DISAGREE}")
+
+    def prepare(self, act: BesideAct, own: Callable[[], None]) -> None:
+        """Have all ranks prepare weights at the same time; `own` does it for rank 0. Called beside steps."""
+        self._ask(act)
+        own()
+        for _ in self._held("prepare weights"):
+            pass
+
+    def hashes(self, act: BesideAct, own: Callable[[], dict[str, str]]) -> list[dict[str, str]]:
+        """Return the digests of all ranks, in their order. Called beside steps."""
+        self._ask(act)
+        return [own(), *self._held("hash weights")]
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._closed.set()
+        for other in self._others:
+            kill(other.process)
+            other.acts.close()
+            other.beside.close()
+        if self._watch.is_alive():
+            self._watch.join()
+
+    def _ask(self, act: BesideAct) -> None:
+        for other in self._others:
+            with contextlib.suppress(OSError):
+                other.beside.send_bytes(_encode(act))
+
+    def _held(self, what: str) -> Iterator[dict[str, str]]:
+        until = time.monotonic() + self._deadline
+        for other in self._others:
+            while not other.beside.poll(min(_LOOK_S, max(0.0, until - time.monotonic()))):
+                self._check()
+                if time.monotonic() > until:
+                    raise self._late(other, f"to {what}")
+            try:
+                report = _decode_beside(other.beside.recv_bytes())
+            except (EOFError, OSError):
+                self._await_cause()
+                raise EngineError(f"{other.name} has ended") from None
+            if isinstance(report, Refused):
+                raise _refusal(other, report)
+            assert isinstance(report, SlicesHeld)
+            yield report.digests
+
+    def _next(self, other: _OtherRank, kind: type[_Report]) -> _Report:
+        try:
+            report = other.reports.get(timeout=self._deadline)
+        except queue.Empty:
+            raise self._late(other, "to do what rank 0 has done") from None
+        self._check()
+        assert isinstance(report, kind)
+        return report
+
+    def _late(self, other: _OtherRank, what: str) -> EngineError:
+        return EngineError(f"{other.name} took more than {self._deadline:.0f} s {what}")
+
+    def _check(self) -> None:
+        if self._error is not None:
+            if threading.get_ident() == self._owner:  # else rank 0's own thread may still wait for ever
+                self._noticed.set()
+            raise self._error
+
+    def _await_cause(self) -> None:
+        """Raise what another rank failed with, if that is why rank 0 can't go on either."""
+        until = time.monotonic() + _GRACE_S
+        while self._error is None and time.monotonic() < until and self._watch.is_alive():
+            self._watch.join(0.05)
+        self._check()
+
+    def _look(self) -> None:
+        """Take reports, and see that no rank dies or stands still."""
+        links: dict[object, _OtherRank] = {other.acts: other for other in self._others}
+        while not self._closed.is_set():
+            for link in wait(list(links), _LOOK_S):  # type: ignore[arg-type]
+                if (error := self._take(links[link])) is not None:
+                    self._fail(error)
+                    return
+            since = self._busy_since
+            if since is not None and time.monotonic() - since > self._deadline:
+                self._fail(self._standstill())
+                return
+
+    def _take(self, other: _OtherRank) -> EngineError | None:
+        """Take the reports of a rank. Return why it has failed; None if it has not."""
+        try:
+            reports = _decode(other.acts.recv_bytes())
+        except (EOFError, OSError):
+            return None if self._closed.is_set() else EngineError(f"{other.name} {_end_of(other.process)}")
+        for report in reports:
+            if isinstance(report, Refused):
+                return _refusal(other, report)
+            if not isinstance(report, Paced):
+                other.reports.put(report)
+        return None
+
+    def _standstill(self) -> EngineError:
+        behind = self._marks.behind(self._ranks)
+        which = f"rank {', '.join(map(str, behind))} is behind" if behind else "all ranks are in it"
+        ids = ", ".join(f"{other.number}: {other.process.pid}" for other in self._others)
+        return EngineError(
+            f"the ranks of the engine took more than {self._deadline:.0f} s to {self._doing}: {which} "
+            f"(processes 0: {os.getpid()}, {ids})"
+        )
+
+    def _fail(self, error: EngineError) -> None:
+        """End this process unless its own thread notices: it may wait for the rank within a sum, for ever."""
+        self._error = error
+        for other in self._others:
+            other.reports.put(None)
+        if not self._noticed.wait(_GRACE_S) and not self._closed.is_set():
+            self._tell(error)
+            os._exit(1)
+
+
+def _say_last_words(error: EngineError) -> None:
+    sys.stderr.write(f"{error}\n")
+    sys.stderr.flush()
+
+
+def _refusal(other: _OtherRank, report: Refused) -> EngineError:
+    failed = EngineError(f"{other.name}: {report.reason}")
+    failed.lasting = report.lasting
+    return failed
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    try:
+        return f"ended with status {process.wait(_GRACE_S)}; the log above has its last words"
+    except subprocess.TimeoutExpired:
+        return "closed its connection"
+
+
+def connections(options: RankOptions) -> tuple[Connection, Connection]:
+    """Return a rank's ends of its connections: for acts, and for work beside steps."""
+    return Connection(options.acts), Connection(options.beside)

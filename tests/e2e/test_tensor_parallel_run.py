@@ -1,0 +1,55 @@
+"""The whole loop with engines of two ranks: on-policy, and the same bits if one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.factories import make_spec
+from tests.harness import Run, running, trained_ids
+
+SPEC = make_spec(
+    generator={"tensor_parallel": 2, "slots": 16},
+    algorithm={"iterations": 3, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
+    trainer={"bundle_tokens": 64},
+)
+
+
+def ranks(run: Run) -> list[int]:
+    """The processes of all ranks but rank 0."""
+    generator = psutil.Process(run.processes["generator-0"].pid)
+    return [one.pid for one in generator.children(recursive=True) if "rank_process" in str(one.cmdline())]
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_rank_ends_its_generator_and_changes_no_bit(
+    tmp_path: Path, kafka: str, tiny_model: Path
+) -> None:
+    assert trained(tmp_path / "calm", kafka, tiny_model) == trained(
+        tmp_path / "killed", kafka, tiny_model, kill=True
+    )
+
+
+def trained(folder: Path, kafka: str, model: Path, *, kill: bool = False) -> str:
+    """Return the root of the weights that a run ends with."""
+    with running(folder, kafka, SPEC, model) as run:
+        if kill:
+            run.wait_for_steps(1)
+            (rank,) = ranks(run)
+            os.kill(rank, signal.SIGKILL)
+            assert run.processes["generator-0"].wait(60) != 0
+            assert (
+                f"rank 1 of the engine (process {rank}) ended with status -9"
+                in run.log("generator-0").read_text()
+            )
+            run.start("generator")
+        run.wait_for_end()
+        steps = run.steps()
+        assert sorted(trained_ids(steps)) == [(group, one) for group in range(24) for one in range(4)]
+        assert all(step.metrics["logprob_gap"] < 1e-3 for step in steps)
+        assert not run.dead_letters()
+        return steps[-1].root_out
