@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.inspection.model import BadModel, longest_context, no_tensors, wrong_config, wrong_tensors
+from flows.run.inspection.servers import most_generators
 from flows.run.inspection.store_and_broker import wrong_folder
 from flows.run.locations import store_url
 from flows.run.request import RunRequest
@@ -17,6 +18,7 @@ from infra.hub import is_hub_name, model_folder, why_not
 from infra.weights.adapter_tensors import check_targets
 from infra.weights.folder import ModelFolder
 from infra.weights.weights_error import WeightsError
+from producers.engines.served_engine import ServedSettings
 from schemas.loading import RunFileError, load_run_file
 from schemas.runspec import RunSpec
 
@@ -41,6 +43,7 @@ def problems_of(spec: RunSpec) -> list[str]:
         *_backbone_problems(spec),
         *_place_problems(spec),
         *_gpu_problems(spec),
+        *_server_problems(spec),
     ]
     return list(dict.fromkeys(found))  # problems and reward may lack the same file
 
@@ -56,9 +59,17 @@ def _place_problems(spec: RunSpec) -> list[str]:
 
 
 def _gpu_problems(spec: RunSpec) -> list[str]:
-    generators = spec.placement.generators if spec.generates else 0
+    generators = spec.placement.generators if spec.generates and spec.generator.on_gpu else 0
     problem = DealtGpus.of_run(spec, visible_gpus()).problem(generators)
     return [problem] if problem else []
+
+
+def _server_problems(spec: RunSpec) -> list[str]:
+    settings = spec.generator
+    if not isinstance(settings, ServedSettings) or len(settings.urls) >= (needed := most_generators(spec)):
+        return []
+    named = f"generator.urls names {len(settings.urls)} of the {needed} servers that are needed"
+    return [f"{named}: each generator (placement) has one of its own"]
 
 
 def _model_problems(spec: RunSpec) -> list[str]:

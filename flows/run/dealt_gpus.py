@@ -29,7 +29,8 @@ class DealtGpus:
     def of_run(cls, spec: RunSpec, gpus: list[str]) -> DealtGpus:
         """Return those of the machine on which a run's trainer is."""
         placement = spec.placement
-        at_sites = sum(one.generators for one in placement.sites.values() if not one.elsewhere)
+        here = placement.sites.values() if spec.generator.on_gpu else ()
+        at_sites = sum(one.generators for one in here if not one.elsewhere)
         ranks = spec.trainer.ranks - placement.ranks.elsewhere
         return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns)
 
