@@ -59,7 +59,7 @@ def _place_problems(spec: RunSpec) -> list[str]:
 
 
 def _gpu_problems(spec: RunSpec) -> list[str]:
-    generators = spec.placement.generators if spec.generates and spec.generator.on_gpu else 0
+    generators = spec.placement.generators if spec.generates else 0
     problem = DealtGpus.of_run(spec, visible_gpus()).problem(generators)
     return [problem] if problem else []
 

@@ -16,7 +16,7 @@ class DealtGpus:
     """The GPUs of one machine, and how many processes take one before the run's own generators do.
 
     `shared`: where there are too few, processes share them. `turns`: engines and learner share them anyhow.
-    Without GPUs nothing is set: then all compute on the CPU.
+    `engines`: whether engines take GPUs. Without GPUs nothing is set: then all compute on the CPU.
     """
 
     gpus: tuple[str, ...]
@@ -24,15 +24,16 @@ class DealtGpus:
     at_sites: int = 0
     shared: bool = False
     turns: bool = False
+    engines: bool = True
 
     @classmethod
     def of_run(cls, spec: RunSpec, gpus: list[str]) -> DealtGpus:
         """Return those of the machine on which a run's trainer is."""
         placement = spec.placement
-        here = placement.sites.values() if spec.generator.on_gpu else ()
-        at_sites = sum(one.generators for one in here if not one.elsewhere)
+        at_sites = sum(one.generators for one in placement.sites.values() if not one.elsewhere)
         ranks = spec.trainer.ranks - placement.ranks.elsewhere
-        return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns)
+        return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns,
+                   spec.generator.on_gpu)  # fmt: skip
 
     def for_ranks(self) -> dict[str, str]:
         """Return the variable that shows the ranks of this machine their GPUs: rank n takes the n-th."""
@@ -40,15 +41,15 @@ class DealtGpus:
 
     def for_site_generator(self, place: int) -> dict[str, str]:
         """Return the variable for a generator of a site; `place`: its number among those."""
-        return self._shown(self._first + place)
+        return self._shown(self._first + place) if self.engines else {}
 
     def for_generator(self, place: int) -> dict[str, str]:
         """Return the variable for a generator of the run's own; `place`: its number among those."""
-        return self._shown(self._first + self.at_sites + place)
+        return self._shown(self._first + self.at_sites + place) if self.engines else {}
 
     def problem(self, generators: int) -> str:
         """Return why so many generators of the run's own can't have a GPU each; empty if they can."""
-        needed = max(self.ranks, self._first + self.at_sites + generators)
+        needed = max(self.ranks, self._first + self.at_sites + generators) if self.engines else self.ranks
         if not self.gpus or self.shared or needed <= len(self.gpus):
             return ""
         return (

@@ -63,7 +63,10 @@ def joining(
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
-    gpus = DealtGpus(tuple(visible_gpus()), ranks, shared=record.spec.placement.share_gpus)
+    gpus = DealtGpus(
+        tuple(visible_gpus()), ranks, shared=record.spec.placement.share_gpus,
+        engines=record.spec.generator.on_gpu,
+    )  # fmt: skip
     if wrong := gpus.problem(generators):
         raise RunFailed(wrong)
     found = on_gpus([replace(one, argv=[*one.argv, *here]) for one in found], gpus.for_generator)

@@ -95,6 +95,18 @@ def test_too_few_gpus_are_refused_unless_they_are_shared(
     assert shown(tmp_path, shared) == {"trainer": "0", "generator-0": "1", "generator-1": "0"}
 
 
+def test_generators_that_use_servers_take_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, "0")
+    urls = [f"http://host-{number}:8000" for number in range(3)]
+    sites = {"far": {"generators": 1}}
+    placement = {"generators": 2, "sites": sites}
+    spec = make_spec(generator={"engine": "served", "urls": urls}, placement=placement)
+    assert not [one for one in problems_of(spec) if "GPU" in one]
+    found = shown(tmp_path, spec)
+    assert len(found) == 4 and {name for name, gpus in found.items() if gpus is not None} == {"trainer"}
+    assert [one for one in problems_of(make_spec(placement=placement)) if "need 4 GPUs" in one]
+
+
 def test_a_run_that_generates_nothing_needs_gpus_for_its_ranks_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
