@@ -32,7 +32,7 @@ from infra.roles.turns import OTHERS_TURN, TURN_LOOK_S, EnginesTurn, NoTurns, en
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
-from producers.engines.engine import Engine, EngineError
+from producers.engines.engine import Engine, EngineError, EngineSettings
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from producers.generator_core import Decoding, MadeSample, packed_of
@@ -42,6 +42,7 @@ from producers.stopping import stopping_of
 from producers.weights_watch import WeightsWatch
 from schemas.identity import sample_id
 from schemas.messages import TRAIN, Sample, shared_fields
+from schemas.runspec import RunSpec
 from schemas.topics import assignment_partition
 from schemas.wire import encode
 
@@ -357,12 +358,20 @@ class Generator:
         )  # fmt: skip
 
 
+def _engines_spec(context: RoleContext) -> RunSpec:
+    """Return the run's settings as the engine of this generator has them."""
+    chosen = context.spec.generator
+    if not isinstance(chosen, EngineSettings):  # code that is not ours: only the engine process loads it
+        return context.spec
+    return context.spec.model_copy(update={"generator": chosen.for_generator(context.number)})
+
+
 def body(context: RoleContext) -> None:
     """Start the engine, and run the generator."""
     spec = context.spec
     began = time.monotonic()
     bell = threading.Event()
-    options = EngineOptions(model=context.record.model, spec=spec.model_dump_json())
+    options = EngineOptions(model=context.record.model, spec=_engines_spec(context).model_dump_json())
     turn = engines_turn(context)
     engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s, inherits=turn.descriptors).open()
     to_text = stopping_of(context.record.model, spec).text

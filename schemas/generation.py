@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,8 +13,14 @@ from schemas.seams import Seam, SeamSection
 class GeneratorSection(SeamSection):
     """Settings of each generator."""
 
+    on_gpu: ClassVar[bool] = True  # whether each engine takes a GPU, where there are some
+    records_routes: ClassVar[bool] = False  # whether samples say which experts of a mixture made them
+    draws_again: ClassVar[bool] = True  # whether a sample that it drew can be drawn again, token by token
+
     engine: Word = Field(
-        "vllm", description="The program that draws samples: vllm, or one of an installed package."
+        "vllm",
+        description="The program that draws samples: vllm, served (a server of vLLM that runs already), or "
+        "one of an installed package.",
     )
     slots: int = Field(
         64,
@@ -40,8 +46,13 @@ class GeneratorSection(SeamSection):
         """How many devices one engine computes on."""
         return 1
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs of its machine a generator takes, where there are some."""
+        return self.devices if self.on_gpu else 0
+
 
 ENGINES = Seam(
     base=GeneratorSection, word="engine", key="engine", default="vllm", folder="producers.engines",
-    ending="engine", on_resume="bits",
+    ending="engine", first=("vllm",), on_resume="bits",
 )  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.inspection.model import BadModel, longest_context, no_tensors, wrong_config, wrong_tensors
+from flows.run.inspection.servers import most_generators
 from flows.run.inspection.store_and_broker import wrong_folder
 from flows.run.locations import store_url
 from flows.run.request import RunRequest
@@ -20,6 +21,7 @@ from infra.weights.adapter_tensors import check_targets
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from infra.weights.weights_error import WeightsError
+from producers.engines.served_engine import ServedSettings
 from schemas.expert_routes import RouteShape
 from schemas.loading import RunFileError, load_run_file
 from schemas.runspec import RunSpec
@@ -48,6 +50,7 @@ def problems_of(spec: RunSpec) -> list[str]:
         *_backbone_problems(spec),
         *_place_problems(spec),
         *_gpu_problems(spec),
+        *_server_problems(spec),
     ]
     return list(dict.fromkeys(found))  # problems and reward may lack the same file
 
@@ -66,6 +69,14 @@ def _gpu_problems(spec: RunSpec) -> list[str]:
     generators = spec.placement.generators if spec.generates else 0
     problem = DealtGpus.of_run(spec, visible_gpus()).problem(generators)
     return [problem] if problem else []
+
+
+def _server_problems(spec: RunSpec) -> list[str]:
+    settings = spec.generator
+    if not isinstance(settings, ServedSettings) or len(settings.urls) >= (needed := most_generators(spec)):
+        return []
+    named = f"generator.urls names {len(settings.urls)} of the {needed} servers that are needed"
+    return [f"{named}: each generator (placement) has one of its own"]
 
 
 def _model_problems(spec: RunSpec) -> list[str]:
@@ -152,8 +163,15 @@ def _context_problems(spec: RunSpec, folder: Path) -> list[str]:
 
 
 def _route_problems(spec: RunSpec, folder: Path) -> list[str]:
-    """Check that a record on Kafka holds the routes of the longest sample."""
+    """Check that samples have routes, and that a record on Kafka holds those of the longest one."""
     shape, tokens = followed_shape(str(folder), spec), spec.longest_sample
+    records = spec.generator.records_routes or not spec.generator.is_read  # code that is not ours may do so
+    if shape is not None and spec.generates and not records:
+        problem = (
+            f"model.follow_routes: the model in {folder} is a mixture of experts, and generator.engine "
+            f"{spec.generator.engine} does not record which ones it takes: set it to false"
+        )
+        return [problem]
     if shape is None or (size := _sample_bytes(shape, tokens)) <= LARGEST_RECORD:
         return []
     without = _sample_bytes(shape, 0)

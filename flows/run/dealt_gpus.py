@@ -16,8 +16,8 @@ class DealtGpus:
     """The GPUs of one machine, and how many processes take one before the run's own generators do.
 
     `shared`: where there are too few, processes share them. `turns`: engines and learner share them anyhow.
-    `each`: how many a generator takes, one for each rank of its engine. Without GPUs nothing is set: then
-    all compute on the CPU.
+    `each`: how many a generator takes, one for each rank of its engine; 0 if its engine is elsewhere. Without
+    GPUs nothing is set: then all compute on the CPU.
     """
 
     gpus: tuple[str, ...]
@@ -33,7 +33,7 @@ class DealtGpus:
         placement = spec.placement
         at_sites = sum(one.generators for one in placement.sites.values() if not one.elsewhere)
         ranks = spec.trainer.ranks - placement.ranks.elsewhere
-        each = spec.generator.devices
+        each = spec.generator.gpus
         return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns, each)
 
     def for_ranks(self) -> dict[str, str]:
@@ -73,7 +73,7 @@ class DealtGpus:
     def _for_engine(self, place: int) -> dict[str, str]:
         """Return the variable for an engine; shared GPUs are dealt out again from the first one on."""
         first = self._first + place * self.each
-        return self._shown(*range(first, first + self.each))
+        return self._shown(*range(first, first + self.each)) if self.each else {}
 
     def _shown(self, *numbers: int) -> dict[str, str]:
         if not self.gpus:

@@ -63,7 +63,7 @@ def joining(
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
-    shared, each = record.spec.placement.share_gpus, record.spec.generator.devices
+    shared, each = record.spec.placement.share_gpus, record.spec.generator.gpus
     gpus = DealtGpus(tuple(visible_gpus()), ranks, shared=shared, each=each)
     if wrong := gpus.problem(generators):
         raise RunFailed(wrong)

@@ -39,6 +39,11 @@ class RecordedSamples:
     def regenerated(self, stepping: StepProgress, drawing: RedrawProgress) -> RedrawnStep:
         """Sample them again. Raises RunFailed or RegenerationError if something is missing."""
         spec = self.handle.spec
+        if not spec.generator.draws_again:
+            raise RunFailed(
+                f"engine {spec.generator.engine} can't draw a recorded sample again, token by token. Without "
+                "it, `streamrl replay` trains the step again, and `--rewards` computes its rewards"
+            )
         if spec.generator.engine == "vllm" and importlib.util.find_spec("vllm") is None:
             raise RunFailed(
                 "vLLM is not installed here, and the samples were drawn with it: pip install "

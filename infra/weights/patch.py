@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,6 +112,20 @@ def read_patch(path: Path) -> Patch:
     except (OSError, struct.error, ValueError, KeyError) as error:
         raise WeightsError(f"{path} can't be read as a patch of weights: {error!r}") from error
     return Patch(index.since, index.root, parts, path)
+
+
+def patch_pieces(patch: Patch) -> Iterator[bytes | memoryview]:
+    """Yield, piece by piece, a file in which `read_patch` finds this patch: it may go to another machine."""
+    entries, at = [], 0
+    for name, part in patch.parts.items():
+        changed = None if part.positions is None else part.positions.size
+        entries.append(_Entry(name, part.dtype, part.shape, changed, at))
+        for data in (part.values,) if part.positions is None else (part.positions, part.values):
+            yield data.view(np.uint8).data
+            yield bytes(_padded(data.nbytes) - data.nbytes)
+            at += _padded(data.nbytes)
+    index = msgspec.msgpack.encode(_Index(patch.since, patch.root, entries))
+    yield index + _LENGTH.pack(len(index))
 
 
 def _part(entry: _Entry, body: memoryview) -> TensorPatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -175,6 +175,10 @@ class FailingEngine(Protocol):
 
 class EngineSettings(GeneratorSection, ABC):
     """The settings of an engine. A file that adds an engine extends this class."""
+
+    def for_generator(self, number: int) -> Self:
+        """Return the settings of one generator: by default all have the same."""
+        return self
 
     @abstractmethod
     def make(self, model: str, spec: RunSpec) -> LocalEngine:

@@ -60,8 +60,11 @@ def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM detects GPUs by itself
 
 
-def _packed_linears(invariant: bool) -> list[PackedLinear]:
-    """Make the next engine use our linear layers. Return a list that is filled while it is built."""
+def packed_linears(invariant: bool) -> list[PackedLinear]:
+    """Make the next engine of this process use our linear layers.
+
+    Return a list of them, which is filled while the engine is built.
+    """
     import vllm.model_executor.layers.utils as utils
 
     layers: list[PackedLinear] = []
@@ -138,7 +141,7 @@ class VllmEngine:
 
         torch.set_num_threads(threads)
         on_cpu = not choices.cuda()
-        packed = _packed_linears(batch_invariant) if on_cpu else []
+        packed = packed_linears(batch_invariant) if on_cpu else []
         if on_cpu:
             use_plain_experts(invariant=batch_invariant)
         if batch_invariant and not on_cpu:

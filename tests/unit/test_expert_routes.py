@@ -166,3 +166,12 @@ def test_samples_that_a_record_does_not_hold_are_refused_before_the_start(tmp_pa
     assert _route_problems(fits, tmp_path) == []
     free = make_spec(sampling=sampling, trainer={"microbatch_tokens": 50_000}, model={"follow_routes": False})
     assert _route_problems(free, tmp_path) == []
+
+
+def test_an_engine_that_records_no_routes_is_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    served = make_spec(generator={"engine": "served"})
+    (problem,) = _route_problems(served, tmp_path)
+    assert problem.startswith("model.follow_routes: the model in") and "generator.engine served" in problem
+    free = make_spec(generator={"engine": "served"}, model={"follow_routes": False})
+    assert _route_problems(free, tmp_path) == []

@@ -118,6 +118,18 @@ def test_an_engine_does_not_share_a_gpu_with_itself() -> None:
     assert not DealtGpus.of_run(spec, []).problem(1)
 
 
+def test_generators_that_use_servers_take_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, "0")
+    urls = [f"http://host-{number}:8000" for number in range(3)]
+    sites = {"far": {"generators": 1}}
+    placement = {"generators": 2, "sites": sites}
+    spec = make_spec(generator={"engine": "served", "urls": urls}, placement=placement)
+    assert not [one for one in problems_of(spec) if "GPU" in one]
+    found = shown(tmp_path, spec)
+    assert len(found) == 4 and {name for name, gpus in found.items() if gpus is not None} == {"trainer"}
+    assert [one for one in problems_of(make_spec(placement=placement)) if "need 4 GPUs" in one]
+
+
 def test_a_run_that_generates_nothing_needs_gpus_for_its_ranks_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

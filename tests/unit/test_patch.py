@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from infra.weights import patch as patches
 from infra.weights.bits import NAMES, Bits, empty
 from infra.weights.digest import digest_of, model_digests
-from infra.weights.patch import PatchFile, read_patch
+from infra.weights.patch import PatchFile, patch_pieces, read_patch
 from infra.weights.weights_error import WeightsError
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
@@ -52,8 +53,14 @@ def test_any_bits_become_any_others(like: Shapes, changed: float, seed: int, nar
         found = PatchFile(old, new, since="a", root="b").read()
         assert (found.since, found.root) == ("a", "b")
         assert set(found.parts) == {n for n, bits in old.items() if digest_of(bits) != expected[n]}
+        copy = {name: Bits(bits.dtype, bits.shape, bits.data.copy()) for name, bits in old.items()}
+        with TemporaryDirectory() as folder:
+            (file := Path(folder) / "sent").write_bytes(b"".join(patch_pieces(found)))
+            sent = read_patch(file)
+        assert (sent.since, sent.root, set(sent.parts)) == ("a", "b", set(found.parts))
+        sent.apply(copy)
         found.apply(old)
-    assert model_digests(old) == expected
+    assert model_digests(old) == expected == model_digests(copy)
     whole: dict[str, Bits] = {}
     PatchFile({}, new, since=None, root="b").read().apply(whole)
     assert model_digests(whole) == expected

@@ -28,6 +28,7 @@ from producers.engines.engine import DrawnAnswer
 from producers.engines.redrawing import RedrawBatch
 from producers.regenerating import RegenerationError
 from producers.tokenizing import load_to_text
+from schemas.generation import GeneratorSection
 from schemas.messages import Sample
 from schemas.wire import decode
 from tests.factories import TASK, make_context, make_spec, make_tiny_model
@@ -273,6 +274,12 @@ def test_a_step_file_without_old_weights_says_how_to_get_them(
     assert result.exit_code == 1
     assert "the step file has no weights of it" in result.output
     assert "streamrl bundle --regenerate" in result.output
+
+
+def test_an_engine_that_can_not_draw_again_is_named(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GeneratorSection, "draws_again", False)
+    result = done.cli("replay", "test-1", "--step", "1", "--regenerate")
+    assert result.exit_code == 1 and "can't draw a recorded sample again" in result.output
 
 
 def test_without_vllm_it_says_what_to_install(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flows.run.inspection.finding import Finding
 from flows.run.inspection.model import has_tokenizer, look_at_model
+from flows.run.inspection.servers import look_at_servers
 from flows.run.inspection.store_and_broker import look_at_places
 from flows.run.inspection.task import look_at_task
 from flows.run.request import RunFailed
@@ -38,7 +39,7 @@ def inspect_run(
 
         def look_elsewhere() -> None:
             others.append(pool.submit(_model, spec, model))
-            others.append(pool.submit(lambda: list(look_at_places(spec))))
+            others.append(pool.submit(lambda: [*look_at_places(spec), *look_at_servers(spec, model)]))
 
         # The task's process is started before any thread: a fork beside threads may hang in their locks.
         of_task = [] if no_task else look_at_task(spec, tokenizer, say, meanwhile=look_elsewhere)

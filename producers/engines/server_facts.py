@@ -1,0 +1,63 @@
+"""The facts that a server of vLLM says of itself, and the limits of what it is sent and sends.
+
+Both ends import this file: the generator's engine, and the part of StreamRL that runs in the server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+CONTRACT = 1  # of the two ends; another number is refused
+BACKEND = "streamrl"  # the name in the server's --weight-transfer-config
+ID_PREFIX = "generate-tokens-"  # vLLM puts it before a request's id
+FILE_AWAY = "the patch's file can't be opened here"  # said by a worker that gets pieces after that
+PATCH_PIECE = 4 << 20  # bytes of a patch in one request
+CLAIM_S = 15.0  # for which a server belongs to the generator that was heard last
+CLAIM_AGAIN_S = 3.0  # how often that generator is heard
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a running server, as far as samples depend on them."""
+
+    contract: int
+    start: str  # another one after each start of the server
+    machine: str  # another one on another machine, or in another container
+    vllm: str
+    device: str
+    dtype: str
+    workers: int  # of tensor, pipeline and data parallelism together
+    vocabulary: int
+    longest: int  # tokens of prompt and answer
+    slots: int
+    logprobs_mode: str
+    prefix_caching: bool
+    chunked_prefill: bool
+    priorities: bool
+    quantization: str
+    adapters: bool
+    speculation: bool
+    counts_tokens: bool  # whether it can say how many tokens it has drawn
+    config: dict[str, Any]  # of the model, as transformers has it
+
+
+class WeightsState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a server's weights."""
+
+    root: str | None  # of those that it computes with
+    prepared: str | None  # the root of those that can be installed
+    digests: dict[str, str] | None  # of all tensors; None: they are being hashed
+    error: str = ""  # the reason why weights could not be prepared or hashed
+
+
+def this_machine() -> str:
+    """Return a name that two processes share if each sees the other's files below /proc."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def answer_to(kind: type[msgspec.Struct], said: object) -> Any:
+    """Return a worker's answer as a message. Raises msgspec.ValidationError if it is none."""
+    return msgspec.convert(said, kind)

@@ -1,0 +1,182 @@
+"""Speaks HTTP with a server of vLLM: requests with a deadline, answers with a limit.
+
+One thread runs the event loop in which all requests are; other threads call and wait for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from producers.engines.engine import EngineError
+from schemas.importing import said
+
+KEY_VARIABLE = "STREAMRL_SERVER_KEY"
+_LARGEST = 64 << 20  # bytes of an answer: the hashes of many tensors
+_QUOTED = 400  # characters of an answer that a message repeats
+_CONNECT_S = 10.0
+_LONGEST_LINE = 256 << 10  # bytes of a line of a stream
+
+_Result = TypeVar("_Result")
+
+
+class ServerAway(EngineError):
+    """Nobody answers at the server's address: it may be about to start."""
+
+
+class ServerLink:
+    """A connection to one server."""
+
+    def __init__(self, url: str, *, key: str, deadline_s: float) -> None:
+        """`key`: the server's `--api-key`; empty: it has none."""
+        self.url, self._key, self.deadline_s = url.rstrip("/"), key, deadline_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="server")
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> ServerLink:
+        """Start the thread. Nothing is sent yet. Return itself."""
+        self._thread.start()
+        self.wait_for(self._start(), "open")
+        return self
+
+    async def _start(self) -> None:
+        self._session = aiohttp.ClientSession(
+            # a new connection each time: a server closes idle ones just when they may be used again
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            read_bufsize=_LONGEST_LINE, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
+        )  # fmt: skip
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The HTTP session. It is used in the link's thread only."""
+        assert self._session is not None, "the link is not open"
+        return self._session
+
+    def start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Begin some work in the link's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait_for(self, work: Coroutine[Any, Any, _Result], what: str) -> _Result:
+        """Do some work in the link's thread, and return its result."""
+        under_way = self.start(work)
+        try:
+            return under_way.result(self.deadline_s + _CONNECT_S)
+        except TooLate:
+            under_way.cancel()
+            raise self.late(what) from None
+
+    def late(self, what: str) -> EngineError:
+        """Return the error for a server that does not answer in time."""
+        return EngineError(f"the server {self.url} took more than {self.deadline_s:.0f} s to {what}")
+
+    def get(self, path: str) -> Any:
+        """Return what a GET answers."""
+        return self.wait_for(self.ask("GET", path, None), f"answer GET {path}")
+
+    def post(self, path: str, body: object = None) -> Any:
+        """Return what a POST answers."""
+        return self.wait_for(self.ask("POST", path, body), f"answer POST {path}")
+
+    def call(self, method: str, **arguments: object) -> Any:
+        """Call a method of StreamRL's in the server's worker. Raises EngineError with what it refuses."""
+        return self.wait_for(self.called(method, **arguments), f"answer {method}")
+
+    async def called(self, method: str, **arguments: object) -> Any:
+        """Do the work of `call`, in the link's thread."""
+        answer = await self.ask("POST", "/collective_rpc", {"method": method, "kwargs": arguments})
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(results, list) or not results or not isinstance(results[0], dict):
+            raise self.wrong(f"answers {method} with {str(answer)[:_QUOTED]}")
+        if len(results) > 1:
+            raise self.wrong(f"has {len(results)} workers, and one is needed: start it without parallelism")
+        if error := results[0].get("error"):
+            raise self.wrong(f"says: {str(error)[:_QUOTED]}")
+        return results[0].get("result")
+
+    async def ask(self, method: str, path: str, body: object) -> Any:
+        """Send a request and return the answer's JSON, in the link's thread."""
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await self._asked(method, path, body)
+        except TimeoutError:
+            raise self.late(f"answer {method} {path}") from None
+        except aiohttp.ClientConnectorError as error:
+            raise ServerAway(f"no server answers at {self.url}: {error.os_error.strerror}") from None
+        except aiohttp.ClientError as error:
+            raise self.wrong(f"broke off while it answered {method} {path}: {said(error)}") from None
+
+    async def _asked(self, method: str, path: str, body: object) -> Any:
+        data = None if body is None else io.BytesIO(msgspec.json.encode(body))
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        async with self.session.request(
+            method, self.url + path, data=data, headers=headers, allow_redirects=False
+        ) as response:
+            content = await self._content(response)
+            if response.status != 200:
+                raise self.refusal(response.status, method, path, content)
+        if not content:
+            return None
+        try:
+            return msgspec.json.decode(content)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            raise self.wrong(f"answers {method} {path} with no JSON: {_quoted(content)}") from None
+
+    async def _content(self, response: aiohttp.ClientResponse) -> bytes:
+        found = bytearray()
+        async for piece in response.content.iter_any():
+            found += piece
+            if len(found) > _LARGEST:
+                raise self.wrong(f"sends more than {_LARGEST >> 20} MiB")
+        return bytes(found)
+
+    def refusal(self, status: int, method: str, path: str, content: bytes) -> EngineError:
+        """Return the error for an answer with another status than 200."""
+        text = _quoted(content)
+        if status == 401:
+            return self.wrong(f"refuses the key: set {KEY_VARIABLE} to its --api-key", lasting=True)
+        if status == 404 and not path.startswith("/inference"):
+            return self.wrong(f"has no {path}: start it with VLLM_SERVER_DEV_MODE=1", lasting=True)
+        if status in (403, 404):
+            return self.wrong(f"has no {path}: start it with --enable-scale-out", lasting=True)
+        if "has no attribute" in text:
+            return self.wrong(
+                "has no part of StreamRL: start it with --worker-extension-cls streamrl.serving.ServedWorker",
+                lasting=True,
+            )
+        return self.wrong(f"answers {method} {path} with status {status}: {text}")
+
+    def wrong(self, what: str, *, lasting: bool = False) -> EngineError:
+        """Return an error about this server. `lasting`: another start would meet it again."""
+        error = EngineError(f"the server {self.url} {what}")
+        error.lasting = lasting
+        return error
+
+    def named(self, error: EngineError) -> EngineError:
+        """Return an error with the server's address, if it does not have it."""
+        if self.url in str(error):
+            return error
+        return self.wrong(str(error).removeprefix("the server "), lasting=error.lasting)
+
+    def close(self) -> None:
+        """Close all connections and end the thread."""
+        if self._session is not None:
+            self.wait_for(self._session.close(), "close")
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _quoted(content: bytes) -> str:
+    text = content[: 4 * _QUOTED].decode(errors="replace")
+    return " ".join(text.split())[:_QUOTED] or "nothing"

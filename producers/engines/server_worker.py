@@ -1,0 +1,301 @@
+"""The part of StreamRL that runs in a server of vLLM: it takes patches of weights, and says what is held.
+
+POST /start_weight_update, /update_weights ×n, /finish_weight_update ──► prepared in a thread beside steps
+POST /collective_rpc install_patch, while the server is paused ──► put in place, hashed in the thread
+
+`vllm serve` imports this module in its worker, before it loads the model. The import adds a backend to vLLM's
+weight transfer, and on CPUs makes vLLM use layers whose weights can be replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import vllm
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from infra import choices
+from infra.weights.patch import read_patch
+from producers.engines.engine import EngineError
+from producers.engines.plain_experts import check_experts
+from producers.engines.scatter import HeldWeights
+from producers.engines.server_facts import (
+    BACKEND,
+    CLAIM_S,
+    CONTRACT,
+    ID_PREFIX,
+    PATCH_PIECE,
+    ServerFacts,
+    WeightsState,
+    this_machine,
+)
+from producers.engines.staged_patch import StagedPatch
+from producers.engines.vllm_in_process import packed_linears
+from schemas.importing import said
+
+_START = secrets.token_hex(8)
+_SPARE = 64 << 20  # bytes that a patch may have beside twice the model's
+_SUFFIX = 9  # vLLM appends a dash and 8 characters to a request's id
+_PACKED = [] if choices.cuda() else packed_linears(invariant=True)
+
+
+@dataclass
+class PatchTarget(WeightTransferInitInfo):
+    """The tensors that a model has, as the generator's files have them."""
+
+    shapes: dict[str, list[int]]
+
+
+@dataclass
+class PatchPiece(WeightTransferUpdateInfo):
+    """Some bytes of a patch."""
+
+    at: int
+    data: str  # base64
+    file: str = ""  # or, on the same machine: a file in memory, with the whole patch
+
+
+class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
+    """Takes patches, writes them into the weights in place, and hashes what is held then."""
+
+    init_info_cls = PatchTarget
+    update_info_cls = PatchPiece
+    supports_draft_weight_update = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._beside = ThreadPoolExecutor(1, "beside")
+        self._held: HeldWeights | None = None
+        self._staged: StagedPatch | None = None
+        self._root: str | None = None
+        self._preparing: Future[str] | None = None
+        self._hashing: Future[dict[str, str]] | None = None
+
+    def init_transfer_engine(self, init_info: PatchTarget) -> None:
+        """Begin anew: the next patch has to have all tensors whole."""
+        self._settle()
+        self._drop_staged()
+        check_experts(self.model)
+        self._held = HeldWeights(self.model, init_info.shapes, _PACKED)
+        self._root = self._preparing = self._hashing = None
+
+    def start_weight_update(self) -> None:
+        """Begin a patch. One of which only some pieces came is dropped."""
+        self._drop_staged()
+        self._staged = StagedPatch(2 * sum(one.nbytes for one in self.model.parameters()) + _SPARE)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Take a piece. vLLM's own method would also wait for a GPU, which CPUs have none of."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: PatchPiece) -> None:
+        """Take a piece."""
+        assert self._staged is not None, "no patch has begun"
+        if update_info.file:
+            self._staged.take(update_info.file)
+            return
+        if len(update_info.data) > 2 * PATCH_PIECE:
+            raise EngineError(f"a piece of a patch has more than {PATCH_PIECE} bytes")
+        self._staged.add(update_info.at, base64.b64decode(update_info.data, validate=True))
+
+    def finish_weight_update(self) -> None:
+        """Prepare the patch that has come, in a thread beside steps. `install` puts it in place.
+
+        This never raises, since vLLM would let no other update begin after that; `state` says what was wrong.
+        """
+        staged, self._staged, held = self._staged, None, self._held
+        self._settle()
+        if staged is None or held is None:
+            self._preparing = None
+            return
+
+        def prepare() -> str:
+            try:
+                patch = read_patch(staged.path)
+                held.prepare(patch)
+                return patch.root
+            finally:
+                staged.close()
+
+        self._preparing = self._beside.submit(prepare)
+
+    def install(self, root: str) -> None:
+        """Put the prepared patch in place. The server is paused."""
+        assert self._held is not None and self._preparing is not None, "nothing is prepared"
+        if (prepared := self._preparing.result()) != root:
+            raise EngineError(f"the weights {root} shall be installed; {prepared} are prepared")
+        if self._hashing is not None:
+            self._hashing.result()
+        self._held.take()
+        self._root, self._preparing = root, None
+        self._hashing = self._beside.submit(self._held.digests)
+
+    def state(self) -> WeightsState:
+        """Return the state of weights."""
+        prepared, digests, error = None, None, ""
+        if self._preparing is not None and self._preparing.done():
+            if failed := self._preparing.exception():
+                error = f"weights can't be prepared: {said(failed)}"
+            else:
+                prepared = self._preparing.result()
+        if self._hashing is not None and self._hashing.done():
+            if failed := self._hashing.exception():
+                error = f"weights can't be hashed: {said(failed)}"
+            else:
+                digests = self._hashing.result()
+        return WeightsState(root=self._root, prepared=prepared, digests=digests, error=error)
+
+    def shutdown(self) -> None:
+        """End the thread."""
+        self._drop_staged()
+        self._beside.shutdown(wait=False, cancel_futures=True)
+
+    def _settle(self) -> None:
+        """Wait until the thread has nothing to do: it writes into what is prepared next."""
+        for one in (self._preparing, self._hashing):
+            if one is not None:
+                one.exception()
+
+    def _drop_staged(self) -> None:
+        if self._staged is not None:
+            self._staged.close()
+            self._staged = None
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, PatchTransfer)
+
+
+class _Owner:
+    """The generator that a server belongs to: one server serves one generator."""
+
+    def __init__(self) -> None:
+        self.key, self.name, self.heard_at = "", "", 0.0
+
+    def is_another(self, key: str) -> bool:
+        """Whether the server belongs to another generator, which was heard lately."""
+        return bool(self.key) and self.key != key and time.monotonic() - self.heard_at < CLAIM_S
+
+    def hear(self, key: str, name: str) -> None:
+        """Note that a generator has this server."""
+        self.key, self.name, self.heard_at = key, name, time.monotonic()
+
+
+_owner = _Owner()
+_Answer = dict[str, Any]
+
+
+def _answered(work: Callable[[], object]) -> _Answer:
+    """Return a result as JSON has it, or the error: an exception would end other parts of the server."""
+    try:
+        return {"result": msgspec.to_builtins(work())}
+    except Exception as error:
+        return {"error": str(error) if isinstance(error, EngineError) else said(error)}
+
+
+class ServedWorker:
+    """Methods that a worker of vLLM gets. `POST /collective_rpc` calls them; each returns JSON."""
+
+    weight_transfer_engine: Any
+    model_runner: Any
+    vllm_config: Any
+    finish_weight_update: Callable[[], None]
+    _weight_update_active: bool
+
+    def server_facts(self) -> _Answer:
+        """Return the facts about this server."""
+        return _answered(lambda: _facts(self.vllm_config, self.model_runner))
+
+    def claim_server(self, key: str, name: str) -> _Answer:
+        """Let a generator have this server, or say who has it."""
+
+        def claim() -> dict[str, str]:
+            if _owner.is_another(key):
+                raise EngineError(f"it belongs to {_owner.name}")
+            _owner.hear(key, name)
+            return {"start": _START}
+
+        return _answered(claim)
+
+    def release_server(self, key: str) -> _Answer:
+        """Let another generator have this server."""
+        return self._for_owner(key, lambda: _owner.hear("", ""))
+
+    def end_update(self, key: str) -> _Answer:
+        """End an update of weights that another generator has left unfinished."""
+
+        def end() -> None:
+            if self._weight_update_active:
+                self.finish_weight_update()
+
+        return self._for_owner(key, end)
+
+    def drawn_tokens(self, key: str) -> _Answer:
+        """Return the tokens of each unfinished request. The server is paused, so the numbers stay."""
+        runner = self.model_runner
+        return self._for_owner(
+            key,
+            lambda: {
+                name[len(ID_PREFIX) : -_SUFFIX]: len(request.output_token_ids)
+                for name, request in runner.requests.items()
+                if name.startswith(ID_PREFIX)
+            },
+        )
+
+    def weights_state(self, key: str) -> _Answer:
+        """Return the state of the weights."""
+        return self._for_owner(key, lambda: self._transfer().state())
+
+    def install_patch(self, key: str, root: str) -> _Answer:
+        """Put the prepared weights in place. The server is paused."""
+        return self._for_owner(key, lambda: self._transfer().install(root))
+
+    def _transfer(self) -> PatchTransfer:
+        if not isinstance(self.weight_transfer_engine, PatchTransfer):
+            raise EngineError(f'it lacks --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'')
+        return self.weight_transfer_engine
+
+    def _for_owner(self, key: str, work: Callable[[], object]) -> _Answer:
+        def checked() -> object:
+            if _owner.key != key:
+                raise EngineError(f"it belongs to {_owner.name or 'no generator'}")
+            return work()
+
+        return _answered(checked)
+
+
+def _facts(config: Any, runner: Any) -> ServerFacts:
+    model, scheduler = config.model_config, config.scheduler_config
+    return ServerFacts(
+        contract=CONTRACT, machine=this_machine(), start=_START, vllm=vllm.__version__,
+        device=str(runner.device.type),
+        dtype=str(model.dtype).removeprefix("torch."), workers=config.parallel_config.world_size_across_dp,
+        vocabulary=model.get_vocab_size(), longest=model.max_model_len, slots=scheduler.max_num_seqs,
+        logprobs_mode=str(model.logprobs_mode),
+        prefix_caching=bool(config.cache_config.enable_prefix_caching),
+        chunked_prefill=bool(scheduler.enable_chunked_prefill), priorities=scheduler.policy == "priority",
+        quantization=str(model.quantization or ""), adapters=config.lora_config is not None,
+        speculation=config.speculative_config is not None,
+        counts_tokens=isinstance(getattr(runner, "requests", None), dict),
+        config={name: one for name, one in model.hf_config.to_dict().items() if _is_plain(one)},
+    )  # fmt: skip
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON can have a value: configs also hold types of torch."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float | bool)
