@@ -50,6 +50,7 @@ class VllmServer:
         environment = {
             **os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0", "HF_HUB_OFFLINE": "1",
             "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1", "VLLM_API_KEY": KEY, "PYTHONPATH": str(ROOT),
         }  # fmt: skip
         with self.log.open("ab") as log:

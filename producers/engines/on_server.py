@@ -18,8 +18,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from infra.weights.bits import model_of
 from infra.weights.digest import model_digests, root_digest
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch, PatchFile, patch_pieces
+from infra.weights.slices import SliceDigests, Slicing, slice_name
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.pace import StepTimes
 from producers.engines.server_checks import check_facts, check_trials, trials_for
@@ -101,6 +103,7 @@ class ServedEngine:
         """`name`: of the generator, for others who want the server."""
         self._link, self._model, self._spec, self._name = link, model, spec, name
         self._invariant, self._slots = batch_invariant, spec.generator.slots
+        self._ranks = spec.generator.devices
         self._temperature, self._deadline = spec.sampling.temperature, link.deadline_s
         self._streams = ServerStreams(link)
         self._key, self._start, self._root = secrets.token_hex(16), "", ""
@@ -151,7 +154,10 @@ class ServedEngine:
         self._link.post("/resume")
         self._link.call("end_update", key=self._key)
         shapes = {name: list(shape) for name, shape in ModelFolder(self._model).shapes.items()}
-        self._link.post("/init_weight_transfer_engine", {"init_info": {"shapes": shapes}})
+        slicing = Slicing.for_engine(Path(self._model), self._ranks)
+        heads, kv_heads = (slicing.heads, slicing.kv_heads) if slicing else (0, 0)
+        init = {"shapes": shapes, "heads": heads, "kv_heads": kv_heads}
+        self._link.post("/init_weight_transfer_engine", {"init_info": init})
 
     async def _renew(self) -> None:
         """Ask again and again whether the server is there and still ours."""
@@ -191,7 +197,8 @@ class ServedEngine:
     def _install_base(self) -> None:
         """Install the model that an adapter is for: versions have only the layers that it changes."""
         base = model_of(Merging(self._spec.model, ModelFolder(self._model)).base_tensors())
-        expected = model_digests(base)
+        slices = SliceDigests(Slicing.for_engine(Path(self._model), self._ranks))
+        expected = slices.of(base, model_digests(base))
         self.prepare(PatchFile({}, base, since=None, root=root_digest(expected)).read())
         self.install(recompute=False)
         if wrong := [name for name, digest in self.digests().items() if expected.get(name) != digest]:
@@ -287,7 +294,7 @@ class ServedEngine:
 
     def _finish_update(self, root: str) -> None:
         self._link.post("/finish_weight_update", {})
-        self._await_state("prepare weights", lambda state: state.prepared == root)
+        self._await_states("prepare weights", lambda state: state.prepared == root)
         self._prepared = root
 
     def install(self, *, recompute: bool) -> dict[str, int]:
@@ -323,19 +330,27 @@ class ServedEngine:
         self._pace.restart(self._streams.tokens)
 
     def digests(self) -> dict[str, str]:
-        state = self._await_state("hash weights", lambda state: state.digests is not None)
-        return state.digests or {}
+        held = [
+            state.digests or {}
+            for state in self._await_states("hash weights", lambda state: state.digests is not None)
+        ]
+        if self._ranks == 1:
+            return held[0]
+        return {slice_name(name, rank): one for rank, some in enumerate(held) for name, one in some.items()}
 
-    def _await_state(self, what: str, reached: Any) -> WeightsState:
-        """Wait until the state of the server's weights is the one that is wanted."""
+    def _await_states(self, what: str, reached: Callable[[WeightsState], bool]) -> list[WeightsState]:
+        """Wait until the state of each worker's weights is the one that is wanted."""
         until, again_s, pause = time.monotonic() + self._deadline, _AGAIN_S, threading.Event()
         while True:
-            state = self._read(WeightsState, self._link.call("weights_state", key=self._key))
-            assert isinstance(state, WeightsState)
-            if state.error:
-                raise self._link.wrong(f"says: {state.error}")
-            if reached(state):
-                return state
+            said = self._link.call_all("weights_state", key=self._key)
+            states: list[WeightsState] = [self._read(WeightsState, one) for one in said]
+            for state in states:
+                if state.error:
+                    raise self._link.wrong(f"says: {state.error}")
+            if len(states) != self._ranks:
+                raise self._link.wrong(f"has {len(states)} workers, and {self._ranks} ranks are expected")
+            if all(map(reached, states)):
+                return states
             if time.monotonic() > until:
                 raise self._link.late(what)
             pause.wait(again_s)

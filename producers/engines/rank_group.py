@@ -23,7 +23,7 @@ from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from producers.engines.draft_plan import DraftPlan
-from producers.engines.engine import EngineError
+from producers.engines.held_slices import check_slices
 from producers.engines.scatter import HeldWeights
 from producers.engines.shared_plan import Share, SharedPlan
 
@@ -66,21 +66,7 @@ class EngineRank:
 
     def check(self, weights: HeldWeights, folder: ModelFolder) -> None:
         """Raise EngineError unless vLLM has divided the model in a folder, which it has loaded, alike."""
-        import torch
-
-        for name, shape in folder.shapes.items():
-            if not weights.has(name):
-                continue
-            held, whole = weights.tensor(name), folder.tensor(name)
-            mine = self.slicing.slice(name, shape, self.number)
-            part = whole if mine is None else whole.narrow(mine.axis, mine.begin, mine.end - mine.begin)
-            if held.shape != part.shape or not torch.equal(held, part.to(held)):
-                refused = EngineError(
-                    f"vLLM holds tensor {name} otherwise than StreamRL expects on rank {self.number} of "
-                    f"{self.slicing.ranks}: such a model can't be verified. Set generator.tensor_parallel: 1"
-                )
-                refused.lasting = True
-                raise refused
+        check_slices(weights, folder, self.slicing, self.number)
 
 
 def new_group_name() -> str:

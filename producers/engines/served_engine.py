@@ -52,6 +52,12 @@ class ServedSettings(EngineSettings):
         description="The addresses of servers of vLLM, counted from 0: that of number n is for generator n. "
         "Each generator needs a server of its own. A key comes from STREAMRL_SERVER_KEY.",
     )
+    tensor_parallel: int = Field(
+        1,
+        gt=0,
+        le=64,
+        description="Ranks of each server: its --tensor-parallel-size.",
+    )
     batch_invariant: bool = Field(
         True,
         description="Refuse a server that gives a sample other bits when others are drawn beside it. false: "
@@ -69,6 +75,10 @@ class ServedSettings(EngineSettings):
         if twice := sorted({url for url in urls if urls.count(url) > 1}):
             raise ValueError(f"{shown(twice[0])} is there twice: each generator needs a server of its own")
         return urls
+
+    @property
+    def devices(self) -> int:
+        return self.tensor_parallel
 
     def for_generator(self, number: int) -> ServedSettings:
         """Return the settings with the server of one generator alone."""

@@ -160,8 +160,9 @@ def wrong_facts(facts: ServerFacts, spec: RunSpec, model: str) -> list[str]:
         "it keeps prefixes that older weights computed: --no-enable-prefix-caching": facts.prefix_caching,
         "it splits prompts, and on a CPU vLLM can't wind a seed back: --no-enable-chunked-prefill":
             facts.chunked_prefill and facts.device == "cpu",
-        f"it has {facts.workers} workers: start it without parallelism, one server for each generator":
-            facts.workers != 1,
+        "it has pipeline or data parallelism: start it without": facts.workers != facts.ranks,
+        f"it has {facts.ranks} ranks of tensor parallelism: --tensor-parallel-size {spec.generator.devices}, "
+        f"or set generator.tensor_parallel: {facts.ranks}": facts.ranks != spec.generator.devices,
         f"it quantizes weights ({facts.quantization}): start it without --quantization":
             bool(facts.quantization),
         "it has adapters: start it without --enable-lora": facts.adapters,

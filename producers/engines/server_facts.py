@@ -29,6 +29,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     workers: int  # of tensor, pipeline and data parallelism together
+    ranks: int  # of tensor parallelism
     vocabulary: int
     longest: int  # tokens of prompt and answer
     slots: int

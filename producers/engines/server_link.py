@@ -89,20 +89,30 @@ class ServerLink:
         return self.wait_for(self.ask("POST", path, body), f"answer POST {path}")
 
     def call(self, method: str, **arguments: object) -> Any:
-        """Call a method of StreamRL's in the server's worker. Raises EngineError with what it refuses."""
+        """Call a method of StreamRL's in the server's workers. Return what the first one answers.
+
+        Raises EngineError with what one of them refuses.
+        """
         return self.wait_for(self.called(method, **arguments), f"answer {method}")
+
+    def call_all(self, method: str, **arguments: object) -> list[Any]:
+        """Like `call`, and return what each worker answers, in their order."""
+        return self.wait_for(self._called_all(method, **arguments), f"answer {method}")
 
     async def called(self, method: str, **arguments: object) -> Any:
         """Do the work of `call`, in the link's thread."""
+        return (await self._called_all(method, **arguments))[0]
+
+    async def _called_all(self, method: str, **arguments: object) -> list[Any]:
         answer = await self.ask("POST", "/collective_rpc", {"method": method, "kwargs": arguments})
         results = answer.get("results") if isinstance(answer, dict) else None
-        if not isinstance(results, list) or not results or not isinstance(results[0], dict):
+        if not isinstance(results, list) or not results or any(not isinstance(one, dict) for one in results):
             raise self.wrong(f"answers {method} with {str(answer)[:_QUOTED]}")
-        if len(results) > 1:
-            raise self.wrong(f"has {len(results)} workers, and one is needed: start it without parallelism")
-        if error := results[0].get("error"):
-            raise self.wrong(f"says: {str(error)[:_QUOTED]}")
-        return results[0].get("result")
+        for number, one in enumerate(results):
+            if error := one.get("error"):
+                by = f" (worker {number})" if len(results) > 1 else ""
+                raise self.wrong(f"says{by}: {str(error)[:_QUOTED]}")
+        return [one.get("result") for one in results]
 
     async def ask(self, method: str, path: str, body: object) -> Any:
         """Send a request and return the answer's JSON, in the link's thread."""

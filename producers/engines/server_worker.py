@@ -12,13 +12,17 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import vllm
+from vllm.distributed.parallel_state import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -27,8 +31,11 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from infra import choices
+from infra.weights.folder import ModelFolder
 from infra.weights.patch import read_patch
+from infra.weights.slices import Slicing
 from producers.engines.engine import EngineError
+from producers.engines.held_slices import check_slices
 from producers.engines.plain_experts import check_experts
 from producers.engines.scatter import HeldWeights
 from producers.engines.server_facts import (
@@ -53,9 +60,11 @@ _PACKED = [] if choices.cuda() else packed_linears(invariant=True)
 
 @dataclass
 class PatchTarget(WeightTransferInitInfo):
-    """The tensors that a model has, as the generator's files have them."""
+    """The tensors that a model has, as the generator's files have them, and how ranks divide them."""
 
     shapes: dict[str, list[int]]
+    heads: int
+    kv_heads: int
 
 
 @dataclass
@@ -78,6 +87,8 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
         super().__init__(*arguments)
         self._beside = ThreadPoolExecutor(1, "beside")
         self._held: HeldWeights | None = None
+        self._slicing: Slicing | None = None
+        self._checked = False
         self._staged: StagedPatch | None = None
         self._root: str | None = None
         self._preparing: Future[str] | None = None
@@ -88,13 +99,28 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
         self._settle()
         self._drop_staged()
         check_experts(self.model)
-        self._held = HeldWeights(self.model, init_info.shapes, _PACKED)
+        ranks, shapes = get_tensor_model_parallel_world_size(), dict[str, Sequence[int]](init_info.shapes)
+        if ranks > 1:
+            self._slicing = Slicing(ranks, init_info.heads, init_info.kv_heads)
+            shapes = self._slicing.shapes(shapes, get_tensor_model_parallel_rank())
+        self._held = HeldWeights(self.model, shapes, _PACKED)
+        self._check_slices()
         self._root = self._preparing = self._hashing = None
+
+    def _check_slices(self) -> None:
+        """See that vLLM has divided the weights that it has loaded as we would; later it has others."""
+        if self._slicing is None or self._checked:
+            return
+        assert self._held is not None
+        folder = ModelFolder(self.model_config.model)
+        check_slices(self._held, folder, self._slicing, get_tensor_model_parallel_rank())
+        self._checked = True
 
     def start_weight_update(self) -> None:
         """Begin a patch. One of which only some pieces came is dropped."""
         self._drop_staged()
-        self._staged = StagedPatch(2 * sum(one.nbytes for one in self.model.parameters()) + _SPARE)
+        ranks = 1 if self._slicing is None else self._slicing.ranks  # each gets the patch of whole tensors
+        self._staged = StagedPatch(2 * ranks * sum(one.nbytes for one in self.model.parameters()) + _SPARE)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Take a piece. vLLM's own method would also wait for a GPU, which CPUs have none of."""
@@ -115,16 +141,18 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
 
         This never raises, since vLLM would let no other update begin after that; `state` says what was wrong.
         """
-        staged, self._staged, held = self._staged, None, self._held
+        staged, self._staged, held, slicing = self._staged, None, self._held, self._slicing
         self._settle()
         if staged is None or held is None:
             self._preparing = None
             return
 
+        rank = get_tensor_model_parallel_rank()
+
         def prepare() -> str:
             try:
                 patch = read_patch(staged.path)
-                held.prepare(patch)
+                held.prepare(patch if slicing is None else slicing.patch(patch, rank))
                 return patch.root
             finally:
                 staged.close()
@@ -281,6 +309,7 @@ def _facts(config: Any, runner: Any) -> ServerFacts:
         contract=CONTRACT, machine=this_machine(), start=_START, vllm=vllm.__version__,
         device=str(runner.device.type),
         dtype=str(model.dtype).removeprefix("torch."), workers=config.parallel_config.world_size_across_dp,
+        ranks=config.parallel_config.tensor_parallel_size,
         vocabulary=model.get_vocab_size(), longest=model.max_model_len, slots=scheduler.max_num_seqs,
         logprobs_mode=str(model.logprobs_mode),
         prefix_caching=bool(config.cache_config.enable_prefix_caching),

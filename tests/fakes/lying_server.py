@@ -30,7 +30,7 @@ def honest_facts(config: dict[str, Any], **others: Any) -> ServerFacts:
     plain: dict[str, Any] = {
         "contract": CONTRACT, "start": "first", "machine": "another",
         "vllm": "0.32.0", "device": "cpu", "dtype": "float32",
-        "workers": 1, "vocabulary": VOCABULARY, "longest": 256, "slots": 16,
+        "workers": 1, "ranks": 1, "vocabulary": VOCABULARY, "longest": 256, "slots": 16,
         "logprobs_mode": "processed_logprobs", "prefix_caching": False, "chunked_prefill": False,
         "priorities": True, "quantization": "", "adapters": False, "speculation": False,
         "counts_tokens": True, "config": config,

@@ -22,6 +22,7 @@ from flows.run.inspection.servers import look_at_servers
 from infra.weights.bits import model_of
 from infra.weights.digest import digests_of
 from infra.weights.patch import PatchFile
+from infra.weights.slices import SliceDigests, Slicing
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest, engine_of
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.on_server import ServedEngine
@@ -144,6 +145,36 @@ def logprobs_of(model: Path, tensors: dict[str, torch.Tensor], made: DrawnAnswer
     with torch.no_grad():
         logprobs = net(input_ids=whole).logits[0].log_softmax(-1)
     return logprobs[len(prompt) - 1 : -1].gather(1, whole[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def test_a_server_of_two_ranks_has_slices_of_the_weights(
+    engine: ServedEngine, server: VllmServer, model: Path, tmp_path: Path
+) -> None:
+    """They draw as one rank does, and each slice is verified, also after a delta."""
+    old, new = weights(model, 0), weights(model, 1)
+    slices = SliceDigests(Slicing.for_engine(model, 2))
+    requests = [request(number) for number in range(8)]
+    give(engine, new, "one")
+    expected = run(engine, requests)
+    two = VllmServer(model, tmp_path)
+    two.start(tensor_parallel_size="2")
+    try:
+        with pytest.raises(EngineError, match="--tensor-parallel-size 1, or set generator"):
+            engine_of(str(model), spec_of(two))
+        generator = {"engine": "served", "urls": two.url, "slots": 8, "tensor_parallel": 2}
+        made = engine_of(str(model), spec_of(two, generator=generator))
+        assert isinstance(made, ServedEngine)
+        for before, held, since, root in (({}, old, None, "zero"), (model_of(old), new, "zero", "one")):
+            made.prepare(PatchFile(before, model_of(held), since=since, root=root).read())
+            made.install(recompute=False)
+            assert made.digests() == slices.of(model_of(held), digests_of(held))
+        found = run(made, requests)
+        made.close()
+    finally:
+        two.stop()
+    for name, one in expected.items():
+        np.testing.assert_array_equal(one.tokens, found[name].tokens)
+        np.testing.assert_allclose(one.logprobs, found[name].logprobs, atol=1e-4)
 
 
 def test_answers_depend_on_their_seeds_alone_and_have_the_learners_logprobs(

@@ -236,7 +236,7 @@ ANSWERS = {
     "deep JSON": (lambda request: _plain("[" * 100_000), "with no JSON"),
     "another shape": ({"results": "none"}, "answers server_facts with"),
     "no worker": ({"results": []}, "answers server_facts with"),
-    "two workers": ({"results": [{"result": {}}] * 2}, "has 2 workers"),
+    "a worker that fails": ({"results": [{"result": {}}, {"error": "no"}]}, r"says \(worker 1\): no"),
     "another version": ({"results": [{"result": {"contract": 1}}]}, "another version of StreamRL"),
     "a redirect": (lambda request: _plain("", 307), "with status 307"),
     "no key": (lambda request: _plain("", 401), "set STREAMRL_SERVER_KEY to its --api-key"),
@@ -350,10 +350,23 @@ def test_another_start_of_the_server_is_noticed(
         engine.close()
 
 
+def test_a_server_of_fewer_workers_than_it_says_ends_the_engine(server: LyingServer, model: Path) -> None:
+    server.facts = honest_facts(model_config(str(model)), workers=2, ranks=2)
+    with pytest.raises(EngineError, match="has 1 workers, and 2 ranks are expected"):
+        engine = open_engine(server, model, tensor_parallel=2)
+        engine.prepare(make_patch({"a": torch.ones(2)}, "one").read())
+
+
 def test_facts_that_do_not_fit_are_named_with_flags(model: Path) -> None:
     spec = make_spec(generator={"engine": "served", "urls": "http://a:1", "slots": 64})
     config = model_config(str(model))
     assert wrong_facts(honest_facts(config, slots=64), spec, str(model)) == []
+    ranks = honest_facts(config, slots=64, workers=2, ranks=2)
+    assert wrong_facts(ranks, spec, "") == [
+        "it has 2 ranks of tensor parallelism: --tensor-parallel-size 1, or set generator.tensor_parallel: 2"
+    ]
+    generator = {"engine": "served", "tensor_parallel": 2}
+    assert wrong_facts(ranks, make_spec(generator=generator), str(model)) == []
     wrong = honest_facts(
         config | {"hidden_size": 1}, dtype="bfloat16", longest=8, slots=2, logprobs_mode="raw_logprobs",
         prefix_caching=True, chunked_prefill=True, workers=2, quantization="fp8", adapters=True,
