@@ -57,10 +57,10 @@ class Mirror:
         with self._kept(version), self._unless_false(version, told):
             manifest = self._manifest(version, root, told)
             self._look_back(version)
-            route = self._weights.route(manifest, self._copy) or []
-            chunks = [chunk for _, path in route for chunk in path.chunks]
-            if len(route) == 1:
-                since = route[0][1].since
+            paths = self._weights.paths_to(manifest, self._copy) or []
+            chunks = [chunk for _, path in paths for chunk in path.chunks]
+            if len(paths) == 1:
+                since = paths[0][1].since
                 ways = planned(-1 if since is None else since, chunks)
                 self._site.ways = {self._weights.chunk_key(chunk): way for chunk, way in ways.items()}
                 chunks = list(ways) or chunks
@@ -112,7 +112,7 @@ class Mirror:
         self._weights.collect(keep)
 
     def _look_back(self, version: int) -> None:
-        """Fetch the older manifests that a route needs, all at once: one by one each costs a round trip."""
+        """Fetch the older manifests that paths need, all at once: one by one each costs a round trip."""
         held = self._copy.version if self._copy is not None else None
         first = max(0, version - KEYFRAME_AFTER if held is None else held + 1)
         with ThreadPoolExecutor(_MANIFESTS, thread_name_prefix="manifests") as pool:

@@ -19,6 +19,7 @@ from infra.stores.orphans import sweep
 from infra.stores.store import Exists, Missing, Store
 from infra.weights import limits
 from infra.weights.bits import Model
+from infra.weights.cheapest_paths import Paths, cheapest, cost
 from infra.weights.codec.chunks import decode_chunk, encode_model, in_threads
 from infra.weights.codec.covered import Covered
 from infra.weights.codec.decoding import StaleTile
@@ -31,7 +32,6 @@ from infra.weights.keyframes import Keyframes
 from infra.weights.leases import Lease
 from infra.weights.manifest import Chunk, Path, Tensor, VersionManifest, parsed
 from infra.weights.objects import UNDER_WAY, Objects
-from infra.weights.routes import Route, cheapest, cost
 from infra.weights.series import Held, Series
 from infra.weights.signing import Keys
 from infra.weights.weights_error import WeightsError
@@ -232,7 +232,7 @@ class WeightStore:
         self, copy: Copy | None, version: int, *, root: str | None = None,
         progress: ByteProgress = lambda done, whole: None,
     ) -> tuple[VersionManifest, Copy]:  # fmt: skip
-        """Turn a copy into a version, in place and by the cheapest route; without a copy, make one.
+        """Turn a copy into a version, in place and by the cheapest paths; without a copy, make one.
 
         If this fails, the copy is of no version, and the next call begins with nothing.
         """
@@ -247,8 +247,8 @@ class WeightStore:
             )
         return manifest
 
-    def route(self, manifest: VersionManifest, copy: Copy | None = None) -> Route | None:
-        """Return the cheapest route to a version, from a copy if it has a version, else from nothing."""
+    def paths_to(self, manifest: VersionManifest, copy: Copy | None = None) -> Paths | None:
+        """Return the cheapest paths to a version, from a copy if it has a version, else from nothing."""
         held = _held(copy, manifest)
         if held:
             return cheapest(manifest, self.find, held, self._cost)
@@ -267,27 +267,27 @@ class WeightStore:
         self, copy: Copy | None, manifest: VersionManifest, progress: ByteProgress
     ) -> tuple[VersionManifest, Copy]:
         if copy is not None and _held(copy, manifest):
-            route = self.route(manifest, copy)
+            paths = self.paths_to(manifest, copy)
             try:
-                if route is not None:
-                    return manifest, self._taken(route, copy, manifest, progress)
+                if paths is not None:
+                    return manifest, self._taken(paths, copy, manifest, progress)
             except (StaleTile, Missing):
-                pass  # the copy is not what it was taken for, or something on the route was collected
-        route = self.route(manifest)
-        if route is None:
+                pass  # the copy is not what it was taken for, or something on its way was collected
+        paths = self.paths_to(manifest)
+        if paths is None:
             raise WeightsError(
                 f"version {manifest.version} of run {self._run} can't be made: {self._store.url} has no "
                 "keyframe of it, and an older version that it needs is not there"
             )
-        return manifest, self._taken(route, Copy.blank(manifest.tensors), manifest, progress)
+        return manifest, self._taken(paths, Copy.blank(manifest.tensors), manifest, progress)
 
-    def _taken(self, route: Route, copy: Copy, target: VersionManifest, progress: ByteProgress) -> Copy:
-        whole = sum(path.size for _, path in route)
+    def _taken(self, paths: Paths, copy: Copy, target: VersionManifest, progress: ByteProgress) -> Copy:
+        whole = sum(path.size for _, path in paths)
         copy.version, done = None, 0
-        if any(path.since is not None for _, path in route):
+        if any(path.since is not None for _, path in paths):
             for kind in {bits.kind for bits in copy.model.values()}:
                 load_scanner(kind)
-        for _, path in route:
+        for _, path in paths:
             covered = Covered()
             fetched = in_threads(self._objects.get, path.chunks, UNDER_WAY)
             for chunk, data in zip(path.chunks, fetched, strict=True):

@@ -236,7 +236,7 @@ def test_a_keyframe_is_made_here_of_what_is_here(tmp_path: Path) -> None:
     place.cache.delete(f"runs/{RUN}/weights/v000031/manifest.json")
     site = place.site()
     late = WeightStore(site, RUN, near=site.near)
-    assert [path.since for _, path in late.route(late.manifest(32)) or []] == [None]
+    assert [path.since for _, path in late.paths_to(late.manifest(32)) or []] == [None]
     late.update(None, 32, root=roots[32])
     assert place.far.bytes_of_chunks == before
 

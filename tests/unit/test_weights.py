@@ -24,12 +24,12 @@ from infra.stores.opening import open_store
 from infra.stores.store import Missing, StoreError
 from infra.weights import leases, notes, versions
 from infra.weights.bits import file_model, kind_of
+from infra.weights.cheapest_paths import cheapest
 from infra.weights.codec import scan as codec_scan
 from infra.weights.digest import digests_of, model_digests, root_digest
 from infra.weights.leases import Lease
 from infra.weights.manifest import Chunk, VersionManifest
 from infra.weights.manifest import Path as ChunkPath
-from infra.weights.routes import cheapest
 from infra.weights.signing import Keys
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
@@ -546,11 +546,11 @@ def test_the_way_is_the_cheapest(edges: list[tuple[int, int]], held: int) -> Non
 
     if last not in manifests:
         return
-    route = cheapest(manifests[last], manifests.get, (held, f"r{held}"))
-    if route is None:
+    paths = cheapest(manifests[last], manifests.get, (held, f"r{held}"))
+    if paths is None:
         assert least(last) == math.inf
     else:
-        assert sum(path.size + (1 << 17) for _, path in route) == least(last)
-        for (before, _), (_, path) in itertools.pairwise(route):
+        assert sum(path.size + (1 << 17) for _, path in paths) == least(last)
+        for (before, _), (_, path) in itertools.pairwise(paths):
             assert path.since == before.version
-        assert route[0][1].since in (None, held) and route[-1][0].version == last
+        assert paths[0][1].since in (None, held) and paths[-1][0].version == last
