@@ -66,7 +66,7 @@ BROKEN = {
         GOOD.replace("{path: model}", "{path: model, rank: 8}"),
         (
             "count.yaml:3: model.rank: unknown key; did you mean 'model.lora.rank'? "
-            "(allowed here: build, dtype, lora, path)"
+            "(allowed here: build, dtype, follow_routes, lora, path)"
         ),
     ),
     "no names of layers": (
