@@ -75,7 +75,9 @@ class Trainer:
         self._epoch, self._looked = self._start.number, time.monotonic()
         self._scoring = Scoring(learner, learner.loss.needs, at_once=self._spec.trainer.ranks)
         self._publisher = Publisher(context, self._epoch, learner.base).open()
-        self._checkpoints = Checkpoints(context.store, context.run, moved=self._publisher.moved)
+        self._checkpoints = Checkpoints(
+            context.store, context.run, moved=self._publisher.moved, store_id=context.record.store_id
+        )
         self._ledger = Ledger(context, self._epoch, self._start.check)
         self._failed_rewards = FailedRewards(context.run, self._spec.task.max_failed_rewards)
         self._roots = TrainerRoots(context.spec, self._published_root)
@@ -443,7 +445,9 @@ class Trainer:
         )  # fmt: skip
         keep, deadline_s = self._spec.trainer.keep_checkpoints, self._spec.deadlines.progress_s
         self._publisher.submit(
-            lambda: self._checkpoints.save(state, at, keep=keep, deadline_s=deadline_s),
+            lambda: self._checkpoints.save(
+                state, at, keep=keep, deadline_s=deadline_s, check=self._learner.check
+            ),
             dropped=snapshot.abandon,
         )
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from infra.bus import Record
 from infra.gate import Gate
 from infra.roles.context import RoleContext
+from infra.route_shapes import followed_shape
 from producers.dispatch.jobs import RecordPlace, SampleJob
 from producers.stored import Stored
-from schemas.expert_routes import routed_tokens
+from schemas.expert_routes import wrong_routes
 from schemas.messages import EVERYONE, Assignment, Part, Prompt
 
 _KEPT_BYTES = 32 << 20  # of prompts that are kept for further assignments
@@ -41,6 +42,7 @@ class Assigned:
         self._mine = {context.name, EVERYONE}
         self._gate = Gate(Assignment, context.run, context.dead_letter)
         self._epoch = 0
+        self._route_shape = followed_shape(context.record.model, context.spec)
         self._fetcher = context.bus.fetcher()
         topics, deadline_s = context.topics, context.spec.deadlines.progress_s
         self._prompts = Stored(
@@ -113,6 +115,7 @@ class Assigned:
         """
         if not isinstance(part, Part) or (part.group, part.index) != (prompt.group, index):
             return None
-        if part.routes and routed_tokens(part.routes) != prompt.tokens.size + part.tokens.size - 1:
+        tokens = prompt.tokens.size + part.tokens.size - 1
+        if part.routes and wrong_routes(part.routes, tokens, self._route_shape):
             return None
         return part if part.tokens.size < self._context.spec.sampling.max_tokens else None

@@ -20,8 +20,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from consumers.batches.micro_batches import MicroBatch
+from infra.errors import Explained
 from infra.sending import sent
 from schemas.expert_routes import RouteShape, unpack_routes
+from schemas.importing import said
 
 _FREE = -1  # in place of an expert: the router chooses
 _PROBES = 5  # tokens on which a router is tried
@@ -86,41 +88,66 @@ def make_followers(model: OfModules) -> None:
 def _route(self: Any, *given: Any, **named: Any) -> Any:
     if self.routes is None:
         return type(self).forward(self, *given, **named)
-    with _Following(self.routes):
-        return type(self).forward(self, *given, **named)
+    with _Following(self.routes) as following:
+        found = type(self).forward(self, *given, **named)
+    if following.used != 1:
+        raise RouterDiffers(
+            f"{type(self).__name__} did not choose experts by one call of topk, so it can't follow routes: "
+            "set model.follow_routes to false"
+        )
+    return found
+
+
+class RouterDiffers(Explained):
+    """A router chose experts otherwise than when it was tried."""
+
+    lasting = True
 
 
 @torch.no_grad()
 def wrong_routers(model: OfModules) -> str:
     """Return why a model's routers can't follow routes; empty if they can. Each is tried on some tokens."""
     for router in routers(model):
-        weight, name = router.weight, type(router).__name__
-        if weight.is_meta:
+        if router.weight.is_meta:
             continue  # it was tried in a smaller model
-        draw = torch.Generator().manual_seed(0)
-        hidden = torch.randn(_PROBES, weight.shape[1], generator=draw).to(weight)
-        free = type(router).forward(router, hidden)
-        scores = free[0] if isinstance(free, tuple) and len(free) == 3 else None
-        if scores is None or tuple(scores.shape) != (_PROBES, router.num_experts):
-            return f"{name} does not return scores, weights and experts"
-        best = scores.topk(router.top_k).indices.sort(dim=-1).values
-        worst = scores.topk(router.top_k, largest=False).indices.sort(dim=-1).values
-        for routes in (best, worst):
-            with _Following(routes) as following:
-                _, weights, experts = type(router).forward(router, hidden)
-            if following.used != 1 or not torch.equal(experts.sort(dim=-1).values, routes):
-                return f"{name} does not choose experts by one call of topk"
-            if routes is best and not (torch.equal(experts, free[2]) and torch.equal(weights, free[1])):
-                return f"{name} weighs the experts that it would choose otherwise if they are given"
+        try:
+            wrong = _wrong_router(router)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            wrong = f"{type(router).__name__} can't be tried: {said(error)}"
+        if wrong:
+            return wrong
     return ""
 
 
-def follow(model: OfModules, routes: torch.Tensor | None) -> None:
-    """Set the routes that a model's routers take from now on: [tokens, layers, experts]. None: their own.
+def _wrong_router(router: Any) -> str:
+    weight, name = router.weight, type(router).__name__
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(_PROBES, weight.shape[1], generator=draw).to(weight)
+    free = type(router).forward(router, hidden)
+    scores = free[0] if isinstance(free, tuple) and len(free) == 3 else None
+    if scores is None or tuple(scores.shape) != (_PROBES, router.num_experts):
+        return f"{name} does not return scores, weights and experts"
+    best = scores.topk(router.top_k).indices.sort(dim=-1).values
+    worst = scores.topk(router.top_k, largest=False).indices.sort(dim=-1).values
+    for routes in (best, worst):
+        with _Following(routes) as following:
+            _, weights, experts = type(router).forward(router, hidden)
+        if following.used != 1 or not torch.equal(experts.sort(dim=-1).values, routes):
+            return f"{name} does not choose experts by one call of topk"
+        if routes is best and not (torch.equal(experts, free[2]) and torch.equal(weights, free[1])):
+            return f"{name} weighs the experts that it would choose otherwise if they are given"
+    return ""
+
+
+def follow(model: OfModules, batch: MicroBatch, device: torch.device) -> None:
+    """Have a model's routers take the routes of a micro-batch from now on, or choose by themselves.
 
     The routes stay until others are set, since a checkpointed layer is computed again later.
     """
-    for layer, router in enumerate(routers(model)):
+    if not (found := routers(model)):
+        return
+    routes = routes_in(batch, device)  # [tokens, layers, experts]
+    for layer, router in enumerate(found):
         router.routes = None if routes is None else routes[:, layer]
 
 

@@ -17,7 +17,6 @@ from consumers.fused.fused_layers import Fitted, use_fused_layers
 from consumers.learners.expert_routing import (
     follow,
     make_followers,
-    routes_in,
     shape_of_routers,
     wrong_routers,
 )
@@ -172,7 +171,7 @@ class Forward:
         A mixture's tokens take the experts of the micro-batch's routes, if it has any.
         """
         if self._follows:
-            follow(model, routes_in(batch, self._device))
+            follow(model, batch, self._device)
         targets, early = batch.tokens[batch.answer], self._early(batch)
         with self.autocast():
             states = self.states(model, batch)

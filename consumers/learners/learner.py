@@ -65,6 +65,9 @@ class Learner(Protocol):
         If ranks share the state out, this is rank 0's part, and the others write theirs at `place`.
         """
 
+    def check(self) -> None:
+        """Raise if a rank that would still have to write its part of a state has ended. For any thread."""
+
     def weights(self) -> dict[str, torch.Tensor]:
         """Copy what is trained: weights by Hugging Face names in the run's dtype, or an adapter."""
 
@@ -334,6 +337,9 @@ class LocalLearner(ABC):
         taken = StateSnapshot(*self.parts(), deadline_s=self._spec.deadlines.progress_s)
         self._lent.add(taken)
         return taken
+
+    def check(self) -> None:  # noqa: B027
+        """See Learner."""
 
     def state(self) -> dict[str, torch.Tensor]:
         live, own = self.parts()

@@ -16,6 +16,7 @@ import torch
 from consumers.batches import packing
 from consumers.fused.fused_layers import Fitted, replace_fitted
 from consumers.learners import forward
+from consumers.learners.expert_routing import wrong_routers
 from consumers.learners.forward import UnsupportedModel
 from consumers.learners.weight_rows import WeightRows
 from infra.quiet import no_model_bars
@@ -40,7 +41,7 @@ def without_weights(folder: str, spec: RunSpec, device: torch.device) -> Any:
             f"model.path {folder}: {type(model).__name__} can't be shared out among ranks: its layers must "
             "be at `model.layers`. Set trainer.learner to torch, or trainer.zero_stage to 2"
         )
-    fitted = _tried(folder, config, _different(layers, config), device)
+    fitted = _tried(folder, config, _different(layers, config), device, spec)
     packing.use_packed_attention(model)
     replace_fitted(model, fitted)
     forward.make_ready(model, spec, device)
@@ -104,7 +105,7 @@ def _structure(layer: torch.nn.Module) -> list[object]:
     return [(type(module), [one.shape for one in module.parameters()]) for module in layer.modules()]
 
 
-def _tried(folder: str, config: Any, layers: int, device: torch.device) -> Fitted:
+def _tried(folder: str, config: Any, layers: int, device: torch.device, spec: RunSpec) -> Fitted:
     """Try a model of the first layers, with their weights, over packed sequences; return what fits there.
 
     Raises UnsupportedModel.
@@ -126,6 +127,11 @@ def _tried(folder: str, config: Any, layers: int, device: torch.device) -> Fitte
             shape = tuple(parameters[first].shape)
             parameters[first].copy_(rows.read(all_names, shape, 0, shape[0]))
         rows.read_buffers(model)
+    if spec.model.follow_routes and (wrong := wrong_routers(model)):
+        raise UnsupportedModel(
+            f"model.path {folder}: {type(model).__name__} can't follow the generators' routes: {wrong}. Set "
+            "model.follow_routes: false"
+        )
     return forward.adapt(model.eval(), folder)
 
 

@@ -42,6 +42,7 @@ class PartPlace:
     run: str
     iteration: int
     trainer_epoch: int
+    store_id: str = ""  # empty: not known
 
 
 class Abandoned(RuntimeError):
@@ -112,7 +113,7 @@ class StateSnapshot:
             if self._done or not rest:
                 return
             size = sum(self._sizes[name] for name in rest)
-            if (room := _room(size)) is not None:
+            if (room := _room(size, self.ranks)) is not None:
                 self._flat |= _moved({name: self._flat[name] for name in rest}, room)
                 self._live.clear()
                 return
@@ -149,9 +150,12 @@ def _move(part: torch.Tensor, room: torch.Tensor) -> None:
         room.copy_(found)
 
 
-def _room(size: int) -> Array | None:
-    """Return so many bytes of memory, or of a mapped file; None if there is room in neither."""
-    place = rooms.where(size)
+def _room(size: int, ranks: int = 1) -> Array | None:
+    """Return so many bytes of memory, or of a mapped file; None if there is room in neither.
+
+    `ranks`: that take as many at the same time, perhaps all on this machine.
+    """
+    place = rooms.where(size * ranks)
     try:
         if place == rooms.MEMORY:
             return rooms.Rooms(0).take(size)

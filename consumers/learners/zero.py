@@ -4,8 +4,8 @@ The divisor of a step's gradient is known only when all samples are there, so gr
 undivided. ZeRO divides them by its loss scale right before it clips them and steps. So the loss scale is
 set to the divisor during the step, and is 1 otherwise.
 
-With stage 3 no rank ever holds the whole model: weights are read and divided one by one, each rank writes its
-part of a checkpoint, and FSDP2 shares out the models beside the policy (see `shared_models.py`).
+With stage 3 weights are read and divided one by one, each rank writes its part of a checkpoint, and FSDP2
+shares out the models beside the policy (see `shared_models.py`): no rank loads a whole model.
 """
 
 from __future__ import annotations
@@ -89,10 +89,8 @@ class DeepSpeedLearner(LocalLearner):
         return super()._frozen(folder) if self._stage < 3 else self._loaded(folder, trained=False)
 
     def _made_critic(self, folder: str) -> Critic:
-        make = super()._made_critic if self._stage < 3 else self._shared_critic
-        return make(folder)
-
-    def _shared_critic(self, folder: str) -> Critic:
+        if self._stage < 3:
+            return super()._made_critic(folder)
         return shared_critic(folder, self._spec, self._device, self._forward)
 
     def _logprobs_by(self, model: Any, batch: MicroBatch) -> torch.Tensor:
@@ -232,13 +230,18 @@ class DeepSpeedLearner(LocalLearner):
 
     def _share(self) -> StateShare:
         """Return this rank's part of weights and optimizer state."""
-        found, utils = StateShare("", self._steps), self._deepspeed.utils
+        found = StateShare("", self._steps)
         for name, parameter in self._named.items():
-            part, moments = ZeroPart(parameter), dict[str, torch.Tensor]()
-            for key in MOMENTS if self._steps else ():
-                moments[key] = utils.safe_get_local_optimizer_state(parameter, key)[: part.count]
-            weights = utils.safe_get_local_fp32_param(parameter).detach()[: part.count]
-            found.add(name, part.shape, part.first, weights, moments)
+            part = ZeroPart(parameter)
+
+            def held(key: str | None, parameter: Any = parameter, count: int = part.count) -> torch.Tensor:
+                # DeepSpeed's public calls would copy what lies in main memory to the GPU
+                flat, _ = self._optimizer._get_fp32_opt_state_partition(parameter, False, key)
+                some: torch.Tensor = flat.detach()[:count]
+                return some
+
+            moments = {key: held(key) for key in MOMENTS} if self._steps else {}
+            found.add(name, part.shape, part.first, held(None), moments)
         return found
 
     def _policy_parts(self) -> Parts:

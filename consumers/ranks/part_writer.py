@@ -13,6 +13,8 @@ from consumers.steps.state_parts import write_part
 from infra.errors import Explained
 from infra.keys import ring_from_env
 from infra.stores.opening import open_store
+from infra.stores.store import Store
+from infra.stores.store_identity import check_identity
 
 
 class PartWriter:
@@ -25,7 +27,12 @@ class PartWriter:
 
     def checkpoints(self, place: PartPlace) -> Checkpoints:
         """Return the checkpoints that a place is among."""
-        return Checkpoints(open_store(self._store or place.store), place.run)
+        return Checkpoints(self._opened(place), place.run)
+
+    def _opened(self, place: PartPlace) -> Store:
+        store = open_store(self._store or place.store)
+        check_identity(store, place.store_id)
+        return store
 
     def begin(self, state: StateSnapshot, place: PartPlace | None) -> None:
         """Write a part; without a place nobody wants it."""
@@ -36,8 +43,7 @@ class PartWriter:
 
     def _write(self, state: StateSnapshot, place: PartPlace) -> None:
         try:
-            store = open_store(self._store or place.store)
-            write_part(store, place, collective.rank_number(), state, ring_from_env())
+            write_part(self._opened(place), place, collective.rank_number(), state, ring_from_env())
         except Abandoned:
             pass
         except BaseException as error:

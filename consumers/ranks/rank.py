@@ -48,6 +48,7 @@ from consumers.ranks.rank_wire import (
     batch_from_bytes,
     scores_to_bytes,
 )
+from consumers.steps.checkpoint_manifest import Damaged
 from infra.errors import Explained
 from infra.logs import set_up
 from infra.stores.store import StoreError
@@ -83,7 +84,7 @@ def obey(learner: LocalLearner, command: Command, writer: PartWriter) -> Command
             try:
                 learner.restore(writer.checkpoints(place).stored(place))
             except StoreError as error:
-                return CommandDone(unread=str(error))
+                return CommandDone(unread=str(error), damaged=isinstance(error, Damaged))
         case Adopt(outlines):
             learner.adopt(collective.Shared(outlines))
         case RestoreCommand(outlines):

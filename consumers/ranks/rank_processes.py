@@ -101,8 +101,15 @@ class RankProcesses:
             self._known.set()
             raise self._obituary() from error
 
+    def check(self) -> None:
+        """Raise the error that tells of it if a rank has ended. For any thread."""
+        if self._died.is_set():
+            raise self._obituary()
+
     def _obituary(self) -> RanksError:
         gone = [member for member in self._members if member.ended.is_set()]
+        if not gone:
+            return RanksError("the ranks are being ended")
         return min(
             gone, key=lambda member: member.ended_at
         ).obituary()  # the others lost the connection to it

@@ -121,6 +121,7 @@ class CommandDone(msgspec.Struct, tag=True):
     stats: list[LossStats] = []
     scores: list[bytes] = []
     unread: str = ""  # why a part of a state could not be read
+    damaged: bool = False  # whether that is because it is damaged
 
 
 class Failed(msgspec.Struct, tag=True):

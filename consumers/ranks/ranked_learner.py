@@ -136,6 +136,9 @@ class RankedLearner:
         with self._together(SnapshotCommand(place) if self._local.shares_state else StateCommand()):
             return self._local.snapshot()
 
+    def check(self) -> None:
+        self._crew.check()
+
     def weights(self) -> dict[str, torch.Tensor]:
         with self._together(Weights()):
             return self._local.weights()
@@ -165,16 +168,17 @@ class RankedLearner:
 
     def _restore_parts(self, state: DividedState) -> None:
         """Have each rank read the elements that it is to have."""
-        unread = ""
+        unread: list[tuple[str, bool]] = []  # reasons, and whether each is damage
         with self._crew.watched():
             self._crew.send_all(RestorePart(state.place))
             try:
                 self._local.restore(state)
             except StoreError as error:  # the other ranks read on
-                unread = str(error)
-            replies = self._crew.replies()
-        if unread := next(filter(None, [unread, *(reply.unread for reply in replies)]), ""):
-            raise Damaged(unread)
+                unread.append((str(error), isinstance(error, Damaged)))
+            unread += [(reply.unread, reply.damaged) for reply in self._crew.replies() if reply.unread]
+        if unread:  # an older checkpoint stands in for a damaged one, and for no other
+            reason, damaged = min(unread, key=lambda one: one[1])
+            raise (Damaged if damaged else StoreError)(reason)
 
     def rest(self) -> None:
         with self._together(RestCommand()):

@@ -80,16 +80,20 @@ class Checkpoints:
 
     def __init__(
         self, store: Store, run: str, keys: KeyRing | None = None,
-        moved: Callable[[], None] = lambda: None,
+        moved: Callable[[], None] = lambda: None, *, store_id: str = "",
     ) -> None:  # fmt: skip
-        """`moved` is called whenever the store has taken a piece of a state."""
+        """`moved` is called whenever the store has taken a piece of a state.
+
+        `store_id`: of the store, which other ranks look at before they write there.
+        """
+        self._store_id = store_id
         self._store, self._run, self._keys, self._moved = store, run, keys or ring_from_env(), moved
         self._prefix = f"runs/{run}/checkpoints"
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def place(self, iteration: int, trainer_epoch: int) -> PartPlace:
         """Return where the ranks of a learner write their parts of a state."""
-        return PartPlace(self._store.url, self._run, iteration, trainer_epoch)
+        return PartPlace(self._store.url, self._run, iteration, trainer_epoch, self._store_id)
 
     def begin(self, state: StateSnapshot, place: PartPlace) -> StateWriting:
         """Write a state in another thread; `save` waits for it and commits it."""
@@ -106,24 +110,24 @@ class Checkpoints:
 
     def save(
         self, state: StateWriting | Mapping[str, torch.Tensor], at: RunPosition, *, keep: int,
-        deadline_s: float = math.inf,
+        deadline_s: float = math.inf, check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Write a checkpoint or wait until it is written, commit it, and remove all but the newest `keep`.
 
-        `deadline_s`: for parts of other ranks.
+        `deadline_s`: for parts of other ranks. `check` raises if one of these has ended.
         """
         if isinstance(state, Mapping):
             written = self._written(StateSnapshot({}, state), self.place(at.iteration, at.trainer_epoch))
         else:
             written = state.result()
-        manifest = self._manifest_of(written, at, deadline_s)
+        manifest = self._manifest_of(written, at, deadline_s, check)
         folder = folder_of(written.place)
         self._store.put_new(f"{folder}/manifest.json", manifests.written(manifest, self._keys))
         forget_said(self._store, written.place, written.ranks)
         self._collect(keep, at.iteration, at.trainer_epoch)
 
     def _manifest_of(
-        self, written: WrittenState, at: RunPosition, deadline_s: float
+        self, written: WrittenState, at: RunPosition, deadline_s: float, check: Callable[[], None]
     ) -> CheckpointManifest | DividedManifest:
         said: dict[str, Any] = {
             "run": self._run, "iteration": at.iteration, "step": at.step, "root": at.root,
@@ -141,7 +145,7 @@ class Checkpoints:
             )
         others = other_parts(
             self._store, written.place, written.ranks, self._keys, took_s=written.took_s,
-            deadline_s=deadline_s, moved=self._moved,
+            deadline_s=deadline_s, moved=self._moved, check=check,
         )  # fmt: skip
         try:
             return DividedManifest(
@@ -256,7 +260,7 @@ class Checkpoints:
         if isinstance(manifest, FirstManifest):
             return states.read_first(self._store, manifest)
         if isinstance(manifest, DividedManifest):
-            return DividedState(self._store, manifest)
+            return DividedState(self._store, manifest, self._store_id)
         return states.StoredState(self._store, manifest.state, manifest.tensors)
 
 

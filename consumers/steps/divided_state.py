@@ -14,7 +14,7 @@ import torch
 
 from consumers.learners.collective import Outline
 from consumers.learners.snapshot import PartPlace
-from consumers.steps.checkpoint_manifest import DividedManifest, state_name
+from consumers.steps.checkpoint_manifest import Damaged, DividedManifest, state_name
 from consumers.steps.checkpoint_state import StoredState
 from consumers.steps.state_layout import layout_of
 from infra.stores.store import Store
@@ -26,8 +26,8 @@ class DividedState(Mapping[str, torch.Tensor]):
 
     fresh = True  # the caller gets the only copy of a tensor
 
-    def __init__(self, store: Store, manifest: DividedManifest) -> None:
-        self.place = PartPlace(store.url, manifest.run, manifest.iteration, manifest.trainer_epoch)
+    def __init__(self, store: Store, manifest: DividedManifest, store_id: str = "") -> None:
+        self.place = PartPlace(store.url, manifest.run, manifest.iteration, manifest.trainer_epoch, store_id)
         folder = manifest.state.rpartition("/")[0]
         self._layout = layout_of(manifest.shapes, manifest.parts)
         self._parts = range(len(manifest.parts))
@@ -52,6 +52,10 @@ class DividedState(Mapping[str, torch.Tensor]):
     def flat(self, name: str, first: int, count: int) -> torch.Tensor:
         """Return `count` elements of a tensor from `first` on."""
         layout, last = self._layout[name], first + count
+        if not 0 <= first <= last <= math.prod(layout.shape):
+            raise Damaged(
+                f"{name} of the checkpoint has shape {list(layout.shape)}: it is of another model than this"
+            )
         some = [piece for piece in layout.pieces if piece.first < last and piece.end > first]
         files = [self._part(piece.part) for piece in some]  # they are looked at before memory is taken
         found = torch.empty(count, dtype=getattr(torch, NAMES[layout.dtype][0]))

@@ -23,6 +23,7 @@ from infra.weights.manifest import Tensor
 
 _KIND = "part of a checkpoint"
 _LOOK_S = 0.2
+_TELL_S = 10.0
 _SLOWER = 3  # times as long as rank 0's part may others take
 
 
@@ -43,14 +44,27 @@ def folder_of(place: PartPlace) -> str:
     return f"runs/{place.run}/checkpoints/{checkpoint_name(place.iteration, place.trainer_epoch)}"
 
 
+def _count_key(place: PartPlace, rank: int) -> str:
+    return f"{folder_of(place)}/state-{rank:05d}.count"
+
+
 def _said_key(place: PartPlace, rank: int) -> str:
     return f"{folder_of(place)}/state-{rank:05d}.json"
 
 
 def write_part(store: Store, place: PartPlace, rank: int, state: StateSnapshot, keys: KeyRing) -> None:
-    """Write a rank's part, and say so."""
+    """Write a rank's part, and say so. While it is written, a count of its pieces grows beside it."""
+    pieces, said_at = 0, time.monotonic()
+
+    def moved() -> None:
+        nonlocal pieces, said_at
+        pieces += 1
+        if time.monotonic() - said_at > _TELL_S:
+            store.put(_count_key(place, rank), str(pieces).encode())
+            said_at = time.monotonic()
+
     try:
-        tensors = states.write(store, f"{folder_of(place)}/{state_name(rank)}", state)
+        tensors = states.write(store, f"{folder_of(place)}/{state_name(rank)}", state, moved)
     finally:
         state.abandon()
     part = _Part(
@@ -65,11 +79,12 @@ def write_part(store: Store, place: PartPlace, rank: int, state: StateSnapshot, 
 
 def other_parts(
     store: Store, place: PartPlace, ranks: int, keys: KeyRing, *, took_s: float, deadline_s: float,
-    moved: Callable[[], None],
+    moved: Callable[[], None], check: Callable[[], None],
 ) -> list[Mapping[str, Tensor]]:  # fmt: skip
     """Return the content of the files of ranks 1 and on, when all of them are written.
 
-    `took_s`: for rank 0's part. `moved` is called while others still write.
+    `took_s`: for rank 0's part. `moved` is called whenever another one has written more, and `check` again
+    and again: it raises if a rank has ended.
     """
     found = []
     for rank in range(1, ranks):
@@ -78,9 +93,13 @@ def other_parts(
             unblocked_by=f"rank {rank}, which must reach the same store",
             deadline_s=deadline_s + _SLOWER * took_s,
         )
+        written = None
         while (raw := _said(store, _said_key(place, rank))) is None:
+            check()
+            if written != (written := _said(store, _count_key(place, rank))):
+                wait.progress()
+                moved()
             wait.check()
-            moved()
             time.sleep(_LOOK_S)
         found.append(_read(raw, store, place, rank, keys))
     return found
@@ -116,3 +135,4 @@ def forget_said(store: Store, place: PartPlace, ranks: int) -> None:
     """Remove what the ranks said: the manifest has it now."""
     for rank in range(1, ranks):
         store.delete(_said_key(place, rank))
+        store.delete(_count_key(place, rank))

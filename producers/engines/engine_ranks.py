@@ -16,10 +16,12 @@ from producers.engines.rank_team import RankTeam
 from producers.engines.vllm_in_process import VllmEngine
 from schemas.runspec import RunSpec
 
+_SHARE = 0.8
+
 
 def leading_engine(own: Callable[[EngineRank], VllmEngine], model: str, spec: RunSpec) -> LeadingRank:
     """Return an engine of as many ranks as a run's generators have. `own`: makes the engine of rank 0."""
-    ranks, deadline_s = spec.generator.devices, spec.deadlines.start_s
+    ranks, deadline_s = spec.generator.devices, rank_deadline_s(spec)
     slicing = Slicing.of(Path(model), ranks)
     _check_gpus(ranks)
     options = EngineOptions(model=model, spec=spec.model_dump_json())
@@ -27,6 +29,11 @@ def leading_engine(own: Callable[[EngineRank], VllmEngine], model: str, spec: Ru
     with team.doing("start"):
         engine = own(EngineRank(0, slicing, team.meeting, team.group, deadline_s, team.decide))
     return LeadingRank(engine, team)
+
+
+def rank_deadline_s(spec: RunSpec) -> float:
+    """Return how long ranks wait for each other: less than the generator does, so they say which is late."""
+    return _SHARE * spec.deadlines.start_s
 
 
 def _check_gpus(ranks: int) -> None:

@@ -9,6 +9,7 @@ to theirs between the same two steps, so that all draw the same tokens.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from infra.weights.patch import Patch
@@ -29,6 +30,7 @@ class LeadingRank:
         self._own, self._team = own, team
         self._acts: list[Act] = []  # that other ranks do before the next step
         self._drawn = DrawnSoFar()
+        self._unheard: deque[bytes] = deque()  # digests of steps that other ranks have not answered
         team.await_ready()
 
     def on_failure(self, tell: Callable[[EngineError], None]) -> None:
@@ -51,10 +53,18 @@ class LeadingRank:
             self._send(Step(self._drawn.digest))
             made = self._own.step(wait_s)
         self._drawn.add(made)
+        self._unheard.append(self._drawn.digest)
+        self._hear(0 if made else 1)
         return made
+
+    def _hear(self, late: int) -> None:
+        """Compare what all ranks drew in all steps but the last `late` ones, for which nobody has to wait."""
+        while len(self._unheard) > late:
+            self._team.agree(self._unheard.popleft(), "tokens or logprobs")
 
     def hand_over(self, ids: Sequence[str]) -> list[DrawnAnswer]:
         with self._team.doing("hand over samples"):
+            self._hear(0)
             self._send(HandOver(list(ids)))
             parts = self._own.hand_over(ids)
         self._drawn.add(parts)
@@ -68,6 +78,7 @@ class LeadingRank:
 
     def install(self, *, recompute: bool) -> dict[str, int]:
         with self._team.doing("install weights"):
+            self._hear(0)
             self._send(Install(recompute))
             tokens = self._own.install(recompute=recompute)
         self._team.agree(tokens_digest(tokens), "numbers of tokens in unfinished samples")
@@ -80,12 +91,14 @@ class LeadingRank:
 
     def sleep(self) -> None:
         with self._team.doing("free memory"):
+            self._hear(0)
             self._send(Rest())
             self._own.sleep()
         self._team.agree(self._drawn.digest, "tokens")
 
     def wake(self) -> None:
         with self._team.doing("take memory again"):
+            self._hear(0)
             self._send(GoOn())
             self._own.wake()
         self._team.agree(self._drawn.digest, "tokens")

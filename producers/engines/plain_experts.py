@@ -87,6 +87,8 @@ def use_plain_experts(*, invariant: bool) -> None:
     class _Experts(cpu_moe.CPUUnquantizedExperts):
         """Takes the place of vLLM's kernels, which differ from one kind of CPU to the other."""
 
+        keeps_weights = True
+
         @classmethod
         def _supports_grouped_gemm(cls, moe_config: Any) -> tuple[bool, str | None]:
             if (name := moe_config.activation.value) not in _ACTIVATIONS:
@@ -128,7 +130,9 @@ def check_experts(model: torch.nn.Module) -> None:
             continue
         method = module.routed_experts.quant_method
         backend = getattr(method, "unquantized_backend", None)
-        if backend not in (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.CPU):
+        kernel = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+        keeps = backend is UnquantizedMoeBackend.TRITON or getattr(kernel, "keeps_weights", False)
+        if not keeps:
             by = type(method).__name__ if backend is None else backend.value
             raise EngineError(
                 f"vLLM computes this model's experts by {by}, which lays their weights out anew: they "

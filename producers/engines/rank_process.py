@@ -18,6 +18,7 @@ from infra.weights.slices import Slicing
 from producers.engines.engine import LocalEngine
 from producers.engines.engine_messages import Abort, HandOver, Install, Prepare, Refused, Rest, Submit
 from producers.engines.engine_process import answer
+from producers.engines.engine_ranks import rank_deadline_s
 from producers.engines.rank_group import EngineRank
 from producers.engines.rank_marks import RankMarks
 from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, SlicesHeld, Step
@@ -62,7 +63,7 @@ def following_engine(options: RankOptions, share: Share) -> VllmEngine:
     settings = ENGINES.loaded(spec.generator)
     assert isinstance(settings, VllmSettings)
     slicing = Slicing.of(Path(options.engine.model), settings.tensor_parallel)
-    meeting, deadline_s = Path(options.meeting), spec.deadlines.start_s
+    meeting, deadline_s = Path(options.meeting), rank_deadline_s(spec)
     rank = EngineRank(options.number, slicing, meeting, options.group, deadline_s, share)
     return settings.own_engine(options.engine.model, spec, rank)
 
@@ -98,7 +99,7 @@ class FollowingRank:
         if isinstance(act, Step):
             self._drawn.check(act.drawn, self._number)
             self._drawn.add(engine.step())
-            return None
+            return self._drawn.digest
         if isinstance(act, HandOver):
             self._drawn.add(engine.hand_over(act.ids))
             return self._drawn.digest

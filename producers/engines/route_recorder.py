@@ -31,13 +31,14 @@ class _Recorded:
     routes: np.ndarray  # [room for tokens, layers, experts taken]
     given: int  # tokens that the request began with
     known: int = 0  # tokens that have a route
+    ended: bool = False  # a step that is still under way may have rows of it
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """The routes of one step, which may be on their way to main memory."""
 
-    names: list[str]
+    records: list[_Recorded | None]  # of its requests
     starts: list[int]  # where each request's rows begin, and where the last ones end
     begins: list[int]  # the token that each request's first row is
     settled: list[int] | None  # tokens of each request that are no guesses; None: nobody guesses
@@ -88,8 +89,9 @@ class RouteRecorder:
         routes = self._buffer[: starts[-1]].sort(dim=-1).values.to(self._narrow)
         settled = batch.num_tokens_no_spec[:count].tolist() if self.guesses else None
         begins = batch.num_computed_tokens_cpu[:count].tolist()
-        names = [own_id(one) for one in batch.req_ids]
-        self._late.append(_Step(names, starts, begins, settled, *fetched(routes)))
+        # not their names: a request of the same name may be opened again before this step has arrived
+        records = [self._open.get(own_id(one)) for one in batch.req_ids]
+        self._late.append(_Step(records, starts, begins, settled, *fetched(routes)))
         while self._late and ((there := self._late[0].arrival) is None or there.query()):
             self._keep()
 
@@ -102,6 +104,7 @@ class RouteRecorder:
         tokens = found.given + drawn - 1 if drawn else 0
         while found.known < tokens and self._late:
             self._keep()
+        found.ended = True
         del self._open[name]
         if found.known < tokens:
             raise EngineError(
@@ -111,7 +114,8 @@ class RouteRecorder:
 
     def drop(self, name: str) -> None:
         """End a request whose routes nobody wants."""
-        self._open.pop(name, None)
+        if (found := self._open.pop(name, None)) is not None:
+            found.ended = True
 
     def _keep(self) -> None:
         """Keep the routes of the oldest step, and wait for them if need be."""
@@ -119,8 +123,8 @@ class RouteRecorder:
         if step.arrival is not None:
             step.arrival.synchronize()
         values = step.values.numpy()
-        for row, (name, begin) in enumerate(zip(step.names, step.begins, strict=True)):
-            if (found := self._open.get(name)) is None:
+        for row, (found, begin) in enumerate(zip(step.records, step.begins, strict=True)):
+            if found is None or found.ended:
                 continue
             if step.settled is not None:  # what was known of wrong guesses is not
                 found.known = min(found.known, step.settled[row] - 1)

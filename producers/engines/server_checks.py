@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from producers.engines.engine import EngineError, SampleRequest
-from producers.engines.server_facts import CONTRACT, ServerFacts
+from producers.engines.server_facts import BACKEND, CONTRACT, ServerFacts
 from producers.engines.server_link import ServerLink
 from producers.engines.streamed_answer import StreamedAnswer
 from schemas.runspec import RunSpec
@@ -168,6 +168,8 @@ def wrong_facts(facts: ServerFacts, spec: RunSpec, model: str) -> list[str]:
         "it has adapters: start it without --enable-lora": facts.adapters,
         "it guesses tokens with a model of its own: start it without --speculative-config":
             facts.speculation,
+        f'it takes no patches of weights: --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'':
+            not facts.transfers,
         "it can't count its tokens: start it with VLLM_USE_V2_MODEL_RUNNER=0": not facts.counts_tokens,
     }  # fmt: skip
     problems = [problem for problem, wrong in found.items() if wrong]

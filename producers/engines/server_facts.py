@@ -40,6 +40,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str
     adapters: bool
     speculation: bool
+    transfers: bool  # whether it takes patches of weights
     counts_tokens: bool  # whether it can say how many tokens it has drawn
     config: dict[str, Any]  # of the model, as transformers has it
 

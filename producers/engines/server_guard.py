@@ -23,7 +23,7 @@ class KeyForAll:
 
     def __init__(self, app: _App) -> None:
         self._app = app
-        self._wanted = f"Bearer {os.environ.get(GUARD_VARIABLE, '')}".encode()
+        self._wanted = f"Bearer {os.environ.get(GUARD_VARIABLE, '').strip()}".encode()
         if self._wanted == b"Bearer ":
             raise ValueError(f"{GUARD_VARIABLE} has to hold the key that this server asks for")
 

@@ -37,7 +37,9 @@ class ServerLink:
 
     def __init__(self, url: str, *, key: str, deadline_s: float) -> None:
         """`key`: the server's `--api-key`; empty: it has none."""
-        self.url, self._key, self.deadline_s = url.rstrip("/"), key, deadline_s
+        self.url, self._key, self.deadline_s = url.rstrip("/"), key.strip(), deadline_s
+        if not self._key.isprintable():
+            raise EngineError(f"{KEY_VARIABLE} holds characters that no key may have")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="server")
         self._session: aiohttp.ClientSession | None = None
@@ -119,6 +121,8 @@ class ServerLink:
         try:
             async with asyncio.timeout(self.deadline_s):
                 return await self._asked(method, path, body)
+        except aiohttp.ServerTimeoutError:  # it is a TimeoutError, too
+            raise ServerAway(f"no server answers at {self.url} within {_CONNECT_S:.0f} s") from None
         except TimeoutError:
             raise self.late(f"answer {method} {path}") from None
         except aiohttp.ClientConnectorError as error:
@@ -159,7 +163,7 @@ class ServerLink:
             return self.wrong(f"has no {path}: start it with VLLM_SERVER_DEV_MODE=1", lasting=True)
         if status in (403, 404):
             return self.wrong(f"has no {path}: start it with --enable-scale-out", lasting=True)
-        if "has no attribute" in text:
+        if path == "/collective_rpc" and "has no attribute" in text:
             return self.wrong(
                 "has no part of StreamRL: start it with --worker-extension-cls streamrl.serving.ServedWorker",
                 lasting=True,

@@ -10,6 +10,7 @@ weight transfer, and on CPUs makes vLLM use layers whose weights can be replaced
 from __future__ import annotations
 
 import base64
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ from infra.weights.patch import read_patch
 from infra.weights.slices import Slicing
 from producers.engines.engine import EngineError
 from producers.engines.held_slices import check_slices
-from producers.engines.plain_experts import check_experts
+from producers.engines.plain_experts import check_experts, use_plain_experts
+from producers.engines.prefill_bits import use_one_kernel
 from producers.engines.scatter import HeldWeights
 from producers.engines.server_facts import (
     BACKEND,
@@ -56,6 +58,10 @@ _START = secrets.token_hex(8)
 _SPARE = 64 << 20  # bytes that a patch may have beside twice the model's
 _SUFFIX = 9  # vLLM appends a dash and 8 characters to a request's id
 _PACKED = [] if choices.cuda() else packed_linears(invariant=True)
+if not choices.cuda():
+    use_plain_experts(invariant=True)
+elif os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+    use_one_kernel()
 
 
 @dataclass
@@ -243,7 +249,8 @@ class ServedWorker:
 
     def server_facts(self) -> _Answer:
         """Return the facts about this server."""
-        return _answered(lambda: _facts(self.vllm_config, self.model_runner))
+        transfers = isinstance(self.weight_transfer_engine, PatchTransfer)
+        return _answered(lambda: _facts(self.vllm_config, self.model_runner, transfers=transfers))
 
     def claim_server(self, key: str, name: str) -> _Answer:
         """Let a generator have this server, or say who has it."""
@@ -303,7 +310,7 @@ class ServedWorker:
         return _answered(checked)
 
 
-def _facts(config: Any, runner: Any) -> ServerFacts:
+def _facts(config: Any, runner: Any, *, transfers: bool) -> ServerFacts:
     model, scheduler = config.model_config, config.scheduler_config
     return ServerFacts(
         contract=CONTRACT, machine=this_machine(), start=_START, vllm=vllm.__version__,
@@ -316,7 +323,7 @@ def _facts(config: Any, runner: Any) -> ServerFacts:
         chunked_prefill=bool(scheduler.enable_chunked_prefill), priorities=scheduler.policy == "priority",
         quantization=str(model.quantization or ""), adapters=config.lora_config is not None,
         speculation=config.speculative_config is not None,
-        counts_tokens=isinstance(getattr(runner, "requests", None), dict),
+        transfers=transfers, counts_tokens=isinstance(getattr(runner, "requests", None), dict),
         config={name: one for name, one in model.hf_config.to_dict().items() if _is_plain(one)},
     )  # fmt: skip
 

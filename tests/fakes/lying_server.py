@@ -32,7 +32,7 @@ def honest_facts(config: dict[str, Any], **others: Any) -> ServerFacts:
         "vllm": "0.32.0", "device": "cpu", "dtype": "float32",
         "workers": 1, "ranks": 1, "vocabulary": VOCABULARY, "longest": 256, "slots": 16,
         "logprobs_mode": "processed_logprobs", "prefix_caching": False, "chunked_prefill": False,
-        "priorities": True, "quantization": "", "adapters": False, "speculation": False,
+        "priorities": True, "quantization": "", "adapters": False, "speculation": False, "transfers": True,
         "counts_tokens": True, "config": config,
     }  # fmt: skip
     return ServerFacts(**plain | others)

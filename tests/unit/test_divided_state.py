@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.learners import state_pieces
+from consumers.learners.collective import RanksError
 from consumers.learners.snapshot import PartPlace, StateSnapshot
 from consumers.learners.state_pieces import InPieces, elements_of, pieces
 from consumers.steps import state_parts
@@ -64,9 +65,10 @@ class World:
         for rank in ranks:
             write_part(self.store, self.place, rank, part_of(rank), self.keys)
 
-    def commit(self, deadline_s: float = 60) -> None:
+    def commit(self, deadline_s: float = 60, check: Callable[[], None] = lambda: None) -> None:
         writing = self.checkpoints.begin(part_of(0), self.place)
-        self.checkpoints.save(writing, RunPosition(iteration=2, **AT), keep=9, deadline_s=deadline_s)
+        at = RunPosition(iteration=2, **AT)
+        self.checkpoints.save(writing, at, keep=9, deadline_s=deadline_s, check=check)
 
     def saved(self) -> World:
         self.write(1, 2)
@@ -152,6 +154,42 @@ def test_a_rank_that_does_not_write_is_named(world: World) -> None:
     with pytest.raises(WaitedTooLong, match=r"rank 2 to write its part .* must reach the same store"):
         world.commit(deadline_s=0.2)
     assert world.newest() == 1
+
+
+def test_a_rank_that_has_ended_ends_the_wait(world: World) -> None:
+    ended = threading.Event()
+
+    def check() -> None:
+        if ended.is_set():
+            raise RanksError("rank 1 was killed")
+
+    threading.Timer(0.1, ended.set).start()
+    with pytest.raises(RanksError, match="rank 1 was killed"):
+        world.commit(deadline_s=math.inf, check=check)
+    assert world.newest() == 1
+
+
+def test_a_rank_that_writes_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its count grows while the deadline passes again and again."""
+    world.write(2)
+    counts = iter(range(9))
+
+    def check() -> None:  # called before each look
+        if (count := next(counts, None)) is None:
+            world.write(1)
+        else:
+            world.store.put(state_parts._count_key(world.place, 1), str(count).encode())
+
+    monkeypatch.setattr(state_parts, "_LOOK_S", 0.05)
+    world.commit(deadline_s=0.1, check=check)
+    assert world.newest() == 2
+    assert not list(world.file("").glob("*.count"))
+
+
+def test_more_elements_than_there_are_are_damage(world: World) -> None:
+    state = world.saved().checkpoints.stored(world.place)
+    with pytest.raises(Damaged, match=r"weights.a of the checkpoint has shape \[37, 3\]"):
+        elements_of(state, "weights.a", 100, 12)
 
 
 @pytest.mark.parametrize("lie", ["rank", "iteration", "digest", "text", "many", "shape"])

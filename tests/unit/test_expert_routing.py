@@ -14,8 +14,14 @@ from msgspec.structs import replace as changed
 
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import TrainingRow
-from consumers.learners import forward
-from consumers.learners.expert_routing import follow, routers, shape_of_routers, wrong_routers
+from consumers.learners import forward, sharded_loading
+from consumers.learners.expert_routing import (
+    RouterDiffers,
+    make_followers,
+    routers,
+    shape_of_routers,
+    wrong_routers,
+)
 from consumers.learners.forward import UnsupportedModel
 from consumers.learners.learner import TorchLearner
 from consumers.losses.loss import Needs
@@ -179,9 +185,33 @@ def test_a_router_that_can_not_follow_is_refused(
     assert "does not choose experts by one call of topk" in wrong_routers(OddRouter())
     dense = forward.load_policy(str(make_tiny_model(tmp_path / "dense")), SPEC, torch.device("cpu"))
     assert shape_of_routers(dense) is None and wrong_routers(dense) == ""
-    follow(dense, None)
     monkeypatch.setattr(forward, "shape_in", lambda config: RouteShape(2, 2, 9))
     with pytest.raises(UnsupportedModel, match=r"can't follow .* Set model.follow_routes: false"):
         forward.load_policy(folders["mixtral"], SPEC, torch.device("cpu"))
     free = make_spec(model={"follow_routes": False})
     forward.load_policy(folders["mixtral"], free, torch.device("cpu"))
+    monkeypatch.undo()
+    sharded_loading.without_weights(folders["mixtral"], SPEC, torch.device("cpu"))
+    monkeypatch.setattr(sharded_loading, "wrong_routers", lambda model: "it is odd")
+    with pytest.raises(UnsupportedModel, match="can't follow the generators' routes: it is odd"):
+        sharded_loading.without_weights(folders["mixtral"], SPEC, torch.device("cpu"))
+    sharded_loading.without_weights(folders["mixtral"], free, torch.device("cpu"))
+
+
+class BiasedRouter(OddRouter):
+    """Needs more than the hidden states."""
+
+    def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> Any:  # type: ignore[override]
+        return super().forward(hidden + bias)
+
+
+def test_a_router_that_is_called_otherwise_is_refused() -> None:
+    assert wrong_routers(BiasedRouter()).startswith("BiasedRouter can't be tried: TypeError")
+
+
+def test_a_router_that_chooses_otherwise_than_when_it_was_tried_ends_the_step() -> None:
+    odd = OddRouter()
+    make_followers(odd)
+    odd.routes = torch.zeros(1, 2, dtype=torch.int16)  # type: ignore[assignment]
+    with pytest.raises(RouterDiffers, match=r"set model\.follow_routes to false"):
+        odd(torch.randn(1, 8))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
+from msgspec import structs
 
+from producers.assigned import Assigned
 from producers.engines.engine import DrawnAnswer
 from producers.engines.engine_process import report_of
 from producers.engines.remote import answer_of
 from producers.generator_core import Begun, Left, packed_of
-from schemas.expert_routes import pack_routes, unpack_routes
+from schemas.expert_routes import RouteShape, pack_routes, unpack_routes
 from schemas.messages import Part
 from schemas.wire import decode, encode
+from tests.factories import make_context, make_spec
 from tests.unit.test_decoding import job
 from tests.unit.test_expert_routes import SHAPE, some_routes
 
@@ -66,6 +73,28 @@ def test_what_a_liar_hands_over_gives_no_routes(tokens: int) -> None:
     lying = begun(part)
     lying.routes = pack_routes(wrong)
     assert packed_of(lying.whole(drawn(3, some_routes(SHAPE, PROMPT + DRAWN + 2)))) == b""
+
+
+def test_a_part_with_huge_routes_is_of_no_use_before_they_are_unpacked(tmp_path: Path) -> None:
+    """Zeros pack well: these would take gigabytes."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2})
+    )
+    context = make_context(make_spec(), tmp_path, role="generator")
+    context.record = context.record.model_copy(update={"model": str(tmp_path)})
+    assigned = Assigned(context, "now")
+    prompt, (part, _) = begun().job.prompt, left()
+    part = structs.replace(part, group=prompt.group, index=0)
+    tokens = PROMPT + DRAWN - 1
+    head = struct.pack("<BHH", 1, 1000, 60_000)
+    size = tokens * 1000 * 60_000
+    frame = zstandard.ZstdCompressor().compressobj(size=size)
+    some = frame.compress(bytes(1 << 20))
+    huge = structs.replace(part, routes=head + some)
+    assert assigned._part(huge, prompt, 0) is None
+    own = structs.replace(part, routes=pack_routes(some_routes(RouteShape(2, 2, 8), tokens)))
+    assert assigned._part(own, prompt, 0) is own
+    assigned.close()
 
 
 @pytest.mark.parametrize("experts", [8, 300])
