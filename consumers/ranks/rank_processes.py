@@ -102,14 +102,13 @@ class RankProcesses:
             raise self._obituary() from error
 
     def check(self) -> None:
-        """Raise the error that tells of it if a rank has ended. For any thread."""
-        if self._died.is_set():
-            raise self._obituary()
+        """Raise if a rank has ended. For any thread: the one that gives commands reads what the rank said."""
+        if gone := [member for member in self._members if member.ended.is_set()]:
+            first = min(gone, key=lambda member: member.ended_at)
+            raise RanksError(f"{first.name} ended before it wrote its part of a checkpoint")
 
     def _obituary(self) -> RanksError:
         gone = [member for member in self._members if member.ended.is_set()]
-        if not gone:
-            return RanksError("the ranks are being ended")
         return min(
             gone, key=lambda member: member.ended_at
         ).obituary()  # the others lost the connection to it

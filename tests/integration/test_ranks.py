@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from consumers.batches.micro_batches import micro_batch
 from consumers.batches.training_rows import TrainingRow
+from consumers.learners.collective import RanksError
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.member import RankDied
@@ -206,9 +207,12 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
     spec = spec_of(ranks=2)
     with learning(model, spec) as learner:
         (rank,) = rank_processes(psutil.Process())
+        learner.check()
         rank.send_signal(signal.SIGKILL)
         with pytest.raises(RankDied) as caught:
             train(learner, spec, 1)
+        with pytest.raises(RanksError, match=rf"rank 1 \(process {rank.pid}\) ended before it wrote"):
+            learner.check()
     story = str(caught.value)
     assert f"rank 1 (process {rank.pid}) was killed by SIGKILL" in story
     assert "rank 1 of 2" in story, "the last lines of its log"
