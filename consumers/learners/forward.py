@@ -64,7 +64,7 @@ def adapt(model: Any, folder: str) -> Fitted:
 def make_ready(model: Any, spec: RunSpec, device: torch.device) -> None:
     """Have an adapted model compute as the run file says. It needs no weights yet."""
     if spec.model.follow_routes:
-        _check_routers(model)
+        check_routers(model)
         make_followers(model)
     if device.type == "cpu" and spec.model.dtype == "float32" and cpu_linear.pays():
         cpu_linear.use_cpu_linear(model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
@@ -78,7 +78,7 @@ def make_ready(model: Any, spec: RunSpec, device: torch.device) -> None:
         model.eval()  # no dropout
 
 
-def _check_routers(model: Any) -> None:
+def check_routers(model: Any) -> None:
     """Raise UnsupportedModel unless a mixture's routers can follow, and are those that its config names."""
     wrong, found, said = wrong_routers(model), shape_of_routers(model), shape_in(model.config.to_dict())
     if not wrong and found != said:

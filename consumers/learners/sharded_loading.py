@@ -16,7 +16,6 @@ import torch
 from consumers.batches import packing
 from consumers.fused.fused_layers import Fitted, replace_fitted
 from consumers.learners import forward
-from consumers.learners.expert_routing import wrong_routers
 from consumers.learners.forward import UnsupportedModel
 from consumers.learners.weight_rows import WeightRows
 from infra.quiet import no_model_bars
@@ -127,11 +126,8 @@ def _tried(folder: str, config: Any, layers: int, device: torch.device, spec: Ru
             shape = tuple(parameters[first].shape)
             parameters[first].copy_(rows.read(all_names, shape, 0, shape[0]))
         rows.read_buffers(model)
-    if spec.model.follow_routes and (wrong := wrong_routers(model)):
-        raise UnsupportedModel(
-            f"model.path {folder}: {type(model).__name__} can't follow the generators' routes: {wrong}. Set "
-            "model.follow_routes: false"
-        )
+    if spec.model.follow_routes:
+        forward.check_routers(model)
     return forward.adapt(model.eval(), folder)
 
 

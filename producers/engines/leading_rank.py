@@ -90,17 +90,16 @@ class LeadingRank:
         return {slice_name(name, rank): one for rank, held in enumerate(ranks) for name, one in held.items()}
 
     def sleep(self) -> None:
-        with self._team.doing("free memory"):
-            self._hear(0)
-            self._send(Rest())
-            self._own.sleep()
-        self._team.agree(self._drawn.digest, "tokens")
+        self._all_do("free memory", Rest(), self._own.sleep)
 
     def wake(self) -> None:
-        with self._team.doing("take memory again"):
+        self._all_do("take memory again", GoOn(), self._own.wake)
+
+    def _all_do(self, what: str, act: Act, own: Callable[[], None]) -> None:
+        with self._team.doing(what):
             self._hear(0)
-            self._send(GoOn())
-            self._own.wake()
+            self._send(act)
+            own()
         self._team.agree(self._drawn.digest, "tokens")
 
     def unfinished(self) -> dict[str, int]:

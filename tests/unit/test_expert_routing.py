@@ -192,7 +192,7 @@ def test_a_router_that_can_not_follow_is_refused(
     forward.load_policy(folders["mixtral"], free, torch.device("cpu"))
     monkeypatch.undo()
     sharded_loading.without_weights(folders["mixtral"], SPEC, torch.device("cpu"))
-    monkeypatch.setattr(sharded_loading, "wrong_routers", lambda model: "it is odd")
+    monkeypatch.setattr(forward, "wrong_routers", lambda model: "it is odd")
     with pytest.raises(UnsupportedModel, match="can't follow the generators' routes: it is odd"):
         sharded_loading.without_weights(folders["mixtral"], SPEC, torch.device("cpu"))
     sharded_loading.without_weights(folders["mixtral"], free, torch.device("cpu"))
