@@ -14,8 +14,10 @@ import torch
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from producers.engines.engine import EngineError, Pace
+from producers.engines.held_slices import part_of
 from producers.engines.rank_group import EngineRank, add_in_order, new_group_name
 from producers.engines.shared_plan import SharedPlan
+from schemas.rank_layout import RankLayout
 from tests.factories import make_spec, make_tiny_model
 
 
@@ -61,8 +63,7 @@ class Held:
         self.tensors = {}
         for name, shape in folder.shapes.items():
             mine, whole = slicing.slice(name, shape, rank), folder.tensor(name)
-            part = whole if mine is None else whole.narrow(mine.axis, mine.begin, mine.end - mine.begin)
-            self.tensors[name] = part.clone()
+            self.tensors[name] = (whole if mine is None else part_of(whole, mine)).clone()
 
     def has(self, name: str) -> bool:
         return name in self.tensors
@@ -77,7 +78,7 @@ def rank_of(slicing: Slicing, number: int) -> EngineRank:
 
 def test_an_engine_that_divides_a_model_otherwise_is_refused(tmp_path: Path) -> None:
     folder = ModelFolder(make_tiny_model(tmp_path / "model", heads=2))
-    slicing = Slicing.of(folder.path, 2)
+    slicing = Slicing.of(folder.path, RankLayout(2))
     for number in (0, 1):
         held = Held(folder, slicing, number)
         rank = rank_of(slicing, number)
