@@ -47,11 +47,12 @@ def place_of_experts(
     rows = held[1] if found.half is None else held[1] // 2
     expert = found.expert - first_expert
     if not 0 <= expert < held[0]:
-        raise refuse(f"it is of expert {found.expert}, and the engine has {held[0]}")
+        first = f" from {first_expert} on" if first_expert else ""
+        raise refuse(f"it is of expert {found.expert}, and the engine has {held[0]}{first}")
     if (rows, *held[2:]) != tuple(shape):
         raise refuse(f"it is {list(shape)}, and {[rows, *held[2:]]} in the engine: {_PADDED}")
-    first = rows * (found.half or 0)
-    return parameter, (expert, slice(first, first + rows))
+    begin = rows * (found.half or 0)
+    return parameter, (expert, slice(begin, begin + rows))
 
 
 def _under(name: str, parameters: Mapping[str, torch.Tensor]) -> str | None:
